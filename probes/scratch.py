@@ -76,12 +76,8 @@ def scratch(kind: str, parent: str | Path | None = None) -> Iterator[Path]:
 def _sweep(where: Path) -> None:
     """Remove this user's folders of killed runs."""
     for owner in where.glob(f"{_PREFIX}*/{_OWNER}"):
-        with contextlib.suppress(OSError):
-            settled = abs(time.time() - owner.stat().st_mtime) > _SETTLED_S
-            if settled and owner.stat().st_uid == os.getuid() and _abandoned(owner):
+        with contextlib.suppress(OSError), owner.open("r+") as stream:
+            found = os.fstat(stream.fileno())
+            settled = abs(time.time() - found.st_mtime) > _SETTLED_S
+            if settled and found.st_uid == os.getuid() and try_lock(stream.fileno()):
                 shutil.rmtree(owner.parent, ignore_errors=True)
-
-
-def _abandoned(owner: Path) -> bool:
-    with owner.open("r+") as stream:
-        return try_lock(stream.fileno())

@@ -195,22 +195,15 @@ def _checkpoint(model: Any, *, offload: bool, pins: bool, reentrant: bool) -> No
             fix="install transformers 5.23",
         )
     if offload:
-        if not pins:
-            _leave_pageable()
+        if not pins:  # as the emitted lines of a script do
+            modeling: Any = importlib.import_module("transformers.modeling_utils")
+            save_on_cpu: Any = torch.autograd.graph.save_on_cpu
+            modeling.save_on_cpu = lambda **options: save_on_cpu(**options | {"pin_memory": False})
         enable(offload=True)
     elif reentrant:
         model.gradient_checkpointing_enable({"use_reentrant": True})
     else:
         (enable or model.gradient_checkpointing_enable)()
-
-
-def _leave_pageable() -> None:
-    """Store the inputs of checkpointed layers in pageable memory, as the emitted lines of a script do."""
-    import transformers.modeling_utils
-
-    modeling: Any = transformers.modeling_utils
-    save_on_cpu: Any = torch.autograd.graph.save_on_cpu
-    modeling.save_on_cpu = lambda **options: save_on_cpu(**options | {"pin_memory": False})
 
 
 def _unknown_kernels(workload: Workload) -> str:

@@ -97,12 +97,12 @@ def _on_device(value: Any, dtype: torch.dtype, device: str) -> Any:
 
 def loss_of(file: object) -> Callable[[Any, Any], Any]:
     """The file's `loss_fn(output, batch)`; by default the output's own loss, or the mean of its first tensor."""
+
+    def own_loss(output: Any, _batch: Any) -> Any:
+        if getattr(output, "loss", None) is not None:
+            return output.loss
+        first = output if isinstance(output, torch.Tensor) else output[0]
+        return first.float().mean()
+
     given: Callable[[Any, Any], Any] | None = getattr(file, "loss_fn", None)
-    return given or _own_loss
-
-
-def _own_loss(output: Any, _batch: Any) -> Any:
-    if getattr(output, "loss", None) is not None:
-        return output.loss
-    first = output if isinstance(output, torch.Tensor) else output[0]
-    return first.float().mean()
+    return given or own_loss

@@ -258,17 +258,15 @@ def answers(
             status = _run_worker(requests, folder, output, timeout_s, on_progress)
             output.seek(max(0, output.seek(0, os.SEEK_END) - 100_000))
             printed = output.read()
-        return [_outcome(folder, index, status, printed) for index in range(len(requests))]
-
-
-def _outcome(folder: Path, index: int, status: int, printed: str) -> dict[str, Any] | DryRunError:
-    answer = folder / f"answer-{index}.json"
-    if not answer.exists():
-        return _died(
-            int(_text(folder / f"status-{index}") or status), _text(folder / f"phase-{index}") or "start", printed
-        )
-    values: dict[str, Any] = json.loads(answer.read_text())
-    return _error(values) if "error" in values else values["result"]
+        outcomes: list[dict[str, Any] | DryRunError] = []
+        for index in range(len(requests)):
+            if answer := _text(folder / f"answer-{index}.json"):
+                values = json.loads(answer)
+                outcomes.append(_error(values) if "error" in values else values["result"])
+            else:
+                ended = int(_text(folder / f"status-{index}") or status)
+                outcomes.append(_died(ended, _text(folder / f"phase-{index}") or "start", printed))
+        return outcomes
 
 
 def _run_worker(

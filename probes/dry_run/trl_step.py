@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from ...estimators.objectives import OBJECTIVES, ObjectiveSpec, has_reference_model
-from ...estimators.rollouts import Rollouts
 from ...estimators.workload import Workload
 from ..recording.phases import PhaseRecorder
 from ..run import Run
@@ -187,7 +186,8 @@ def before_training(
     """The phases "rollout" and "scoring" of an iteration, where there are any. steps: gradient accumulation steps."""
     rollouts = workload.rollouts
     assert rollouts is not None
-    if _gathers(rollouts, engine):
+    generates = rollouts.rollout == "generate" and rollouts.ds3_gather_for_generation
+    if generates and engine.zero_optimization_stage() == 3:
         utils = importlib.import_module("trl.models.utils")
         deepspeed = importlib.import_module("deepspeed")
         with recorder.phase(iteration, "rollout"), deepspeed.zero.GatheredParameters(list(engine.parameters())):
@@ -208,8 +208,3 @@ def before_training(
         for model, context in models:
             with context:
                 trainer._get_per_token_logps_and_entropies(model, ids, mask, workload.scored_len, batch_size=micro)
-
-
-def _gathers(rollouts: Rollouts, engine: Any) -> bool:
-    gathers = rollouts.rollout == "generate" and rollouts.ds3_gather_for_generation
-    return gathers and engine.zero_optimization_stage() == 3

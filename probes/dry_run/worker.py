@@ -48,22 +48,18 @@ def main() -> None:
         _answer(folder, 0, requests[0])
     else:
         _import_all(requests[0])
-        forks = [_fork(folder, index, request) for index, request in enumerate(requests)]
+        forks = []
+        for index, request in enumerate(requests):
+            forks.append(os.fork())
+            if not forks[-1]:
+                _answer(folder, index, request)
+                sys.stdout.flush()
+                os._exit(0)
         for index, fork in enumerate(forks):
             status = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
             (folder / f"status-{index}").write_text(str(status))
     sys.stdout.flush()
     os._exit(0)  # skips the exit handlers of the fake process group
-
-
-def _fork(folder: Path, index: int, request: Request | Answering) -> int:
-    """Answer in a child process; returns its id."""
-    child = os.fork()
-    if not child:
-        _answer(folder, index, request)
-        sys.stdout.flush()
-        os._exit(0)
-    return child
 
 
 def _answer(folder: Path, index: int, request: Request | Answering) -> None:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -74,14 +74,10 @@ class CollectiveTime:
         return timed
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    return _status("VmRSS")
-
-
-def peak_resident_bytes() -> int:
-    """Peak resident memory since the start, or since `restart_peak`."""
-    return _status("VmHWM")
+def memory_bytes(name: Literal["VmRSS", "VmHWM", "VmData"]) -> int:
+    """Memory of this process by /proc/self/status: resident, its peak since the start or `restart_peak`, and private
+    writable memory as RLIMIT_DATA counts it."""
+    return int(read_pairs(Path("/proc/self/status"))[name].split()[0]) * 1024
 
 
 def restart_peak() -> None:
@@ -91,15 +87,6 @@ def restart_peak() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def data_bytes() -> int:
-    """Private writable memory as RLIMIT_DATA counts it."""
-    return _status("VmData")
-
-
-def _status(name: str) -> int:
-    return int(read_pairs(Path("/proc/self/status"))[name].split()[0]) * 1024
 
 
 def storage_bytes() -> tuple[int, int]:

@@ -60,9 +60,9 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     _join(job, rank, folder)
     log.enter("load")
     description, config = prepare(job)
-    baseline_bytes = measure.resident_bytes()
+    baseline_bytes = measure.memory_bytes("VmRSS")
     if job.memory_limit_bytes is not None:
-        limit = measure.data_bytes() + job.memory_limit_bytes
+        limit = measure.memory_bytes("VmData") + job.memory_limit_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if job.solo:
         torch.set_flush_denormal(True)  # junk has many denormal numbers, which are a hundred times slower on a CPU
@@ -160,7 +160,7 @@ def train(
     engine = initialize(config, subject.model, subject.groups, run.workload)
     if job.solo:
         _never_skip_a_step(engine.optimizer)
-    loading_peak_bytes = measure.peak_resident_bytes()
+    loading_peak_bytes = measure.memory_bytes("VmHWM")
     measure.restart_peak()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
@@ -178,7 +178,7 @@ def train(
     del keep_alive
     return engine, {
         "host_loading_peak_bytes": loading_peak_bytes,
-        "host_peak_bytes": measure.peak_resident_bytes(),
+        "host_peak_bytes": measure.memory_bytes("VmHWM"),
         "nvme_read_bytes": read - read_before,
         "nvme_written_bytes": written - written_before,
         "steps": tuple(steps),
