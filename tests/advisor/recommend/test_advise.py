@@ -60,7 +60,7 @@ def test_the_recommended_plan_is_the_fastest_that_fits(answer: Recommendation) -
 
 def test_free_memory_alone_does_not_justify_offload() -> None:
     """ZeRO-1 fits and is as fast as ZeRO-3 with its parameters in host RAM, which only leaves more memory free."""
-    answer = ds_advise.advise("bigcode/starcoder", gpus="2x8xA800", interconnect="200Gb/s", ram="1TB")
+    answer = ask("bigcode/starcoder", "2x8xA800", interconnect="200Gb/s", ram="1TB")
     chosen = answer.recommended
     assert chosen is not None and not chosen.plan.offloads
     assert chosen.fit.utilization > 0.8
@@ -369,6 +369,6 @@ def test_the_answer_of_a_vision_model_names_its_image_size() -> None:
 
 
 def test_a_sequence_beyond_the_models_positions_is_named() -> None:
-    words = "configuration states 131,072 positions; longer sequences need RoPE scaling"
-    assert words in printed(ask("Qwen2.5-14B", "8x80GB", seq_len=262144)).replace("\n  ", "")
-    assert "positions" not in printed(ask("Qwen2.5-14B", "8x80GB", seq_len=131072))
+    words = "configuration states 32,768 positions; longer sequences need RoPE scaling"
+    assert words in printed(ask("Qwen2.5-0.5B", "H100", seq_len=40960)).replace("\n  ", "")
+    assert "positions" not in printed(ask("Qwen2.5-0.5B", "H100", seq_len=32768))
