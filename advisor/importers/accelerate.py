@@ -17,8 +17,6 @@ from .source import Source, find_file, named_part, read_source
 
 _UNEXPANDED = re.compile(r"\$(\w+|\{[^}]*\}|\(\S*\)|[@*#?!$-])")
 
-_NOT_MODELLED = ("fp8_config", "megatron_lm_config", "parallelism_config")
-
 _WITH_FILE = (
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -84,7 +82,7 @@ class AccelerateFormat:
             )
         if unknown:
             faults.append(f"accelerate stops at keys that it does not know: {', '.join(unknown)}")
-        missing = [name for name in _NOT_MODELLED if values.get(name)]
+        missing = [name for name in ("fp8_config", "megatron_lm_config", "parallelism_config") if values.get(name)]
         is_known = kind in ("DEEPSPEED", "FSDP", "NO") or kind.startswith("MULTI_")
         processes, machines = _count(values, "num_processes"), _count(values, "num_machines") or 1
         accumulation, precision = block.get("gradient_accumulation_steps"), values.get("mixed_precision")

@@ -117,15 +117,12 @@ the TrainingArguments of transformers 5.23); a key of another version is unknown
 those that only transformers 4 has, and those that change neither the memory nor the time of a step: in "harmless" *
 stands for any letters, and in "harmless-topics" NAME also for all keys that begin with NAME_."""
 
-_OWN_SCHEMA = ("accelerate", "axolotl")
-"""Tools that do not take all TrainingArguments."""
-
 
 def unused_keys(tool: str, unread: Iterable[str], *, has_own: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(keys of the tool that the estimators do not use, but for harmless ones; keys that it does not have, each with
     the nearest that it has). has_own: keys of the user's own are among them, so that none is unknown."""
     lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
-    shared = [] if tool in _OWN_SCHEMA else ["training-arguments", "transformers-4"]
+    shared = [] if tool in ("accelerate", "axolotl") else ["training-arguments", "transformers-4"]
     names = {name for kind in (tool, *shared) for name in lists.get(kind, "").split()}
     topics, others = (lists[kind].replace(" ", "|") for kind in ("harmless-topics", "harmless"))
     harmless = re.compile(rf"({topics})(_\w+)?|" + others.replace("*", r"\w*"))

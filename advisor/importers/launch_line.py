@@ -92,10 +92,11 @@ _TOOLS: Mapping[str, tuple[Program, tuple[str, ...]]] = {
 _NOT_READ = {"verl": "verl", "megatron": "Megatron-LM", "nemo": "NeMo"}
 """Tools with a training loop of their own, by their Python package."""
 
-_OF_TRL = {"--dataset_text_field", "--packing", "--dataset_mixture", "--assistant_only_loss", "--completion_only_loss"}
-"""Options of TRL's configurations in a script of the user's."""
+OF_TRL = frozenset(
+    ["dataset_text_field", "packing", "dataset_mixture", "dataset_mixer", "assistant_only_loss", "completion_only_loss"]
+)
+"""Options of TRL's configurations that TrainingArguments lack."""
 
-_AXOLOTL_MODULES = ("axolotl.cli.train", "axolotl.train")
 _OTHER_COMMANDS = re.compile(r"echo|printf|source|\.|cd|mkdir|pip|pip3|export|which|module|ls|rm|test|\[\[?")
 _SWITCHES = re.compile(
     r"standalone|no_python|use_deepspeed|use_fsdp|multi_gpu|cpu|debug|dynamo_use_fullgraph|force|no_local_rank|no_ssh|"
@@ -232,14 +233,14 @@ def _program(
     if not words:
         return None
     target, texts = words[0].text, [word.text for word in words[1:]]
-    if target in _AXOLOTL_MODULES:
+    if target in ("axolotl.cli.train", "axolotl.train"):
         program = "axolotl"
     elif target.startswith("openrlhf.cli.train_"):
         program = "openrlhf"
     elif program == "script" and texts:
         if {"--finetuning_type", "--cutoff_len"} & set(texts):
             program = "llama-factory"
-        elif _OF_TRL & {text.partition("=")[0] for text in texts}:
+        elif OF_TRL & {text[2:].partition("=")[0] for text in texts if text.startswith("--")}:
             program = "trl"
     return LaunchLine(
         program=program,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...estimators.phrase import phrase
+from .launch_line import OF_TRL
 from .source import Source
 from .tool_format import Reading, ToolFormat
 
@@ -90,24 +91,12 @@ SCRIPT = replace(
     program="script",
 )
 
-_TRL_KEYS = {
-    "dataset_text_field",
-    "dataset_mixture",
-    "dataset_mixer",
-    "packing",
-    "assistant_only_loss",
-    "completion_only_loss",
-    "max_prompt_length",
-    "num_generations",
-    "use_peft",
-}
-"""Keys of TRL's configurations that TrainingArguments lack."""
-
 
 def _is_trl(source: Source) -> bool:
     keys = set(source.values)
     named = "model_name_or_path" in keys and "finetuning_type" not in keys and "stage" not in keys
-    return named and (bool(_TRL_KEYS & keys) or {"dataset_name", "learning_rate"} <= keys)
+    own = {*OF_TRL, "max_prompt_length", "num_generations", "use_peft"} & keys
+    return named and (bool(own) or {"dataset_name", "learning_rate"} <= keys)
 
 
 def _trl_details(reading: Reading) -> None:

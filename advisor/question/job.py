@@ -22,7 +22,6 @@ _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _MOST = 10**15
 _MOST_EPOCHS = 10_000
-_MOST_PER_HOUR = 10**6
 
 _CURRENCY = r"(?:[$€£¥₹]|[a-z]{3})?"
 _PRICE = re.compile(
@@ -176,7 +175,7 @@ def parse_price(text: str) -> Price:
     """`2.49/h` per GPU, `$20/node/h` per node. Raises WorkloadError for any other text."""
     match = _PRICE.fullmatch(text.strip().lower())
     figure = float(match["figure"]) if match else 0.0
-    if match is None or not 0 < figure <= _MOST_PER_HOUR:
+    if match is None or not 0 < figure <= 10**6:
         raise WorkloadError(
             phrase("--price {text!r} is not a price", text=text[:40]),
             why="an hourly price is needed, per GPU unless /node is given",

@@ -21,8 +21,6 @@ from ...estimators.models.model_shape import Input, ModelShape, OwnModule
 from ...estimators.phrase import phrase
 from ...estimators.workload import DEFAULT_SEQ_LEN
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
 
 def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
     """The model of a name, a folder, a `config.json` or a hub id.
@@ -101,7 +99,7 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     try:
         return catalogue_shape(name)
     except UnknownModelError:
-        if not _HUB_ID.fullmatch(name):
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
             raise
     from .hub import config_from_hub  # here: its imports take milliseconds that most answers do not need
 
@@ -124,10 +122,6 @@ def _read(file: Path) -> dict[str, Any]:
     )
 
 
-_MOST_DIGITS = 9
-"""Digits of a dimension; Python refuses to read numbers of thousands of digits."""
-
-_SCALAR = "scalar"
 _TYPES = ("float", "int64", "int32", "uint8", "bool", "float32")
 
 
@@ -155,9 +149,9 @@ def inputs_of(shapes: str | None, types: str | None) -> tuple[Input, ...]:
 
 def _sizes(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if parts == [_SCALAR]:
+    if parts == ["scalar"]:
         return ()
-    if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS and int(part) > 0 for part in parts):
+    if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
         raise WorkloadError(
             phrase("--input-shape {text!r} is not a shape", text=text[:40]),
             why="it is the size of one sample, by dimension",

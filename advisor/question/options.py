@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 
 CheckpointingChoice = Literal["auto", "on", "off", "offload"]
 Device = Literal["cuda", "cpu"]
-LossChoice = Literal["auto", LossKernel]
 Experts = Literal["zero", "autoep"]
-OptimizerDtype = Literal["fp32", "bf16"]
-PrecisionChoice = Literal["auto", "bf16", "fp16", "fp32"]
-RolloutChoice = Literal["auto", Rollout]
-OnOff = Literal["on", "off"]
-OnOffChoice = Literal["auto", "on", "off"]
 Risk = Literal["safe", "balanced", "bold"]
 
 LORA_METHODS: tuple[Method, ...] = ("lora", "qlora")
@@ -122,7 +116,7 @@ class RolloutOptions(TypedDict, total=False):
     """Completions of grpo and rloo; the names are those of TRL's GRPOConfig."""
 
     rollout: Annotated[
-        RolloutChoice,
+        Literal["auto", Rollout],
         Option(
             "What generates: transformers' generate, vLLM on the GPUs that train, or a vLLM server on others of "
             "--gpus; auto: the fastest that fits.",
@@ -155,11 +149,11 @@ class RolloutOptions(TypedDict, total=False):
         int | None, Option("GPUs of a vLLM engine.", default_text="the fewest that hold the model")
     ]
     vllm_enable_sleep_mode: Annotated[
-        OnOffChoice,
+        Literal["auto", "on", "off"],
         Option("Sleep of a colocated vLLM, which frees its memory during training; auto: if that is faster.", "auto"),
     ]
     ds3_gather_for_generation: Annotated[
-        OnOff, Option("At stage 3 generate has all weights gathered; off: a layer at a time.", "on")
+        Literal["on", "off"], Option("At stage 3 generate has all weights gathered; off: a layer at a time.", "on")
     ]
 
 
@@ -239,7 +233,8 @@ class BatchOptions(TypedDict, total=False):
         ),
     ]
     precision: Annotated[
-        PrecisionChoice, Option("Training precision; auto: bf16 if the GPU supports it, else fp16.", "auto")
+        Literal["auto", "bf16", "fp16", "fp32"],
+        Option("Training precision; auto: bf16 if the GPU supports it, else fp16.", "auto"),
     ]
     optimizer: Annotated[
         str, Option("Optimizer: adamw, adamw_8bit, adafactor, lion, muon, sgd, ...", "adamw", metavar="NAME")
@@ -250,7 +245,7 @@ class PlanOptions(TypedDict, total=False):
     """Features of the plans that are tried. A `Question` has them as they are, in `options`."""
 
     optimizer_dtype: Annotated[
-        OptimizerDtype,
+        Literal["fp32", "bf16"],
         Option("Type of master weights and optimizer states; bf16 halves them and loses small updates.", "fp32"),
     ]
     gradient_checkpointing: Annotated[
@@ -277,7 +272,7 @@ class KernelOptions(TypedDict, total=False):
         AttentionKernel, Option("Attention kernel; triton: FlashAttention of 2023 in the model's own code.", "sdpa")
     ]
     loss: Annotated[
-        LossChoice,
+        Literal["auto", LossKernel],
         Option(
             "Loss kernel; auto: the framework's, or the one that an argument of it turns on if that is faster or alone "
             "fits. fused (Liger), chunked-head (TRL) and tiled (DeepSpeed) never store all logits, chunked-softmax "

@@ -26,7 +26,6 @@ _SHARED = {field.name for field in fields(Workload)} & OPTIONS.keys() - {"sequen
 """Options that are fields of a workload; the sequence-parallel size is the plan's."""
 
 _WORDS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
-_VERSION = re.compile(r"(\d{1,3})(\.(\d{1,3})(\..*)?)?")
 
 
 def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu | None) -> Workload:
@@ -40,12 +39,15 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
     """
     given = with_defaults(options)
     rollouts = rollouts_of(given)
-    seq_len = sequence_length(model, _total_length(given["seq_len"], rollouts))
+    asked_len: Any = given["seq_len"]
+    if asked_len is None and rollouts is not None:
+        asked_len = PROMPT_LEN + rollouts.max_completion_length
+    seq_len = sequence_length(model, asked_len)
     if model is not None:
         check_image_tokens(model, seq_len)
     dropout = _dropout(given["lora_dropout"])
     adapted = given["method"] != "full"
-    software = software_of(given["software"])
+    software = Software(**settings_of(Software, given["software"] or {}, option="--software"))
     saved = _names("--modules-to-save", given["modules_to_save"], "leave it out") if adapted else None
     objective = OBJECTIVES[given["objective"]]
     if adapted and objective.labels:  # peft trains the new head whole (`task_type="SEQ_CLS"`)
@@ -126,11 +128,6 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
     return seq_len
 
 
-def _total_length(seq_len: Any, rollouts: Rollouts | None) -> Any:
-    """--seq-len, by default that of a prompt and a completion where there are any."""
-    return PROMPT_LEN + rollouts.max_completion_length if rollouts is not None and seq_len is None else seq_len
-
-
 def _within(rollouts: Rollouts, seq_len: int) -> Rollouts:
     """Raises WorkloadError where a completion leaves no token to the prompt."""
     if rollouts.max_completion_length < seq_len:
@@ -157,13 +154,6 @@ def resolve_precision(precision: str, gpu: Gpu | None) -> Precision:
             fix="pass --precision fp16 (or auto)",
         )
     return precision  # type: ignore[return-value]  # one of the option's choices
-
-
-def software_of(software: str | Mapping[str, Any] | None) -> Software:
-    """The software of a text such as `transformers=4.45,reentrant`, or of a mapping. Raises WorkloadError."""
-    if software is None:
-        return Software()
-    return Software(**settings_of(Software, software, option="--software"))
 
 
 def settings_of(
@@ -203,7 +193,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
                 return int(float(value))
     elif get_origin(kind) is tuple:
         choices = ("a version such as 4.45",)
-        version = _VERSION.fullmatch(".".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
+        text = ".".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+        version = re.fullmatch(r"(\d{1,3})(\.(\d{1,3})(\..*)?)?", text)
         if version is not None:
             return int(version[1]), int(version[3] or 0)
     elif value in choices:
