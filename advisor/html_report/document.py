@@ -66,13 +66,16 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
 
 def check_target(path: Path, option: str, *, force: bool) -> None:
     """Raises ConfigFileError where the file that an option names cannot be written, or exists, unless `force`."""
-    what, why, fix = phrase("{path} cannot be written", path=path), "", f"pass another file to {option}"
+    what, why = phrase("{path} cannot be written", path=path), ""
+    fix: str = f"pass another file to {option}"
     if path.exists() and not path.is_file():
-        what, why = phrase("{path} is not a regular file", path=path), "it cannot be replaced"
+        what = phrase("{path} is not a regular file", path=path)
+        why = "it cannot be replaced"
     elif not path.parent.is_dir():
         why = "its folder does not exist"
     elif path.exists() and not force:
-        what, why = phrase("{path} exists", path=path), "it would be lost"
+        what = phrase("{path} exists", path=path)
+        why = "it would be lost"
         fix = phrase("pass --force, or another file to {option}", option=option)
     else:
         try:

@@ -99,7 +99,17 @@ def answer(request: str) -> Iterator[str]:
     yield json.dumps({"part": "pictures", "pictures": others})
     while recommendation.changes.try_next():
         yield '{"part": "pause"}'
-    yield json.dumps(_whole(recommendation))
+    jobs = []
+    for kind in JOB_KINDS:
+        with suppress(DsAdviseError, ImportError):  # SkyPilot has no name for some GPUs, a static page no PyYAML
+            for file in jobs_of(recommendation, (kind,), CONFIG_FILE):
+                jobs.append({"file": file.path.name, "title": file.title, "text": file.text})
+    changes = [
+        {"flags": change.flags, "outcome": change.outcome, "options": options_in(change.flags)}
+        for change in recommendation.changes
+    ]
+    form = json.dumps(to_json(advice_of(recommendation)), indent=2)
+    yield json.dumps({"part": "whole", "changes": changes, "jobs": jobs, "json": form})
 
 
 def _shown(answer: Recommendation) -> dict[str, Any]:
@@ -172,21 +182,30 @@ def _start(answer: Recommendation) -> dict[str, Any] | None:
     }
 
 
-def _job_files(answer: Recommendation) -> Iterator[dict[str, str]]:
-    """Those that are possible: SkyPilot has no name for some GPUs, and a static page no PyYAML."""
-    for kind in JOB_KINDS:
-        with suppress(DsAdviseError, ImportError):
-            for file in jobs_of(answer, (kind,), CONFIG_FILE):
-                yield {"file": file.path.name, "title": file.title, "text": file.text}
-
-
 def judge(request: str) -> str:
     """Lint of `{"config": text, "state": {...} or null}`: findings; with a state for its model, GPUs and length."""
     asked = json.loads(request)
     try:
-        return json.dumps(_lint_view(_linted(asked["config"], asked["state"])))
+        report = _linted(asked["config"], asked["state"])
     except DsAdviseError as error:
         return json.dumps(_error(error))
+    counts = {name: report.count(name) for name in ("error", "warning", "advice")}
+    found = [f"{number} {name}{'s' * (number > 1 and name != 'advice')}" for name, number in counts.items() if number]
+    reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
+    findings = [
+        {
+            "severity": finding.severity,
+            "place": f"{finding.code} · line {finding.line} · {'.'.join(finding.path)}".removesuffix(" · "),
+            "excerpt": "\n".join(finding.excerpt(report.document.text, _EXCERPT_COLUMNS)),
+            "what": _sentence(finding.sentence, capital=False),
+            "why": _sentence(f"why: {finding.why}"),
+            "fix": _sentence(f"fix: {finding.fix}"),
+        }
+        for finding in report.findings
+    ]
+    basis = f"By the sources of DeepSpeed {report.facts.version}, read by {reader}."
+    title = ", ".join(found) or "Nothing found"
+    return json.dumps({"part": "lint", "title": title, "basis": basis, "findings": findings})
 
 
 def _linted(text: str, state: State | None) -> LintReport:
@@ -206,40 +225,6 @@ def _linted(text: str, state: State | None) -> LintReport:
             seq_len=int(length) if length.isdigit() else None,
         )
     return lint(document, facts=load_facts(), **settings)
-
-
-def _lint_view(report: LintReport) -> dict[str, Any]:
-    counts = {name: report.count(name) for name in ("error", "warning", "advice")}
-    found = [f"{number} {name}{'s' * (number > 1 and name != 'advice')}" for name, number in counts.items() if number]
-    reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
-    return {
-        "part": "lint",
-        "title": ", ".join(found) or "Nothing found",
-        "basis": f"By the sources of DeepSpeed {report.facts.version}, read by {reader}.",
-        "findings": [
-            {
-                "severity": finding.severity,
-                "place": f"{finding.code} · line {finding.line} · {'.'.join(finding.path)}".removesuffix(" · "),
-                "excerpt": "\n".join(finding.excerpt(report.document.text, _EXCERPT_COLUMNS)),
-                "what": _sentence(finding.sentence, capital=False),
-                "why": _sentence(f"why: {finding.why}"),
-                "fix": _sentence(f"fix: {finding.fix}"),
-            }
-            for finding in report.findings
-        ],
-    }
-
-
-def _whole(recommendation: Recommendation) -> dict[str, Any]:
-    return {
-        "part": "whole",
-        "changes": [
-            {"flags": change.flags, "outcome": change.outcome, "options": options_in(change.flags)}
-            for change in recommendation.changes
-        ],
-        "jobs": list(_job_files(recommendation)),
-        "json": json.dumps(to_json(advice_of(recommendation)), indent=2),
-    }
 
 
 def _error(error: DsAdviseError) -> dict[str, str]:

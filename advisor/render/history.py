@@ -91,23 +91,20 @@ def _cells(texts: Sequence[str]) -> str:
 def _line(record: Record) -> str:
     head = [str(record.id), age(record.age_s).removesuffix(" ago"), record.kind]
     if record.kind == "bench":
-        return (_cells(head) + " " + _best_speeds(record))[:WIDTH]
+        speeds = "of another version"
+        if record.result.get("version") == BENCH_VERSION:
+            result = from_json(BenchResult, record.result)
+            product, memory = result.best("matrix_product"), result.memory_bytes_per_s
+            speeds = f"{result.device} x{result.ranks}"
+            speeds += f", products {amount(product, 'flop/s')}" if product else ""
+            speeds += f", memory {amount(memory, 'B/s')}" if memory else ""
+        return f"{_cells(head)} {speeds}"[:WIDTH]
     name = record.model_name.rpartition("/")[2]
     cells = [*head, name if len(name) <= 16 else name[:15] + "~", _plan(record)]
     failure = record.result.get("failure")
     if failure:
         return (_cells(cells) + " " + str(failure.get("kind", "failed")).replace("_", " "))[:WIDTH]
     return _cells([*cells, *_speed_and_memory(record.result)])
-
-
-def _best_speeds(record: Record) -> str:
-    if record.result.get("version") != BENCH_VERSION:
-        return "of another version"
-    result = from_json(BenchResult, record.result)
-    product, memory = result.best("matrix_product"), result.memory_bytes_per_s
-    parts = [f"{result.device} x{result.ranks}"]
-    parts += [f"products {amount(product, 'flop/s')}"] if product else []
-    return ", ".join(parts + ([f"memory {amount(memory, 'B/s')}"] if memory else []))
 
 
 def _plan(record: Record) -> str:
@@ -146,7 +143,10 @@ def render_bench(record: Record, console: Console) -> None:
     result = from_json(BenchResult, record.result)
     sentence(console, f"This machine: {machine_title(record.machine)}.", style="bold")
     versions = f"torch {result.versions['torch']}, DeepSpeed {result.versions['deepspeed']}"
-    sentence(console, f"{_devices(result)}; measured in {duration(result.seconds)} with {versions}.")
+    devices = f"The CPU as {counted_noun(result.ranks, 'rank')} that share the cores"
+    if result.device == "cuda":
+        devices = counted_noun(result.ranks, "GPU")
+    sentence(console, f"{devices}; measured in {duration(result.seconds)} with {versions}.")
     blank(console)
     cells(console, f"  {'':<28}{'size':>9}{'median':>20}   lowest to highest", style="bold")
     for figure in result.figures:
@@ -165,12 +165,6 @@ def machine_title(machine: Machine) -> str:
     kinds = [f"{machine.gpus.count(name)} x {name}" for name in dict.fromkeys(machine.gpus)]
     cores = counted_noun(machine.cpu_cores, "core")
     return ", ".join((*kinds, machine.cpu, cores, f"{gib(machine.ram_bytes)} GiB of RAM"))
-
-
-def _devices(result: BenchResult) -> str:
-    if result.device == "cuda":
-        return counted_noun(result.ranks, "GPU")
-    return f"The CPU as {counted_noun(result.ranks, 'rank')} that share the cores"
 
 
 def _bench_line(figure: BenchFigure) -> str:

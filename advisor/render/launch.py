@@ -108,8 +108,20 @@ def render_session(session: Session, console: Console) -> None:
         return
     attempt, following = session.attempts[-1], session.following
     request, outcome = attempt.request, attempt.outcome
-    _render_end(outcome, console)
-    if outcome.failure is not None and request.passes_config and _REFUSED.search(outcome.failure.message):
+    took, failure, checkpoint = f", {seconds(outcome.seconds)}", outcome.failure, outcome.checkpoint
+    if failure is None:
+        sentence(console, end_sentence(outcome, took), style="bold")
+    else:
+        render_failure(failure, console, took=took)
+        log = outcome.folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
+    if checkpoint is not None and (failure is not None or outcome.status == "stopped"):
+        goes_on = "" if failure is not None else "; --resume_from_checkpoint goes on from it"
+        sentence(console, f"The last checkpoint is {checkpoint}{goes_on}.")
+    elif outcome.status == "stopped":
+        sentence(console, "No checkpoint of the Trainer was seen.")
+    for line in tail(log).splitlines()[-_TAIL_LINES:] if failure is not None else ():
+        row(console, Text(f"  | {line}", style="dim"))
+    if failure is not None and request.passes_config and _REFUSED.search(failure.message):
         sentence(console, "The script does not take the configuration: --no-pass-config does not pass it.")
     if outcome.last_step:
         render_figures(attempt, console)
@@ -137,24 +149,6 @@ def end_sentence(outcome: LaunchOutcome, took: str = "") -> str:
 def _failure_sentence(failure: TrainingFailure, took: str) -> str:
     where = "" if failure.rank is None else f", first on rank {failure.rank}"
     return f"{FAILURE_TITLES[failure.kind]}{where}, after step {failure.step}{took}."
-
-
-def _render_end(outcome: LaunchOutcome, console: Console) -> None:
-    took = f", {seconds(outcome.seconds)}"
-    if outcome.failure is not None:
-        render_failure(outcome.failure, console, took=took)
-        if outcome.checkpoint is not None:
-            sentence(console, f"The last checkpoint is {outcome.checkpoint}.")
-        rank = outcome.failure.rank
-        log = outcome.folder / ("launcher.log" if rank is None else f"rank{rank}.log")
-        for line in tail(log).splitlines()[-_TAIL_LINES:]:
-            row(console, Text(f"  | {line}", style="dim"))
-        return
-    sentence(console, end_sentence(outcome, took), style="bold")
-    if outcome.status == "stopped" and outcome.checkpoint is not None:
-        sentence(console, f"The last checkpoint is {outcome.checkpoint}; --resume_from_checkpoint goes on from it.")
-    elif outcome.status == "stopped":
-        sentence(console, "No checkpoint of the Trainer was seen.")
 
 
 def render_failure(failure: TrainingFailure, console: Console, *, took: str = "", style: str = "bold") -> None:

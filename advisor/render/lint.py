@@ -6,7 +6,6 @@ import difflib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -185,7 +184,8 @@ def render_rule(rule: Rule, console: Console) -> None:
     options = "".join(f" --{name} {value}" for name, value in given.items())
     for title, example in ((phrase("Found in"), bad), (phrase("Not in"), good)):
         place = phrase("{title} (with{options})", title=title, options=options) if options else title
-        sentence(console, f"{translate(place)}: {_compact(example)}")
+        text = example if isinstance(example, str) else json.dumps(example)
+        sentence(console, f"{translate(place)}: {printable(text)}")
 
 
 def render_rules(rules: Sequence[Rule], console: Console) -> None:
@@ -193,7 +193,3 @@ def render_rules(rules: Sequence[Rule], console: Console) -> None:
     for rule in rules:
         severity = padded(translate(_SEVERITIES[rule.severity]), -8)
         sentence(console, f"{rule.code} {severity} {translate(named(rule.title))}", hang=15)
-
-
-def _compact(config: Any) -> str:
-    return printable(config if isinstance(config, str) else json.dumps(config))

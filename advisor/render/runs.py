@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ...ds_configs.read import quantizes_collectives, unmodeled_features
 from ...estimators.phrase import listed, named, phrase
-from ...probes.real_run.result import ProbeResult, RankFailure
+from ...probes.real_run.result import ProbeResult
 from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.reasons import time_shares
 from ..search.candidate import Fit, chance
@@ -48,14 +48,30 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
     ranks = {"rank": result.rank, "ranks": result.world_size, "cluster": cluster_title(answer.run.cluster)}
     size = result.config["train_micro_batch_size_per_gpu"]
     sentence(console, phrase("Rank {rank} of {ranks} on {cluster}; micro batch {size}", **ranks, size=size))
-    _print_phases(answer, console)
-    _print_timeline(answer, console)
+    sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
+    _print_phases(answer, console, sparks)
+    if result.timeline:
+        drawn, marks = sparkline(result.timeline, max(NARROWEST, console.width) - 4, sparks)
+        blank(console)
+        row(console, f"  {drawn}", style="cyan")
+        row(console, f"  {marks}", style="dim")
+        legend = phrase("(each iteration by its number; load, initialize, forward, backward, step by their initials)")
+        sentence(console, legend, style="dim", hang=1)
     blank(console)
     at_peak = {"size": gib(peak.allocated_bytes_per_gpu), "iteration": peak.iteration, "phase": named(peak.phase)}
     sentence(console, phrase("What the {size} GiB at the peak are (iteration {iteration}, {phase})", **at_peak))
     bar(peak.by_category, console)
     if explain:
-        _print_largest(answer, console)
+        blank(console)
+        sentence(console, "Largest modules at the peak")
+        for module, size_bytes in sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:10]:
+            row(console, f"  {gib(size_bytes):>8} GiB  {module or '(no module)'}")
+        blank(console)
+        sentence(console, "Largest tensors at the peak")
+        for tensor in peak.largest[:20]:
+            shape, category = "x".join(map(str, tensor.shape)), component_title(tensor.category)
+            what = f"{category:<20} {tensor.dtype:<9} {shape:<20} {tensor.module} ({tensor.phase})"
+            row(console, f"  {gib(tensor.size_bytes):>8} GiB  {what}")
     blank(console)
     if quantizes_collectives(answer.run.config):
         text = phrase("Quantized collectives: what their kernels allocate is derived from DeepSpeed's sources.")
@@ -103,28 +119,25 @@ def dry_run_summary(answer: DryRunAnswer, *, shares: bool = True) -> list[str]:
         predicted = answer.analytic.allocated_bytes_per_gpu
         error = predicted / peak.allocated_bytes_per_gpu - 1
         more = phrase("{share} more", share=percent(error))
-        less = phrase("{share} less", share=percent(-error))
-        difference = more if error >= 0 else less
-        text = phrase("The closed form predicts {size} GiB allocated, {more}.", size=gib(predicted), more=difference)
+        if error < 0:
+            more = phrase("{share} less", share=percent(-error))
+        text = phrase("The closed form predicts {size} GiB allocated, {more}.", size=gib(predicted), more=more)
         sentences.append(text)
-    return [*sentences, *_step_sentences(answer, shares=shares)]
-
-
-def _step_sentences(answer: DryRunAnswer, *, shares: bool) -> Iterator[str]:
-    step, analytic = answer.step, answer.analytic_time
-    if step is None:
-        return
-    takes = phrase("A step takes about {time} by its recorded schedule", time=seconds(step.time.step_s))
-    if analytic is not None:
-        takes = listed([takes, phrase("the closed form predicts {time}", time=seconds(analytic.step_s))], "; ")
-    yield phrase("{text}.", text=takes)
+    if answer.step is None:
+        return sentences
+    step_s, links_s = answer.step.time.step_s, answer.step.links_busy_s
+    takes = phrase("A step takes about {time} by its recorded schedule", time=seconds(step_s))
+    if answer.analytic_time is not None:
+        closed = phrase("the closed form predicts {time}", time=seconds(answer.analytic_time.step_s))
+        takes = listed([takes, closed], "; ")
+    sentences.append(phrase("{text}.", text=takes))
     if shares:
-        yield phrase("Its time: {shares}.", shares=time_shares(step.time, least=SMALLEST_SHARE))
-    computes = phrase("The GPU computes {share} of the time", share=percent(step.gpu_busy_s / step.time.step_s))
-    if step.links_busy_s:
-        busy = {"share": percent(step.overlapped_s / step.links_busy_s), "time": seconds(step.links_busy_s)}
+        sentences.append(phrase("Its time: {shares}.", shares=time_shares(answer.step.time, least=SMALLEST_SHARE)))
+    computes = phrase("The GPU computes {share} of the time", share=percent(answer.step.gpu_busy_s / step_s))
+    if links_s:
+        busy = {"share": percent(answer.step.overlapped_s / links_s), "time": seconds(links_s)}
         computes = listed([computes, phrase("{share} of the {time} of collectives run meanwhile", **busy)], "; ")
-    yield phrase("{text}.", text=computes)
+    return [*sentences, phrase("{text}.", text=computes)]
 
 
 def _cached(answer: DryRunAnswer) -> str:
@@ -147,20 +160,19 @@ def _other_allocator(answer: DryRunAnswer) -> str:
     if gib(needed - required + other) == gib(needed):
         return ""
     size = gib(needed - required + other)
-    without = phrase("Without expandable_segments {size} are needed.", size=size)
-    return without if plain else phrase("With expandable_segments {size} are needed.", size=size)
+    if plain:
+        return phrase("Without expandable_segments {size} are needed.", size=size)
+    return phrase("With expandable_segments {size} are needed.", size=size)
 
 
-def _print_phases(answer: DryRunAnswer, console: Console) -> None:
+def _print_phases(answer: DryRunAnswer, console: Console, sparks: str) -> None:
     """One row a phase, with a spark for its GPU peak; an iteration like the one before is only named."""
     phases = answer.result.phases
     top, last = max(phase.gpu_peak_bytes for phase in phases), max(phase.iteration for phase in phases)
-    sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
     if answer.result.library_workspace_bytes:
-        workspaces = gib(answer.result.library_workspace_bytes)
         text = phrase(
             "The tensors of each phase; torch.cuda.memory_allocated counts {size} GiB more, cuBLAS's workspaces.",
-            size=workspaces,
+            size=gib(answer.result.library_workspace_bytes),
         )
         sentence(console, text)
     cells(console, "  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold")
@@ -184,36 +196,15 @@ def _print_phases(answer: DryRunAnswer, console: Console) -> None:
             )
 
 
-def _print_timeline(answer: DryRunAnswer, console: Console) -> None:
-    if answer.result.timeline:
-        sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
-        drawn, marks = sparkline(answer.result.timeline, max(NARROWEST, console.width) - 4, sparks)
-        blank(console)
-        row(console, f"  {drawn}", style="cyan")
-        row(console, f"  {marks}", style="dim")
-        legend = phrase("(each iteration by its number; load, initialize, forward, backward, step by their initials)")
-        sentence(console, legend, style="dim", hang=1)
-
-
-def _print_largest(answer: DryRunAnswer, console: Console) -> None:
-    peak = answer.result.peak
-    blank(console)
-    sentence(console, "Largest modules at the peak")
-    for module, size_bytes in sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:10]:
-        row(console, f"  {gib(size_bytes):>8} GiB  {module or '(no module)'}")
-    blank(console)
-    sentence(console, "Largest tensors at the peak")
-    for tensor in peak.largest[:20]:
-        shape, category = "x".join(map(str, tensor.shape)), component_title(tensor.category)
-        place = f"{tensor.module} ({tensor.phase})"
-        row(console, f"  {gib(tensor.size_bytes):>8} GiB  {category:<20} {tensor.dtype:<9} {shape:<20} {place}")
-
-
 def render_probe(answer: ProbeAnswer, console: Console) -> None:
     """Print a probe: how it ended, figures measured and predicted, and the parts of the step."""
     result = answer.result
     if result.failure is not None:
-        _print_failure(result.failure, console)
+        failure = result.failure
+        sentence(console, FAILURE_SENTENCES[failure.kind], style="bold red")
+        sentence(console, f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
+        for line in failure.details.strip().splitlines()[-12:]:
+            row(console, f"   {line}", style="dim")
         return
     sentence(console, phrase("It runs."), style="bold green")
     fields = {"speed": rate(result.tokens_per_s), "time": seconds(result.step_s), "place": probe_place(answer)}
@@ -239,13 +230,6 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
         time=seconds(result.seconds),
     )
     sentence(console, text, style="dim")
-
-
-def _print_failure(failure: RankFailure, console: Console) -> None:
-    sentence(console, FAILURE_SENTENCES[failure.kind], style="bold red")
-    sentence(console, f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
-    for line in failure.details.strip().splitlines()[-12:]:
-        row(console, f"   {line}", style="dim")
 
 
 def probe_place(answer: ProbeAnswer) -> str:

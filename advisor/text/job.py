@@ -35,13 +35,16 @@ def price_label(price: Price) -> Phrase:
 
 def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
     """Steps, hours, GPU-hours and cost, each with its interval."""
-    between = duration.duration_s_range
-    steps = duration.steps
+    between, steps, value = duration.duration_s_range, duration.steps, duration.gpu_hours
+    count = f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
+    gpu_hours = phrase("{count} GPU-hours", count=count)
+    if duration.cluster.gpu.is_cpu:
+        gpu_hours = phrase("{count} rank-hours", count=count)
     text = phrase(
         "The whole job takes about {time}: {steps}, {gpu_hours}",
         time=with_ends(hours(duration.duration_s), between and (hours(between[0]), hours(between[1])), named=True),
         steps=phrase("{count} steps", count=f"{steps:,}") if steps != 1 else phrase("{count} step", count=steps),
-        gpu_hours=_gpu_hours(duration),
+        gpu_hours=gpu_hours,
     )
     if price is None:
         return phrase("{job} (--price makes it a cost).", job=text)
@@ -60,20 +63,23 @@ def with_ends(figure: str, ends: tuple[str, str] | None, *, named: bool = False)
     return phrase("{figure} ({low} to {high})", figure=figure, low=ends[0], high=ends[1])
 
 
-def _gpu_hours(duration: JobDuration) -> Phrase:
-    value = duration.gpu_hours
-    figure = f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
-    if duration.cluster.gpu.is_cpu:
-        return phrase("{count} rank-hours", count=figure)
-    return phrase("{count} GPU-hours", count=figure)
-
-
 def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[Phrase]:
     """What the duration consists of, what padding and waiting waste, and how often to save.
 
     packing_helps: whether `--packing` would leave less padding.
     """
-    found = [_parts(duration)]
+    saving = duration.saving
+    checkpoints = {"count": f"{saving.count:,}", "time": hours(saving.total_s)}
+    parts = [
+        phrase("training {time}", time=hours(duration.training_s)),
+        phrase("loading the model {time}", time=hours(duration.loading_s)),
+        phrase("{count} checkpoint {time}", **checkpoints)
+        if saving.count == 1
+        else phrase("{count} checkpoints {time}", **checkpoints),
+    ]
+    if duration.evaluation_s:
+        parts.append(phrase("evaluation {time}", time=hours(duration.evaluation_s)))
+    found = [phrase("Counted: {parts}.", parts=listed(parts))]
     if duration.mean_len < (1 - _LEAST_WASTE) * duration.timed_len:
         fields = {
             "mean": f"{duration.mean_len:,.0f}",
@@ -88,7 +94,6 @@ def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[Phras
         if packing_helps:
             waste = phrase("{waste}; --packing fills samples with several rows", waste=waste)
         found.append(phrase("{words}.", words=waste))
-    saving = duration.saving
     size, write = gib(saving.size_bytes), hours(saving.write_s)
     if saving.count == 1:
         one = phrase(
@@ -104,18 +109,3 @@ def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[Phras
         steps=f"{every:,}",
     )
     return [*found, several]
-
-
-def _parts(duration: JobDuration) -> Phrase:
-    saving = duration.saving
-    checkpoints = {"count": f"{saving.count:,}", "time": hours(saving.total_s)}
-    parts = [
-        phrase("training {time}", time=hours(duration.training_s)),
-        phrase("loading the model {time}", time=hours(duration.loading_s)),
-        phrase("{count} checkpoint {time}", **checkpoints)
-        if saving.count == 1
-        else phrase("{count} checkpoints {time}", **checkpoints),
-    ]
-    if duration.evaluation_s:
-        parts.append(phrase("evaluation {time}", time=hours(duration.evaluation_s)))
-    return phrase("Counted: {parts}.", parts=listed(parts))
