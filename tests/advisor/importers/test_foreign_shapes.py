@@ -145,46 +145,59 @@ def test_the_configuration_that_a_script_names_is_recognised_by_its_keys(tmp_pat
     assert (answer.form.name, answer.run.objective) == ("trl", "simpo")
 
 
-@pytest.mark.parametrize(
-    ("objective", "name", "text"),
-    [
-        ("dpo", "a.sh", f"trl dpo {TRAINER} --beta 0.1"),
-        ("dpo", "a.yaml", "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n"),
-        ("orpo", "orpo/a.yaml", "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n"),
-        ("grpo", "a.yaml", "model_name_or_path: gpt2\ndataset_name: d\nnum_generations: 16\nlearning_rate: 1e-6\n"),
-        ("reward", "a.sh", f"trl reward {TRAINER}"),
-        ("kto", "a.sh", f"accelerate launch kto.py {TRAINER} --dataset_mixture x"),
-    ],
+AXOLOTL = "base_model: Qwen2.5-1.5B\nsequence_len: 1024\nbf16: true\nmicro_batch_size: 2\n"
+SWIFT = "model: Qwen2.5-1.5B\ntuner_type: full\nmax_length: 1024\nper_device_train_batch_size: 2\nrlhf_type: "
+FACTORY = "model_name_or_path: gpt2\ncutoff_len: 512\ndo_train: true\npref_beta: 0.1\nstage: "
+ROLLOUTS = "rl: grpo\ntrl:\n  use_vllm: true\n  num_generations: 4\n  max_completion_length: 256\n  beta: 0.1\n"
+OF_TRL = "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n"
+OBJECTIVES: tuple[tuple[str, str, str | None, str], ...] = (
+    ("a.sh", f"trl dpo {TRAINER} --beta 0.1", "dpo", "chunked-head"),
+    ("a.yaml", OF_TRL, "dpo", "chunked-head"),
+    ("orpo/a.yaml", OF_TRL, "orpo", "odds-ratio"),
+    (
+        "a.yaml",
+        "model_name_or_path: gpt2\ndataset_name: d\nnum_generations: 16\nlearning_rate: 1e-6\n",
+        "grpo",
+        "chunked-head",
+    ),
+    ("a.sh", f"trl reward {TRAINER}", "reward", "standard"),
+    ("a.sh", f"accelerate launch kto.py {TRAINER} --packing x", "kto", "chunked-head"),
+    ("a.yaml", f"{FACTORY}dpo", "dpo", "standard"),
+    ("a.yaml", f"{FACTORY}dpo\npref_loss: simpo", "simpo", "standard"),
+    ("a.yaml", f"{FACTORY}kto\nfinetuning_type: full", "kto", "standard"),
+    ("a.yaml", f"{FACTORY}dpo\nref_model: gpt2-xl", None, ""),
+    ("a.yaml", f"{FACTORY}rm", None, ""),
+    ("a.yaml", f"{AXOLOTL}rl: ipo", "dpo", "chunked-head"),
+    ("a.yaml", f"{AXOLOTL}rl: simpo", "simpo", "odds-ratio"),
+    ("a.yaml", f"{AXOLOTL}rl: simpo\ncpo_alpha: 0.0", "simpo", "log-probs"),
+    ("a.yaml", f"{AXOLOTL}reward_model: true", "reward", "standard"),
+    ("a.yaml", f"{AXOLOTL}{ROLLOUTS}vllm:\n  gpu_memory_utilization: 0.5\n", "grpo", "chunked-head"),
+    ("a.yaml", f"{SWIFT}kto", "kto", "log-probs"),
+    ("a.yaml", f"{SWIFT}simpo", "simpo", "odds-ratio"),
+    ("a.yaml", f"{SWIFT}orpo", "orpo", "odds-ratio"),
+    ("a.yaml", f"{SWIFT}rm", "reward", "standard"),
+    ("a.yaml", f"{SWIFT}grpo", None, ""),
 )
-def test_preferences_of_trl_have_figures(objective: str, name: str, text: str, tmp_path: Path) -> None:
-    """By the subcommand, the script's name, or options that only they have."""
+
+
+@pytest.mark.parametrize(("name", "text", "objective", "loss"), OBJECTIVES)
+def test_objectives_are_read_with_the_loss_that_their_tool_takes(
+    name: str, text: str, objective: str | None, loss: str, tmp_path: Path
+) -> None:
+    """By the subcommand, the script's name, or options that only they have. LLaMA-Factory takes all logits in fp32. No
+    figures where a reward model computes logits too, a reference model has adapters, or the trainer is another."""
     (tmp_path / "orpo").mkdir()
     (tmp_path / name).write_text(text)
-    answer = import_file(tmp_path / name, gpus="2xA100-80GB", offline=True)
-    assert answer.figures is not None and answer.figures.question.workload.objective == objective
-    assert answer.run.uncounted == () or objective == "kto"
-
-
-@pytest.mark.parametrize(
-    ("settings", "objective"),
-    [
-        ("stage: dpo", "dpo"),
-        ("stage: dpo\npref_loss: simpo", "simpo"),
-        ("stage: kto\nfinetuning_type: full", "kto"),
-        ("stage: dpo\nref_model: gpt2-xl", None),
-        ("stage: rm", None),
-    ],
-)
-def test_preferences_of_llama_factory_take_all_logits_in_fp32(
-    settings: str, objective: str | None, tmp_path: Path
-) -> None:
-    """Its reward models compute the vocabulary's logits too, and adapters may have a reference model: not predicted."""
-    file = tmp_path / "a.yaml"
-    file.write_text(f"model_name_or_path: gpt2\ncutoff_len: 512\ndo_train: true\npref_beta: 0.1\n{settings}\n")
-    answer = import_file(file, gpus="2xA100-80GB", offline=True)
-    assert (None if answer.figures is None else answer.figures.question.workload.objective) == objective
-    if answer.figures is not None:
-        assert answer.figures.question.workload.loss == "standard" and answer.run.uncounted == ()
+    figures = import_file(tmp_path / name, gpus="8xH100", offline=True).figures
+    assert (figures is None) == (objective is None)
+    if figures is not None:
+        workload = figures.question.workload
+        assert (workload.objective, workload.loss) == (objective, loss)
+        if ROLLOUTS in text:
+            assert workload.rollouts is not None
+            settings = workload.rollouts
+            assert (settings.rollout, settings.num_generations, settings.beta) == ("vllm-colocate", 4, 0.1)
+            assert (settings.max_completion_length, settings.vllm_gpu_memory_utilization) == (256, 0.5)
 
 
 def test_a_configuration_that_accelerate_holds_is_not_named_twice(tmp_path: Path) -> None:

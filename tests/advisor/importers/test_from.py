@@ -193,42 +193,6 @@ BAD = {
 }
 
 
-AXOLOTL = "base_model: Qwen2.5-1.5B\nsequence_len: 1024\nbf16: true\nmicro_batch_size: 2\n"
-SWIFT = "model: Qwen2.5-1.5B\ntuner_type: full\nmax_length: 1024\nper_device_train_batch_size: 2\n"
-NESTED = "rl: grpo\ntrl:\n  use_vllm: true\n  num_generations: 4\n  max_completion_length: 256\n  beta: 0.1\n"
-OBJECTIVES: dict[str, tuple[str, str, str]] = {
-    "axolotl's IPO": (AXOLOTL + "rl: ipo", "dpo", "chunked-head"),
-    "axolotl's SimPO": (AXOLOTL + "rl: simpo", "simpo", "odds-ratio"),
-    "axolotl's SimPO without cross entropy": (AXOLOTL + "rl: simpo\ncpo_alpha: 0.0", "simpo", "log-probs"),
-    "axolotl's reward model": (AXOLOTL + "reward_model: true", "reward", "standard"),
-    "axolotl's GRPO": (AXOLOTL + NESTED + "vllm:\n  gpu_memory_utilization: 0.5\n", "grpo", "chunked-head"),
-    "ms-swift's KTO": (SWIFT + "rlhf_type: kto", "kto", "log-probs"),
-    "ms-swift's SimPO": (SWIFT + "rlhf_type: simpo", "simpo", "odds-ratio"),
-    "ms-swift's ORPO": (SWIFT + "rlhf_type: orpo", "orpo", "odds-ratio"),
-    "ms-swift's reward model": (SWIFT + "rlhf_type: rm", "reward", "standard"),
-}
-
-
-@pytest.mark.parametrize("what", OBJECTIVES)
-def test_trainers_that_are_trls_are_predicted_with_the_loss_that_they_take(what: str, tmp_path: Path) -> None:
-    text, objective, loss = OBJECTIVES[what]
-    (tmp_path / "x.yaml").write_text(text)
-    figures = import_file(tmp_path / "x.yaml", gpus="8xH100", offline=True).figures
-    assert figures is not None
-    workload = figures.question.workload
-    assert (workload.objective, workload.loss) == (objective, loss)
-    if workload.rollouts is not None:
-        settings = workload.rollouts
-        assert (settings.rollout, settings.num_generations, settings.beta) == ("vllm-colocate", 4, 0.1)
-        assert (settings.max_completion_length, settings.vllm_gpu_memory_utilization) == (256, 0.5)
-
-
-def test_ms_swifts_own_trainers_are_named(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text(SWIFT + "rlhf_type: grpo")
-    answer = import_file(tmp_path / "x.yaml", gpus="8xH100", offline=True)
-    assert answer.figures is None and "ms-swift's own trainer" in str(answer.obstacle)
-
-
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input_is_one_sentence(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
