@@ -1,4 +1,4 @@
-"""Commands about this machine: `doctor`, `bench` and `history`."""
+"""Commands that ask about no training: `doctor`, `bench`, `history`, `checkpoint` and `page`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from ...estimators.errors import DsAdviseError
 from ...estimators.phrase import named, phrase
 from ..text.output import Output
-from .options import COUNT, PATH, output_options, report_options
+from .options import COUNT, DEBUG, FORCE, PATH, output_options, report_options, warn_ignored
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -130,3 +130,100 @@ def _number(text: str) -> int:
             phrase("{text!r} is not the number of a record", text=text[:40]), fix="`ds-advise history` lists them"
         )
     return int(text)
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=PATH)
+@click.option("--to-hf", type=PATH, metavar="OUT", help="Write the weights as a Hugging Face model into a new folder.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
+    default="auto",
+    help="Type of the written weights; auto: that of config.json.",
+)
+@FORCE
+@output_options
+def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output: Output) -> int:
+    """Show what a checkpoint of DeepSpeed or the Trainer holds, check its files, and get its weights out.
+
+    Every file is read once: archives are complete, and those that `launch` or `train` saw written have their
+    checksums. The weights are put together by DeepSpeed's zero_to_fp32.
+
+    \b
+    ds-advise checkpoint output/checkpoint-500
+    ds-advise checkpoint output/checkpoint-500 --to-hf my-model
+
+    Exit code: 0 whole, 1 damaged, 2 it could not be read.
+    """
+    from ...validate.checkpoint import read_checkpoint
+    from ...validate.checkpoint_weights import WeightsOf, contents_of
+    from ..render.checkpoint import CheckpointAnswer, render_checkpoint
+
+    if not to_hf:
+        warn_ignored("dtype", "without --to-hf")
+    if not folder.is_dir():
+        raise click.UsageError(phrase("{folder} is not a folder", folder=folder))
+    contents = contents_of(folder)
+    found = read_checkpoint(folder)
+    conversion = None
+    if to_hf and found.is_whole:
+        weights = WeightsOf(contents, dtype)  # type: ignore[arg-type]  # Click has checked the choice
+        conversion = weights.conversion()
+        output.say(phrase("needs {size} GiB of RAM", size=f"{conversion.peak_bytes / 2**30:.1f}"))
+        weights.write(to_hf, force=force, say=output.say)
+    answer = CheckpointAnswer(
+        contents=contents,
+        evidence=found.evidence,
+        damaged=found.damaged,
+        conversion=conversion,
+        written="" if conversion is None else str(to_hf),
+    )
+    output.show(lambda: answer, lambda console: render_checkpoint(answer, console))
+    return 0 if found.is_whole else 1
+
+
+@click.command()
+@click.option("--build", "folder", type=PATH, metavar="DIR", help="Build a static page into this folder.")
+@click.option(
+    "--pyodide", type=PATH, metavar="FILE", help="Pyodide's npm package or folder.  [default: npm fetches it]"
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the server; 0: a free one.")
+@click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
+@DEBUG
+def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool) -> int:
+    """Ask what if: the advice changes with GPUs, sequence, batch and RAM.
+
+    \b
+    ds-advise page                         # opens it here; ends with Ctrl-C
+    ds-advise page --build site            # a folder for any web server, which works offline
+
+    Exit code: 0, or 2 if the page cannot be opened or built.
+    """
+    if folder is not None:
+        return _build(folder, pyodide)
+    if pyodide is not None:
+        raise click.UsageError("--pyodide needs --build")
+    from ..page.serve import page_server
+
+    with page_server(port) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        click.echo(f"The page is at {address} until you press Ctrl-C.")
+        if not no_browser:
+            click.launch(address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            click.echo()
+    return 0
+
+
+def _build(folder: Path, pyodide: Path | None) -> int:
+    from ..page.build import MEMORY, build_page
+
+    files = build_page(folder, pyodide=pyodide)
+    size = sum(file.stat().st_size for file in files) / 1e6
+    click.echo(f"Built {folder}: {len(files)} files, {size:.1f} MB.")
+    if not any(file.name == MEMORY for file in files):
+        click.echo("Node is missing or could not run Pyodide: each visit imports everything, which takes seconds.")
+    click.echo(f"Open it: python3 -m http.server --directory {folder} 8000, then http://localhost:8000")
+    return 0

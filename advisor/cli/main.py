@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
@@ -23,10 +23,7 @@ from ...estimators.phrase import Phrase, listed, named, phrase
 from ...probes.gc_pause import gc_paused
 from ..text.language import Language, language_of_environment, translate, use_language
 from ..text.output import to_stderr
-from .options import complete_model, help_records
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+from .options import help_records
 
 COMMANDS = {
     "advise": ("advise:advise", "Recommend the fastest DeepSpeed configuration that fits."),
@@ -40,11 +37,11 @@ COMMANDS = {
     "compare": ("config_files:compare", "Compare two configurations: differences and their effect."),
     "check": ("config_files:check", "Check configurations against requirements, one line each (CI)."),
     "rent": ("rent:rent", "Find the machine to rent: cost and hours of a job on each machine of a price table."),
-    "checkpoint": ("checkpoint:checkpoint", "Show and check a checkpoint, and get its weights as a model."),
+    "checkpoint": ("machine:checkpoint", "Show and check a checkpoint, and get its weights as a model."),
     "bench": ("machine:bench", "Measure this machine's own speeds, which answers then use."),
     "history": ("machine:history", "List, export or remove measurements."),
     "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),
-    "page": ("page:page", "Open the what-if page in the browser, or build it for a web server."),
+    "page": ("machine:page", "Open the what-if page in the browser, or build it for a web server."),
     "mcp": ("mcp:mcp", "Serve these commands to a coding agent (Model Context Protocol)."),
     "from": ("config_files:from_file", "Check a configuration of another tool, and write a better one in its format."),
 }
@@ -92,15 +89,6 @@ class AdviseByDefault(click.Group):
             gc.enable()
         command: click.Command = getattr(import_module(f".{module}", __package__), function)
         return command
-
-    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, and models for `advise`."""
-        from click.shell_completion import CompletionItem
-
-        found = super().shell_complete(context, incomplete)
-        if not incomplete.startswith("-"):
-            found += [CompletionItem(name) for name in complete_model(context, context.command.params[0], incomplete)]
-        return found
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if args[:1] == ["--help-all"]:

@@ -106,7 +106,6 @@ _MODEL = model_option(
     default=True,
     help="Simulate PyTorch's allocator with expandable segments.",
 )
-@click.option("--fast", is_flag=True, hidden=True, expose_value=False)  # without effect; accepted for one release
 @click.option("--timeline", type=PATH, metavar="FILE.json", help="Write a trace of memory and one step for Perfetto.")
 @FORCE
 @report_options("memory over the run", own_force=True)

@@ -27,6 +27,7 @@ from ..verification.dry_run import compared_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
 from ..verification.probe_order import as_measured
 from .request import LaunchRequest
+from .script_source import how_to_update
 
 Check = Literal["auto", "dry-run", "probe"]
 """How to check that it fits: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated
@@ -85,10 +86,10 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
     if outdated:
         return [
             Objection(
-                what=f"{old.where}: transformers {installed_version('transformers')} takes no {', '.join(old.names)}",
-                fix=old.fix,
+                what=f"{place}: transformers {installed_version('transformers')} takes no {', '.join(names)}",
+                fix=how_to_update(names),
             )
-            for old in outdated
+            for place, names in outdated.items()
         ]
     if request.other_loss is not None:
         say(
@@ -219,15 +220,13 @@ def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]
     if output_dir is None or run.shape is None:
         return []
     kept = arguments.checkpoints if run.workload.uses_trainer else None
-    zero = run.config.get("zero_optimization", {})
-    leaves = saves_model(run.config)
-    only_model = leaves and run.workload.uses_trainer and bool(arguments.flag("save_only_model"))
-    stage, free = int(zero.get("stage", 0)), free_bytes(output_dir)
+    only_model = saves_model(run.config) and run.workload.uses_trainer and bool(arguments.flag("save_only_model"))
+    stage, free = int(run.config.get("zero_optimization", {}).get("stage", 0)), free_bytes(output_dir)
     one = checkpoint_bytes(run.shape, run.workload, stage, only_model=only_model)
     count = 1 if kept is None else kept
     if count * one <= free:
         if kept is None:
-            parts = [
+            say(
                 phrase(
                     "a checkpoint takes {size} GiB, and {number} fit into the {free} GiB free in {folder}: the number "
                     "of kept ones is unknown (--save_total_limit limits it)",
@@ -236,15 +235,7 @@ def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]
                     free=gib(free),
                     folder=output_dir,
                 )
-            ]
-            if leaves and not only_model and run.workload.uses_trainer:
-                small = gib(checkpoint_bytes(run.shape, run.workload, stage, only_model=True))
-                parts.append(
-                    phrase(
-                        "with --save_only_model True each takes {size} GiB, and no training resumes from it", size=small
-                    )
-                )
-            say(listed(parts, "; "))
+            )
         return []
     needed = f"{count} checkpoint{'s' * (count > 1)} of {gib(one)} GiB"
     what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"

@@ -102,7 +102,7 @@ def environment_of(request: LaunchRequest, environment: Mapping[str, str] = os.e
 
 def _config_words(request: LaunchRequest) -> tuple[str, ...]:
     framework, path = request.run.workload.framework, str(request.config_path)
-    return tuple(config_arguments(framework, path, flag=request.config_flag))
+    return tuple(config_arguments(framework, path, flag=request.script.source.accepts_deepspeed_flag))
 
 
 def job_of(request: LaunchRequest) -> Job:

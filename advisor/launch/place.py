@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ...ds_configs.launch_commands import IN_ALLOCATION, PORT, Launcher, Rendezvous, read_hostfile, slurm_port
@@ -23,77 +23,77 @@ _LAUNCHERS: dict[str, tuple[Launcher, ...]] = {
 """Launchers by the kind of rendezvous that they support."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """The options that select the nodes and their ranks."""
+def resolve_place(
+    *,
+    gpus: str,
+    device: Device,
+    ranks: int | None,
+    nodes: int | None,
+    node_rank: int,
+    master: str | None,
+    hostfile: Path | None,
+    slurm: bool,
+    starts: bool,
+) -> tuple[Cluster, Rendezvous | None]:
+    """(the ranks, the rendezvous of several nodes) by the options of these names.
 
-    gpus: str
-    device: Device
-    ranks: int | None
-    nodes: int | None
-    node_rank: int
-    master: str | None
-    hostfile: Path | None
-    slurm: bool
-    starts: bool
-    """Whether ranks will be started, not only shown."""
+    starts: whether ranks will be started, not only shown.
 
-    def resolve(self) -> tuple[Cluster, Rendezvous | None]:
-        """(the ranks, the rendezvous of several nodes). Raises ClusterError for options that contradict each other."""
-        if sum((self.master is not None, self.hostfile is not None, self.slurm)) > 1:
-            raise ClusterError(
-                "--master, --hostfile and --slurm are alternatives",
-                why="each selects the nodes",
-                fix="pass one of them",
-            )
-        options = {"gpus": self.gpus, "device": self.device, "ranks": self.ranks}
-        here = self.starts and self.hostfile is None and not self.slurm  # else this may be a node without GPUs
-        cluster = cluster_here(options) if here else cluster_of(options)
-        rendezvous: Rendezvous | None = None
-        if self.hostfile is not None:
-            nodes, gpus_per_node = equal_nodes(self.hostfile)
-            self._check_counts(f"hostfile {self.hostfile}", nodes, gpus_per_node)
-            cluster = replace(cluster, nodes=nodes, gpus_per_node=gpus_per_node)
-            rendezvous = Rendezvous(kind="hostfile", hostfile=str(self.hostfile.absolute()))
-        elif self.slurm and not self.starts and "SLURM_JOB_ID" not in os.environ:
-            cluster, rendezvous = replace(cluster, nodes=self.nodes or cluster.nodes), IN_ALLOCATION
-        elif self.slurm:
-            rendezvous, nodes = slurm_rendezvous()
-            self._check_counts("this Slurm allocation", nodes, None)
+    Raises ClusterError for options that contradict each other.
+    """
+    if sum((master is not None, hostfile is not None, slurm)) > 1:
+        raise ClusterError(
+            "--master, --hostfile and --slurm are alternatives", why="each selects the nodes", fix="pass one of them"
+        )
+    options = {"gpus": gpus, "device": device, "ranks": ranks}
+    here = starts and hostfile is None and not slurm  # else this may be a node without GPUs
+    cluster = cluster_here(options) if here else cluster_of(options)
+    rendezvous: Rendezvous | None = None
+    if hostfile is not None:
+        count, gpus_per_node = equal_nodes(hostfile)
+        _check_counts(gpus, nodes, f"hostfile {hostfile}", count, gpus_per_node)
+        cluster = replace(cluster, nodes=count, gpus_per_node=gpus_per_node)
+        rendezvous = Rendezvous(kind="hostfile", hostfile=str(hostfile.absolute()))
+    elif slurm and not starts and "SLURM_JOB_ID" not in os.environ:
+        cluster, rendezvous = replace(cluster, nodes=nodes or cluster.nodes), IN_ALLOCATION
+    elif slurm:
+        rendezvous, count = slurm_rendezvous()
+        _check_counts(gpus, nodes, "this Slurm allocation", count)
+        cluster = replace(cluster, nodes=count)
+    elif master is not None:
+        rendezvous = static_rendezvous(master, node_rank)
+        if nodes is not None:
+            _check_counts(gpus, nodes, "--nodes", nodes)
             cluster = replace(cluster, nodes=nodes)
-        elif self.master is not None:
-            rendezvous = static_rendezvous(self.master, self.node_rank)
-            if self.nodes is not None:
-                self._check_counts("--nodes", self.nodes, None)
-                cluster = replace(cluster, nodes=self.nodes)
-            if self.node_rank >= cluster.nodes:
-                raise WorkloadError(
-                    phrase("there is no node {node_rank} among {nodes}", node_rank=self.node_rank, nodes=cluster.nodes),
-                    why="nodes count from 0",
-                    fix="pass --nodes N, and --node-rank from 0 to N - 1",
-                )
-        elif (self.nodes or cluster.nodes) > 1:
-            raise ClusterError(
-                phrase("{count} nodes, but no rendezvous given", count=self.nodes or cluster.nodes),
-                why="without one only this node's ranks are started",
-                fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R",
+        if node_rank >= cluster.nodes:
+            raise WorkloadError(
+                phrase("there is no node {node_rank} among {nodes}", node_rank=node_rank, nodes=cluster.nodes),
+                why="nodes count from 0",
+                fix="pass --nodes N, and --node-rank from 0 to N - 1",
             )
-        return cluster, rendezvous if cluster.nodes > 1 else None
+    elif (nodes or cluster.nodes) > 1:
+        raise ClusterError(
+            phrase("{count} nodes, but no rendezvous given", count=nodes or cluster.nodes),
+            why="without one only this node's ranks are started",
+            fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R",
+        )
+    return cluster, rendezvous if cluster.nodes > 1 else None
 
-    def _check_counts(self, source: str, nodes: int, gpus_per_node: int | None) -> None:
-        """Raises ClusterError where `--gpus` or `--nodes` contradict the counts of the source of the nodes."""
-        given_nodes, given_gpus = counts_in(self.gpus)
-        for option, given, found, unit in (
-            ("--gpus", given_gpus, gpus_per_node, "GPUs a node"),
-            ("--gpus", given_nodes, nodes, "nodes"),
-            ("--nodes", self.nodes, nodes, "nodes"),
-        ):
-            if None not in (given, found) and given != found:
-                raise ClusterError(
-                    f"{option} has {given} {unit}, {source} {found}",
-                    why="the plan must be checked on the GPUs that train",
-                    fix="make them agree, or name only the kind, such as --gpus H100",
-                )
+
+def _check_counts(gpus: str, nodes: int | None, source: str, count: int, gpus_per_node: int | None = None) -> None:
+    """Raises ClusterError where `--gpus` or `--nodes` contradict the counts of the source of the nodes."""
+    given_nodes, given_gpus = counts_in(gpus)
+    for option, given, found, unit in (
+        ("--gpus", given_gpus, gpus_per_node, "GPUs a node"),
+        ("--gpus", given_nodes, count, "nodes"),
+        ("--nodes", nodes, count, "nodes"),
+    ):
+        if None not in (given, found) and given != found:
+            raise ClusterError(
+                f"{option} has {given} {unit}, {source} {found}",
+                why="the plan must be checked on the GPUs that train",
+                fix="make them agree, or name only the kind, such as --gpus H100",
+            )
 
 
 def equal_nodes(hostfile: Path) -> tuple[int, int]:

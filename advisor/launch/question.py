@@ -6,7 +6,6 @@ import ast
 import json
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ...estimators.workload import NEXT_TOKEN, Framework, Workload
 from ...probes.run import Run, check_device
 from ..question.run import read_ds_config, read_run
 from .check import prediction_of
-from .place import Place, launcher_for
+from .place import launcher_for, resolve_place
 from .request import LaunchRequest
 from .script_arguments import ScriptArguments, rollout_options
 from .script_source import Script, ScriptSource, called
@@ -49,8 +48,8 @@ def launch_question(
     """(the request, remarks on what was chosen or assumed).
 
     options: the arguments of `read_run` but the cluster; those `given` by the user take precedence over the script's
-    arguments, and these over the literal ones in its text. words: the script and its arguments. place_options: those
-        of `Place`.
+    arguments, and these over the literal ones in its text. words: the script and its arguments. place_options: of
+        `resolve_place`.
 
     Raises DsAdviseError for what cannot be launched.
     """
@@ -58,8 +57,7 @@ def launch_question(
     config = read_ds_config(config_file)
     script = Script(target=words[0], arguments=words[1:], is_module=is_module)
     source, arguments = script.source, script.described
-    place = Place(**place_options)
-    cluster, rendezvous = place.resolve()
+    cluster, rendezvous = resolve_place(**place_options)
     framework = options["framework"] if "framework" in given else framework_of(config, source)
     remarks: list[str] = []
     launcher = launcher_for(rendezvous, launcher)
@@ -67,8 +65,8 @@ def launch_question(
     if launcher is None:
         launcher, why = default_launcher(framework, source, rendezvous)
         remarks.append(f"launcher {launcher}: {why}")
-    passing = config_passing(pass_config, config_file, config, framework=framework, script=script)
-    remarks += passing.remarks
+    passes, remark = config_passing(pass_config, config_file, config, framework=framework, script=script)
+    remarks += [remark] * bool(remark)
     remarks += _late_arguments(script, config)
     from_script, assumptions = _from_script(given, arguments, source, framework)
     adapters, method = _adapters(options, given, arguments, source)
@@ -99,19 +97,19 @@ def launch_question(
         is_fp16 = written == "fp16" or (chosen["precision"] == "fp16" and written != "bf16")
         workload = Workload(framework=framework, precision="fp16" if is_fp16 else "bf16")
         run = Run(config=config, model="", cluster=cluster, workload=workload)
-    check_device(run, place.device)
+    device, master, node_rank = (place_options[name] for name in ("device", "master", "node_rank"))
+    check_device(run, device)
     folder = (log_dir or Path("ds-advise-launch", time.strftime("%Y-%m-%dT%H-%M-%S"))).absolute()
     request = LaunchRequest(
         script=script,
         run=run,
         config_path=config_file,
         launcher=launcher,
-        folder=folder if place.master is None else folder / f"node{place.node_rank}",  # nodes may share a file system
-        device=place.device,
+        folder=folder if master is None else folder / f"node{node_rank}",  # nodes may share a file system
+        device=device,
         rendezvous=rendezvous,
-        passes_config=passing.passes,
-        by_variables=passing.passes and takes_from == "accelerate" and launcher != "accelerate",
-        config_flag=passing.with_flag,
+        passes_config=passes,
+        by_variables=passes and takes_from == "accelerate" and launcher != "accelerate",
         prediction=None if source.objective is None else prediction_of(run),
         other_loss=source.trainer if source.objective is None else None,
         total_steps=arguments.number("max_steps"),
@@ -219,17 +217,6 @@ _CONFIG_NAMES: dict[Framework, str] = {"deepspeed": "deepspeed_config", "hf": "d
 """The parser's name of the file that `launch` passes. A script with `args.NAME` or the text NAME may read the file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigPassing:
-    """How the file reaches the script."""
-
-    passes: bool
-    """Whether it is passed at all."""
-    with_flag: bool = True
-    """Whether `--deepspeed` precedes `--deepspeed_config`."""
-    remarks: tuple[str, ...] = ()
-
-
 def config_passing(
     requested: bool | None,
     config_file: Path,
@@ -237,9 +224,9 @@ def config_passing(
     *,
     framework: Framework,
     script: Script,
-) -> ConfigPassing:
-    """How to pass the file to a script. It may have a configuration of its own, in its text or its arguments; then
-    another file must not be checked.
+) -> tuple[bool, str]:
+    """(whether to pass the file to the script, a remark on it). The script may have a configuration of its own, in its
+    text or its arguments; then another file must not be checked.
 
     requested: the user's choice; None lets the script decide.
 
@@ -247,18 +234,15 @@ def config_passing(
     """
     arguments, source = script.options, script.source
     _check_arguments(config_file, config, arguments)
-    options = {word for call in source.calls for word in _added_options(call)}
-    # argparse takes `--deepspeed` for an abbreviation where the parser has `--deepspeed_config` alone.
-    with_flag = "--deepspeed_config" not in options or bool({"--deepspeed", "add_config_arguments"} & options)
     if requested is not None or arguments.passes_a_config:
-        return ConfigPassing(passes=requested is not False and not arguments.passes_a_config, with_flag=with_flag)
+        return requested is not False and not arguments.passes_a_config, ""
     own = next((value for call in source.calls if (value := _given_config(call, framework)) is not None), None)
     if own is None or _CONFIG_NAMES[framework] in source.names:
-        return ConfigPassing(passes=True, with_flag=with_flag)
+        return True, ""
     where = f"{script.target}, line {own.lineno},"
     if isinstance(own, ast.Constant) and isinstance(own.value, str):
         if Path(own.value).resolve() == config_file.resolve():
-            return ConfigPassing(passes=False)
+            return False, ""
         raise ConfigFileError(
             phrase(
                 "{where} names {value}, but {config_file} would be checked",
@@ -276,7 +260,7 @@ def config_passing(
         f"{where} gives DeepSpeed a configuration of its own: {config_file} is checked but not passed, so they "
         "must be equal (--pass-config passes it)"
     )
-    return ConfigPassing(passes=False, remarks=(remark,))
+    return False, remark
 
 
 def _check_arguments(config_file: Path, config: Mapping[str, Any], arguments: ScriptArguments) -> None:
@@ -307,10 +291,3 @@ def _given_config(call: ast.Call, framework: Framework) -> ast.expr | None:
     elif framework != "deepspeed" and name.endswith(("TrainingArguments", "Config")):
         values = [keyword.value for keyword in call.keywords if keyword.arg == "deepspeed"]
     return next((value for value in values if not (isinstance(value, ast.Constant) and value.value is None)), None)
-
-
-def _added_options(call: ast.Call) -> list[str]:
-    """The options that a call adds to a parser; the name of DeepSpeed's function that adds its own."""
-    if called(call) == "add_argument":
-        return [word.value for word in call.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
-    return ["add_config_arguments"] if called(call) == "add_config_arguments" else []

@@ -60,8 +60,6 @@ class LaunchRequest:
     """Whether the configuration file is passed to the script; False where the script names it itself."""
     by_variables: bool = False
     """Whether accelerate's variables pass it: the script takes it from accelerate's launcher, and another starts it."""
-    config_flag: bool = True
-    """Whether a plain script's parser accepts `--deepspeed` before `--deepspeed_config`."""
     prediction: Estimate | None = None
     other_loss: str | None = None
     """The script's Trainer where its loss and its further models are not predicted, such as "DPOTrainer"."""

@@ -28,9 +28,6 @@ from .request import LaunchOutcome, LaunchRequest, TrainingFailure
 
 _POLL_S = 0.1
 
-_STOPPED_BY_TRAINER = "the Trainer saves a checkpoint within the next steps; once more ends it now"
-_STOPPED_BY_SIGTERM = "SIGTERM is sent to the ranks, and the script decides what to save; once more ends them now"
-
 
 def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | None = None) -> LaunchOutcome:
     """Run the training to its end and report how it ended; in every case, none of its processes is left.
@@ -43,7 +40,13 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
 
     Raises ConfigFileError where the folder cannot be made or holds another launch's records.
     """
-    _make_folder(request.folder)
+    make_folder(request.folder, phrase("the ranks' output is kept there"))
+    if any(request.folder.glob("rank*.jsonl")):
+        raise ConfigFileError(
+            phrase("{folder} holds the records of another launch", folder=request.folder),
+            why="the records of two launches must not be mixed",
+            fix="pass a new folder with --log-dir",
+        )
     display = Display(console or Console(stderr=True, highlight=False))
     monitor = Monitor(request, display)
     with _signals_kept() as signals:
@@ -110,12 +113,13 @@ class RankProcesses:
         """Make the training save and stop. Returns how, "" where no rank runs."""
         if records.first("trainer"):
             (self._folder / STOP_FILE).touch()
-            return _STOPPED_BY_TRAINER
+            return "the Trainer saves a checkpoint within the next steps; once more ends it now"
         running = [rank.pid for rank in records.ranks if rank.pid and rank.gone_at is None]
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        return _STOPPED_BY_SIGTERM if running else ""
+        how = "SIGTERM is sent to the ranks, and the script decides what to save; once more ends them now"
+        return how if running else ""
 
     def end(self) -> None:
         """End all that is left. The supervisor does it, unless it was killed itself."""
@@ -153,19 +157,13 @@ def _signals_kept() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path, why: str) -> None:
+    """Raises ConfigFileError where it cannot be made. why: what it is for."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        used = any(folder.glob("rank*.jsonl"))
     except OSError as error:
         raise ConfigFileError(
             phrase("{folder} cannot be made ({reason})", folder=folder, reason=error.strerror),
-            why="the ranks' output is kept there",
+            why=why,
             fix="pass a folder that can be written to with --log-dir",
         ) from None
-    if used:
-        raise ConfigFileError(
-            phrase("{folder} holds the records of another launch", folder=folder),
-            why="the records of two launches must not be mixed",
-            fix="pass a new folder with --log-dir",
-        )

@@ -62,20 +62,12 @@ _OLD = {
 """Arguments of transformers 4 that 5.23 does not take -> those in their place, "" where there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outdated:
-    """Arguments that the installed transformers does not take."""
-
-    where: str
-    names: tuple[str, ...]
-
-    @property
-    def fix(self) -> str:
-        """How to write them."""
-        new = [f"{_OLD[name]} in place of {name}" for name in self.names if _OLD.get(name)]
-        gone = [name for name in self.names if not _OLD.get(name)]
-        parts = [f"write {', '.join(new)}"] * bool(new) + [f"remove {', '.join(gone)}"] * bool(gone)
-        return f"{'; '.join(parts)}; or install the transformers that the script was written for"
+def how_to_update(names: Iterable[str]) -> str:
+    """The arguments that replace those of transformers 4."""
+    new = [f"{_OLD[name]} in place of {name}" for name in names if _OLD.get(name)]
+    gone = [name for name in names if not _OLD.get(name)]
+    parts = [f"write {', '.join(new)}"] * bool(new) + [f"remove {', '.join(gone)}"] * bool(gone)
+    return f"{'; '.join(parts)}; or install the transformers that the script was written for"
 
 
 class ScriptSource:
@@ -170,6 +162,15 @@ class ScriptSource:
         )
 
     @property
+    def accepts_deepspeed_flag(self) -> bool:
+        """Whether its parser accepts `--deepspeed` before `--deepspeed_config`. argparse takes it for an abbreviation
+        where the parser has the longer option alone."""
+        adding = [call for call in self.calls if called(call) == "add_argument"]
+        added = {word.value for call in adding for word in call.args if isinstance(word, ast.Constant)}
+        by_deepspeed = any(called(call) == "add_config_arguments" for call in self.calls)
+        return by_deepspeed or "--deepspeed_config" not in added or "--deepspeed" in added
+
+    @property
     def late_arguments(self) -> tuple[int, int] | None:
         """(line that loads the model, line that makes TrainingArguments) where the model comes first."""
         scopes = [n for n in ast.walk(self._tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -181,14 +182,14 @@ class ScriptSource:
                 return None if any(called(call) == "HfDeepSpeedConfig" for call in calls) else (loads[0], makes[0])
         return None
 
-    def outdated(self, target: str, options: Iterable[str]) -> list[Outdated]:
-        """The arguments that the installed transformers does not take: of its calls, and among the options of a script
-        that parses TrainingArguments. Empty where transformers is not installed."""
+    def outdated(self, target: str, options: Iterable[str]) -> dict[str, list[str]]:
+        """Place -> arguments that the installed transformers does not take: of its calls, and among the options of a
+        script that parses TrainingArguments. Empty where transformers is not installed."""
         accepted, of_trainer = _installed_arguments()
         if not accepted:
-            return []
+            return {}
         old = _OLD.keys() - accepted
-        found: list[Outdated] = []
+        found: dict[str, list[str]] = {}
         for call in self.calls:
             names = [keyword.arg for keyword in call.keywords if keyword.arg]
             if _is_arguments(call):
@@ -198,13 +199,10 @@ class ScriptSource:
                 refused = [name for name in names if name in _OLD and name not in of_trainer]
             else:
                 continue
-            if refused:
-                found.append(Outdated(where=f"{target}, line {call.lineno}", names=tuple(refused)))
+            found.setdefault(f"{target}, line {call.lineno}", []).extend(refused)
         if any(called(call) in _PARSES_ARGUMENTS for call in self.calls):
-            refused = [name for name in options if name in old and name not in self._fields]
-            if refused:
-                found.append(Outdated(where=f"the arguments of {target}", names=tuple(refused)))
-        return found
+            found[f"the arguments of {target}"] = [n for n in options if n in old and n not in self._fields]
+        return {place: names for place, names in found.items() if names}
 
     def _argument_calls(self) -> Iterator[ast.Call]:
         return (call for call in self.calls if _is_arguments(call))

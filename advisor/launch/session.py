@@ -13,7 +13,6 @@ from typing import Any
 
 from ...ds_configs.emit import merge_plan_into_config
 from ...ds_configs.files import write_config
-from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import Estimate, total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
@@ -27,7 +26,7 @@ from ..text.output import Output
 from .check import Check, Objection, objections, plans_that_fit, prediction_of
 from .command import environment_of, kept_settings
 from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
-from .run import launch
+from .run import launch, make_folder
 
 _LESS = (0.95, 0.75, 0.5)
 """Largest need of the next plan as a share of the failed one's, by the number of plans that failed before. A closer
@@ -76,27 +75,23 @@ def with_less_memory(
         reason = "the model is not known" if request.other_loss is None else f"{request.other_loss} is not predicted"
         fix = ": pass --model" * (request.other_loss is None)
         return Continuation(description=f"{reason}, so neither is a plan that takes less{fix}")
-    needs = [(each, tensor_bytes(each.estimate, failure.kind, run.cluster)) for each in plans_that_fit(run)]
     had = tensor_bytes(failed, failure.kind, run.cluster)
-    smaller = [each for each, need in needs if need <= _LESS[0] * had]
+    needs = [(tensor_bytes(each.estimate, failure.kind, run.cluster), each.estimate) for each in plans_that_fit(run)]
+    smaller = [(need, estimate) for need, estimate in needs if need <= _LESS[0] * had]
     if not smaller:
         description = "no other plan with this global batch is predicted to take at least 5 % less"
         return Continuation(description=f"{description}: a shorter sequence, LoRA or a smaller model would")
     layout = _LAYOUTS[failed.plan.zero_stage]
-    readable = [each for each in smaller if checkpoint is None or _LAYOUTS[each.estimate.plan.zero_stage] == layout]
+    readable = [pair for pair in smaller if checkpoint is None or _LAYOUTS[pair[1].plan.zero_stage] == layout]
     if not readable:
         return Continuation(
-            description=f"{plan_title(smaller[0].estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} "
+            description=f"{plan_title(smaller[0][1].plan)} would fit, but DeepSpeed cannot load {checkpoint} "
             "under it, converted or not (ZeRO-3 keeps the states otherwise): start again with its weights, which "
             "ds-advise checkpoint --to-hf writes"
         )
-    by_need = {id(each): need for each, need in needs}
     most = _LESS[min(request.fallbacks, len(_LESS) - 1)] * had
-    chosen = next(
-        (each for each in readable if by_need[id(each)] <= most), min(readable, key=lambda each: by_need[id(each)])
-    )
-    plan = chosen.estimate.plan
-    planned = run.with_plan(plan)
+    _, chosen = next((pair for pair in readable if pair[0] <= most), min(readable, key=lambda pair: pair[0]))
+    plan, planned = chosen.plan, run.with_plan(chosen.plan)
     start = f"from {checkpoint}" if checkpoint else "from the beginning, since no checkpoint was saved"
     return Continuation(
         description=f"{plan_title(plan)}, micro batch {plan.micro_batch_size} x "
@@ -104,7 +99,7 @@ def with_less_memory(
         request=replace(
             request,
             run=replace(planned, config=merge_plan_into_config(run.config, planned.config, plan)),
-            prediction=chosen.estimate,
+            prediction=chosen,
             folder=folder,
             fallbacks=request.fallbacks + 1,
             resumes_after=0 if checkpoint is None else step_of(checkpoint),
@@ -148,14 +143,7 @@ def next_launch(
             f"{run.gradient_accumulation_steps} and checkpointing {'on' if run.gradient_checkpointing else 'off'} is "
             "predicted to fit; how this script takes them and resumes cannot be known, so it is not started"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigFileError(
-            phrase("{folder} cannot be made ({reason})", folder=folder, reason=error.strerror),
-            why="the next plan's configuration is written there",
-            fix="free some space, or make the folder writable",
-        ) from None
+    make_folder(folder, phrase("the next plan's configuration is written there"))
     path = folder / "ds_config.json"
     write_config(run.config, path, force=True)
     values = {

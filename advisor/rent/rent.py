@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from ..advise import ask
 from ..answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
 from ..answer.what_if import gpus_argument
 from ..question.job import parse_duration
-from ..question.prices import SIGNS, Machine, PriceTable, read_prices, shipped_prices
+from ..question.prices import Machine, PriceTable, read_prices, shipped_prices
 from ..question.question import Question
 from ..search.candidate import Candidate, duration_of
 from ..search.search import SampleBytes, fastest
@@ -27,9 +27,6 @@ TOKENS = "100M"
 
 MOST_NODES = 4
 """Default limit on the machines joined by their network."""
-
-_MOST_BUDGET = 1e9
-_AMOUNT = re.compile(r"([$€£₹]|[a-z]{3})?\s*(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]{3})?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +158,7 @@ def rent(
     *,
     prices: str | Path | None = None,
     deadline: str | None = None,
-    budget: str | float | None = None,
+    budget: float | None = None,
     most_nodes: int = MOST_NODES,
     **question: Any,
 ) -> RentAdvice:
@@ -176,7 +173,10 @@ def rent(
     """
     deadline_s = None if deadline is None else parse_duration("--deadline", deadline)
     table = shipped_prices() if prices is None else read_prices(Path(prices).expanduser())
-    limit = None if budget is None else budget_amount(budget, table.currency)
+    if budget is not None and not 0 < budget < inf:
+        raise WorkloadError(
+            phrase("--budget is {budget:g}", budget=budget), why="it must be above 0", fix="pass --budget 50"
+        )
     basis: tuple[str, ...] = ()
     if all(question.get(name) is None for name in ("data", "samples", "tokens")):
         question["tokens"] = TOKENS
@@ -184,14 +184,13 @@ def rent(
             phrase("{tokens} tokens are assumed for the job (--data, --samples or --tokens set it).", tokens=TOKENS),
         )
     about = _about_any(model, table, question)
-    market = _Market(about)
-    found = list(market.offers(table.machines, most_nodes=most_nodes))
+    found = list(_market(about, table.machines, most_nodes))
     return RentAdvice(
         table=table,
-        offers=ranked((one for one in found if isinstance(one, Offer)), deadline_s, limit),
+        offers=ranked((one for one in found if isinstance(one, Offer)), deadline_s, budget),
         left_out=tuple(one for one in found if isinstance(one, LeftOut)),
         deadline_s=deadline_s,
-        budget=limit,
+        budget=budget,
         basis=(*about.job_basis, *basis),
     )
 
@@ -199,7 +198,7 @@ def rent(
 def ranked(offers: Iterable[Offer], deadline_s: float | None, budget: float | None) -> tuple[Offer, ...]:
     """The offers by rising cost, of equals the faster first, with `on_pareto_front` and `meets_limits` set."""
     ordered: list[Offer] = []
-    fastest_s = float("inf")
+    fastest_s = inf
     for offer in sorted(offers, key=lambda offer: (offer.figures.cost, offer.figures.duration_s)):
         figures = offer.figures
         in_time = deadline_s is None or figures.duration_s <= deadline_s
@@ -228,65 +227,40 @@ def _about_any(model: str, table: PriceTable, question: dict[str, Any]) -> Quest
     raise problem
 
 
-def budget_amount(text: str | float, currency: str) -> float:
-    """The amount of `50`, `$50` or `50 EUR`. Raises WorkloadError for anything else, and for another currency."""
-    match = _AMOUNT.fullmatch(str(text).strip().lower())
-    amount = float(match[2]) if match else 0.0
-    if match is None or not 0 < amount <= _MOST_BUDGET:
-        raise WorkloadError(
-            phrase("--budget {text!r} is not an amount", text=str(text)[:40]), fix="write it as 50, or 50 USD"
-        )
-    given = match[1] or match[3] or currency
-    code = next((code for code, sign in SIGNS.items() if sign == given), given.upper())
-    if code != currency:
-        raise WorkloadError(
-            phrase("--budget is in {code}, and the prices are in {currency}", code=code, currency=currency),
-            fix=phrase("give it in {currency}", currency=currency),
-        )
-    return amount
+def _market(question: Question, machines: Iterable[Machine], most_nodes: int) -> Iterator[Offer | LeftOut]:
+    """Every machine in numbers of 1, 2, 4 ... up to `most_nodes` and its own limit; each distinct cluster is searched
+    once. question: about any machine."""
+    sample_bytes: SampleBytes = {}
+    found: dict[Cluster, tuple[Question, Candidate, JobDuration] | str] = {}
+    for machine in machines:
+        nodes = 1
+        while nodes <= min(most_nodes, machine.most_nodes):
+            network = machine.cluster.interconnect_bytes_per_s if nodes > 1 else None
+            cluster = replace(machine.cluster, nodes=nodes, interconnect_bytes_per_s=network)
+            if cluster not in found:
+                found[cluster] = _search(question, cluster, sample_bytes)
+            job = found[cluster]
+            if isinstance(job, str):
+                yield from_attributes(LeftOut, machine, gpus=gpus_argument(cluster), reason=job)
+            elif machine.price is not None:
+                yield _offer(machine, machine.price, *job)
+            nodes *= 2
 
 
-class _Market:
-    """The question asked about machine after machine; each distinct cluster is searched once."""
-
-    def __init__(self, question: Question) -> None:
-        """question: about any machine."""
-        self._question = question
-        self._sample_bytes: SampleBytes = {}
-        self._found: dict[Cluster, tuple[Question, Candidate, JobDuration] | str] = {}
-
-    def offers(self, machines: tuple[Machine, ...], *, most_nodes: int) -> Iterator[Offer | LeftOut]:
-        """Every machine in numbers of 1, 2, 4 ... up to `most_nodes` and its own limit."""
-        for machine in machines:
-            nodes = 1
-            while nodes <= min(most_nodes, machine.most_nodes):
-                yield from self._offers_of(machine, nodes)
-                nodes *= 2
-
-    def _offers_of(self, machine: Machine, nodes: int) -> Iterator[Offer | LeftOut]:
-        network = machine.cluster.interconnect_bytes_per_s if nodes > 1 else None
-        cluster = replace(machine.cluster, nodes=nodes, interconnect_bytes_per_s=network)
-        if cluster not in self._found:
-            self._found[cluster] = self._search(cluster)
-        found = self._found[cluster]
-        if isinstance(found, str):
-            yield from_attributes(LeftOut, machine, gpus=gpus_argument(cluster), reason=found)
-            return
-        if machine.price is not None:
-            yield _offer(machine, machine.price, *found)
-
-    def _search(self, cluster: Cluster) -> tuple[Question, Candidate, JobDuration] | str:
-        """The question about a cluster, its best plan and the job under it, or why there is none."""
-        try:
-            question = self._question.about_cluster(cluster)
-            candidate = fastest(question, self._sample_bytes)
-        except (ClusterError, WorkloadError) as error:
-            return error.what
-        if candidate is None:
-            return phrase("nothing fits")
-        duration = duration_of(question, candidate)
-        assert duration is not None, "the question has a job"
-        return question, candidate, duration
+def _search(
+    about: Question, cluster: Cluster, sample_bytes: SampleBytes
+) -> tuple[Question, Candidate, JobDuration] | str:
+    """The question about a cluster, its best plan and the job under it, or why there is none."""
+    try:
+        question = about.about_cluster(cluster)
+        candidate = fastest(question, sample_bytes)
+    except (ClusterError, WorkloadError) as error:
+        return error.what
+    if candidate is None:
+        return phrase("nothing fits")
+    duration = duration_of(question, candidate)
+    assert duration is not None, "the question has a job"
+    return question, candidate, duration
 
 
 def _offer(machine: Machine, price: Price, question: Question, candidate: Candidate, duration: JobDuration) -> Offer:

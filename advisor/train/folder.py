@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from ...ds_configs.files import read_json_object, write_config
 from ...estimators.errors import ConfigFileError
+from ...estimators.json_form import from_json
 from ...estimators.phrase import phrase
 from ...estimators.workload import TORCH_DTYPES, Workload
 from ...probes.run import Device
@@ -36,6 +37,7 @@ class TrainingFolder:
         self.job = self.records / "job.json"
         self.result = self.records / "result.json"
         self.options = self.records / "asked.json"
+        """The options of the command."""
         self.lock = self.records / "lock"
         """Held by the process that trains in the folder, and names it."""
 
@@ -43,13 +45,12 @@ class TrainingFolder:
         number = 1 + sum(1 for _ in self.records.glob("launch-*"))
         return self.records / f"launch-{number}"
 
-    def checkpoints(self) -> list[Path]:
-        """All checkpoints, by rising step."""
-        return checkpoints_in(self.path)
+    def complete_checkpoints(self) -> list[Path]:
+        """The checkpoints that all ranks have saved, by rising step."""
+        return [path for path in checkpoints_in(self.path) if (path / WHOLE).exists()]
 
     def newest_whole(self) -> Path | None:
-        """The last complete checkpoint."""
-        return next((path for path in reversed(self.checkpoints()) if (path / WHOLE).exists()), None)
+        return next(reversed(self.complete_checkpoints()), None)
 
     def newest_usable(self, ranks: int, say: Callable[[str], None]) -> Path | None:
         """The last complete checkpoint of a training of `ranks` whose files are whole, None where none is complete.
@@ -57,16 +58,10 @@ class TrainingFolder:
 
         Raises ConfigFileError where every complete one is damaged.
         """
-        complete = [path for path in self.checkpoints() if (path / WHOLE).exists()]
         partitioned = read_ds_config(self.ds_config)["zero_optimization"]["stage"] > 0
-        usable, damaged = newest_usable(complete, ranks=ranks if partitioned else None, say=say)
+        usable, damaged = newest_usable(self.complete_checkpoints(), ranks=ranks if partitioned else None, say=say)
         if usable is None and damaged:
-            problems = "; ".join(f"{each.folder.name}: {each.problem}" for each in damaged)
-            raise ConfigFileError(
-                phrase("{path} has no whole checkpoint", path=self.path),
-                why=problems,
-                fix="start it again with --force and without --resume",
-            )
+            raise self.without_checkpoint("; ".join(f"{each.folder.name}: {each.problem}" for each in damaged))
         for each in damaged:
             aside = each.folder.with_name(f"damaged-{each.folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
@@ -75,9 +70,16 @@ class TrainingFolder:
             say(phrase("{name} is damaged: {problem}; it is now {other}", name=name, problem=problem, other=aside.name))
         return usable
 
+    def without_checkpoint(self, why: str) -> ConfigFileError:
+        return ConfigFileError(
+            phrase("{path} has no whole checkpoint", path=self.path),
+            why=why,
+            fix="start it again with --force and without --resume",
+        )
+
     def remove_broken(self) -> list[Path]:
         """Remove incomplete checkpoints, which take room that the next one needs; returns them."""
-        broken = [path for path in self.checkpoints() if not (path / WHOLE).exists()]
+        broken = [path for path in checkpoints_in(self.path) if not (path / WHOLE).exists()]
         for path in broken:
             shutil.rmtree(path)
         return broken
@@ -104,7 +106,7 @@ class TrainingFolder:
                     why="its files may be lost",
                     fix=f"{advice}--force to use it anyway, or another --output-dir",
                 )
-            for stale in (*self.checkpoints(), self.records, self.merged):
+            for stale in (*checkpoints_in(self.path), self.records, self.merged):
                 if stale.exists():
                     shutil.rmtree(stale)
             self.records.mkdir()
@@ -145,9 +147,6 @@ class TrainingFolder:
                 why="both would write its checkpoints",
                 fix="wait for that training or stop it (Ctrl-C saves), or pass another --output-dir",
             )
-
-    def keep_options(self, options: Mapping[str, Any]) -> None:
-        write_config(options, self.options, force=True)
 
     def kept_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The options of the training to resume.
@@ -243,12 +242,10 @@ def write_record(record: TrainingJob | TrainingResult, path: Path) -> None:
 
 def read_job(path: Path) -> TrainingJob:
     """The job in a file. Raises ConfigFileError where there is none."""
-    from pydantic import TypeAdapter, ValidationError
-
     values = read_json_object(path, error=ConfigFileError, what="a training's job", fix=_REPAIR)
     try:
-        return TypeAdapter(TrainingJob).validate_python(values)
-    except ValidationError as problem:
+        return from_json(TrainingJob, values)
+    except (TypeError, ValueError, AttributeError) as problem:
         raise ConfigFileError(
             phrase("{path}: not a training's job", path=path),
             why="another version of ds-advise may have written it",
@@ -258,6 +255,4 @@ def read_job(path: Path) -> TrainingJob:
 
 def read_result(path: Path) -> TrainingResult | None:
     """None where the training left none."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(TrainingResult).validate_json(path.read_bytes()) if path.exists() else None
+    return from_json(TrainingResult, json.loads(path.read_bytes())) if path.exists() else None

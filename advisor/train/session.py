@@ -10,6 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rich.console import Console
+
+from ...ds_configs.files import write_config
 from ...estimators.models.model_shape import ModelShape
 from ..question.cluster import cluster_here, cluster_of, memory_limit_bytes
 from ..question.model_source import load_model
@@ -28,21 +31,20 @@ def train_anew(
 
     force: use a folder that is not empty.
     """
-    output, folder = controls.output, TrainingFolder(path)
+    output, folder, trained = controls.output, TrainingFolder(path), None
     settings, shape = _read(options)
     cluster = cluster_here(options)
     folder.claim(force=force)
     with folder.held():
-        folder.keep_options(options)
-        proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
-        if proposed.answer.recommended is None:
-            return _not_started(proposed, output)
-        ready = proven(proposed, memory_limit_bytes=memory_limit_bytes(options), output=output)
-        if output.mode == "human":
-            render_proven(proposed, ready, output.console())
-        if ready.answer.recommended is None:
-            return _not_started(ready, output)
-        return _ended(start(ready, controls), ready, output)
+        write_config(options, folder.options, force=True)
+        ready = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
+        if ready.answer.recommended is not None:
+            proposed, ready = ready, proven(ready, memory_limit_bytes=memory_limit_bytes(options), output=output)
+            if output.mode == "human":
+                render_proven(proposed, ready, output.console())
+        if ready.answer.recommended is not None:
+            trained = start(ready, controls)
+    return _show_end(trained, ready, output)
 
 
 def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, output: Output) -> int:
@@ -54,7 +56,7 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
         folder.claim(force=False)
         proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if proposed.answer.recommended is None:
-            return _not_started(proposed, output)
+            return _show_end(None, proposed, output)
         place = TrainingFolder(path)
         output.show(lambda: training_report(proposed, None), lambda console: render_start(proposed, place, console))
         return 0
@@ -67,7 +69,8 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
     settings, shape = _read(options)
     cluster = cluster_here(options)
     with folder.held():
-        return _ended(resume(shape, cluster, folder, controls, merging=settings.merge), None, controls.output)
+        trained = resume(shape, cluster, folder, controls, merging=settings.merge)
+    return _show_end(trained, None, controls.output)
 
 
 def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape]:
@@ -84,11 +87,10 @@ def _proposed(
     return proposed
 
 
-def _not_started(proposed: Proposal, output: Output) -> int:
-    output.show(lambda: training_report(proposed, None), lambda _: None)
-    return 1
+def _show_end(trained: Trained | None, proposed: Proposal | None, output: Output) -> int:
+    def render(console: Console) -> None:
+        if trained is not None:
+            render_trained(trained, console)
 
-
-def _ended(trained: Trained, proposed: Proposal | None, output: Output) -> int:
-    output.show(lambda: training_report(proposed, trained), lambda console: render_trained(trained, console))
-    return 0 if trained.finished else 1
+    output.show(lambda: training_report(proposed, trained), render)
+    return 0 if trained is not None and trained.finished else 1

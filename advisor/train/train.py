@@ -40,9 +40,6 @@ from .settings import TrainingSettings
 
 _RANK_MODULE = f"{__package__}.rank"
 
-_PROBE_LIMIT_S = 1800.0
-"""Time limit of one probe, which takes a minute or two with the largest models."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
@@ -78,15 +75,17 @@ class TrainingControls:
 
 
 def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output) -> Proposal:
-    """The proposal under the fastest plan that passes the proof; its `answer.recommended` is None where none does.
+    """The proposal, which has a plan, under the fastest that passes the proof; `answer.recommended` is None where none
+    does.
 
     Raises ConfigFileError where the disk has no room; what `prove` raises.
     """
     settings, question = proposed.settings, proposed.answer.question
     if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the proof
         weights_folder(settings.model, question.model, offline=settings.offline)
-    if proposed.answer.recommended is None or settings.proof == "none":
+    if settings.proof == "none":
         return proposed
+    assert proposed.answer.recommended is not None
     check_disk(question, proposed.answer.recommended.plan.zero_stage, proposed.folder.path)
     answer = prove(proposed.answer, settings, memory_limit_bytes=memory_limit_bytes, output=output)
     return replace(proposed, answer=answer)
@@ -117,12 +116,10 @@ def prove(
     """The answer with the fastest plan that passes the proof recommended, None where none does.
 
     "probe": a few real steps with random weights and full sequences; where memory does not suffice, the next best plan.
-    "dry-run": the same by dry runs. "none": the answer unchanged.
+    "dry-run": the same by dry runs.
 
     Raises WorkloadError where a probe fails for another reason than memory: the training would as well.
     """
-    if answer.recommended is None or settings.proof == "none":
-        return answer
     if settings.proof == "dry-run":
         return verify(
             answer,
@@ -139,7 +136,6 @@ def prove(
             run_of(answer.question, plan, offline=settings.offline),
             device=settings.device,
             memory_limit_bytes=memory_limit_bytes,
-            timeout_s=_PROBE_LIMIT_S,
         )
         if result.failure is None:
             speed = f"{result.tokens_per_s:,.0f}"
@@ -193,17 +189,14 @@ def resume(
         )
     checkpoint = folder.newest_usable(job.ranks, controls.output.say)
     if checkpoint is None:
-        raise ConfigFileError(
-            phrase("{path} has no whole checkpoint", path=folder.path),
-            why="the training ended before the first one",
-            fix="start it again with --force and without --resume",
-        )
+        raise folder.without_checkpoint(phrase("the training ended before the first one"))
     for broken in folder.remove_broken():
         controls.output.say(phrase("{name} was incomplete; removed", name=broken.name))
     arguments = job.arguments
-    ended = step_of(checkpoint) >= arguments["max_steps"]
-    going_on = phrase("going on from {name}", name=checkpoint.name)
-    controls.output.say(phrase("all steps are made; saving from {name}", name=checkpoint.name) if ended else going_on)
+    if step_of(checkpoint) < arguments["max_steps"]:
+        controls.output.say(phrase("going on from {name}", name=checkpoint.name))
+    else:
+        controls.output.say(phrase("all steps are made; saving from {name}", name=checkpoint.name))
     run = Run(
         config=read_ds_config(folder.ds_config),
         model={},
@@ -269,13 +262,7 @@ def _train(
     merged = merging and job.workload.method != "full" and result is not None and result.finished and result.whole
     if merged:
         merge(Path(job.model), folder.path, folder.merged, dtype=job.dtype)
-    return Trained(
-        session=session,
-        result=result,
-        job=job,
-        folder=folder,
-        merged=merged,
-    )
+    return Trained(session=session, result=result, job=job, folder=folder, merged=merged)
 
 
 def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingFolder) -> TrainingJob:

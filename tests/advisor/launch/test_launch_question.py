@@ -382,7 +382,7 @@ def test_arguments_of_transformers_4_are_named(text: str, words: str, named: str
     """Those that the installed TrainingArguments and Trainer do not take, in the text and on the command line; not the
     script's own."""
     found = ScriptSource(text).outdated("train.py", ScriptArguments(words.split()).given)
-    assert [f"{old.where}: {', '.join(old.names)}" for old in found] == [named] * bool(named)
+    assert [f"{place}: {', '.join(names)}" for place, names in found.items()] == [named] * bool(named)
 
 
 @pytest.mark.parametrize("from_file", [False, True])

@@ -218,6 +218,7 @@ ALLOCATOR = _error(1.0, "RuntimeError", "DefaultCPUAllocator: can't allocate mem
 COMPILER = _error(1.0, "RuntimeError", "Error building extension 'fused_adam': cc1plus: Cannot allocate memory")
 ARCHIVE = _error(1.0, "RuntimeError", "basic_ios::clear: iostream error")
 WATCHDOG = _error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")
+TRAINER = {"trainer": {"output_dir": "/"}}
 OOM_KILLER, BY_ANOTHER = "the kernel's OOM killer", "killed by another process"
 
 FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
@@ -231,7 +232,8 @@ FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
     ),
     "torch's allocator on the CPU": ([[], [ALLOCATOR]], "host_out_of_memory", 1, "RuntimeError on rank 1"),
     "a compiler's memory": ([[], [COMPILER]], "crash", 1, "the compiler of a DeepSpeed extension failed"),
-    "disk": ([[_error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "errno 28 (ENOSPC)"),
+    "disk": ([[TRAINER, _error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "errno 28 (ENOSPC)"),
+    "free space": ([[TRAINER, _error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "GiB free in /"),
     "torch's archive on a full disk": ([[], [ARCHIVE]], "disk_full", 1, "RuntimeError on rank 1"),
     "NCCL": ([[WATCHDOG], []], "communication_timeout", 0, "DistBackendError on rank 0"),
     "the script's own error": (

@@ -300,7 +300,7 @@ def test_the_newest_checkpoint_counts_only_when_it_is_whole(tmp_path: Path) -> N
         (tmp_path / name / WHOLE).touch()
     assert folder.newest_whole() == tmp_path / "checkpoint-10"
     assert folder.remove_broken() == [tmp_path / "checkpoint-20"]
-    assert [path.name for path in folder.checkpoints()] == ["checkpoint-5", "checkpoint-10"]
+    assert [path.name for path in folder.complete_checkpoints()] == ["checkpoint-5", "checkpoint-10"]
     assert (tmp_path / "checkpoint-best").exists()
 
 
@@ -411,7 +411,7 @@ def test_options_that_differ_from_the_trainings_own(tmp_path: Path) -> None:
     """Only options that are given again with another value are refused."""
     folder = TrainingFolder(tmp_path / "out")
     folder.claim(force=False)
-    folder.keep_options({"seed": 1, "epochs": None})
+    folder.options.write_text(json.dumps({"seed": 1, "epochs": None}))
     folder.job.touch()
     assert folder.kept_options({"seed": 1}) == {"seed": 1, "epochs": None}
     with pytest.raises(ConfigFileError, match=r"--epochs was None .* leave --epochs out"):
