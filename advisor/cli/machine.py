@@ -200,7 +200,15 @@ def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool)
     Exit code: 0, or 2 if the page cannot be opened or built.
     """
     if folder is not None:
-        return _build(folder, pyodide)
+        from ..page.build import MEMORY, build_page
+
+        files = build_page(folder, pyodide=pyodide)
+        size = sum(file.stat().st_size for file in files) / 1e6
+        click.echo(f"Built {folder}: {len(files)} files, {size:.1f} MB.")
+        if not any(file.name == MEMORY for file in files):
+            click.echo("Node is missing or could not run Pyodide: each visit imports everything, which takes seconds.")
+        click.echo(f"Open it: python3 -m http.server --directory {folder} 8000, then http://localhost:8000")
+        return 0
     if pyodide is not None:
         raise click.UsageError("--pyodide needs --build")
     from ..page.serve import page_server
@@ -214,16 +222,4 @@ def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool)
             server.serve_forever()
         except KeyboardInterrupt:
             click.echo()
-    return 0
-
-
-def _build(folder: Path, pyodide: Path | None) -> int:
-    from ..page.build import MEMORY, build_page
-
-    files = build_page(folder, pyodide=pyodide)
-    size = sum(file.stat().st_size for file in files) / 1e6
-    click.echo(f"Built {folder}: {len(files)} files, {size:.1f} MB.")
-    if not any(file.name == MEMORY for file in files):
-        click.echo("Node is missing or could not run Pyodide: each visit imports everything, which takes seconds.")
-    click.echo(f"Open it: python3 -m http.server --directory {folder} 8000, then http://localhost:8000")
     return 0

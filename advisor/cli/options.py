@@ -120,21 +120,16 @@ def question_options(
                 if value is not None:
                     new, new_values = RENAMED[old]
                     group[new] = new_values.get(value, value)
-            warn_ignored_options(group, declared)
+            method = group.get("method")
+            for name in group:
+                effective = declared[name].methods if name in declared else ()
+                if method is not None and effective and method not in effective:
+                    warn_ignored(name, f"with --method {method}")
             return command(**{into: group}, **values)
 
         return _decorated(grouped, options)
 
     return decorate
-
-
-def warn_ignored_options(values: Mapping[str, Any], declared: Mapping[str, Option]) -> None:
-    """Warn about options without effect under the training method."""
-    method = values.get("method")
-    for name in values:
-        effective = declared[name].methods if name in declared else ()
-        if method is not None and effective and method not in effective:
-            warn_ignored(name, f"with --method {method}")
 
 
 def warn_ignored(name: str, where: str) -> None:

@@ -56,6 +56,7 @@ def verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
     figures, candidate = chosen.figures, chosen.candidate
     ends = figures.cost_low, figures.cost_high, figures.duration_s_low, figures.duration_s_high
     cost, duration = money(figures.cost, sign), hours(figures.duration_s)
+    tokens_cost = _cents(figures.cost_per_million_tokens)
     if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
         cost = with_ends(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
         duration = with_ends(duration, (hours(ends[2]), hours(ends[3])))
@@ -72,7 +73,7 @@ def verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
             duration=duration,
             price=money(figures.price_per_hour, sign),
             speed=rate(candidate.tokens_per_s),
-            tokens_cost=_tokens_cost(chosen, sign),
+            tokens_cost=f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}",
         ),
         "",
     )
@@ -204,11 +205,6 @@ def strategy(offer: Offer) -> str:
 
 def _needs_unknown_ram(offer: Offer) -> bool:
     return offer.question.cluster.host_memory_bytes_per_node is None and offer.candidate.plan.offloads
-
-
-def _tokens_cost(offer: Offer, sign: str) -> str:
-    amount = _cents(offer.figures.cost_per_million_tokens)
-    return f"{sign}{amount}" if len(sign) < 2 else f"{amount} {sign}"
 
 
 def _cents(amount: float) -> str:

@@ -46,17 +46,13 @@ def default_save_steps(steps: int) -> int:
     return max(1, min(500, steps // 10))
 
 
-_TRANSFORMERS = 5
-"""Its oldest major version, as the extra `train` has it."""
-
-
 def check_packages(workload: Workload, *, report_to: str, device: Device) -> None:
     """Raises WorkloadError for the first library that an option needs and that is not installed, and for an older
     transformers than 5, whose TrainingArguments have other names."""
     transformers = installed_version("transformers")
-    if int(transformers.partition(".")[0]) < _TRANSFORMERS:
+    if int(transformers.partition(".")[0]) < 5:
         raise WorkloadError(
-            phrase("train needs transformers {transformers} or newer", transformers=_TRANSFORMERS),
+            "train needs transformers 5 or newer",
             why=phrase("{transformers} is installed", transformers=transformers),
             fix='pip install "ds-advise[train]"',
         )
@@ -137,7 +133,17 @@ def propose(
     data = tokenized(settings.data, "tokens")
     evaluation = tokenized(settings.eval_data, "evaluation_tokens") if settings.eval_data else None
     tokenizer.save_pretrained(str(folder.records / "tokenizer"))
-    _check_vocabulary(data, shape)
+    highest = int(data.opened().ids.max())
+    if highest >= shape.vocab_size:
+        raise ModelConfigError(
+            phrase(
+                "the tokenizer makes token {highest}, but the model has {vocab_size} embeddings",
+                highest=highest,
+                vocab_size=shape.vocab_size,
+            ),
+            why="they do not belong together",
+            fix="put the model's own tokenizer into the folder of its config.json",
+        )
     samples = cut(
         data,
         folder.records,
@@ -186,33 +192,14 @@ def _answer(
             fix="on several, use ds-advise launch with a script of yours",
         )
     check_packages(answer.question.workload, report_to=settings.report_to, device=settings.device)
-    if settings.rung is not None:
-        return _on_rung(answer, settings.rung)
-    return answer if answer.try_first is None else replace(answer, recommended=answer.try_first, try_first=None)
-
-
-def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
-    """The answer with this rung alone on its ladder. Raises WorkloadError where no plan on it can run."""
-    [step] = [step for step in answer.ladder if step.rung == rung]
+    if settings.rung is None:
+        return answer if answer.try_first is None else replace(answer, recommended=answer.try_first, try_first=None)
+    [step] = [step for step in answer.ladder if step.rung == settings.rung]
     if step.candidate is None:
         raise WorkloadError(
-            phrase("{rung} cannot run here", rung=rung), why=step.reason, fix="pass another --rung, or none"
+            phrase("{rung} cannot run here", rung=step.rung), why=step.reason, fix="pass another --rung, or none"
         )
     return replace(answer, ladder=(step,), recommended=step.candidate if step.taken else None, try_first=None)
-
-
-def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:
-    highest = int(data.opened().ids.max())
-    if highest >= shape.vocab_size:
-        raise ModelConfigError(
-            phrase(
-                "the tokenizer makes token {highest}, but the model has {vocab_size} embeddings",
-                highest=highest,
-                vocab_size=shape.vocab_size,
-            ),
-            why="they do not belong together",
-            fix="put the model's own tokenizer into the folder of its config.json",
-        )
 
 
 def job_of(proposal: Proposal, weights: Path) -> TrainingJob:

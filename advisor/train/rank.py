@@ -133,7 +133,9 @@ def main() -> None:
         trainer.train(resume_from_checkpoint=job.checkpoint)
     finished = trainer.state.global_step >= trainer.state.max_steps
     if finished:
-        if evaluation is not None and not _is_evaluated(trainer.state):
+        last = trainer.state.global_step
+        evaluated = any("eval_loss" in entry and entry["step"] == last for entry in trainer.state.log_history)
+        if evaluation is not None and not evaluated:
             trainer.evaluate()
         if job.gathers:
             if uses_cache is not None:  # the Trainer switches it off, and the saved model would generate without it
@@ -267,10 +269,6 @@ def _callback(transformers: Any) -> Any:
                 Path(args.output_dir, f"checkpoint-{state.global_step}", WHOLE).touch()
 
     return Checkpoints()
-
-
-def _is_evaluated(state: Any) -> bool:
-    return any("eval_loss" in entry and entry["step"] == state.global_step for entry in state.log_history)
 
 
 def _result(state: Any, *, finished: bool, whole: bool) -> TrainingResult:

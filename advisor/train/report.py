@@ -102,10 +102,10 @@ def training_report(proposed: Proposal | None, trained: Trained | None) -> Train
 
 def render_proposal(proposed: Proposal, console: Console) -> None:
     """The data, the recommended plan (or the one nearest to fitting), and the predicted duration."""
-    for line in _data(proposed):
-        sentence(console, line)
-    blank(console)
-    _render_plan(proposed, console)
+    for paragraph in (_data(proposed), _plan(proposed)):
+        for line in paragraph:
+            sentence(console, line)
+        blank(console)
 
 
 def _data(proposed: Proposal) -> list[str]:
@@ -138,12 +138,6 @@ def left_out(data: DataFile) -> str:
     return f"Left out, empty or with an empty answer: {counted_noun(data.empty_rows, 'row')} ({places}{more})."
 
 
-def _render_plan(proposed: Proposal, console: Console) -> None:
-    for line in _plan(proposed):
-        sentence(console, line)
-    blank(console)
-
-
 def _plan(proposed: Proposal) -> list[str | Text]:
     question, chosen, every = proposed.answer.question, proposed.answer.recommended, proposed.settings.save_steps
     if chosen is None:
@@ -171,7 +165,9 @@ def render_proven(before: Proposal, after: Proposal, console: Console) -> None:
         sentence(console, "No plan that was predicted to fit passed the check.", style="bold red")
         sentence(console, "A shorter --seq-len, --method lora or --loss fused takes less memory.")
     elif now is not None and was is not None and now.plan != was.plan:
-        _render_plan(after, console)
+        for line in _plan(after):
+            sentence(console, line)
+        blank(console)
 
 
 def render_start(proposed: Proposal, folder: TrainingFolder, console: Console) -> None:
