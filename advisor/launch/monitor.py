@@ -6,9 +6,8 @@ import contextlib
 import math
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from rich.console import Console
@@ -27,15 +26,14 @@ from .records import Records
 from .request import FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySample:
+class MemorySample(NamedTuple):
     """The node's memory at one moment."""
 
     host_bytes: int
     """Anonymous and shared memory of the training's processes, without mapped files, which can be dropped. Compilers of
     extensions, which take gigabytes once, are left out."""
     free_bytes: int
-    """Free memory of the machine or of the container, whichever is less."""
+    """Of the machine or of the container, whichever is less."""
     gpus: tuple[tuple[int, int], ...]
     """(used, total) of every visible GPU, all processes together."""
     compiles: bool
@@ -64,7 +62,12 @@ class MemorySampler:
                     compiles = True
                 else:
                     held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
-        return MemorySample(host_bytes=held, free_bytes=_free_bytes(), gpus=self._gpus(), compiles=compiles)
+        free = int(psutil.virtual_memory().available)
+        for group in memory_groups():
+            limit_bytes, counts = group.limit_bytes, group.counters()
+            if limit_bytes is not None:
+                free = min(free, limit_bytes - counts.get("anon", counts.get("total_rss", 0)) - counts.get("shmem", 0))
+        return MemorySample(held, free, self._gpus(), compiles)
 
     def _gpus(self) -> tuple[tuple[int, int], ...]:
         if not self._handles:
@@ -86,15 +89,6 @@ def oom_kills() -> dict[str, int]:
     count = read_pairs(machine, " ").get("oom_kill", "")
     counts[str(machine)] = int(count) if count.isdecimal() else None
     return {name: count for name, count in counts.items() if count is not None}
-
-
-def _free_bytes() -> int:
-    free = int(psutil.virtual_memory().available)
-    for group in memory_groups():
-        limit_bytes, counts = group.limit_bytes, group.counters()
-        if limit_bytes is not None:
-            free = min(free, limit_bytes - counts.get("anon", counts.get("total_rss", 0)) - counts.get("shmem", 0))
-    return free
 
 
 _SAMPLE_S = 1.0

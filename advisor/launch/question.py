@@ -67,7 +67,12 @@ def launch_question(
         remarks.append(f"launcher {launcher}: {why}")
     passes, remark = config_passing(pass_config, config_file, config, framework=framework, script=script)
     remarks += [remark] * bool(remark)
-    remarks += _late_arguments(script, config)
+    late, zero = source.late_arguments, config.get("zero_optimization")
+    if late is not None and isinstance(zero, dict) and zero.get("stage") == 3:
+        remarks.append(
+            f"{script.target} loads the model in line {late[0]}, before its training arguments in line {late[1]}: "
+            "under ZeRO-3 every rank then holds the whole model in host memory; make the training arguments first"
+        )
     from_script, assumptions = _from_script(given, arguments, source, framework)
     adapters, method = _adapters(options, given, arguments, source)
     chosen = options | from_script | adapters | {"cluster": cluster, "framework": framework}
@@ -196,18 +201,6 @@ def _adapters(
             "counted as full fine-tuning, although the script names adapters: where it trains them, pass --method lora"
         ]
     return {}, ["counted as full fine-tuning: for adapters pass --method lora"]
-
-
-def _late_arguments(script: Script, config: Mapping[str, Any]) -> list[str]:
-    """A remark where ZeRO-3 does not load the model in shards, because transformers does not know of it yet."""
-    zero = config.get("zero_optimization")
-    late = script.source.late_arguments
-    if late is None or not isinstance(zero, dict) or zero.get("stage") != 3:
-        return []
-    return [
-        f"{script.target} loads the model in line {late[0]}, before its training arguments in line {late[1]}: under "
-        "ZeRO-3 every rank then holds the whole model in host memory; make the training arguments first"
-    ]
 
 
 _INITIALIZE_KEYWORDS, _INITIALIZE_POSITION = ("config", "config_params"), 10

@@ -55,16 +55,14 @@ class RankRecord:
     def read(self, now: float) -> None:
         for event in self.log.read_new():
             self._take(event)
-        if self.pid and self.gone_at is None and "end" not in self.latest and not _is_alive(self.pid):
-            self.gone_at = now
+        if self.pid and self.gone_at is None and "end" not in self.latest:
+            state = read_text(Path(f"/proc/{self.pid}/stat")).rpartition(")")[2].split()
+            if not state or state[0] in ("Z", "X"):
+                self.gone_at = now
 
     @property
     def error(self) -> dict[str, Any] | None:
         return self.latest.get("error")
-
-    @property
-    def step_times(self) -> list[float]:
-        return [later - earlier for (earlier, _), (later, _) in pairwise(self.steps)]
 
     @property
     def recent(self) -> list[tuple[float, int]]:
@@ -88,11 +86,6 @@ class RankRecord:
         if "error" in event:
             self.error_at = event["time"]
         self.latest |= event
-
-
-def _is_alive(pid: int) -> bool:
-    state = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    return bool(state) and state[0] not in ("Z", "X")
 
 
 class Records:
@@ -143,12 +136,13 @@ class Records:
     @property
     def step_s(self) -> float | None:
         """Seconds of a step, the first left out: median over the whole training, of the slowest rank."""
-        return max((median(rank.step_times) for rank in self.ranks if len(rank.steps) > 1), default=None)
+        times = [[after - before for (before, _), (after, _) in pairwise(rank.steps)] for rank in self._timed_ranks]
+        return max(map(median, times), default=None)
 
     def tokens_per_step(self, world_size: int) -> float | None:
         """Tokens of a step of the whole job, padding too: median over all steps but the first, mean of the ranks; the
         other nodes' ranks count like these."""
-        medians = [median(tokens for _, tokens in rank.steps[1:]) for rank in self.ranks if len(rank.steps) > 1]
+        medians = [median(tokens for _, tokens in rank.steps[1:]) for rank in self._timed_ranks]
         return fmean(medians) * world_size if any(medians) else None
 
     def recent_step_s(self) -> float | None:

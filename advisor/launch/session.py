@@ -244,13 +244,12 @@ def make_attempts(
         request = following.request
 
 
-def keep_training(attempt: Attempt) -> int | None:
-    """Keep a training of a known model in the store; returns its number, None where nothing was kept: the engine never
-    stepped, or by another plan."""
+def keep_training(attempt: Attempt) -> None:
+    """Keep a training of a known model in the store, unless the engine never stepped, or by another plan."""
     request, outcome = attempt.request, attempt.outcome
     run, prediction = request.run, request.prediction
     if run.shape is None or not outcome.last_step or outcome.differences:
-        return None
+        return
     kept = ("status", "failure", "seconds", "step_s", "tokens_per_step", "tokens_per_s", "peaks")
     result: dict[str, Any] = {name: to_json(getattr(outcome, name)) for name in kept}
     result |= {"world_size": run.cluster.world_size, "device": request.device, "steps": outcome.last_step}
@@ -266,4 +265,4 @@ def keep_training(attempt: Attempt) -> int | None:
             "host_bytes": request.predicted_host_bytes,
         }
     record = record_of(run, "training", result)
-    return try_store(lambda store: store.add(record), None)
+    try_store(lambda store: store.add(record), None)

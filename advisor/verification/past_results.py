@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,16 @@ def dry_run_once(
     """
     if isinstance(run.model, str):
         return dry_run(run, on_progress=on_progress, **settings), None
+    code = [
+        (str(file), file.stat().st_size, file.stat().st_mtime_ns)
+        for folder in ("estimators", "probes")
+        for file in sorted((_PACKAGE / folder).rglob("*.py"))
+    ]
     question = _digest(
         asdict(replace(run, shape=None, model_name="")),
         settings,
         _versions(*LIBRARIES, "accelerate", "peft"),
-        list(_code()),
+        code,
     )
     nothing: list[Record] = []
     for record in try_store(lambda store: store.find(kind="dry-run", question=question, limit=1), nothing):
@@ -63,13 +68,6 @@ def dry_run_once(
     record = record_of(run, "dry-run", result.to_json(), config=result.config, question=question)
     try_store(lambda store: store.add(record), None)
     return result, None
-
-
-def _code() -> Iterator[tuple[str, int, int]]:
-    for folder in ("estimators", "probes"):
-        for file in sorted((_PACKAGE / folder).rglob("*.py")):
-            status = file.stat()
-            yield str(file), status.st_size, status.st_mtime_ns
 
 
 def probe_and_keep(run: Run, *, memory_limit_bytes: int | None = None, **settings: Any) -> ProbeResult:

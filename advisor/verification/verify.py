@@ -54,7 +54,7 @@ def verify(
     question, least = answer.question, LEAST[answer.question.risk]
     made: dict[Plan, Verification] = {}
     chosen = try_first = None
-    for candidate in in_order(answer):
+    for candidate in (*([answer.try_first] if answer.try_first else []), *by_speed(answer)):
         on_start(candidate)
         dry_run = compared_dry_run(run_of(question, candidate.plan, offline=offline))
         proven = replace(candidate, fit=dry_run.fit)
@@ -84,11 +84,6 @@ def verify(
         try_first=try_first,
         verifications=tuple(made.values()),
     )
-
-
-def in_order(answer: Recommendation) -> list[Candidate]:
-    """The plan to try first, if there is one, and then those of `by_speed`."""
-    return by_speed(answer) if answer.try_first is None else [answer.try_first, *by_speed(answer)]
 
 
 def by_speed(answer: Recommendation) -> list[Candidate]:

@@ -149,14 +149,6 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
     assert not list(folder.records.iterdir())
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
-    """It is an error with a fix."""
-    tmp_path.chmod(0o500)
-    with pytest.raises(ConfigFileError, match="cannot be written to"):
-        TrainingFolder(tmp_path / "out").claim(force=False)
-
-
 @pytest.mark.parametrize(
     ("options", "printed"),
     [
@@ -177,6 +169,12 @@ def test_impossible_options_are_refused_at_once(ask: Ask, options: str, printed:
     assert printed in error
 
 
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigFileError, match="cannot be written to"):
+        TrainingFolder(tmp_path / "file" / "out").claim(force=False)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -186,7 +184,6 @@ def test_impossible_options_are_refused_at_once(ask: Ask, options: str, printed:
     ],
 )
 def test_missing_arguments_are_named(capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
-    """Model, data, and for --resume a training."""
     assert run(["train", *options.split()]) == 2
     assert message in capsys.readouterr().err
 

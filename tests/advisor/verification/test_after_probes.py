@@ -23,19 +23,9 @@ from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 
 from tests import helpers
-from tests.helpers import failed_probe
+from tests.helpers import SMALL_LLAMA, failed_probe
 
-MODEL = {
-    "model_type": "qwen2",
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 4096,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
+MODEL = SMALL_LLAMA | {"num_hidden_layers": 6, "intermediate_size": 1024, "vocab_size": 4096}
 LIMIT = 2 * 10**9
 
 

@@ -87,13 +87,6 @@ def test_a_climb_finds_the_best_plan_in_a_fraction_of_the_runs(answer: Recommend
     assert max(runs) <= len(Machine(answer, 0).candidates) / 3
 
 
-def test_a_true_prediction_is_confirmed_by_the_fastest_first(answer: Recommendation) -> None:
-    machine = Machine(answer, 0, speed=0, memory=0)
-    state = ProbeOrder(machine.candidates, MEMORY)
-    first = state.choose()
-    assert first is not None and machine.outcome(first.candidate).tokens_per_s == machine.fastest
-
-
 def test_a_plan_out_of_memory_rules_out_larger_ones(answer: Recommendation) -> None:
     machine = Machine(answer, 0)
     state = ProbeOrder(machine.candidates, MEMORY)
@@ -234,15 +227,17 @@ def test_the_shortest_probe_of_equally_fast_plans_comes_first(answer: Recommenda
     assert chosen.candidate.time.step_s == min(as_fast)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), (" 1H ", 3600)])
-def test_durations(text: str, seconds: int) -> None:
-    assert parse_duration("--budget", text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "5", "m", "-5m", "0s", "1e3s", "5 days", "٣m"])
-def test_other_texts_are_not_durations(text: str) -> None:
-    with pytest.raises(WorkloadError, match="is not a duration"):
-        parse_duration("--budget", text)
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("5m", 300), (" 1H ", 3600)]
+    + [(text, None) for text in ("", "5", "m", "-5m", "0s", "1e3s", "5 days", "٣m")],
+)
+def test_durations(text: str, seconds: int | None) -> None:
+    if seconds is None:
+        with pytest.raises(WorkloadError, match="is not a duration"):
+            parse_duration("--budget", text)
+    else:
+        assert parse_duration("--budget", text) == seconds
 
 
 def test_another_machine_is_not_probed(answer: Recommendation) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.cli import main as cli
-from ds_advise.advisor.question.run import read_ds_config
-from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.dry_run.run import DryRunError
 
 from tests.helpers import SMALL_LLAMA
@@ -55,20 +53,3 @@ def test_a_dry_run_that_fails_is_one_line_of_what_why_and_fix(
     assert printed.out == "" and len(printed.err.splitlines()) == 1
     for words in ("no_such_key is unknown", "DeepSpeed rejects it", "leave it out"):
         assert words in printed.err
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", "[" * 100_000, "1" * 5000])
-def test_a_file_that_is_not_a_configuration_is_one_error(tmp_path: Path, text: str) -> None:
-    broken = tmp_path / "ds_config.json"
-    broken.write_text(text)
-    with pytest.raises(ConfigFileError):
-        read_ds_config(broken)
-    with pytest.raises(ConfigFileError):
-        read_ds_config(tmp_path / "missing.json")
-
-
-def test_a_configuration_may_have_comments(tmp_path: Path) -> None:
-    """DeepSpeed reads it with hjson."""
-    file = tmp_path / "ds_config.json"
-    file.write_text('{\n  // the sharded optimizer\n  "zero_optimization": {"stage": 1},  # and nothing else\n}\n')
-    assert read_ds_config(file) == {"zero_optimization": {"stage": 1}}
