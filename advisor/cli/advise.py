@@ -9,9 +9,7 @@ import click
 
 from ...ds_configs.job import JobKind
 from ...estimators.phrase import phrase
-from ..question.options import (
-    OPTIONS,
-)
+from ..question.options import OPTIONS
 from ..text.output import Output
 from .options import (
     EMIT,

@@ -15,12 +15,10 @@ from ...estimators.phrase import phrase
 from ..text.output import Output
 from .options import (
     ACCUMULATION,
-    EVALUATION,
     FORCE,
-    LORA,
-    OBJECTIVE,
     PATH,
     ROLLOUTS,
+    TRAINING,
     model_option,
     output_options,
     question_options,
@@ -45,12 +43,6 @@ IMPORT_FORMATS = (
 """The formats of `advisor.importers`, in the order in which they are tried."""
 
 
-_TRAINING = (
-    *(*OBJECTIVE, "method", *LORA),
-    *("seq_len", "gradient_checkpointing", "attention", "loss", "mlp", *EVALUATION),
-)
-"""Options about the training that a configuration does not describe."""
-
 _CHECKPOINTING = {
     "choices": ("on", "off"),
     "default": None,
@@ -61,7 +53,7 @@ _CHECKPOINTING = {
 @click.command()
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
 @question_options(
-    ("gpus", "ram", *_TRAINING, "framework", "software", "offline"),
+    ("gpus", "ram", *TRAINING, "framework", "software", "offline"),
     extra=[model_option("Model: check memory and speed too.")],
     gpus={"default": None},
     gradient_checkpointing=_CHECKPOINTING,
@@ -120,7 +112,7 @@ def _show_rules(code: str | None, output: Output) -> int:
 
 _compared = question_options(
     (
-        *("gpus", "ram", "nvme", "interconnect", *_TRAINING, *ROLLOUTS, "micro_batch", "precision", "optimizer"),
+        *("gpus", "ram", "nvme", "interconnect", *TRAINING, *ROLLOUTS, "micro_batch", "precision", "optimizer"),
         *("framework", "software", "data", "samples", "tokens", "epochs", "packing", "eval_split", "price", "offline"),
     ),
     extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],

@@ -64,8 +64,13 @@ _TYPES: Mapping[str, Any] = {"count": COUNT, "count or max": _CountOrMax(), "num
 
 OBJECTIVE = ("objective", "precompute_ref_log_probs")
 ROLLOUTS = names_in(RolloutOptions)
-EVALUATION = ("eval_batch", "eval_logits", "eval_samples", "eval_new_tokens")
 LORA = names_in(MethodOptions, without=("method", "quantization", *OBJECTIVE))
+TRAINING = (
+    *(*OBJECTIVE, "method", *LORA),
+    *("seq_len", "gradient_checkpointing", "attention", "loss", "mlp"),
+    *("eval_batch", "eval_logits", "eval_samples", "eval_new_tokens"),
+)
+"""Options about the training that a configuration does not describe."""
 
 
 def question_option(option: Option, *, searches: bool = False, **changes: Any) -> Decorator:

@@ -25,13 +25,12 @@ from .options import (
     ACCUMULATION,
     COUNT,
     EMIT,
-    EVALUATION,
     FALLBACK,
     FORCE,
-    LORA,
     OBJECTIVE,
     PATH,
     ROLLOUTS,
+    TRAINING,
     Decorator,
     given_by_user,
     model_option,
@@ -53,27 +52,13 @@ _RANK = click.IntRange(min=0)
 def _run_options(model: Decorator) -> Decorator:
     """Gives a command the options of a run, and hands it their values as `run`: the arguments of `read_run` but the
     cluster."""
-    names = (
-        "seq_len",
-        "micro_batch",
-        *OBJECTIVE,
-        *ROLLOUTS,
-        "method",
-        *LORA,
-        "precision",
-        "gradient_checkpointing",
-        "attention",
-        *EVALUATION,
-        "software",
-    )
     return question_options(
-        (*names, *names_in(ModuleOptions), "loss", "mlp", "framework", "offline"),
+        (
+            *(*TRAINING, *ROLLOUTS, "micro_batch", "precision"),
+            *(*names_in(ModuleOptions), "framework", "software", "offline"),
+        ),
         into="run",
-        extra=[
-            click.argument("config_file", metavar="DS_CONFIG", type=PATH),
-            model,
-            ACCUMULATION,
-        ],
+        extra=[click.argument("config_file", metavar="DS_CONFIG", type=PATH), model, ACCUMULATION],
         micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1; for dry-run the advice's"},
         method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
         precision={"help": "Replaces an `auto` in bf16 or fp16."},

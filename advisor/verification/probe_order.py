@@ -137,7 +137,6 @@ class ProbeOrder:
         self.candidates = list(candidates)
         self.memory_bytes = memory_bytes
         self.verdicts: dict[Plan, ProbeVerdict] = {}
-        self.was_cut_off = False
         self._probed: dict[Plan, Candidate] = {}
         self._shortest_cut_off_s = inf
         self._known_before = 0
@@ -184,7 +183,6 @@ class ProbeOrder:
 
     def cut_off(self, candidate: Candidate) -> None:
         """Record that a probe was ended without a result: no candidate with longer steps is chosen any more."""
-        self.was_cut_off = True
         self._shortest_cut_off_s = min(self._shortest_cut_off_s, candidate.time.step_s)
 
     @property

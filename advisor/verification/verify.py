@@ -177,50 +177,38 @@ def run_series(
     """Probe until the answer is settled, the budget is spent, or the user interrupts; also what was learned.
 
     Plans with an earlier probe (`answer.past_probes`) are not run again.
+    No probe is started that may not end in time. Until one has run, the time of the quickest is kept in reserve: a
+    slower plan is ended after the rest, and the quickest still runs.
     """
     order = ProbeOrder(runnable(answer), answer.question.cluster.gpu.memory_bytes)
     probes = list(answer.past_probes)
     for probe in probes:
         order.learn(probe.candidate, verdict_on(probe.candidate, probe.result, answer), from_before=True)
-    ended: SeriesEnd
+    deadline = time.monotonic() + budget_s
+    ended: SeriesEnd = "settled"
     try:
-        ended = _run_until_settled(answer, order, probes, probe_candidate, time.monotonic() + budget_s, on_probe)
+        while order.choose() is not None:
+            left_s, quickest_s = deadline - time.monotonic(), order.quickest_s() or 0.0
+            reserve_s = 0.0 if order.best_speed else quickest_s
+            chosen = order.choose(left_s - reserve_s)
+            if chosen is None and reserve_s:
+                reserve_s = 0.0
+                chosen = order.choose(min(left_s, quickest_s))
+            if chosen is None:
+                ended = "budget"
+                break
+            on_probe(*chosen, len(order.rivals()))
+            result = probe_candidate(chosen.candidate, left_s - reserve_s)
+            if result.failure is not None and result.failure.kind == "timeout":
+                ended = "budget"
+                order.cut_off(chosen.candidate)
+            else:
+                probes.append(ProbedPlan(candidate=chosen.candidate, reason=chosen.reason, result=result))
+                order.learn(chosen.candidate, verdict_on(chosen.candidate, result, answer))
     except KeyboardInterrupt:
         ended = "interrupted"
     series = ProbeSeries(probes=tuple(probes), ended=ended, bound=order.bound, candidates=len(order.candidates))
     return series, order
-
-
-def _run_until_settled(
-    answer: Recommendation,
-    order: ProbeOrder,
-    probes: list[ProbedPlan],
-    probe_candidate: ProbeCandidate,
-    deadline: float,
-    on_probe: OnProbe,
-) -> SeriesEnd:
-    """Adds to `probes` and `order`; returns why it ended.
-
-    No probe is started that may not end in time. Until one has run, the time of the quickest is kept in reserve: a
-    slower plan is ended after the rest, and the quickest still runs.
-    """
-    while order.choose() is not None:
-        left_s, quickest_s = deadline - time.monotonic(), order.quickest_s() or 0.0
-        reserve_s = 0.0 if order.best_speed else quickest_s
-        chosen = order.choose(left_s - reserve_s)
-        if chosen is None and reserve_s:
-            reserve_s = 0.0
-            chosen = order.choose(min(left_s, quickest_s))
-        if chosen is None:
-            return "budget"
-        on_probe(*chosen, len(order.rivals()))
-        result = probe_candidate(chosen.candidate, left_s - reserve_s)
-        if result.failure is not None and result.failure.kind == "timeout":
-            order.cut_off(chosen.candidate)
-            continue
-        probes.append(ProbedPlan(candidate=chosen.candidate, reason=chosen.reason, result=result))
-        order.learn(chosen.candidate, verdict_on(chosen.candidate, result, answer))
-    return "budget" if order.was_cut_off else "settled"
 
 
 def after_series(answer: Recommendation, series: ProbeSeries, order: ProbeOrder) -> Recommendation:
