@@ -54,14 +54,8 @@ _PEER_LOST = re.compile(
 )
 """Errors of the other ranks when a rank is gone."""
 
-_BUILD_FAILED = "Error building extension"
-"""torch 2.13 `utils/cpp_extension.py`, also where a limit on memory ended the compiler."""
-
 _DIED = re.compile(r"exitcode\s*:\s*(-\d+)|return code = (-\d+)|Signal (\d+) \(SIG|local_rank: \d+\).*exitcode: (-\d+)")
 """How torchrun and the deepspeed launcher report a rank that a signal ended."""
-
-_DIED_OF = r"exitcode\s*:\s*-{} \(pid: (\d+)\)"
-"""How torchrun reports which process a signal ended."""
 
 _MOMENTS: Mapping[Moment, re.Pattern[str]] = {
     "while a checkpoint was saved": re.compile(
@@ -94,8 +88,6 @@ _TIMEOUT_FIX = (
 
 _COLLECTIVE = re.compile(r"OpType=(\w+).*?Timeout\(ms\)=(\d+)")
 """torch 2.13 ProcessGroupNCCL.cpp: the collective that the watchdog gave up."""
-
-_TAIL = 20_000
 
 
 def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
@@ -150,7 +142,8 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
     message, number = _message(rank), error["errno"]
     evidence = [f"{error['type']} on rank {rank.number}"]
     by_type: FailureKind | None = "host_out_of_memory" if error["type"] == "MemoryError" else None
-    if _BUILD_FAILED in message:  # another plan compiles the same
+    # Also where a limit on memory ended the compiler (torch 2.13 `utils/cpp_extension.py`): all plans compile the same.
+    if "Error building extension" in message:
         by_type = "crash"
         evidence.append("the compiler of a DeepSpeed extension failed, before the training")
     kind = _KINDS_BY_ERRNO.get(number) or by_type or _kind_by_message(message + error["details"])
@@ -182,8 +175,8 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
 def _from_signal(
     died: list[RankRecord], killed_by: int, folder: Path, step: int, oom_kills: Mapping[str, int]
 ) -> TrainingFailure:
-    # The rank that the launcher names, or the first that was gone: the launcher ends the others after it.
-    by_pid = re.search(_DIED_OF.format(killed_by), tail(folder / "launcher.log"))
+    # The rank that torchrun names, or the first that was gone: the launcher ends the others after it.
+    by_pid = re.search(rf"exitcode\s*:\s*-{killed_by} \(pid: (\d+)\)", tail(folder / "launcher.log"))
     named = next((rank for rank in died if by_pid and rank.pid == int(by_pid[1])), None)
     first = named or min(died, key=lambda rank: math.inf if rank.gone_at is None else rank.gone_at)
     is_alone = named is not None or all(rank is first or rank.gone_at != first.gone_at for rank in died)
@@ -233,7 +226,7 @@ def tail(path: Path) -> str:
     """The end of a log, "" where it cannot be read."""
     try:
         with path.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, 2) - _TAIL))
+            stream.seek(max(0, stream.seek(0, 2) - 20_000))
             return stream.read().decode(errors="replace")
     except OSError:
         return ""

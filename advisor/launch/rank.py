@@ -35,8 +35,6 @@ from typing import Any
 from ...probes.real_run.rank import EventLog
 from ...validate.checkpoint import CHECKSUMS
 
-_LIMITS = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE")
-
 STOP_FILE = "stop"
 """Created in the record folder of a node to make its training save and stop."""
 
@@ -128,7 +126,8 @@ def _redirect_output(path: Path) -> None:
 
 
 def _description(error: BaseException) -> dict[str, Any]:
-    limits = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS}
+    names = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE")
+    limits = {name: resource.getrlimit(getattr(resource, name))[0] for name in names}
     return {
         "type": type(error).__name__,
         "message": " ".join(str(error).split())[:2000],

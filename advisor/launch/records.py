@@ -90,20 +90,20 @@ class RankRecord:
 
 class Records:
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._by_file: dict[Path, RankRecord] = {}
         self._sizes: dict[Path, int] = {}
         self.heard_at = time.monotonic()
         """When a rank last noted or printed anything."""
 
     def read(self) -> None:
-        for path in self._folder.glob("rank*.jsonl"):
+        for path in self.folder.glob("rank*.jsonl"):
             self._by_file.setdefault(path, RankRecord(EventLogReader(path)))
         now = time.monotonic()
         for rank in self._by_file.values():
             rank.read(now)
         with contextlib.suppress(OSError):  # the folder may be removed
-            sizes = {path: path.stat().st_size for path in self._folder.glob("rank*")}
+            sizes = {path: path.stat().st_size for path in self.folder.glob("rank*")}
             if sizes != self._sizes:
                 self._sizes = sizes
                 self.heard_at = time.monotonic()

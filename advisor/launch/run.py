@@ -49,29 +49,24 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
         )
     display = Display(console or Console(stderr=True, highlight=False))
     monitor = Monitor(request, display)
-    with _signals_kept() as signals:
-        processes = RankProcesses(request)
-        try:
-            with display:
-                failure = _watch(processes, monitor, display, signals, verbose=verbose)
-        finally:
-            processes.end()
-    return monitor.outcome(processes.exit_code or 0, failure, stopped=bool(signals) and failure is None)
+    with _signals_kept() as signals, _ranks(request) as supervisor, display:
+        failure = _watch(supervisor, monitor, display, signals, verbose=verbose)
+    return monitor.outcome(supervisor.returncode, failure, stopped=bool(signals) and failure is None)
 
 
 def _watch(
-    processes: RankProcesses, monitor: Monitor, display: Display, signals: list[int], *, verbose: bool
+    supervisor: subprocess.Popen[bytes], monitor: Monitor, display: Display, signals: list[int], *, verbose: bool
 ) -> TrainingFailure | None:
     """Watch until the ranks have ended or must be ended; returns the failure for which they must."""
     stopping: str | None = None
-    while processes.exit_code is None:
-        monitor.look(processes.pid)
+    while supervisor.poll() is None:
+        monitor.look(supervisor.pid)
         if verbose:
             monitor.show_output()
         if failure := monitor.abort_reason():
             return failure
         if signals and stopping is None:
-            stopping = processes.stop(monitor.records)
+            stopping = _stop(monitor.records)
             if stopping:
                 display.say(phrase("ds-advise: stopping: {how}", how=stopping))
         if len(signals) > 1 or stopping == "":
@@ -83,52 +78,47 @@ def _watch(
     return None
 
 
-class RankProcesses:
-    """The launcher with its ranks, all of them descendants of one supervisor (`probes/real_run/supervisor.py`).
+@contextlib.contextmanager
+def _ranks(request: LaunchRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """The launcher with its ranks, all of them descendants of one supervisor (`probes/real_run/supervisor.py`), which
+    ends all that is left; where it was killed itself, this process does.
 
     Raises OSError where the supervisor cannot be started.
     """
-
-    def __init__(self, request: LaunchRequest) -> None:
-        self._folder = request.folder
-        words = launch_line(request, port=None if request.rendezvous else free_port())
-        self._others = frozenset(child.pid for child in psutil.Process().children())
-        adopt_orphans(True)
-        with (request.folder / "launcher.log").open("wb") as log:
-            self._supervisor = subprocess.Popen(
-                supervised(words),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, "PATH": search_path(), **environment_of(request)},
-            )
-        self.pid = self._supervisor.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._supervisor.poll()
-
-    def stop(self, records: Records) -> str:
-        """Make the training save and stop. Returns how, "" where no rank runs."""
-        if records.first("trainer"):
-            (self._folder / STOP_FILE).touch()
-            return "the Trainer saves a checkpoint within the next steps; once more ends it now"
-        running = [rank.pid for rank in records.ranks if rank.pid and rank.gone_at is None]
-        for pid in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        how = "SIGTERM is sent to the ranks, and the script decides what to save; once more ends them now"
-        return how if running else ""
-
-    def end(self) -> None:
-        """End all that is left. The supervisor does it, unless it was killed itself."""
-        if self._supervisor.poll() is None:
-            self._supervisor.terminate()
-        if self._supervisor.wait() < 0:
-            kill_descendants(self._others)
+    words = launch_line(request, port=None if request.rendezvous else free_port())
+    others = frozenset(child.pid for child in psutil.Process().children())
+    adopt_orphans(True)
+    with (request.folder / "launcher.log").open("wb") as log:
+        supervisor = subprocess.Popen(
+            supervised(words),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "PATH": search_path(), **environment_of(request)},
+        )
+    try:
+        yield supervisor
+    finally:
+        if supervisor.poll() is None:
+            supervisor.terminate()
+        if supervisor.wait() < 0:
+            kill_descendants(others)
             clean_up()
         adopt_orphans(False)
+
+
+def _stop(records: Records) -> str:
+    """Make the training save and stop. Returns how, "" where no rank runs."""
+    if records.first("trainer"):
+        (records.folder / STOP_FILE).touch()
+        return "the Trainer saves a checkpoint within the next steps; once more ends it now"
+    running = [rank.pid for rank in records.ranks if rank.pid and rank.gone_at is None]
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    how = "SIGTERM is sent to the ranks, and the script decides what to save; once more ends them now"
+    return how if running else ""
 
 
 def free_port() -> int:

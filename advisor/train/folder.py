@@ -210,14 +210,6 @@ class TrainingJob:
     """Whether ZeRO-3 gathers the whole weights when it saves; under other stages they are whole anyway."""
 
     @property
-    def sequence_parallel_size(self) -> int:
-        return int((self.arguments.get("parallelism_config") or {}).get("sp_size", 1))
-
-    @property
-    def output(self) -> Path:
-        return Path(self.arguments["output_dir"])
-
-    @property
     def dtype(self) -> str:
         return TORCH_DTYPES[self.workload.precision]
 

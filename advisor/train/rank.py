@@ -140,7 +140,7 @@ def main() -> None:
         if job.gathers:
             if uses_cache is not None:  # the Trainer switches it off, and the saved model would generate without it
                 model.config.use_cache = uses_cache
-            trainer.save_model(str(job.output))
+            trainer.save_model(job.arguments["output_dir"])
     if dist.get_rank() == 0:
         write_record(_result(trainer.state, finished=finished, whole=job.gathers), file.with_name("result.json"))
     if swanlab is not None:
@@ -181,9 +181,8 @@ def _data(job: TrainingJob, tokenizer: Any) -> tuple[Any, Any, Any]:
     evaluation = None
     if job.evaluation_tokens is not None and job.evaluation_samples is not None:
         evaluation = TokenDataset(Path(job.evaluation_tokens), Path(job.evaluation_samples))
-    collator = Collator(
-        pad_id=pad_id, seq_len=job.workload.seq_len, packing=job.packing, shared_by=job.sequence_parallel_size
-    )
+    shared_by = int((job.arguments.get("parallelism_config") or {}).get("sp_size", 1))
+    collator = Collator(pad_id=pad_id, seq_len=job.workload.seq_len, packing=job.packing, shared_by=shared_by)
     return TokenDataset(Path(job.tokens), Path(job.samples)), evaluation, collator
 
 

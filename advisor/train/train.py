@@ -38,8 +38,6 @@ from .folder import TrainingFolder, TrainingJob, TrainingResult, read_job, read_
 from .proposal import KEPT_CHECKPOINTS, Proposal, job_of
 from .settings import TrainingSettings
 
-_RANK_MODULE = f"{__package__}.rank"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
@@ -228,7 +226,7 @@ def _request(
     run: Run, prediction: Estimate | None, folder: TrainingFolder, *, device: Device, steps: int
 ) -> LaunchRequest:
     return LaunchRequest(
-        script=Script(target=_RANK_MODULE, arguments=(str(folder.job),), is_module=True),
+        script=Script(target=f"{__package__}.rank", arguments=(str(folder.job),), is_module=True),
         run=run,
         config_path=folder.ds_config,
         launcher="torchrun",

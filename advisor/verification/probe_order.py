@@ -12,11 +12,11 @@ the first (`ProbeOrder.bound`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ...estimators.estimate import Estimate, Spread, TimeEstimate, TimeTerm
 from ...estimators.phrase import phrase
@@ -211,13 +211,13 @@ class ProbeOrder:
             above = 1 if _series(failed) == _series(candidate) else 1 + MEMORY_UNKNOWN
             if verdict.out_of_memory and _predicted_need(candidate) >= _predicted_need(failed) * above:
                 return True
-        nearest = self._nearest(candidate, _has_need)
+        nearest = self._nearest(candidate, "need_bytes")
         known = nearest is not None and _series(nearest) == _series(candidate)
         return self._expected_need(candidate) * (1 - (MEMORY_KNOWN if known else MEMORY_UNKNOWN)) > self.memory_bytes
 
     def expected_time(self, candidate: Candidate) -> TimeEstimate:
         """The candidate's time, corrected by the probe of the plan most like it."""
-        nearest = self._nearest(candidate, _has_speed)
+        nearest = self._nearest(candidate, "tokens_per_s")
         if nearest is None:
             return candidate.time
         verdict = self.verdicts[nearest.plan]
@@ -239,9 +239,9 @@ class ProbeOrder:
         highest = f"{self._highest_speed(chosen) / best:.2f}"
         return phrase("{predicted}, but up to {ratio} x", predicted=predicted, ratio=highest)
 
-    def _nearest(self, candidate: Candidate, is_measured: Callable[[ProbeVerdict], bool]) -> Candidate | None:
-        """The probed candidate most like this one, of those with that measurement."""
-        probed = [self._probed[plan] for plan, verdict in self.verdicts.items() if is_measured(verdict)]
+    def _nearest(self, candidate: Candidate, measured: Literal["tokens_per_s", "need_bytes"]) -> Candidate | None:
+        """The probed candidate most like this one, of those whose probe measured it."""
+        probed = [self._probed[plan] for plan, verdict in self.verdicts.items() if getattr(verdict, measured)]
 
         def distance(other: Candidate) -> tuple[bool, bool, float]:
             sizes = sorted((candidate.plan.micro_batch_size, other.plan.micro_batch_size))
@@ -254,13 +254,13 @@ class ProbeOrder:
         return min(probed, key=distance, default=None)
 
     def _highest_speed(self, candidate: Candidate) -> float:
-        nearest = self._nearest(candidate, _has_speed)
+        nearest = self._nearest(candidate, "tokens_per_s")
         same_series = nearest is not None and _series(nearest) == _series(candidate)
         above = UNKNOWN_MACHINE if nearest is None else SAME_SERIES if same_series else OTHER_RUNG
         return self.expected_time(candidate).tokens_per_s * (1 + above)
 
     def _expected_need(self, candidate: Candidate) -> float:
-        nearest, predicted = self._nearest(candidate, _has_need), _predicted_need(candidate)
+        nearest, predicted = self._nearest(candidate, "need_bytes"), _predicted_need(candidate)
         if nearest is None:
             return predicted
         return predicted * (self.verdicts[nearest.plan].need_bytes or 0) / _predicted_need(nearest)
@@ -273,14 +273,6 @@ class ProbeOrder:
             and _series(self._probed[plan]) == _series(candidate)
             for plan, verdict in self.verdicts.items()
         )
-
-
-def _has_speed(verdict: ProbeVerdict) -> bool:
-    return bool(verdict.tokens_per_s)
-
-
-def _has_need(verdict: ProbeVerdict) -> bool:
-    return bool(verdict.need_bytes)
 
 
 def _predicted_need(candidate: Candidate) -> int:
