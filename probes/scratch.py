@@ -26,22 +26,33 @@ future is from before the clock was set back."""
 
 
 @contextlib.contextmanager
+def signals_collected(*numbers: signal.Signals) -> Iterator[list[int]]:
+    """Collect these signals in place of reacting to them.
+
+    A signal mask would not do: another thread would receive the signal, and Python handles it in the main thread. In
+    other threads nothing is collected.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
     """Defer Ctrl-C to the end of the block, so that a process or file made in it is registered for removal before
-    KeyboardInterrupt is raised.
-
-    A signal mask would not do: another thread would receive the signal, and Python raises in the main thread. In other
-    threads nothing needs to be held.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    KeyboardInterrupt is raised."""
     received: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))
     try:
-        yield
+        with signals_collected(signal.SIGINT) as received:
+            yield
     finally:
-        signal.signal(signal.SIGINT, before)
         if received:
             signal.raise_signal(signal.SIGINT)
 

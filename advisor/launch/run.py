@@ -8,7 +8,6 @@ import random
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,8 @@ from rich.console import Console
 from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import phrase
 from ...probes.machine import search_path
-from ...probes.real_run.supervisor import adopt_orphans, clean_up, kill_descendants, supervised
+from ...probes.real_run.supervisor import adopt_orphans, clean_up, kill_descendants, start_supervised
+from ...probes.scratch import signals_collected
 from .command import environment_of, launch_line
 from .monitor import Display, Monitor
 from .rank import STOP_FILE
@@ -49,7 +49,7 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
         )
     display = Display(console or Console(stderr=True, highlight=False))
     monitor = Monitor(request, display)
-    with _signals_kept() as signals, _ranks(request) as supervisor, display:
+    with signals_collected(signal.SIGINT, signal.SIGTERM) as signals, _ranks(request) as supervisor, display:
         failure = _watch(supervisor, monitor, display, signals, verbose=verbose)
     return monitor.outcome(supervisor.returncode, failure, stopped=bool(signals) and failure is None)
 
@@ -88,15 +88,8 @@ def _ranks(request: LaunchRequest) -> Iterator[subprocess.Popen[bytes]]:
     words = launch_line(request, port=None if request.rendezvous else free_port())
     others = frozenset(child.pid for child in psutil.Process().children())
     adopt_orphans(True)
-    with (request.folder / "launcher.log").open("wb") as log:
-        supervisor = subprocess.Popen(
-            supervised(words),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, "PATH": search_path(), **environment_of(request)},
-        )
+    environment = {**os.environ, "PATH": search_path(), **environment_of(request)}
+    supervisor = start_supervised(words, request.folder / "launcher.log", environment)
     try:
         yield supervisor
     finally:
@@ -129,22 +122,6 @@ def free_port() -> int:
             with contextlib.suppress(OSError):
                 server.bind(("", random.randrange(10_000, 32_000)))
                 return int(server.getsockname()[1])
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[list[int]]:
-    """The Ctrl-C and SIGTERM that arrived: they are only collected; the watching loop reacts to them."""
-    signals: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield signals
-        return
-    kept = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda received, _: signals.append(received)) for number in kept}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def make_folder(folder: Path, why: str) -> None:

@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,9 +47,20 @@ def main() -> NoReturn:
             os._exit(code if code >= 0 else 128 - code)  # as a shell: 128 + signal
 
 
-def supervised(command: Sequence[str]) -> list[str]:
-    """The words that run a command under a supervisor, which ends with this process."""
-    return [sys.executable, "-m", __name__, str(os.getpid()), *command]
+def start_supervised(
+    command: Sequence[str], output: Path, environment: Mapping[str, str], folder: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command under a supervisor, which ends with this process. output: the file of both streams."""
+    with output.open("wb") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
 
 
 def clean_up() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from ..machine import search_path
 from ..scratch import interrupts_held
 from .rank import EventLogReader
 from .result import RankFailure, RankFailureKind
-from .supervisor import supervised
+from .supervisor import start_supervised
 
 _POLL_S = 0.05
 _LOOK_S = 1.0
@@ -51,16 +50,8 @@ class _Rank:
         self.number = number
         self.output = folder / f"rank{number}.txt"
         self.log = EventLogReader(folder / f"rank{number}.jsonl")
-        with self.output.open("wb") as stream:
-            self.process = subprocess.Popen(
-                supervised([sys.executable, "-m", f"{__package__}.rank", str(folder), str(number), worker]),
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                cwd=folder,
-                start_new_session=True,
-                env=environment,
-            )
+        command = [sys.executable, "-m", f"{__package__}.rank", str(folder), str(number), worker]
+        self.process = start_supervised(command, self.output, environment, folder)
         self.exit_code: int | None = None
         self.last_event_at = time.monotonic()
 

@@ -15,7 +15,6 @@ import shutil
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,23 +165,6 @@ def test_chats_train_to_a_saved_model(
     assert TrainingFolder(output).newest_whole() == output / "checkpoint-12"
     assert run(["train", "--resume", "--output-dir", str(output)]) == 2
     assert f"has ended after {STEPS} steps" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_merging_prints_no_librarys_warning(tmp_path: Path, model_folder: Path) -> None:
-    """What transformers will rename in peft is no business of the user's."""
-    import peft
-    from ds_advise.advisor.train.train import merge
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    base = AutoModelForCausalLM.from_pretrained(model_folder)
-    peft.get_peft_model(base, peft.LoraConfig(target_modules="all-linear")).save_pretrained(str(tmp_path / "adapter"))
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "adapter")
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        merge(model_folder, tmp_path / "adapter", tmp_path / "merged", dtype="float32")
-    assert not [warning for warning in shown if issubclass(warning.category, FutureWarning)]
-    assert (tmp_path / "merged" / "model.safetensors").exists()
 
 
 @pytest.mark.slow

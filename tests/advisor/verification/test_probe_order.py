@@ -87,29 +87,6 @@ def test_a_climb_finds_the_best_plan_in_a_fraction_of_the_runs(answer: Recommend
     assert max(runs) <= len(Machine(answer, 0).candidates) / 3
 
 
-def test_a_plan_out_of_memory_rules_out_larger_ones(answer: Recommendation) -> None:
-    machine = Machine(answer, 0)
-    state = ProbeOrder(machine.candidates, MEMORY)
-    first = state.choose()
-    assert first is not None
-    series = [
-        candidate
-        for candidate in machine.candidates
-        if candidate.rung == first.candidate.rung
-        and candidate.plan.gradient_checkpointing == first.candidate.plan.gradient_checkpointing
-    ]
-    failed = min(series, key=lambda candidate: candidate.plan.micro_batch_size)
-    assert len(series) > 1, "there is something to strike out"
-    state.learn(failed, ProbeVerdict(tokens_per_s=None, out_of_memory=True))
-    while (choice := state.choose()) is not None:
-        same = (
-            choice.candidate.rung == failed.rung
-            and choice.candidate.estimate.plan.gradient_checkpointing == failed.estimate.plan.gradient_checkpointing
-        )
-        assert not (same and choice.candidate.device_bytes >= failed.device_bytes)
-        state.learn(choice.candidate, machine.outcome(choice.candidate))
-
-
 def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
     """The outcome as a probe would have reported it."""
     outcome, plan = machine.outcome(candidate), candidate.estimate.plan
@@ -292,10 +269,3 @@ def test_a_device_that_waits_by_itself_gives_one_factor(answer: Recommendation) 
     known = plan(answer, "zero2").estimate.time
     found = calibration(probed(known, 2.0, 2.0, 2.0, waits=False), known)
     assert found.device == found.optimizer == found.links == pytest.approx(2.0)
-
-
-def test_the_probed_plan_itself_is_then_exact(answer: Recommendation) -> None:
-    for rung in ("zero1", "zero3", "zero3-offload"):
-        known = plan(answer, rung).estimate.time
-        result = probed(known, 0.5, 2.0, 5.0)
-        assert calibration(result, known).apply(known).step_s == pytest.approx(result.step_s)
