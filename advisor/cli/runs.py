@@ -362,8 +362,7 @@ def train(
 
     Exit code: 0 trained and saved, 1 stopped, failed, or nothing fits, 2 it could not be started.
     """
-    from ..train.session import go_on, show, train_anew
-    from ..train.train import TrainingControls
+    from ..train.train import TrainingControls, go_on, show, train_anew
 
     folder = Path(output_dir).expanduser().absolute()
     for name in ("model", "data", "eval_data"):  # so that another working directory can resume it

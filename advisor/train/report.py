@@ -16,14 +16,36 @@ from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, what
 from ..data.prepare import DataFile
 from ..data.shapes import ROW_SHAPES
 from ..launch.command import dry_lines
-from ..launch.request import LaunchOutcome
+from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
+from ..launch.session import Session
 from ..render.launch import render_failure, render_figures
 from ..text.labels import cluster_title, method_title, plan_title
 from ..text.lines import blank, capitalised, copyable, ended, sentence
 from ..text.units import counted_noun, percent, seconds
-from .folder import TrainingFolder
+from .folder import TrainingFolder, TrainingJob, TrainingResult
 from .proposal import Proposal
-from .train import Trained, request_of_proposal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A training after its last launch."""
+
+    session: Session
+    result: TrainingResult | None
+    """None where rank 0 left none, because the training failed."""
+    job: TrainingJob
+    """As the ranks got it first."""
+    folder: TrainingFolder
+    merged: bool
+
+    @property
+    def attempt(self) -> Attempt:
+        """The last launch."""
+        return self.session.attempts[-1]
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None and self.result.finished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +192,9 @@ def render_proven(before: Proposal, after: Proposal, console: Console) -> None:
         blank(console)
 
 
-def render_start(proposed: Proposal, folder: TrainingFolder, console: Console) -> None:
+def render_start(request: LaunchRequest, console: Console) -> None:
     """The output of `--dry`: configuration, environment and command."""
-    request = request_of_proposal(proposed, folder)
-    sentence(console, f"{folder.ds_config} would be:")
+    sentence(console, f"{request.config_path} would be:")
     copyable(console, config_text(request.run.config).splitlines())
     sentence(console, "It would be started with:")
     copyable(console, [line for _, line in dry_lines(request)])

@@ -1,20 +1,27 @@
-"""From a proposal to a saved model: proof, launch, less memory where it ran out, merging, and resuming."""
+"""`ds-advise train` from the options to the exit code: a new training, a dry one, a resumed one. A proposal is proved
+and launched, with less memory where it ran out, and its adapters are merged.
+
+`options` are the command's options, by name; `advice` are the keyword arguments of `advise` among them.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from rich.console import Console
 
 from ...ds_configs.files import free_bytes, write_config
 from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import training_arguments
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.estimate import Estimate
-from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
 from ...estimators.time.job import checkpoint_bytes
@@ -23,9 +30,11 @@ from ...validate.checkpoint import step_of
 from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
 from ..launch.check import prediction_of
-from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
+from ..launch.request import LaunchOutcome, LaunchRequest
 from ..launch.script_source import Script
-from ..launch.session import Continuation, Session, make_attempts, with_less_memory
+from ..launch.session import Continuation, make_attempts, with_less_memory
+from ..question.cluster import cluster_here, cluster_of, memory_limit_bytes
+from ..question.model_source import load_model
 from ..question.question import Question
 from ..question.run import read_ds_config, run_of
 from ..text.labels import plan_title
@@ -34,31 +43,10 @@ from ..text.units import gib
 from ..verification.past_results import probe_and_keep
 from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
-from .folder import TrainingFolder, TrainingJob, TrainingResult, read_job, read_result, write_record
-from .proposal import KEPT_CHECKPOINTS, Proposal, job_of
+from .folder import TrainingFolder, TrainingJob, read_job, read_result, write_record
+from .proposal import KEPT_CHECKPOINTS, Proposal, job_of, propose
+from .report import Trained, render_proposal, render_proven, render_start, render_trained, training_report
 from .settings import TrainingSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A training after its last launch."""
-
-    session: Session
-    result: TrainingResult | None
-    """None where rank 0 left none, because the training failed."""
-    job: TrainingJob
-    """As the ranks got it first."""
-    folder: TrainingFolder
-    merged: bool
-
-    @property
-    def attempt(self) -> Attempt:
-        """The last launch."""
-        return self.session.attempts[-1]
-
-    @property
-    def finished(self) -> bool:
-        return self.result is not None and self.result.finished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +58,126 @@ class TrainingControls:
     """Whether it goes on with the next plan that fits where memory runs out."""
     verbose: bool
     """Whether the first rank's output is shown."""
+
+
+def train_anew(
+    options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, controls: TrainingControls, *, force: bool
+) -> int:
+    """Propose, prove, train and save; returns the exit code. The options are kept for --resume.
+
+    force: use a folder that is not empty.
+    """
+    output, folder, trained = controls.output, TrainingFolder(path), None
+    settings, shape = _read(options)
+    cluster = cluster_here(options)
+    folder.claim(force=force)
+    with folder.held():
+        write_config(options, folder.options, force=True)
+        ready = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
+        if ready.answer.recommended is not None:
+            proposed, ready = ready, proven(ready, memory_limit_bytes=memory_limit_bytes(options), output=output)
+            if output.mode == "human":
+                render_proven(proposed, ready, output.console())
+        if ready.answer.recommended is not None:
+            weights = weights_folder(settings.model, ready.answer.question.model, offline=settings.offline)
+            job = job_of(ready, weights)
+            trained = _train(request_of_proposal(ready), job, folder, controls, merging=settings.merge)
+    return _show_end(trained, ready, output)
+
+
+def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, output: Output) -> int:
+    """Print what `train_anew` would write into the folder and start; all files are temporary."""
+    settings, shape = _read(options)
+    cluster = cluster_of(options)
+    with TemporaryDirectory() as temporary:
+        folder = TrainingFolder(Path(temporary))
+        folder.claim(force=False)
+        proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
+        if proposed.answer.recommended is None:
+            return _show_end(None, proposed, output)
+        request = request_of_proposal(proposed, TrainingFolder(path))
+        output.show(lambda: training_report(proposed, None), lambda console: render_start(request, console))
+        return 0
+
+
+def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> int:
+    """Resume the training in a folder from its last whole checkpoint, with its configuration, its data and the options
+    that it kept, which the given ones must equal.
+
+    Raises ConfigFileError where there is no checkpoint or the training has ended; ClusterError for another number of
+    ranks, because ZeRO's checkpoints are one file a rank.
+    """
+    folder = TrainingFolder(path)
+    options = folder.kept_options(given)
+    settings, shape = _read(options)
+    cluster = cluster_here(options)
+    with folder.held():
+        job = read_job(folder.job)
+        if cluster.world_size != job.ranks:
+            raise ClusterError(
+                phrase(
+                    "the training had {ranks} ranks, and here are {world_size}",
+                    ranks=job.ranks,
+                    world_size=cluster.world_size,
+                ),
+                why="each rank of a ZeRO checkpoint reads its own file",
+                fix=phrase("give it {ranks} again", ranks=job.ranks),
+            )
+        earlier = read_result(folder.result)
+        if earlier is not None and earlier.finished:
+            raise ConfigFileError(
+                phrase("the training in {path} has ended after {step} steps", path=folder.path, step=earlier.step),
+                why="there is nothing to resume",
+                fix="start another one in another --output-dir",
+            )
+        checkpoint = folder.newest_usable(job.ranks, controls.output.say)
+        if checkpoint is None:
+            raise folder.without_checkpoint(phrase("the training ended before the first one"))
+        for broken in folder.remove_broken():
+            controls.output.say(phrase("{name} was incomplete; removed", name=broken.name))
+        arguments = job.arguments
+        if step_of(checkpoint) < arguments["max_steps"]:
+            controls.output.say(phrase("going on from {name}", name=checkpoint.name))
+        else:
+            controls.output.say(phrase("all steps are made; saving from {name}", name=checkpoint.name))
+        run = Run(
+            config=read_ds_config(folder.ds_config),
+            model={},
+            model_name=shape.name,
+            shape=shape,
+            cluster=cluster,
+            workload=job.workload,
+            micro_batch_size=arguments["per_device_train_batch_size"],
+            gradient_accumulation_steps=arguments["gradient_accumulation_steps"],
+            gradient_checkpointing=arguments["gradient_checkpointing"],
+        )
+        request = _request(run, prediction_of(run), folder, device=job.device, steps=arguments["max_steps"])
+        request = replace(request, resumes_after=step_of(checkpoint))
+        trained = _train(request, replace(job, checkpoint=str(checkpoint)), folder, controls, merging=settings.merge)
+    return _show_end(trained, None, controls.output)
+
+
+def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape]:
+    settings = TrainingSettings.of(options)
+    return settings, load_model(settings.model, offline=settings.offline)
+
+
+def _proposed(
+    settings: TrainingSettings, shape: ModelShape, question: Mapping[str, Any], folder: TrainingFolder, output: Output
+) -> Proposal:
+    proposed = propose(settings, shape, question, folder, output.say)
+    if output.mode == "human":
+        render_proposal(proposed, output.console())
+    return proposed
+
+
+def _show_end(trained: Trained | None, proposed: Proposal | None, output: Output) -> int:
+    def render(console: Console) -> None:
+        if trained is not None:
+            render_trained(trained, console)
+
+    output.show(lambda: training_report(proposed, trained), render)
+    return 0 if trained is not None and trained.finished else 1
 
 
 def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output) -> Proposal:
@@ -147,68 +255,6 @@ def prove(
             )
         output.say(phrase("out of memory; the next best"))
     return replace(answer, recommended=None)
-
-
-def start(proposed: Proposal, controls: TrainingControls) -> Trained:
-    """Write configuration and job into the training's folder, and train.
-
-    Raises ModelConfigError where there are no weights, ConfigFileError where a file cannot be written.
-    """
-    settings = proposed.settings
-    job = job_of(proposed, weights_folder(settings.model, proposed.answer.question.model, offline=settings.offline))
-    return _train(request_of_proposal(proposed), job, proposed.folder, controls, merging=settings.merge)
-
-
-def resume(
-    shape: ModelShape, cluster: Cluster, folder: TrainingFolder, controls: TrainingControls, *, merging: bool
-) -> Trained:
-    """Resume the training in the folder from its last whole checkpoint, with its configuration and its data.
-
-    Raises ConfigFileError where there is no checkpoint or the training has ended; ClusterError for another number of
-    ranks, because ZeRO's checkpoints are one file a rank.
-    """
-    job = read_job(folder.job)
-    if cluster.world_size != job.ranks:
-        raise ClusterError(
-            phrase(
-                "the training had {ranks} ranks, and here are {world_size}",
-                ranks=job.ranks,
-                world_size=cluster.world_size,
-            ),
-            why="each rank of a ZeRO checkpoint reads its own file",
-            fix=phrase("give it {ranks} again", ranks=job.ranks),
-        )
-    earlier = read_result(folder.result)
-    if earlier is not None and earlier.finished:
-        raise ConfigFileError(
-            phrase("the training in {path} has ended after {step} steps", path=folder.path, step=earlier.step),
-            why="there is nothing to resume",
-            fix="start another one in another --output-dir",
-        )
-    checkpoint = folder.newest_usable(job.ranks, controls.output.say)
-    if checkpoint is None:
-        raise folder.without_checkpoint(phrase("the training ended before the first one"))
-    for broken in folder.remove_broken():
-        controls.output.say(phrase("{name} was incomplete; removed", name=broken.name))
-    arguments = job.arguments
-    if step_of(checkpoint) < arguments["max_steps"]:
-        controls.output.say(phrase("going on from {name}", name=checkpoint.name))
-    else:
-        controls.output.say(phrase("all steps are made; saving from {name}", name=checkpoint.name))
-    run = Run(
-        config=read_ds_config(folder.ds_config),
-        model={},
-        model_name=shape.name,
-        shape=shape,
-        cluster=cluster,
-        workload=job.workload,
-        micro_batch_size=arguments["per_device_train_batch_size"],
-        gradient_accumulation_steps=arguments["gradient_accumulation_steps"],
-        gradient_checkpointing=arguments["gradient_checkpointing"],
-    )
-    request = _request(run, prediction_of(run), folder, device=job.device, steps=arguments["max_steps"])
-    request = replace(request, resumes_after=step_of(checkpoint))
-    return _train(request, replace(job, checkpoint=str(checkpoint)), folder, controls, merging=merging)
 
 
 def request_of_proposal(proposed: Proposal, folder: TrainingFolder | None = None) -> LaunchRequest:
