@@ -124,8 +124,9 @@ def test_a_past_launch_has_the_report_of_its_end(
 ) -> None:
     """The figures, measured and predicted, the end and the configuration; other records have no report."""
     session = _session(run_of_gpt2, tmp_path, failure=TrainingFailure(kind="hang", rank=0, step=9, message=EVIL))
-    number, path = keep_training(session.attempts[0]), tmp_path / "past.html"
-    assert run(["history", str(number), "--html", str(path)]) == 0
+    path = tmp_path / "past.html"
+    keep_training(session.attempts[0])
+    assert run(["history", "1", "--html", str(path)]) == 0
     now, past = Page(html_of(launch_report_of(session))), Page(path.read_text())
     assert exact(past, "figures") == exact(now, "figures")
     assert "The ranks made no progress, first on rank 0, after step 9." in past.text and EVIL in past.text
@@ -136,7 +137,7 @@ def test_a_past_launch_has_the_report_of_its_end(
         ([str(other)], f"record {other} is a dry-run"),
         (["999"], "there is no record 999; `ds-advise history` lists them"),
         ([], "give its number"),
-        ([str(number), "--forget"], "no --forget"),
+        (["1", "--forget"], "no --forget"),
     ):
         assert run(["history", *asked, "--html", str(tmp_path / "other.html")]) == 2
         assert error in capsys.readouterr().err
