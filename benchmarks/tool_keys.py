@@ -2,8 +2,8 @@
 
     python -m benchmarks.tool_keys LLAMA_FACTORY AXOLOTL MS_SWIFT --write
 
-The arguments are checkouts; TrainingArguments are those of the installed transformers. `ds-advise from` recognises by the
-file that is written which keys of a configuration are a tool's own and which are none, such as typing errors.
+The arguments are checkouts; TrainingArguments are those of the installed transformers. `ds-advise from` recognises by
+the file that is written which keys of a configuration are a tool's own and which are none, such as typing errors.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def readme() -> str:
 
 
 def _with_lines(path: Path, true: dict[str, str]) -> str:
-    """The file with each line replaced by the one of the same start. Raises ValueError unless exactly one line has it."""
+    """The file with each line replaced by the one of the same start. Raises ValueError unless one line has it."""
     lines = path.read_text(encoding="utf-8").splitlines()
     for start, line in true.items():
         at = [index for index, old in enumerate(lines) if old.startswith(start)]

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-pytest.importorskip("peft")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.dry_run.cases import GRID, SPECIAL, Case, spread
 from benchmarks.dry_run.compare import Comparison, Measured, Setting, relative_error

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import pytest
 from ds_advise.advisor.cli.main import run
 
