@@ -22,7 +22,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validate": {"estimators", "ds_configs", "probes"},
     "advisor": {"estimators", "ds_configs", "probes", "validate"},
 }
-SLOW = ("torch", "deepspeed", "transformers", "accelerate", "pydantic", "numpy", "huggingface_hub", "psutil")
+SLOW = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "pydantic",
+    "numpy",
+    "huggingface_hub",
+    "psutil",
+    "ds_advise.advisor.html_report",
+)
 
 
 CHECKOUT = Path(__file__).parents[1]

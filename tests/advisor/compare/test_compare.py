@@ -259,19 +259,7 @@ def test_verdicts(files: dict[str, str]) -> None:
     assert verdict("zero3", "zero3") == " Both fit, and are equally fast."
     alone = text_of(compare(files["offload"], files["offload"])).splitlines()
     assert alone[0] == " Both do the same."
-
-
-def test_without_a_model_only_the_files_are_compared(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON has the differences and no plans; the terminal names the options that add figures."""
-    assert run_here(["compare", files["offload"], files["zero3"], "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["schema_version"] == 2 and [side["plan"] for side in answer["sides"]] == [None, None]
-    assert {"key", "first", "second", "meaning", "acts"} == answer["differences"][0].keys()
-    assert run_here(["compare", files["offload"], files["zero3"]]) == 0
-    assert "--model" in capsys.readouterr().out
-    assert run_here(["compare", "zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--offline", "--json"]) == 0
-    plans = [side["plan"]["rung"] for side in json.loads(capsys.readouterr().out)["sides"]]
-    assert plans == ["zero2", "zero3"]
+    assert "--model" in text_of(compare(files["offload"], files["zero3"]))
 
 
 HOSTILE = {

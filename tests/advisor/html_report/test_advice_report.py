@@ -14,7 +14,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.html_report import document
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
-from tests.helpers import TINY, imports_of
+from tests.helpers import TINY
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--offline", "--no-deepspeed-estimate"]
 
@@ -172,8 +172,3 @@ def test_a_picture_stands_alone(tmp_path: Path) -> None:
     assert {"zero3-offload", "28.1", "31.4 GiB per GPU"} <= set(texts)
     assert "Qwen2.5-14B" in (texts[0] or "")
     assert "prefers-color-scheme: dark" in path.read_text()
-
-
-def test_the_answer_alone_imports_nothing_of_the_report() -> None:
-    program = f"from ds_advise.advisor.cli.main import run\nrun({[*QUESTION, '--no-write', '--quiet']!r})"
-    assert imports_of(program, ("ds_advise.advisor.html_report",)) == []

@@ -74,7 +74,7 @@ def test_two_files_without_a_model_are_compared_by_their_keys(
     assert "--model" in capsys.readouterr().err
 
 
-def test_a_probe_is_compared_with_its_predictions(run_of_gpt2: Run) -> None:
+def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failure(run_of_gpt2: Run) -> None:
     result = ran(7.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
     page = Page(html_of(probe_report(answer, Path("ds_config.json"))))
@@ -83,14 +83,9 @@ def test_a_probe_is_compared_with_its_predictions(run_of_gpt2: Run) -> None:
     known = [value for found in answer.figures for value in (found.measured, found.analytic) if value is not None]
     assert exact(page, "figures") == known
     assert "It runs." in page.text
-
-
-def test_the_report_of_a_failed_probe_has_the_reason(run_of_gpt2: Run) -> None:
-    """The report repeats the error's own text."""
     failure = RankFailure(kind="crash", rank=1, phase="step", message=EVIL, details="")
-    result = replace(ran(7.0, world_size=2, device="cpu", tokens_per_step=64), failure=failure)
-    answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=None, dry_run=None)
-    page = Page(html_of(probe_report(answer, Path("ds_config.json"))))
+    failed = ProbeAnswer(run=run_of_gpt2, result=replace(result, failure=failure), estimate=None, dry_run=None)
+    page = Page(html_of(probe_report(failed, Path("ds_config.json"))))
     assert "It failed." in page.text and EVIL in page.text and "img" not in page.names
     assert "figures" not in page.sections
 

@@ -75,11 +75,6 @@ def test_job_files_on_the_page_are_those_that_emit_writes(tmp_path: Path, monkey
     assert "sky.yaml" not in jobs("2x32GB")
 
 
-def test_the_verdict_on_the_page_says_what_to_install() -> None:
-    verdict = parts({"model": "Qwen2.5-14B", "gpus": "2x32GB"})["answer"]["verdict"]
-    assert any("pip install liger-kernel" in note for note in verdict["notes"])
-
-
 def test_a_switch_stands_without_a_value() -> None:
     assert options_in("--zeropp --gpus 4x32GB") == {"zeropp": "yes", "gpus": "4x32GB"}
     assert command_of({"model": "gpt2", "zeropp": "yes", "gpus": "4x32GB"}) == "ds-advise gpt2 --zeropp --gpus 4x32GB"

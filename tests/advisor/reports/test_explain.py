@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 
@@ -13,7 +12,7 @@ from ds_advise.advisor.answer.explanation import Term, explain, in_words, with_n
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.search.candidate import Candidate
-from ds_advise.estimators.estimate import COMMON_SYMBOLS, Formula, MemoryTerm, symbols_of
+from ds_advise.estimators.estimate import Formula, MemoryTerm, symbols_of
 from ds_advise.estimators.json_form import to_json
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
@@ -130,14 +129,6 @@ def test_formulas_are_read_without_a_legend() -> None:
         ("by GPU generation", "by GPU generation"),
     ):
         assert in_words(MemoryTerm(Formula("x", formula, "a source", meanings), 1)) == words
-
-
-def test_json_is_one_object() -> None:
-    """The same records for programs."""
-    done = CliRunner().invoke(program, ["explain", *QUESTION, "--component", "gradients", "--json"])
-    explanation = json.loads(done.output)
-    assert {term["name"] for section in explanation["sections"].values() for term in section["terms"]} >= {"gradients"}
-    assert explanation["evidence"] == "analytic" and explanation["symbols"]["w"] == COMMON_SYMBOLS["w"]
 
 
 @pytest.mark.parametrize(

@@ -88,10 +88,3 @@ def test_a_schema_follows_from_the_types() -> None:
     assert schema_errors(good, form) == []
     for broken in ({"sizes": [1.5]}, {"inner": {"kind": "c"}}, {"inner": {}}, {"more": 1}):
         assert schema_errors({**good, **broken}, form) != []
-
-
-def test_numbers_that_json_lacks_are_null() -> None:
-    assert to_json({"loss": [float("nan"), float("inf"), 1.5], "file": Path("x")}) == {
-        "loss": [None, None, 1.5],
-        "file": "x",
-    }

@@ -258,7 +258,11 @@ def test_explanations_checks_and_progress_are_chinese(
 
 def test_the_full_stop_is_that_of_the_language_and_not_of_a_name() -> None:
     """A path may have Chinese characters in an English sentence."""
-    assert ended("/数据/ds.json does not exist") == "/数据/ds.json does not exist."
+    assert (
+        ended("/数据/ds.json does not exist")
+        == ended("/数据/ds.json does not exist.")
+        == "/数据/ds.json does not exist."
+    )
     with use_language("zh"):
         assert ended("删掉这个键") == "删掉这个键。"
         assert ended("pip install wandb") == "pip install wandb."

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.advisor.render.runs import probe_place
-from ds_advise.advisor.text.lines import ended
 from ds_advise.advisor.text.units import count, counted_noun, gib, rate, seconds, whole_percents
-from ds_advise.estimators.errors import DsAdviseError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,19 +39,3 @@ def test_whole_percents_add_up(parts: list[int]) -> None:
     percents = whole_percents(shares)
     assert sum(percents) == 100
     assert all(abs(whole - 100 * share) < 1 for whole, share in zip(percents, shares, strict=True))
-
-
-def test_a_sentence_ends_once() -> None:
-    """Also with the words of a library, which are sentences themselves."""
-    assert ended("the base must be unquantized") == ended("the base must be unquantized.")
-    assert DsAdviseError("it must be unquantized.", fix="see ...").what == "it must be unquantized"
-
-
-def test_ranks_on_the_cpu_are_named_once() -> None:
-    """A probe's cluster is called "2 ranks on the CPU" already."""
-    cpu = replace(parse_cluster("2x24GB"), gpu=replace(parse_cluster("24GB").gpu, architecture="cpu", name="CPU (x)"))
-    for cluster, words in ((cpu, "2 ranks on the CPU (x)"), (parse_cluster("2xH100-SXM5"), "2 ranks on 2 x H100-SXM5")):
-        answer: Any = SimpleNamespace(
-            result=SimpleNamespace(solo=False, world_size=2), run=SimpleNamespace(cluster=cluster)
-        )
-        assert probe_place(answer) == words
