@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint
@@ -137,22 +138,17 @@ def _part(model: torch.nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -
 @contextmanager
 def _checkpoints(trace: Trace) -> Iterator[None]:
     """Record the begin and the end of what torch's checkpointing runs. Classes use it where gradients are enabled."""
-    name = "_checkpoint_without_reentrant_generator"
-    original = getattr(torch.utils.checkpoint, name)
 
     def generator(*_: Any, **__: Any) -> Iterator[None]:
         trace.steps.append(Step("checkpoint", "", ()))
         yield
         trace.steps.append(Step("checkpointed", "", ()))
 
-    enabled = torch.is_grad_enabled
-    setattr(torch.utils.checkpoint, name, generator)
-    torch.is_grad_enabled = lambda: not trace.no_grad_depth
-    try:
+    with (
+        patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", generator),
+        patch.object(torch, "is_grad_enabled", lambda: not trace.no_grad_depth),
+    ):
         yield
-    finally:
-        setattr(torch.utils.checkpoint, name, original)
-        torch.is_grad_enabled = enabled
 
 
 def _with_results(steps: Sequence[Step], last: set[int]) -> list[Step]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._pytree import tree_map
@@ -215,17 +216,15 @@ def _run(
         return result
 
     table = model.get_input_embeddings().weight
-    handles = [
-        module.register_forward_hook(lambda _, __, result: embedded.append(trace.number(result)))
-        for module in model.modules()
-        if isinstance(module, torch.nn.Embedding) and module.weight is table
-    ]
-    try:
-        with _replaced(layers, skip), tracing(trace, most, all_nonzero=True) as unseen:
-            output = model(**batch, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding) and module.weight is table:
+                note = module.register_forward_hook(lambda _, __, result: embedded.append(trace.number(result)))
+                stack.enter_context(note)
+        for path, layer in layers.items():
+            stack.enter_context(patch.object(layer, "forward", partial(skip, path)))
+        unseen = stack.enter_context(tracing(trace, most, all_nonzero=True))
+        output = model(**batch, use_cache=False)
     return _Run(trace, calls, sources, _of_layers(trace), embedded, trace.keep(tensors_in(output)[0]))
 
 
@@ -241,17 +240,6 @@ def _of_layers(trace: Trace) -> frozenset[int]:
         if step.kind == "layer" or found.intersection(step.inputs):
             found.update(step.outputs)
     return frozenset(found)
-
-
-@contextmanager
-def _replaced(layers: Mapping[str, torch.nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
-    for path, layer in layers.items():
-        layer.forward = partial(forward, path)
-    try:
-        yield
-    finally:
-        for layer in layers.values():
-            del layer.forward
 
 
 def _layer_part(model: Any, run: _Run, path: str) -> Part:

@@ -366,8 +366,7 @@ def _dropout(value: torch.Tensor, p: float = 0.5, training: bool = True, inplace
     return torch.native_dropout(value, p, True)[0] if p and training else value
 
 
-@contextmanager
-def _own_functions(trace: Trace, operations: _Operations) -> Iterator[None]:
+def _own_functions(trace: Trace, operations: _Operations) -> Any:
     """Record an `autograd.Function` of the model's code as one operation, because it brings its own derivative."""
     original = torch.autograd.Function.__dict__["apply"]
 
@@ -384,25 +383,7 @@ def _own_functions(trace: Trace, operations: _Operations) -> Iterator[None]:
         trace.step("operation", cls.__name__, (args, kwargs), result, (call, args, kwargs))
         return result
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
-
-
-@contextmanager
-def _attention(functions: _Functions) -> Iterator[None]:
-    """Record the attention of torch's own Python functions too: no mode sees the functions inside them."""
-
-    def attend(*args: Any, **kwargs: Any) -> Any:
-        return (_ATTENTION if functions.operations.is_paused else functions.attend)(*args, **kwargs)
-
-    F.scaled_dot_product_attention = attend
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = _ATTENTION
+    return patch.object(torch.autograd.Function, "apply", classmethod(apply))
 
 
 @contextmanager
@@ -419,12 +400,8 @@ def _without_gradients(trace: Trace) -> Iterator[None]:
         leave(self, *error)
         torch.set_grad_enabled(False)
 
-    with torch.no_grad():
-        torch.no_grad.__enter__, torch.no_grad.__exit__ = count_enter, count_exit  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            torch.no_grad.__enter__, torch.no_grad.__exit__ = enter, leave  # type: ignore[method-assign]
+    with torch.no_grad(), patch.multiple(torch.no_grad, __enter__=count_enter, __exit__=count_exit):
+        yield
 
 
 @contextmanager
@@ -435,12 +412,16 @@ def tracing(trace: Trace, most: int = MOST_OPERATIONS, *, all_nonzero: bool = Fa
     """
     operations = _Operations(trace, most, all_nonzero=all_nonzero)
     functions = _Functions(trace, operations)
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        return (_ATTENTION if operations.is_paused else functions.attend)(*args, **kwargs)
+
     with (
         patch.object(torch.fx.experimental._config, "meta_nonzero_assume_all_nonzero", all_nonzero),
         _without_gradients(trace),
         operations,
         functions,
         _own_functions(trace, operations),
-        _attention(functions),
+        patch.object(F, "scaled_dot_product_attention", attend),  # in torch's own functions, which no mode sees
     ):
         yield operations.unseen
