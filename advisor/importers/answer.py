@@ -20,17 +20,15 @@ from ..question.cluster import counts_in, parse_cluster
 from ..question.model_source import load_model
 from ..question.options import Risk
 from ..render.lint import FindingFigures, finding_figures
-from .accelerate import ACCELERATE, AccelerateFormat
+from .accelerate import ACCELERATE
 from .figures import ImportFigures, figures_of
 from .imported_run import DeepSpeedPart, ImportedRun
 from .openrlhf import OPENRLHF
 from .rewrite import ChangedFile, changed_files, lint_part
 from .source import Source, find_file, read_source
-from .tool_format import ToolFormat
+from .tool_format import Format
 from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
 from .trainer_tables import SCRIPT, TRAINING_ARGUMENTS, TRL
-
-Format = AccelerateFormat | ToolFormat
 
 FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, OPENRLHF, TRL, TRAINING_ARGUMENTS, SCRIPT)
 """The first that matches is taken."""

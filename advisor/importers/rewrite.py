@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...ds_configs.emit import ds_config, merge_plan_into_config
 from ...ds_configs.files import config_text, write_text
@@ -18,9 +18,7 @@ from ...validate.lint.document import Document
 from .figures import ImportFigures
 from .imported_run import DeepSpeedPart, ImportedRun
 from .source import Source, parsed
-
-if TYPE_CHECKING:
-    from .answer import Format
+from .tool_format import Format
 
 _RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904")
 

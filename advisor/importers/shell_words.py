@@ -85,14 +85,14 @@ class _Reader:
         self.values = {name: [Word(tuple((char, -1) for char in value))] for name, value in known.items()}
         self.found: list[Command] = []
         self.words: list[Word] = []
-        self.chars: list[Char] = []
+        self.word: list[Char] | None = None
+        """The characters of an open word."""
         self.at = 0
         self.end = 0
         """The end of the last word."""
         self.depth = 0
         """Open conditions and loops."""
         self.after_test = False
-        self.in_word = False
         self.in_quotes = False
         self.is_redirection = False
         self.array: tuple[re.Match[str], list[Word]] | None = None
@@ -106,7 +106,13 @@ class _Reader:
                 self.in_quotes = not self.in_quotes
                 self._add([], self.at + 1)
             elif char == "\\":
-                self._escape()
+                following = text[self.at + 1 : self.at + 2]
+                if following in ("\n", ""):  # the line goes on
+                    self.at += 2
+                elif self.in_quotes and following not in '"\\$`':
+                    self._add([(char, self.at)], self.at + 1)
+                else:
+                    self._add([(following, self.at + 1)], self.at + 2)
             elif char in "$`":
                 self._expand()
             elif self.in_quotes:
@@ -115,7 +121,7 @@ class _Reader:
                 end = text.find("'", self.at + 1)
                 end = len(text) if end == -1 else end
                 self._add([(text[place], place) for place in range(self.at + 1, end)], end + 1)
-            elif char == "#" and not self.in_word:
+            elif char == "#" and self.word is None:
                 end = text.find("\n", self.at)
                 self.at = len(text) if end == -1 else end
             elif char in "<>":
@@ -128,27 +134,22 @@ class _Reader:
         return self.found
 
     def _add(self, chars: list[Char], end: int) -> None:
-        if len(self.chars) < _LONGEST_VALUE:
-            self.chars += chars
-        self.in_word = True
+        if self.word is None:
+            self.word = []
+        if len(self.word) < _LONGEST_VALUE:
+            self.word += chars
         self.at = end
 
-    def _escape(self) -> None:
-        following = self.text[self.at + 1 : self.at + 2]
-        if following in ("\n", ""):  # the line goes on
-            self.at += 2
-        elif self.in_quotes and following not in '"\\$`':
-            self._add([("\\", self.at)], self.at + 1)
-        else:
-            self._add([(following, self.at + 1)], self.at + 2)
+    @property
+    def _written(self) -> str:
+        return "".join(char for char, _ in self.word or ())
 
     def _separate(self, char: str) -> None:
-        match = _ASSIGNMENT.fullmatch("".join(char for char, _ in self.chars))
+        match = _ASSIGNMENT.fullmatch(self._written)
         if char == "(" and match is not None:
             self.array = match, self.words
             self.words = []
-            self.chars = []
-            self.in_word = False
+            self.word = None
         elif char == ")" and self.array is not None:
             self._finish_word()
             match, before = self.array
@@ -173,7 +174,7 @@ class _Reader:
             self._add([(char, -1) for char in shown], match.end())
             return
         self.at = match.end()
-        assigns = not self.words and _ASSIGNMENT.match("".join(char for char, _ in self.chars)) is not None
+        assigns = not self.words and _ASSIGNMENT.match(self._written) is not None
         for number, word in enumerate(words if match["all"] else words[:1]):
             if number:
                 self._finish_word()
@@ -197,9 +198,8 @@ class _Reader:
 
     def _redirect(self) -> None:
         """A redirection: its file does not belong to the command, and a here-document is skipped."""
-        if all(char.isdigit() for char, _ in self.chars):
-            self.chars = []
-            self.in_word = False
+        if self._written.isdigit():
+            self.word = None
         self._finish_word()
         if heredoc := _HEREDOC.match(self.text, self.at):
             end = re.compile(rf"^\s*{re.escape(heredoc[2])}\s*$", re.MULTILINE).search(self.text, heredoc.end())
@@ -215,13 +215,12 @@ class _Reader:
         self.is_redirection = True
 
     def _finish_word(self) -> None:
-        if self.in_word:
+        if self.word is not None:
             if not self.is_redirection:
-                self.words.append(Word(tuple(self.chars)))
+                self.words.append(Word(tuple(self.word)))
                 self.end = self.at
             self.is_redirection = False
-        self.chars = []
-        self.in_word = False
+        self.word = None
 
     def _finish_command(self, separator: str) -> None:
         self._finish_word()

@@ -16,7 +16,7 @@ from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN, PRECISION_OF
 from ..launch.script_arguments import ScriptArguments, rollout_options
-from .accelerate import launched
+from .accelerate import AccelerateFormat, launched
 from .imported_run import DeepSpeedPart, ImportedRun, KeyPath, Value, fsdp_of, unpredicted_fsdp, unused_keys
 from .launch_line import Program
 from .source import Source, find_file, named_part
@@ -271,6 +271,9 @@ class ToolFormat:
         settings = arguments.text("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or ""
         reentrant = re.search(r"""["']?use_reentrant["']?\s*[:=]\s*["']?true""", settings, flags=re.IGNORECASE)
         return (self.checkpoints if switch is None else switch), reentrant is not None
+
+
+Format = AccelerateFormat | ToolFormat
 
 
 def _fsdp_settings(arguments: ScriptArguments, folder: Path) -> dict[str, object]:
