@@ -11,7 +11,7 @@ from ...ds_configs.config_keys import CONFIG_KEYS, acts_at
 from ...estimators.hardware import Cluster
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
-from ...validate.lint.facts import ConfigBlock, DeepSpeedFacts
+from ...validate.lint.facts import DeepSpeedFacts
 
 Origin = Literal["file", "auto", "default", "unset"]
 """file: written there. auto: written as `auto`, and the value is what fills it. default: DeepSpeed's. unset:
@@ -65,7 +65,7 @@ class ConfigSettings:
             if written != "auto":
                 return Setting(value=written, origin="file")
             filled = self._filled(path)
-            return Setting(value="auto", origin="auto") if filled is None else Setting(value=filled, origin="auto")
+            return Setting(value="auto" if filled is None else filled, origin="auto")
         return self.default(path)
 
     def active(self, path: str) -> bool:
@@ -142,30 +142,19 @@ def _leaves(block: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> Itera
     """(path, value) of everything that is not an object, each key under its usual name."""
     known = facts.block(path)
     for key, value in block.items():
-        here = f"{path}.{_usual_name(key, path, known)}".lstrip(".")
-        replaced = _block_in_place_of(key, known)
-        if replaced and isinstance(value, bool):
-            if value:
-                yield f"{replaced}.device", "cpu"
+        name, field = key, known.field(key) if known is not None else None
+        successor = known.field(field.successor) if known is not None and field is not None and field.moves else None
+        if not path and key == "bfloat16":
+            name = "bf16"
+        elif shown := successor or field:
+            name = shown.usual_name
+        here = f"{path}.{name}".lstrip(".")
+        if successor is not None and successor.block and isinstance(value, bool):
+            if value:  # a switch such as `cpu_offload`, which a block has replaced
+                yield f"{successor.block}.device", "cpu"
         elif here == "zero_optimization" and isinstance(value, bool):
             yield "zero_optimization.stage", int(value)  # as DeepSpeed reads the oldest form
         elif isinstance(value, Mapping) and here.count(".") < _DEEPEST:
             yield from _leaves(value, here, facts)
         else:
             yield here, value
-
-
-def _usual_name(key: str, path: str, block: ConfigBlock | None) -> str:
-    if not path and key == "bfloat16":
-        return "bf16"
-    field = block.field(key) if block is not None else None
-    if block is not None and field is not None and field.moves:
-        field = block.field(field.successor) or field
-    return key if field is None else field.alias or field.name
-
-
-def _block_in_place_of(key: str, block: ConfigBlock | None) -> str:
-    """The path of the block that has replaced a switch (`cpu_offload`), "" for other keys."""
-    field = block.field(key) if block is not None else None
-    successor = block.field(field.successor) if block is not None and field is not None and field.moves else None
-    return successor.block if successor is not None else ""

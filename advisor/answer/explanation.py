@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
@@ -14,7 +14,7 @@ from ...estimators.plan import RUNGS, PlainPyTorch, PlanSettings, Rung
 from ..search.candidate import Candidate, Verdict
 from ..text.labels import component_title
 from ..text.language import translate
-from .recommendation import Recommendation, closest
+from .recommendation import Recommendation
 
 _TOKEN = re.compile(r"[A-Za-z_][\w-]*'*|\d[\w.]*(?:e[+-]?\d+)?|\S")
 
@@ -202,38 +202,12 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
 
     Raises WorkloadError for a rung that has no plan and for a component that the plan does not have.
     """
-    return explain_plan(_candidate(answer, rung), component=component)
-
-
-def explain_plan(candidate: Candidate, *, component: str | None = None) -> Explanation:
-    """One plan taken apart; the same error for a component that it does not have."""
-    memory, time = candidate.memory, candidate.time
-    every = (
-        Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
-        Section(name="gpu_cache", terms=memory.cache_terms, total=memory.cached_bytes_per_gpu),
-        Section(
-            name="host_memory",
-            terms=memory.host_pinned_terms + memory.host_pageable_terms,
-            total=memory.host_training_bytes_per_node,
-        ),
-        Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
-        Section(name="time", terms=time.terms, total=time.step_s),
-    )
-    sections = tuple(section for section in every if section.terms)
-    return Explanation(
-        candidate=candidate,
-        sections=sections if component is None else _only(sections, component),
-    )
-
-
-def _candidate(answer: Recommendation, rung: str | None) -> Candidate:
     if rung is None:
-        chosen = answer.recommended or closest(answer.ladder)
-        if chosen is None:
+        if answer.shown is None:
             raise WorkloadError(
                 "no strategy can run this at all", why=answer.ladder[0].reason, fix="change the question"
             )
-        return chosen
+        return explain_plan(answer.shown, component=component)
     step = next((step for step in answer.ladder if step.rung == rung), None)
     if step is None:
         raise WorkloadError(
@@ -241,10 +215,26 @@ def _candidate(answer: Recommendation, rung: str | None) -> Candidate:
         )
     if step.candidate is None:
         raise WorkloadError(phrase("{rung} cannot run here", rung=rung), why=step.reason, fix="pass another --rung")
-    return step.candidate
+    return explain_plan(step.candidate, component=component)
 
 
-def _only(sections: Sequence[Section], component: str) -> tuple[Section, ...]:
+def explain_plan(candidate: Candidate, *, component: str | None = None) -> Explanation:
+    """One plan taken apart; the same error for a component that it does not have."""
+    memory, time = candidate.memory, candidate.time
+    on_host = memory.host_pinned_terms + memory.host_pageable_terms
+    sections = [
+        Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
+        Section(name="gpu_cache", terms=memory.cache_terms, total=memory.cached_bytes_per_gpu),
+        Section(name="host_memory", terms=on_host, total=memory.host_training_bytes_per_node),
+        Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
+        Section(name="time", terms=time.terms, total=time.step_s),
+    ]
+    if component is not None:
+        sections = _only(sections, component)
+    return Explanation(candidate=candidate, sections=tuple(section for section in sections if section.terms))
+
+
+def _only(sections: Sequence[Section], component: str) -> list[Section]:
     def letters(name: str) -> str:
         return component_title(name).lower().replace("-", " ").replace("_", " ")
 
@@ -256,12 +246,7 @@ def _only(sections: Sequence[Section], component: str) -> tuple[Section, ...]:
             phrase("the plan has no component {component!r}", component=component[:40]),
             fix=phrase("pass one of {names}", names=", ".join(names)),
         )
-    kept = (
-        Section(
-            name=section.name,
-            total=section.total,
-            terms=tuple(term for term in section.terms if letters(term.name) in chosen),
-        )
+    return [
+        replace(section, terms=tuple(term for term in section.terms if letters(term.name) in chosen))
         for section in sections
-    )
-    return tuple(section for section in kept if section.terms)
+    ]

@@ -9,7 +9,6 @@ from typing import Literal
 from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.rollout_time import ROLLOUT_TERMS, SCORING_TERMS, Engine, engine_of
-from ...estimators.workload import Workload
 from ..question.question import Question
 from ..search.candidate import Candidate
 from ..search.rollouts import RolloutOutcome
@@ -83,7 +82,12 @@ def phase_sentences(question: Question, candidate: Candidate) -> Iterator[Phrase
         return
     per_gpu = plan.micro_batch_size * rollouts.micro_batches(plan.gradient_accumulation_steps)
     engine = engine_of(question.model, workload, question.cluster, per_gpu)
-    scored = _scored(workload, rollouts, plan.gradient_accumulation_steps)
+    scored = [phrase("the policy's log-probabilities")] * rollouts.policy_passes(plan.gradient_accumulation_steps)
+    if rollouts.beta > 0:
+        full = workload.method == "full"
+        scored.append(phrase("the reference model's") if full else phrase("those without adapters"))
+    if rollouts.reward_model is not None:
+        scored.append(phrase("rewards by {model}", model=rollouts.reward_model.name))
     what = {
         "rollout": _generating(question, rollouts, engine, per_gpu),
         "scoring": listed(scored) if scored else "",
@@ -125,18 +129,6 @@ def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu:
         total=total,
         speed=speed,
     )
-
-
-def _scored(workload: Workload, rollouts: Rollouts, steps: int) -> list[Phrase]:
-    scored: list[Phrase] = []
-    if rollouts.policy_passes(steps):
-        scored.append(phrase("the policy's log-probabilities"))
-    if rollouts.beta > 0:
-        reference = phrase("the reference model's") if workload.method == "full" else phrase("those without adapters")
-        scored.append(reference)
-    if rollouts.reward_model is not None:
-        scored.append(phrase("rewards by {model}", model=rollouts.reward_model.name))
-    return scored
 
 
 def rollout_title(question: Question) -> Phrase:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 from ...estimators.estimate import MemoryTerm, TimeTerm
 from ...estimators.hardware import Cluster
@@ -46,7 +45,7 @@ def memory_bars(
     bars = []
     for name, plan in plans.items():
         terms = plan.memory.gpu_terms if with_sources else ()
-        bars.append(_bar(name, plan, plan.memory.components, terms, f"GiB per {device}", is_chosen=plan is chosen))
+        bars.append(_bar(name, plan, plan.memory.components, terms, f"GiB per {device}", chosen))
     title = f"Memory per {device} of every plan, in GiB, against the {gib(limit)} GiB that it offers"
     return _sizes(title, bars, limit, f"{gib(limit)} GiB per {device}")
 
@@ -56,14 +55,19 @@ def host_bars(plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candi
     bars = []
     for name, plan in plans.items():
         terms = (*plan.memory.host_pinned_terms, *plan.memory.host_pageable_terms)
-        bars.append(_bar(name, plan, host_parts(plan.memory), terms, "GiB of RAM", is_chosen=plan is chosen))
+        bars.append(_bar(name, plan, host_parts(plan.memory), terms, "GiB of RAM", chosen))
     limit = cluster.host_memory_bytes_per_node
     words = "" if limit is None else f"{gib(limit)} GiB of RAM"
     return _sizes("Host RAM per node of every plan, in GiB, by what it holds", bars, limit, words)
 
 
 def _bar(
-    name: str, plan: Candidate, sizes: Mapping[str, int], terms: Iterable[MemoryTerm], unit: str, *, is_chosen: bool
+    name: str,
+    plan: Candidate,
+    sizes: Mapping[str, int],
+    terms: Iterable[MemoryTerm],
+    unit: str,
+    chosen: Candidate | None,
 ) -> Bar:
     need = gib(sum(sizes.values()))
     largest = sorted((size, part) for part, size in sizes.items() if size >= 2**27)[::-1]
@@ -73,7 +77,7 @@ def _bar(
         parts=memory_parts(sizes, terms),
         note=need,
         words=f"{name}, {shape_label(plan.plan)}: {need} {unit}, {plan.fit.reason}. {words}",
-        chosen=is_chosen,
+        chosen=plan is chosen,
         faded=not plan.fit.fits,
     )
 
@@ -91,7 +95,7 @@ def _sizes(title: str, bars: Sequence[Bar], limit: int | None, limit_words: str)
     )
 
 
-def memory_parts(components: Mapping[str, int], terms: Iterable[MemoryTerm | TimeTerm] = ()) -> tuple[Part, ...]:
+def memory_parts(components: Mapping[str, int], terms: Iterable[MemoryTerm] = ()) -> tuple[Part, ...]:
     """Parts of a bar from bytes by component. terms: for the formula and the source in a part's hint."""
     return _parts(components, 1, memory_family, lambda size: f"{gib(int(size))} GiB ({size:,} bytes)", terms)
 
@@ -103,16 +107,11 @@ def time_bars(
     bars = []
     for name, plan in plans.items():
         step_s, terms = plan.time.step_s, plan.time.terms if with_sources else ()
+        scale = 1e3 / plan.tokens_per_s / step_s
         bars.append(
             Bar(
                 label=name,
-                parts=_parts(
-                    plan.time.components,
-                    1e3 / plan.tokens_per_s / step_s,
-                    time_family,
-                    partial(_of_step, step_s),
-                    terms,
-                ),
+                parts=_parts(plan.time.components, scale, time_family, _of_step(step_s), terms),
                 note=f"{rate(plan.tokens_per_s)} tokens/s",
                 words=f"{name}, {shape_label(plan.plan)}: a step of {seconds(step_s)}, {plan.fit.reason}",
                 chosen=plan is chosen,
@@ -120,7 +119,7 @@ def time_bars(
             )
         )
     lengths = [bar.value for bar in bars]
-    fitting = [bar.value for bar, plan in zip(bars, plans.values(), strict=True) if plan.fit.fits] or lengths
+    fitting = [bar.value for bar in bars if not bar.faded] or lengths
     end = min(max(lengths, default=1.0), _SLOWEST * min(fitting, default=1.0)) * 1.02
     return StackedBars(
         title="Time of a step for every 1,000 tokens, of every plan, by what takes it",
@@ -131,8 +130,8 @@ def time_bars(
     )
 
 
-def _of_step(step_s: float, taken_s: float) -> str:
-    return f"{seconds(taken_s)} of a step of {seconds(step_s)}"
+def _of_step(step_s: float) -> Callable[[float], str]:
+    return lambda taken_s: f"{seconds(taken_s)} of a step of {seconds(step_s)}"
 
 
 def _parts(
@@ -145,14 +144,8 @@ def _parts(
     sources: dict[str, list[str]] = {}
     for term in terms:
         sources.setdefault(component_key(term.name), []).extend((f"= {in_words(term)}", f"source: {term.source}"))
-    return tuple(
-        Part(
-            name=name,
-            value=value * factor,
-            ink=family(name),
-            hint="\n".join(
-                dict.fromkeys([f"{component_title(name)}: {figure(value)}", *sources.get(component_key(name), ())])
-            ),
-        )
-        for name, value in components.items()
-    )
+    parts = []
+    for name, value in components.items():
+        hint = dict.fromkeys([f"{component_title(name)}: {figure(value)}", *sources.get(component_key(name), ())])
+        parts.append(Part(name=name, value=value * factor, ink=family(name), hint="\n".join(hint)))
+    return tuple(parts)

@@ -69,8 +69,12 @@ def model_of(state: State) -> ModelShape:
 
     Raises DsAdviseError where there is no such model, and for a text that is not a model's configuration.
     """
-    if state.get("config"):
-        return shape_of(pasted_object(state["config"]), name=PASTED, source="the pasted config.json")
+    if text := state.get("config"):
+        if len(text) > _LONGEST_CONFIG:
+            raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
+        fix = "paste the whole file, its outer braces too"
+        config = parse_json_object(text, name="the pasted text", error=ModelConfigError, fix=fix)
+        return shape_of(config, name=PASTED, source="the pasted config.json")
     name = state.get("model", "").strip()
     if not name:
         raise UnknownModelError("no model is named", fix="choose one, or paste its config.json")
@@ -81,14 +85,6 @@ def model_of(state: State) -> ModelShape:
             fix = "choose one of these, or paste its config.json"
             raise UnknownModelError(error.what, why=error.why, fix=fix) from None
         raise
-
-
-def pasted_object(text: str) -> dict[str, Any]:
-    """A pasted model configuration. Raises ModelConfigError for a text that is not a JSON object."""
-    if len(text) > _LONGEST_CONFIG:
-        raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
-    fix = "paste the whole file, its outer braces too"
-    return parse_json_object(text, name="the pasted text", error=ModelConfigError, fix=fix)
 
 
 def command_of(state: State) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..answer.advice import Advice
-    from ..answer.view import AnswerView, LadderRow
+    from ..answer.view import AnswerView
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
 
@@ -120,15 +119,13 @@ def advice_markdown(answer: Recommendation, config_path: str) -> str:
 
 def _ladder(view: AnswerView) -> str:
     names = ("gpu_gib", "ram_gib", "tokens_per_s")
-    head = (view.columns["rung"], "shape", *(view.columns[name] for name in names), "verdict")
-    rows = (_cells(row) for row in view.ladder if row.candidate is not None)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, _ALIGNMENT, *rows))
-
-
-def _cells(row: LadderRow) -> Iterable[str]:
-    speed = row.tokens_per_s if row.fits else ""
-    cells = (row.rung, row.shape, row.gpu_gib, row.ram_gib, speed, _plain(row.verdict))
-    return [f"**{cell}**" if row.is_chosen and cell else cell for cell in cells]
+    table = [(view.columns["rung"], "shape", *(view.columns[name] for name in names), "verdict"), _ALIGNMENT]
+    for row in view.ladder:
+        if row.candidate is not None:
+            speed = row.tokens_per_s if row.fits else ""
+            cells = (row.rung, row.shape, row.gpu_gib, row.ram_gib, speed, _plain(row.verdict))
+            table.append(tuple(f"**{cell}**" if row.is_chosen and cell else cell for cell in cells))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in table)
 
 
 def _folded(title: str, language: str, text: str) -> str:
