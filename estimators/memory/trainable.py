@@ -9,11 +9,12 @@ runtime/engine.py `_cast_module_mixed_precision`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
 from operator import not_
+from typing import TypeVar
 
 from ..models.families import module_experts
 from ..models.lora import (
@@ -31,6 +32,8 @@ from ..models.vision_parts import derives
 from ..plan import Plan
 from ..workload import Workload
 from .partition import BucketFills, FlatGroup, RankLoad, bucket_fills, flat_groups, rank_loads, shard_numel, sub_groups
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -130,29 +133,29 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
 
 @lru_cache(maxsize=64)
 def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
-    embeddings = [tensor.numel for tensor in model.outside if tensor.role in ("embedding", "position")]
     towers = [tensor for tensor in model.outside if tensor.role == "tower"]
-    first = [*towers, *(tensor for tensor in model.outside if tensor.role in ("embedding", "position"))]
+    first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("tower", "embedding", "position")]
-    blocks = [([stored_numel(tensor, workload) for tensor in block.tensors], block) for block in model.blocks]
-    base = (
-        *(stored_numel(tensor, workload) for tensor in first),
-        *(numel for numels, block in blocks for numel in numels * block.count),
-        *(stored_numel(tensor, workload) for tensor in last),
-    )
+
+    def each(value: Callable[[Tensor], T]) -> list[T]:
+        """The value of every tensor, in order; layers of a kind have the same."""
+        layers = ([value(tensor) for tensor in block.tensors] * block.count for block in model.blocks)
+        return [*map(value, towers), *map(value, first), *chain.from_iterable(layers), *map(value, last)]
+
+    numels = each(lambda tensor: stored_numel(tensor, workload))
     chosen, copies = adapters(model, workload), trained_copies(model, workload)
     # Counted with its adapters, which may not reach every kind of layer.
+    stored = [[stored_numel(tensor, workload) for tensor in block.tensors] for block in model.blocks]
     added = [[matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)] for block in model.blocks]
-    layers = [(numels, matrices) for (numels, _), matrices in zip(blocks, added, strict=True)]
+    layers = list(zip(stored, added, strict=True))
     layer, trainable_layer = max(layers, key=lambda pair: sum(map(sum, pair)), default=([], []))
     experts: tuple[bool, ...] = ()
+    idle = 0
     if workload.method == "full":
-        in_layers = (tensor for block in model.blocks for tensor in block.tensors * block.count)
-        trains = (
-            [not tensor.frozen for tensor in (*first, *in_layers, *last)] if model.has_frozen else [True] * len(base)
-        )
-        trainable, frozen = tuple(compress(base, trains)), tuple(compress(base, map(not_, trains)))
-        experts = tuple(compress(_experts(model, len(first), len(last)), trains))
+        trains = each(lambda tensor: not tensor.frozen)
+        trainable, frozen = tuple(compress(numels, trains)), tuple(compress(numels, map(not_, trains)))
+        idle = sum(not tensor.frozen for tensor in towers)
+        experts = tuple(compress(each(lambda tensor: tensor.role == "expert"), trains))
         frozen_bytes = sum(frozen) * workload.weight_bytes
         muon = sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_hidden_matrix(tensor))
         of_layers = ([tensor.numel for tensor in block.tensors if not tensor.frozen] for block in model.blocks)
@@ -160,15 +163,13 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     else:
         # In one run per adapter instead of layer by layer: no size depends on their order.
         counts = ((matrix.numel, count) for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor))
-        trainable = tuple(numel for numel, count in counts for _ in range(count))
-        frozen, muon = base, sum(trainable)
-        trainable = (
-            *(tensor.numel for tensor in copies.embeddings),
-            *trainable,
-            *(tensor.numel for tensor in copies.heads),
-        )
+        in_adapters = [numel for numel, count in counts for _ in range(count)]
+        before, behind = ([tensor.numel for tensor in each] for each in (copies.embeddings, copies.heads))
+        trainable, muon = (*before, *in_adapters, *behind), sum(in_adapters)
+        frozen = tuple(numels)
         frozen_bytes = sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts)
         layer = layer + trainable_layer
+    embeddings = tuple([tensor.numel for tensor in first])
     embedding = max(embeddings, default=0)
     copied = sum(tensor.numel for tensor in copies.tensors)
     viewed = [
@@ -177,39 +178,32 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
             for numel, tensor in zip(numels, block.tensors, strict=True)
             if quantized(tensor, workload) or _is_viewed(tensor, chosen)
         )
-        for numels, block in blocks
+        for numels, block in zip(stored, model.blocks, strict=True)
     ]
+    passive = (block for block in model.blocks if not derives(model, block, workload, checkpointing=False))
     return TensorSet(
         model=model,
         workload=workload,
         trainable=trainable,
-        idle=sum(tensor.role == "tower" and not tensor.frozen for tensor in first) if workload.method == "full" else 0,
+        idle=idle,
         frozen=frozen,
         muon=muon,
         frozen_bytes=frozen_bytes,
         experts=experts,
         layer_tensors=tuple(layer),
         trainable_layer=tuple(trainable_layer),
-        viewed=sum(numel * block.count for numel, (_, block) in zip(viewed, blocks, strict=True)),
+        viewed=sum(numel * block.count for numel, block in zip(viewed, model.blocks, strict=True)),
         viewed_layer=max(viewed, default=0),
-        passive=sum(
-            block.parameters for block in model.blocks if not derives(model, block, workload, checkpointing=False)
-        ),
+        passive=sum(block.parameters for block in passive),
         # A tied head may have tensors of its own, apart from the embedding (a masked model's transform, bias).
         head=max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0]),
         embedding=embedding,
-        embeddings=tuple(embeddings),
+        embeddings=embeddings,
         trains_head=trains_head(model, workload),
         trains_embedding=trains_embedding(model, workload),
         copied=copied,
         unread=copied if not model.tied else embedding if copies.embeddings and copies.heads else 0,
     )
-
-
-def _experts(model: ModelShape, before: int, after: int) -> tuple[bool, ...]:
-    """Which tensors belong to routed experts, with `before` and `after` tensors around the layers."""
-    layers = ([tensor.role == "expert" for tensor in block.tensors] * block.count for block in model.blocks)
-    return (*repeat(False, before), *chain.from_iterable(layers), *repeat(False, after))
 
 
 def _is_viewed(tensor: Tensor, chosen: Adapters) -> bool:
