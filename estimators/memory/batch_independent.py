@@ -11,8 +11,9 @@ from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .activations.passes import WeightsInPass
 from .device_overhead import library_workspace
-from .gathered_parameters import GatheredParameters, gathered_parameters
-from .gradients import FlatGradients, gradient_memory
+from .gathered_parameters import gathered_parameters
+from .gradient_memory import StageZero
+from .gradients import FlatGradients, StageThree
 from .host_memory import process_terms
 from .offload_memory import OnNode, offloaded
 from .trainable import ShardedTensors
@@ -38,13 +39,6 @@ _GATHERED = Formula(
 )
 
 
-def resident(
-    sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec, cluster: Cluster, gathered: GatheredParameters
-) -> Terms:
-    rest = masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
-    return parameters(sharded, plan, gathered) + reference_model(sharded, plan, gathered) + rest
-
-
 class BatchIndependentMemory:
     """What a plan holds without activations."""
 
@@ -54,8 +48,13 @@ class BatchIndependentMemory:
         self.runs = runs
         self.cluster = cluster
         self.gathered = gathered_parameters(sharded.tensors, plan, sharded.world_size)
-        self.gradients = gradient_memory(sharded, plan, runs, cluster.gpus_per_node)
-        self.resident = resident(sharded, plan, runs, cluster, self.gathered)
+        of_models = parameters(sharded, plan, self.gathered) + reference_model(sharded, plan, self.gathered)
+        self.resident = of_models + masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
+
+    @cached_property
+    def gradients(self) -> StageZero | FlatGradients | StageThree:
+        kind = (StageZero, FlatGradients, FlatGradients, StageThree)[self.plan.zero_stage]
+        return kind(self.sharded, self.plan, self.runs, self.cluster.gpus_per_node)
 
     @cached_property
     def node(self) -> OnNode:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from ..estimate import Formula, Terms, total_bytes
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
-from .gradient_memory import NORM_BYTES, STEP_NOT_COVERED, SYMBOLS, GradientMemory, StageZero
+from .gradient_memory import NORM_BYTES, STEP_NOT_COVERED, SYMBOLS, GradientMemory
 from .partition import SWAP_MIN_BYTES, shard_numel
 from .trainable import (
     ShardedTensors,
@@ -334,9 +334,3 @@ class StageThree(GradientMemory):
             s=temporaries,
             shards=sharded.shard_total,
         )
-
-
-def gradient_memory(
-    sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int
-) -> StageZero | FlatGradients | StageThree:
-    return (StageZero, FlatGradients, FlatGradients, StageThree)[plan.zero_stage](sharded, plan, optimizer, local_ranks)

@@ -41,7 +41,7 @@ from ..hardware import Cluster
 from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
 from ..objectives import has_reference_model, in_sequences
-from ..optimizers import OptimizerSpec, optimizer
+from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
 from .activations.activation_memory import activation_memory, module_moments
@@ -54,7 +54,7 @@ from .activations.loss import (
     tile_of_logits,
 )
 from .activations.recording import LayerRecorder
-from .batch_independent import BatchIndependentMemory, resident
+from .batch_independent import BatchIndependentMemory
 from .device_overhead import (
     allocator_overhead,
     cache,
@@ -62,7 +62,6 @@ from .device_overhead import (
     outside_allocator,
 )
 from .evaluation import evaluation_terms
-from .gathered_parameters import gathered_parameters
 from .host_memory import (
     checkpoint_terms,
     kept_logits,
@@ -161,13 +160,13 @@ def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: P
     `estimate_memory`."""
     if plan.sharding != "zero":
         return total_bytes(resident_terms(model, workload, cluster, plan))
-    return _batch_independent(model, workload.under_engine(plan.zero_stage), cluster, plan).least_bytes
+    return _batch_independent(model, workload, cluster, plan).least_bytes
 
 
 def node_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> int:
     """RAM of a node while a ZeRO plan trains, without the inputs of checkpointed layers. Raises as
     `estimate_memory`."""
-    node = _batch_independent(model, workload.under_engine(plan.zero_stage), cluster, plan).node
+    node = _batch_independent(model, workload, cluster, plan).node
     return total_bytes(node.pinned + node.pageable)
 
 
@@ -177,44 +176,33 @@ def has_room_for_pinned(model: ModelShape, workload: Workload, cluster: Cluster,
     return node_bytes(model, workload, cluster, pinned) <= cluster.most_host_bytes_per_node
 
 
-def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:
-    tensors = tensor_set(of_rank(model, plan), workload)
-    sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
-    runs = _runs(workload, plan)
-    if cluster.gpu.is_cpu:  # a page of a buffer takes memory once it is written
-        plan = plan.with_fields(reduce_bucket_size=min(plan.reduce_bucket_size, tensors.trainable_numel))
-    most, rollouts = 2, workload.rollouts
-    if rollouts is not None:  # as `Rollouts.breaks_traces` tells them apart
-        most = plan.gradient_accumulation_steps if rollouts.steps_per_generation else 3
-    return _memory_of(sharded, _without_batch(plan, cluster, most), runs, cluster)
-
-
-def _runs(workload: Workload, plan: Plan) -> OptimizerSpec:
-    states_in_bf16 = plan.bf16_optimizer_states
-    return optimizer(workload.optimizer, bf16_states=states_in_bf16, step=workload.software.optimizer_step)
-
-
-def _without_batch(plan: Plan, cluster: Cluster, most_micro_batches: int = 2) -> Plan:
-    """The plan with the fields that decide nothing but activations set to one value."""
-    return plan.with_fields(
-        micro_batch_size=1,
-        gradient_accumulation_steps=min(most_micro_batches, plan.gradient_accumulation_steps),
-        sequence_parallel_size=min(2, plan.sequence_parallel_size),
-        cpu_checkpointing=False,
-        # On one node DeepSpeed reduces them as they are.
-        zero_quantized_gradients=plan.zero_quantized_gradients and cluster.nodes > 1,
-    )
-
-
 def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
     """What is on each GPU at every moment of training: weights, master weights, optimizer states and workspaces. Raises
     as `estimate_memory`."""
     if plan.sharding != "zero":
         return TorchStep(model, workload, cluster, plan).resident
-    runs = _runs(workload, plan)
-    tensors, replicas = tensor_set(of_rank(model, plan), workload), cluster.world_size // plan.autotp_size
-    gathered = gathered_parameters(tensors, plan, replicas)
-    return resident(shard_tensors(tensors, replicas), plan, runs, cluster, gathered)
+    return _batch_independent(model, workload, cluster, plan).resident
+
+
+def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:
+    """The same object for plans that differ in activations alone."""
+    workload = workload.under_engine(plan.zero_stage)
+    tensors, rollouts, most = tensor_set(of_rank(model, plan), workload), workload.rollouts, 2
+    if rollouts is not None:  # as `Rollouts.breaks_traces` tells them apart
+        most = plan.gradient_accumulation_steps if rollouts.steps_per_generation else 3
+    # On a CPU a page of a buffer takes memory once it is written.
+    bucket = min(plan.reduce_bucket_size, tensors.trainable_numel) if cluster.gpu.is_cpu else plan.reduce_bucket_size
+    batchless = plan.with_fields(
+        micro_batch_size=1,
+        gradient_accumulation_steps=min(most, plan.gradient_accumulation_steps),
+        sequence_parallel_size=min(2, plan.sequence_parallel_size),
+        cpu_checkpointing=False,
+        reduce_bucket_size=bucket,
+        # On one node DeepSpeed reduces them as they are.
+        zero_quantized_gradients=plan.zero_quantized_gradients and cluster.nodes > 1,
+    )
+    runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states, step=workload.software.optimizer_step)
+    return _memory_of(shard_tensors(tensors, cluster.world_size // plan.autotp_size), batchless, runs, cluster)
 
 
 _memory_of = lru_cache(maxsize=256)(BatchIndependentMemory)
