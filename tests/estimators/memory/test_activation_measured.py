@@ -14,6 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -137,7 +138,6 @@ CASES = {
     "gpt_oss": Case(T.GptOssConfig, GROUPED | OF_EIGHT | {"head_dim": 32}, "eager", each_layer=FULL),
     "granite": Case(T.GraniteConfig, GROUPED),
     "llama": Case(T.LlamaConfig, GROUPED),
-    "mistral": Case(T.MistralConfig, GROUPED | {"sliding_window": None}),
     "mistral-window": Case(T.MistralConfig, GROUPED | {"sliding_window": 128}, "efficient"),
     "mixtral": Case(T.MixtralConfig, GROUPED | OF_EIGHT | {"sliding_window": None}),
     "mpt": Case(T.MptConfig, MPT, "eager", ("n_layers",)),
@@ -147,7 +147,6 @@ CASES = {
     "opt": Case(T.OPTConfig, PLAIN | {"ffn_dim": INNER, "word_embed_proj_dim": HIDDEN}),
     "phi": Case(T.PhiConfig, PLAIN),
     "phi3": Case(T.Phi3Config, GROUPED | {"pad_token_id": 0}),
-    "qwen2": Case(T.Qwen2Config, GROUPED),
     "qwen2_moe": Case(T.Qwen2MoeConfig, GROUPED | EXPERTS | {"shared_expert_intermediate_size": 384}),
     "qwen3": Case(T.Qwen3Config, WIDE_HEADS),
     "qwen3_5": Case(T.Qwen3_5TextConfig, GROUPED | DELTA, each_layer=LINEAR),
@@ -444,54 +443,30 @@ def test_lora_keeps_what_its_dropout_and_its_fp32_adapters_need(
 
 
 TEXT = {**GROUPED, "num_hidden_layers": 1}
-TOWER = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 4, "image_size": 112, "patch_size": 14}
-QWEN_TOWER = {"hidden_size": 128, "intermediate_size": 320, "num_heads": 4, "out_hidden_size": HIDDEN}
-TOWERS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
-    "gemma3": (
-        lambda n: T.Gemma3Config(
-            text_config=T.Gemma3TextConfig(**TEXT, head_dim=64).to_dict(),
-            vision_config={
-                **TOWER,
-                "num_hidden_layers": n,
-                "vision_use_head": False,
-                "model_type": "siglip_vision_model",
-            },
-        ),
-        lambda model: model.vision_tower.encoder.layers,
-    ),
-    "mistral3": (
-        lambda n: T.Mistral3Config(
-            text_config={**TEXT, "model_type": "mistral"},
-            vision_config={**TOWER, "num_hidden_layers": n, "model_type": "pixtral"},
-        ),
-        lambda model: model.vision_tower.transformer.layers,
-    ),
-    "qwen2_5_vl": (
-        lambda n: T.Qwen2_5_VLConfig(
-            text_config=TEXT,
-            vision_config={**QWEN_TOWER, "depth": n, "fullatt_block_indexes": list(range(n)), "window_size": 112},
-        ),
-        lambda model: model.visual.blocks,
-    ),
-    "qwen2_vl": (
-        lambda n: T.Qwen2VLConfig(
-            text_config=TEXT,
-            vision_config={"embed_dim": 128, "mlp_ratio": 3, "num_heads": 4, "hidden_size": HIDDEN, "depth": n},
-        ),
-        lambda model: model.visual.blocks,
-    ),
-    "qwen3_vl": (
-        lambda n: T.Qwen3VLConfig(
-            text_config=TEXT, vision_config={**QWEN_TOWER, "depth": n, "deepstack_visual_indexes": []}
-        ),
-        lambda model: model.visual.blocks,
-    ),
+PATCHES = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 4, "image_size": 112, "patch_size": 14}
+QWEN = {"hidden_size": 128, "intermediate_size": 320, "num_heads": 4, "out_hidden_size": HIDDEN}
+WINDOWS = {"window_size": 112, "fullatt_block_indexes": [0, 1]}
+QWEN_2 = {"embed_dim": 128, "mlp_ratio": 3, "num_heads": 4, "hidden_size": HIDDEN}
+SIGLIP, PIXTRAL = {"vision_use_head": False, "model_type": "siglip_vision_model"}, {**PATCHES, "model_type": "pixtral"}
+TOWERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
+    "gemma3": (T.Gemma3Config, {"head_dim": 64}, PATCHES | SIGLIP, "vision_tower.encoder.layers"),
+    "mistral3": (T.Mistral3Config, {"model_type": "mistral"}, PIXTRAL, "vision_tower.transformer.layers"),
+    "qwen2_5_vl": (T.Qwen2_5_VLConfig, {}, QWEN | WINDOWS, "visual.blocks"),
+    "qwen2_vl": (T.Qwen2VLConfig, {}, QWEN_2, "visual.blocks"),
+    "qwen3_vl": (T.Qwen3VLConfig, {}, QWEN | {"deepstack_visual_indexes": []}, "visual.blocks"),
 }
+"""Configuration, further fields of the text model, the tower's, and where its layers are."""
+
+
+def with_tower(name: str, layers: int) -> Any:
+    build, text, tower, _ = TOWERS[name]
+    depth = "depth" if name.startswith("qwen") else "num_hidden_layers"
+    return build(text_config=TEXT | text, vision_config={**tower, depth: layers})
 
 
 @pytest.mark.parametrize(("name", "inner"), [("qwen2_vl", []), ("qwen3_vl", [0, 1])])
 def test_the_mergers_behind_a_tower_save_what_the_real_ones_save(name: str, inner: list[int]) -> None:
-    config = TOWERS[name][0](2)
+    config = with_tower(name, 2)
     config.vision_config.deepstack_visual_indexes = inner
     shape, workload = shape_from_config(config.to_dict(), name=name), Workload(method="full", seq_len=SEQUENCE)
     terms = activation_memory(shape, workload, BATCH, False, compute_capability=8.0).saved_terms
@@ -509,15 +484,14 @@ def test_the_mergers_behind_a_tower_save_what_the_real_ones_save(name: str, inne
 @pytest.mark.parametrize(("name", "images"), [*((name, 1) for name in TOWERS), ("qwen2_vl", 3)])
 def test_a_vision_towers_layers_save_what_the_real_ones_save(name: str, images: int) -> None:
     """At the tower's own width, with its own norms and rotation, over the images of a sample."""
-    config_of, layers_of = TOWERS[name]
-    shapes = [shape_from_config(config_of(n).to_dict(), name=name) for n in (1, 2)]
+    shapes = [shape_from_config(with_tower(name, n).to_dict(), name=name) for n in (1, 2)]
     if images > 1:
         shapes = [with_images(shape, images, 112 * 112) for shape in shapes]
     workload = Workload(method="full", seq_len=SEQUENCE)
     one, two = (activation_memory(shape, workload, BATCH, False, compute_capability=8.0) for shape in shapes)
     patches = shapes[0].encoder_len(SEQUENCE)
     with torch.device("meta"):
-        model = T.AutoModelForImageTextToText.from_config(config_of(2), dtype=torch.bfloat16).train()
+        model = T.AutoModelForImageTextToText.from_config(with_tower(name, 2), dtype=torch.bfloat16).train()
         packed = name.startswith("qwen")
         value = torch.zeros((BATCH * patches, 128) if packed else (BATCH, patches, 128), dtype=torch.bfloat16)
         turned = torch.zeros((value.shape[-2], 32), dtype=torch.float32 if packed else torch.bfloat16)
@@ -530,7 +504,7 @@ def test_a_vision_towers_layers_save_what_the_real_ones_save(name: str, images: 
         given = {"position_embeddings": (turned, turned), "cu_seqlens": starts}
     memory, saved = LiveBytes(itertools.chain(model.parameters(), (value, turned))), []
     with gpu_kernels("flash"), memory:
-        for layer in layers_of(model.model):
+        for layer in attrgetter(TOWERS[name][3])(model.model):
             value = layer(value, **given)
             value = value[0] if isinstance(value, tuple) else value
             saved.append(memory.live)

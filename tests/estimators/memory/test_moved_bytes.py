@@ -17,15 +17,11 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.estimators.small_models import sizes
+
 BATCH, SEQ_LEN = 1, 256
-WIDTH = {"vocab_size": 64, "num_attention_heads": 8, "max_position_embeddings": 512}
-LLAMA: dict[str, Any] = WIDTH | {
-    "hidden_size": 128,
-    "intermediate_size": 320,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "pad_token_id": 0,
-}
+LAYERS = 3
+LLAMA = sizes(128, 320, LAYERS, 8, 4, 64, max_position_embeddings=512, head_dim=16, pad_token_id=0)
 EXPERTS = {"num_local_experts": 8, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
 NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -35,8 +31,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": LLAMA,
     "mixtral": {**LLAMA, **EXPERTS, "sliding_window": None},
     "qwen3_moe": {**LLAMA, **EXPERTS, "decoder_sparse_step": 1},
-    "gpt2": {"n_embd": 128, "n_head": 8, "vocab_size": 64, "n_positions": 512, **NO_DROPOUT},
-    "opt": {**WIDTH, "hidden_size": 128, "ffn_dim": 512, "word_embed_proj_dim": 128, "dropout": 0.0},
+    "gpt2": {"n_layer": LAYERS, "n_embd": 128, "n_head": 8, "vocab_size": 64, "n_positions": 512, **NO_DROPOUT},
+    "opt": sizes(128, 320, LAYERS, 8, 8, 64, max_position_embeddings=512)
+    | {"ffn_dim": 512, "word_embed_proj_dim": 128, "dropout": 0.0},
 }
 PRODUCTS = {"mm", "addmm", "_grouped_mm"}
 NOTHING_MOVED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
@@ -81,7 +78,7 @@ def dispatched(
 ) -> tuple[int, int]:
     """Forward and backward bytes of a model with `layers` layers."""
     count = "n_layer" if "n_layer" in config else "num_hidden_layers"
-    built = AutoConfig.for_model(**config, **{count: layers})
+    built = AutoConfig.for_model(**{**config, count: layers})
     model: Any = AutoModelForCausalLM.from_config(built, attn_implementation=attention, dtype=precision).train()
     if rank:
         model = get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear")).to(precision)
@@ -111,16 +108,11 @@ def test_a_layer_moves_what_torch_dispatches(
     recorded.cache_clear()
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     config = {"model_type": family, **FAMILIES[family]}
-    more, fewer = (dispatched(config, attention, dtype, rank, layers) for layers in (3, 2))
+    more, fewer = (dispatched(config, attention, dtype, rank, layers) for layers in (LAYERS, LAYERS - 1))
     forward, backward = (one - other for one, other in zip(more, fewer, strict=True))
 
-    shape = shape_from_config({**config, "n_layer" if family == "gpt2" else "num_hidden_layers": 3}, name=family)
-    workload = Workload(
-        method="lora" if rank else "full",
-        seq_len=SEQ_LEN,
-        precision=precision,
-        attention=attention,
-    )
+    shape, method = shape_from_config(config, name=family), "lora" if rank else "full"
+    workload = Workload(method=method, seq_len=SEQ_LEN, precision=precision, attention=attention)
     _, layer = recorded(LayerRecorder(shape, workload, False, 8.0)).layers[-1]
     predicted = [size.at(BATCH) for size in layer.moved]
     assert predicted == [pytest.approx(forward, rel=0.09), pytest.approx(backward, rel=0.09)]
