@@ -74,8 +74,7 @@ SCALARS: dict[str, tuple[Any, ...]] = {
     "dump_state": (False,),
     "communication_data_type": ("fp32", "BF16", "float16", None, 3),
     "seq_parallel_communication_data_type": ("fp32", "x"),
-    "gradient_allreduce_op": ("mean", "SUM", "sum", "avg", None),
-    "managed_gradient_accumulation": (True, False, 0),
+    "gradient_allreduce_op": ("mean", "avg", None),
     "zero_allow_untested_optimizer": (True, True, True, False),
     "zero_force_ds_cpu_optimizer": (True, False),
     "unknown_key": (1,),
@@ -107,7 +106,7 @@ SCALARS: dict[str, tuple[Any, ...]] = {
         None,
         [],
     ),
-    "autotuning": ({}, {"enabled": False}, {"results_dir": ""}),
+    "autotuning": ({}, {"enabled": False}),
     "comms_logger": ({"enabled": False}, {"enable": True}, None),
     "compile": ({}, {"deepcompile": False}, {"passes": ["z1"]}, {"passes": ["z9"]}, {"deep": True}),
     "hybrid_engine": ({}, {"enabled": False}, {"max_out_tokens": 0}),
@@ -119,7 +118,20 @@ SCALARS: dict[str, tuple[Any, ...]] = {
     "bf16": ({}, True, {"enabled": 2}),
     "weight_quantization": ({},),
 }
+WITHOUT_RULES = {
+    "compute_grad_norm",
+    "exps_dir",
+    "initial_scale_power",
+    "legacy_stage1",
+    "results_dir",
+    "select_interval",
+    "select_strategy",
+    "update_interval",
+}
+"""Keys whose refusal by DeepSpeed lint leaves to DeepSpeed: none of the recorded configurations has such a value."""
 UNFIT = {
+    "compute_grad_norm",
+    "legacy_stage1",
     "zenflow",
     "super_offload",
     "leaf_module",
@@ -149,7 +161,7 @@ def with_junk(configs: Sequence[dict[str, Any]], seed: int, facts: DeepSpeedFact
             key = rng.choice(block.names())
             value = rng.choice(JUNK)
             # Apart: what needs a GPU, and a float that the file's reader would make an integer.
-            if key != "use_gds" and not isinstance(value, float):
+            if key not in {"use_gds"} | WITHOUT_RULES and not isinstance(value, float):
                 node[key] = copy.deepcopy(value)
                 found.append(config)
     return found
@@ -235,7 +247,7 @@ def _value(rng: random.Random, field: ConfigField) -> Any:
     if name == "bool":
         return rng.choice([True, False])
     if field.name == "initial_scale_power":
-        return rng.choice([1, 16, 24, 5000])
+        return rng.choice([1, 16, 24])
     if name == "int":
         return rng.choice([1, 2, 10, 1000, 99_999, 10**6, 10**9])
     if name == "float":

@@ -184,14 +184,6 @@ def secret(config: LintedConfig) -> Iterator[Violation]:
         )
 
 
-LOGGING_RULES.error(
-    "DS857 autotuning without a folder",
-    at(("autotuning.results_dir", "autotuning.exps_dir"), when.given & when.empty),
-    why="DeepSpeed asserts that the folders' names are not empty, even with autotuning off",
-    fix="remove the key",
-    source="autotuning/config.py _initialize",
-)
-
 _MONITOR_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 """Block -> the package that it imports (monitor/utils.py)."""
 
@@ -242,41 +234,6 @@ def unknown_word(config: LintedConfig) -> Iterator[Violation]:
             continue
         if (value.lower() if isinstance(value, str) else value) not in words:
             yield bad_value(config, path, fix=phrase("write one of {values}", values=", ".join(map(shown, words))))
-
-
-_sums = when.known & Condition(lambda config, path: config.text(path).lower() == "sum")
-
-COMMUNICATION_RULES.error(
-    "DS704 summed gradients where only means are reduced",
-    *(
-        at("gradient_allreduce_op", _sums & refused, "gradients are summed under {what}", what=named(what))
-        for what, refused in {
-            "stage 3": when.stages(3),
-            "ZenFlow": ~when.is_missing("zero_optimization.zenflow"),
-            "DeepCompile": when.is_on("compile.deepcompile"),
-        }.items()
-    ),
-    why="stage 3, ZenFlow and DeepCompile refuse gradient_allreduce_op sum",
-    fix='write "mean"',
-    source="runtime/config.py _do_error_check",
-    since="0.19.6",
-)
-
-_unmanaged = when.known & when.given & when.empty
-
-COMMUNICATION_RULES.error(
-    "DS705 unmanaged accumulation with overlapped communication",
-    at(
-        "managed_gradient_accumulation",
-        _unmanaged & when.is_on("zero_optimization.overlap_comm") & ~when.stages(2, 3),
-        "overlap_comm is on at stage {stage}",
-    ),
-    at("managed_gradient_accumulation", _unmanaged & when.is_on("compile.deepcompile"), "DeepCompile is on"),
-    why="where the script decides when to step, overlap_comm needs stage 2 or 3, and DeepCompile is refused",
-    fix='set "overlap_comm": false, or use stage 2',
-    source="runtime/engine.py _do_sanity_check",
-    since="0.19.6",
-)
 
 
 COMMUNICATION_RULES.error(

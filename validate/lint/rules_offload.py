@@ -9,7 +9,7 @@ from ...estimators.memory.plan_memory import has_room_for_pinned
 from ...estimators.phrase import phrase
 from . import rule_conditions as when
 from .linted_config import LintedConfig
-from .rule import Rules, Violation, bad_value, violation
+from .rule import Rules, Violation, violation
 from .rule_conditions import Condition, at
 from .rules_resources import Situation
 
@@ -38,7 +38,6 @@ def _is_part(ratio: Any) -> bool:
 _part = Condition(lambda config, path: _is_part(config.get(path)))
 _cpu_adam = when.may_have_adam & ~when.torch_adam
 _whole_above_zero = Condition(lambda config, path: type(config.get(path)) is int and config.get(path) > 0)
-_ZENFLOW = "zero_optimization.zenflow"
 
 
 _STAGE_3 = "runtime/zero/stage3.py"
@@ -120,49 +119,6 @@ OFFLOAD_RULES.warning(
     fix="remove ratio, unless the learning rate is constant and training never resumes",
     source=_STAGE_3 + " __init__, state_dict (backup_optimizer)",
 )
-
-
-@OFFLOAD_RULES.error(
-    "DS412 ZenFlow without what it needs",
-    why="ZenFlow overlaps the CPU optimizer of offload_optimizer, makes its own on the GPU from optimizer.params, and "
-    "asserts that its intervals agree: auto sets the interval itself, step and epoch need a number",
-    source="runtime/zenflow/zenflow_stage_1_and_2.py; runtime/zenflow/engine.py; runtime/zenflow/zenflow_config.py",
-)
-def zenflow(config: LintedConfig) -> Iterator[Violation]:
-    block = _ZENFLOW
-    if config.stage in (1, 2) and config.get(block) is not None:
-        if config.offload("optimizer") == "none":
-            fix = 'add "offload_optimizer": {"device": "cpu"}, or remove zenflow'
-            yield violation(block, "the optimizer is not offloaded", fix=fix)
-        if not isinstance(config.get("optimizer.params"), dict):
-            yield violation(block, "no optimizer.params", fix="add the optimizer block, with params")
-    if not isinstance(config.get(block), dict):
-        return
-    strategy, interval = config.get(f"{block}.select_strategy"), config.get(f"{block}.select_interval")
-    update = config.get(f"{block}.update_interval")
-    if isinstance(strategy, str) and strategy not in ("auto", "step", "epoch"):
-        yield bad_value(config, f"{block}.select_strategy", fix='write "auto", "step" or "epoch"')
-        return
-    automatic, numbered = strategy in (None, "auto"), isinstance(interval, int)
-    if automatic and numbered:
-        yield bad_value(config, f"{block}.select_interval", fix="remove it, or set select_strategy")
-    elif isinstance(strategy, str) and not automatic and interval in (None, "auto"):
-        what = phrase("the strategy is {strategy}, but select_interval is missing", strategy=strategy)
-        yield violation(f"{block}.select_interval", what, fix="write a number")
-    for name in ("select_interval", "update_interval"):
-        text = config.get(f"{block}.{name}")
-        if isinstance(text, str) and text != "auto":
-            yield bad_value(config, f"{block}.{name}", fix='write a number or "auto"')
-    if isinstance(update, int) and update < 1:
-        yield bad_value(config, f"{block}.update_interval", fix="write 1 or more")
-    elif strategy == "step" and numbered and isinstance(update, int) and 0 < interval < update:
-        yield violation(
-            f"{block}.select_interval",
-            "select_interval {interval} is below update_interval {update}",
-            interval=interval,
-            update=update,
-            fix="write select_interval at least as large as update_interval",
-        )
 
 
 @OFFLOAD_RULES.advice(

@@ -225,20 +225,3 @@ def _number(value: object) -> float | None:
         return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):
         return None
-
-
-_static = Condition(lambda config, _: (config.number("fp16.loss_scale") or 0) > 0)
-
-PRECISION_RULES.error(
-    "DS216 a first loss scale that no float holds",
-    at(
-        "fp16.initial_scale_power",
-        when.fp16
-        & (when.number(lambda power: power >= 14_300) | (when.number(lambda power: power >= 1024) & ~_static)),
-        "2 to the power of {number}",
-    ),
-    why="the scale begins at 2 to the power of initial_scale_power, which is made a float; with a static scale "
-    "DeepSpeed still prints it, and Python prints no number of more than 4300 digits",
-    fix="write 16, the default",
-    source=_CLASSES + " initial_dynamic_scale",
-)

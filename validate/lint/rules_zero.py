@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...ds_configs.config_keys import CONFIG_KEYS
-from ...estimators.memory.partition import shard_numel
-from ...estimators.phrase import named, phrase
+from ...estimators.phrase import phrase
 from . import rule_conditions as when
-from .linted_config import LintedConfig, shown
+from .linted_config import LintedConfig
 from .rule import Rules, Violation, removed, violation
 from .rule_conditions import Condition, at
 
@@ -109,45 +108,6 @@ def all_live(config: LintedConfig) -> Iterator[Violation]:
             parameters=f"{model.parameters:,}",
         )
         yield violation(config.zero_place("max_live_parameters"), what)
-
-
-ZERO_RULES.error(
-    "DS309 legacy_stage1",
-    at("zero_optimization.legacy_stage1", when.on & when.stages(1, 2, 3)),
-    why="DeepSpeed raises an exception: the old stage 1 is gone since 0.5.9",
-    fix="remove it",
-    source=_ENGINE,
-)
-
-
-@ZERO_RULES.error(
-    "DS310 compute_grad_norm off where the norm is needed",
-    why="DeepSpeed does without the norm at stages 1 and 2 only, without clipping (which is on by default), ZenFlow, "
-    "optimizer offload, or its BF16 optimizer",
-    fix='set "gradient_clipping": 0, or remove compute_grad_norm',
-    source=_STAGE_12 + " __init__; " + _CONFIG,
-    since="0.19.7",
-)
-def no_norm(config: LintedConfig) -> Iterator[Violation]:
-    path = "zero_optimization.compute_grad_norm"
-    if not config.off(path) or config.facts.default(path) is None:
-        return
-    clipping = config.get("gradient_clipping")
-    clips = clipping is None or (isinstance(clipping, int | float) and clipping > 0)
-    in_fp32 = (when.bf16 & when.accumulates_in_fp32).holds(config, path)
-    for holds, what in (
-        (config.stage in (0, 3), phrase("this is stage {stage}", stage=config.stage)),
-        (
-            clips,
-            phrase("{name} is {value}", name="gradient_clipping", value="1.0" if clipping is None else shown(clipping)),
-        ),
-        (config.block("zero_optimization").get("zenflow") is not None, "ZenFlow is on"),
-        (config.offload("optimizer") != "none", "the optimizer is offloaded"),
-        (config.stage == 1 and in_fp32, "bf16 with fp32 accumulation at stage 1"),
-    ):
-        if holds:
-            yield violation(path, "compute_grad_norm is off, but {what}", what=named(what))
-            return
 
 
 _averages = when.stages(3) | Condition(lambda config, _: config.text("gradient_allreduce_op").lower() != "sum")
@@ -264,33 +224,3 @@ ZEROPP_RULES.warning(
     source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
     "all_to_all_quant_reduce",
 )
-ZEROPP_RULES.warning(
-    "DS358 frozen weights stored in 8 bits",
-    at("zero_optimization.zero_quantized_nontrainable_weights", when.on & when.stages(3)),
-    why="weights that are frozen while the model is built are copied into 8-bit tensors without being quantized, which "
-    "leaves whole numbers of them; those frozen later stay as they are unless the script calls "
-    "quantize_nontrainable_params(), which takes fp16 only",
-    fix="remove it; for LoRA over 4-bit weights use QLoRA with stage 2",
-    source="runtime/zero/partition_parameters.py _partition_param, runtime/zero/stage3.py quantize_nontrainable_params",
-)
-
-
-@ZEROPP_RULES.error(
-    "DS359 shards that the quantizer refuses",
-    why="a shard is quantized in groups of a multiple of 8 elements, and DeepSpeed asserts that it divides into them",
-    fix="use a number of GPUs that leaves every tensor a shard of a multiple of 8 elements, or remove it",
-    source="runtime/zero/partition_parameters.py CUDAQuantizer.quantize",
-)
-def odd_shards(config: LintedConfig) -> Iterator[Violation]:
-    ranks, model = config.world_size, config.model
-    if config.stage != 3 or not config.flag("zero_optimization.zero_quantized_weights") or not ranks or model is None:
-        return
-    odd = next((tensor for tensor, _ in model.tensor_counts if shard_numel(tensor.numel, ranks) % 8), None)
-    if odd is not None:
-        yield violation(
-            "zero_optimization.zero_quantized_weights",
-            "{name} has shards of {shard_numel} elements on {ranks} GPUs",
-            name=odd.name,
-            shard_numel=shard_numel(odd.numel, ranks),
-            ranks=ranks,
-        )

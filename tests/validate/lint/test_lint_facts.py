@@ -14,6 +14,7 @@ from ds_advise.validate.lint import load_facts
 from ds_advise.validate.lint.linted_config import problem
 from ds_advise.validate.lint.read_deepspeed import CLASSES
 
+from benchmarks.lint.random_configs import WITHOUT_RULES
 from tests.helpers import imports_of
 
 from .lint_cases import facts
@@ -24,15 +25,8 @@ POOL: list[Any] = [
     *("3.", ".5", "+3", "-3", "1__0", "1.5", "nan", "-inf", "\u0663", "2.00", "9" * 25, "t", "Off", "true "),
     *([], ["a"], [1], ["z1"], {}),
 ]
-OWN_RULES = {  # field -> the rule for what its class checks beyond the type
-    "compute_grad_norm": "DS310",
-    "select_strategy": "DS412",
-    "select_interval": "DS412",
-    "update_interval": "DS412",
-    "loss_scale": "DS207",
-    "loss_scale_window": "DS207",
-    "min_loss_scale": "DS207",
-}
+BEYOND_TYPES = ("loss_scale", "loss_scale_window", "min_loss_scale")
+"""Fields of which DS207 knows what their class checks beyond the type."""
 TEXT_OR_LIST = {"classes", "names", "name_suffixes"}
 
 
@@ -83,7 +77,7 @@ def test_values_are_judged_as_deepspeeds_classes_judge_them() -> None:
         block = facts().block(path)
         assert block is not None
         for field in block.fields:
-            if field.block or field.name in OWN_RULES:
+            if field.block or field.name in {*BEYOND_TYPES, *WITHOUT_RULES}:
                 continue
             for value in POOL:
                 if field.name in TEXT_OR_LIST and isinstance(value, str):

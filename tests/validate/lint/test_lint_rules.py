@@ -50,9 +50,6 @@ def test_a_rule_finds_its_bad_example_and_not_its_good_one(rule: Rule) -> None:
         ("DS408", {"zero_optimization": {"stage": 2, "offload_optimizer": {"ratio": 0.5}}}, "ratio is 0.5 at stage 2"),
         ("DS654", {"sequence_parallel_size": 2}, "sequence_parallel_size"),
         ("DS654", {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}, "zero_quantized_gradients"),
-        ("DS704", {"zero_optimization": {"stage": 2, "zenflow": {}}}, "ZenFlow"),
-        ("DS704", {"zero_optimization": {"stage": 2}, "compile": {"deepcompile": True}}, "DeepCompile"),
-        ("DS705", {"zero_optimization": {"stage": 2}, "compile": {"deepcompile": True}}, "DeepCompile"),
         (
             "DS805",
             {"activation_checkpointing": {"contiguous_memory_optimization": True, "partition_activations": True}},
