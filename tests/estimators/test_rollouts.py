@@ -7,7 +7,6 @@ import pytest
 from ds_advise.advisor.advise import answer, ask
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.phases import phases_of
-from ds_advise.advisor.answer.view import AnswerView
 from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.advisor.search.search import fastest
 from ds_advise.ds_configs.training_script import script_lines, server_commands, training_arguments
@@ -150,12 +149,6 @@ def test_other_gpus_are_no_change_where_a_server_has_some() -> None:
     colocated, server = (answer(ask(MODEL, **asked, rollout=name)) for name in ("vllm-colocate", "vllm-server"))
     assert any("--gpus" in change.flags for change in colocated.changes if change)
     assert not any("--gpus" in change.flags for change in server.changes if change)
-
-
-def test_without_vllm_or_a_reference_nothing_is_scored() -> None:
-    question = ask(MODEL, gpus="8xH100", objective="grpo", rollout="generate")
-    view = AnswerView(answer(question))
-    assert [line.split(":")[0] for line in view.phases] == ["rollout", "training"]
 
 
 def test_a_generation_consists_of_whole_groups() -> None:

@@ -29,32 +29,6 @@ def test_gemma_2_alternates_windows_and_has_four_norms() -> None:
     assert shape.logit_softcap and all(block.attention.softcap for block in shape.blocks)
 
 
-def test_deepseek_v3_has_dense_layers_and_latent_attention() -> None:
-    shape = catalogue.find("DeepSeek-V3")
-    dense, sparse = shape.blocks
-    assert (dense.count, sparse.count) == (3, 58)
-    assert (sparse.feed_forward.experts, sparse.feed_forward.experts_per_token) == (256, 8)
-    assert (sparse.feed_forward.hidden, sparse.feed_forward.shared_hidden) == (2048, 2048)
-    attention = sparse.attention
-    assert (attention.kv_lora_rank, attention.rope_head_dim) == (512, 64)
-    assert (attention.head_dim, attention.v_head_dim) == (192, 128)
-
-
-def test_whisper_has_a_fixed_encoder_and_a_decoder_that_looks_at_it() -> None:
-    shape = catalogue.find("whisper-large-v3")
-    encoder, decoder = shape.blocks
-    assert (encoder.stack, decoder.stack, shape.encoder_len(448)) == ("encoder", "decoder", 1500)
-    assert decoder.cross_attention is not None and decoder.cross_attention.cross and decoder.norm_count == 3
-    assert not encoder.attention.causal and decoder.attention.causal
-
-
-def test_a_vision_tower_has_its_own_width() -> None:
-    shape = catalogue.find("gemma-3-4b")
-    vision, *language = shape.blocks
-    assert (vision.hidden_size, vision.stack, shape.encoder_len(2048)) == (1152, "encoder", 4096)
-    assert {block.hidden_size for block in language} == {0}
-
-
 def test_linear_attention_stands_three_times_between_full() -> None:
     """Its tower is held and idle."""
     shape = catalogue.find("Qwen3.5-27B")
