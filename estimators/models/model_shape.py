@@ -335,15 +335,6 @@ class ModelShape:
                     "keep less), and its speed is that of attention over a chunk (not held against a GPU)"
                 )
             )
-        phrases += [
-            phrase(
-                "{name} has one dimension: `p = model.{name}; p.data = p.data[None]` before DeepSpeed 0.19, which "
-                "fails on a parameter without any",
-                name=tensor.name,
-            )
-            for tensor in self.outside
-            if not tensor.shape
-        ]
         if any(1 < block.feed_forward.experts == block.feed_forward.experts_per_token for block in self.blocks):
             phrases.append("every expert computes every token, as transformers' own code does")
         return tuple(phrases)

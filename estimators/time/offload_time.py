@@ -39,16 +39,7 @@ off by default.
 
 from __future__ import annotations
 
-from ..hardware import (
-    Cluster,
-    cpu_cores,
-    dram_bytes_per_s,
-    nvme_read_bytes_per_s,
-    nvme_write_bytes_per_s,
-    threads_per_rank,
-)
-from ..optimizers import optimizer
-from ..workload import Workload
+from ..hardware import Cluster, cpu_cores, dram_bytes_per_s, threads_per_rank
 from .collective_time import PCIE3_BYTES_PER_S
 
 PINNED_SHARE, PAGEABLE_SHARE = 0.85, 0.35
@@ -107,17 +98,3 @@ def cpu_step_bytes_per_s(cluster: Cluster) -> float:
 def cpu_step_bytes(states: float, master_bytes: int = 4) -> float:
     """Bytes per parameter of the step on the host."""
     return 6 * master_bytes + 2 + 2 * states
-
-
-def nvme_step_s(cluster: Cluster, workload: Workload, trained_per_node: float) -> float:
-    """Reading and writing states, master weights and gradients."""
-    each_way = trained_per_node * (8 + (optimizer(workload.optimizer).cpu_state_bytes or 0.0))
-    return nvme_read_s(cluster, each_way) + nvme_write_s(cluster, each_way)
-
-
-def nvme_read_s(cluster: Cluster, bytes_per_node: float) -> float:
-    return bytes_per_node / nvme_read_bytes_per_s(cluster)
-
-
-def nvme_write_s(cluster: Cluster, bytes_per_node: float) -> float:
-    return bytes_per_node / nvme_write_bytes_per_s(cluster)

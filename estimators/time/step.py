@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from ..estimate import COMMON_SYMBOLS, TimeTerm
-from ..hardware import Cluster
+from ..hardware import Cluster, nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..memory.trainable import groups_on_gpu, shard_tensors, tensor_set
 from ..models.model_shape import ModelShape
 from ..plan import Plan
@@ -178,8 +178,8 @@ class Step:
             "R": product_rate(cluster.gpu, self.workload.matmul_precision),
             "W": memory_rate(cluster.gpu),
             "PCIe": 1 / offload.host_link_s(cluster, 1, pinned=plan.pin_memory),
-            "read": 1 / offload.nvme_read_s(cluster, 1),
-            "write": 1 / offload.nvme_write_s(cluster, 1),
+            "read": nvme_read_bytes_per_s(cluster),
+            "write": nvme_write_bytes_per_s(cluster),
             "t": self.ring.call_s,
         }
 

@@ -228,7 +228,8 @@ def _on_host(step: Step) -> list[TimeTerm]:
     own = {"states": states, "host": rate, "hosted": step.hosted}
     terms = [step.term("optimizer on the host", "cpu", seconds, formula, **own)]
     if step.plan.offload_optimizer == "nvme":
-        seconds = offload.nvme_step_s(cluster, step.workload, node)
+        each_way = node * (8 + states)
+        seconds = each_way / step.values["read"] + each_way / step.values["write"]
         formula = "(8 + states) Pn (1 / read + 1 / write)"
         terms.append(step.term("states from and to NVMe", "nvme", seconds, formula, states=states))
     return terms
@@ -262,7 +263,7 @@ def _weights_moved(step: Step) -> list[TimeTerm]:
         size = step.element * step.trained_per_rank
         terms.append(step.host_link_term("updated weights to host", size, "w Pr / PCIe"))
     if collective.weights_on_nvme(step.tensors, plan, step.replicas) and step.workload.method == "full":
-        seconds = offload.nvme_write_s(step.cluster, step.element * step.trained_per_node)
+        seconds = step.element * step.trained_per_node / step.values["write"]
         terms.append(step.term("updated weights to NVMe", "nvme", seconds, "w Pn / write"))
     return terms
 

@@ -251,7 +251,7 @@ def _near_backward(step: Step) -> float:
 def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, reads: float, first: float = 0.0) -> None:
     """All weights `passes` times; NVMe is read `reads` times. near: share that hpZ's second copy serves. first: share
     that comes before there is anything to compute."""
-    plan, cluster, tensors = step.plan, step.cluster, step.tensors
+    plan, tensors = step.plan, step.tensors
     size, (calls, of_experts) = step.gathered_bytes, collective.gather_calls(tensors, plan)
     sent, apart = collective.travelling_bytes(tensors, step.workload, plan), step.spread * step.element
     if not passes:
@@ -281,7 +281,7 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
     on_nvme = collective.weights_on_nvme(tensors, plan, step.replicas)
     if on_nvme:
         reads *= on_nvme
-        seconds, formula = reads * offload.nvme_read_s(cluster, size / cluster.nodes), "passes weights / M / read"
+        seconds, formula = reads * (size / step.cluster.nodes / step.values["read"]), "passes weights / M / read"
         own = {"passes": reads, "weights": size}
         transfers.shown.append(step.term("weights from NVMe", "nvme", seconds, formula, **own))
 

@@ -178,7 +178,7 @@ def from_config(
 def _give_dimensions(model: torch.nn.Module) -> None:
     """Give scalar parameters one dimension: DeepSpeed cannot broadcast scalars.
 
-    Source: deepspeed 0.19.8 runtime/engine.py `_broadcast_model` views them as bytes. `ModelShape.assumptions` says so.
+    Source: deepspeed 0.19.8 runtime/engine.py `_broadcast_model` views them as bytes.
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -16,9 +16,9 @@ from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.this_machine import GLOO_BYTES_PER_S, HOST_STREAM_SHARE, STREAM_SHARE, cpu_cluster
-from ds_advise.estimators.hardware import Cluster
+from ds_advise.estimators.hardware import Cluster, nvme_read_bytes_per_s
 from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
-from ds_advise.estimators.time.offload_time import cpu_step_bytes_per_s, host_link_s, nvme_read_s
+from ds_advise.estimators.time.offload_time import cpu_step_bytes_per_s, host_link_s
 from ds_advise.estimators.time.roofline import MEMORY_SHARE, attention_rate, memory_rate, product_rate
 from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, FigureKind, Unit
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes, mount_point, this_machine
@@ -92,7 +92,7 @@ def test_the_estimators_reach_what_was_measured(driver: Driver) -> None:
     assert ring(cluster).bytes_per_s == pytest.approx(11e9)
     assert ring(cluster).all_reduce_s(9e9, 0) == pytest.approx(1.0)
     assert ring(cluster).call_s == 30e-6
-    assert nvme_read_s(cluster, 3e9) == pytest.approx(1.0)
+    assert nvme_read_bytes_per_s(cluster) == 3e9
     # The optimizer alone moves 28 bytes per parameter, the whole step more.
     assert 1.5e9 / cpu_step_bytes_per_s(cluster) == pytest.approx(1 / 28)
     assert cluster.dram_bytes_per_s_per_node == pytest.approx(30e9 / HOST_STREAM_SHARE)
