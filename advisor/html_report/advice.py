@@ -17,9 +17,8 @@ from ..text.labels import device_label
 from . import document as doc
 from .bar_charts import draw_stacked_bars
 from .canvas import Markup, element, joined
-from .line_charts import draw_speed_against_memory
+from .line_charts import draw_all, draw_series, draw_speed_against_memory
 from .plans import best_plans, host_bars, memory_bars, time_bars
-from .scaling import draw_all, draw_series
 
 
 def advice_report(answer: Recommendation, config_path: str, picture: str = "") -> doc.Report:
@@ -167,4 +166,5 @@ def _cell(row: LadderRow, column: str, text: str) -> doc.Cell:
     }
     if column not in exact:
         return text
-    return doc.Figure(text or doc.NOTHING, row.candidate and attrgetter(exact[column])(row.candidate))
+    value = None if row.candidate is None else attrgetter(exact[column])(row.candidate)
+    return doc.Figure(text or doc.NOTHING, value)

@@ -1,11 +1,12 @@
-"""Charts of two quantities: the loss over steps, and points with the best of them."""
+"""Charts of two quantities: the loss over steps, points with the best of them, and speed above memory for a series."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...estimators.hardware import Cluster
+from ..answer.scaling import Series
 from ..search.candidate import Candidate
 from ..text.labels import device_label, shape_label
 from ..text.units import gib, rate
@@ -14,6 +15,11 @@ from .canvas import GIB, SMALL, WIDE, Markup, Scale, Ticks
 
 _MOST_POINTS = 1000
 """Points of a curve; of more, evenly spaced ones are drawn."""
+
+_TOP, _PANEL, _GAP = 48.0, 110.0, 34.0
+"""Heights of what is above the panels, of a panel, and of the space between two."""
+
+_HEIGHT = _TOP + 2 * _PANEL + _GAP + 42.0
 
 MOST_MEMORY = 2.0
 """Plans that need more than this multiple of the GPU's memory are not drawn, or cut."""
@@ -165,21 +171,20 @@ def draw_points(
 
 
 def _point(point: Point, x_of: Scale, y_of: Scale, on_front: bool) -> Markup:
-    paint = svg.fill("good" if point.chosen else "weights")
+    paint, shown = svg.fill("good" if point.chosen else "weights"), point.chosen or on_front
     if point.faded and not point.chosen:
         paint = {**svg.fill("paper"), **svg.stroke("soft"), "class_": "f-paper s-soft"}
-    return svg.element(
-        "circle",
-        svg.element("title", point.hint),
-        cx=x_of(point.x),
-        cy=y_of(point.y),
-        r=7 if point.chosen else 5 if on_front else 3.5,
-        fill_opacity=1 if point.chosen or on_front or point.faded else 0.45,
-        tabindex="0" if on_front or point.chosen else None,
-        role="img",
-        aria_label=point.hint,
-        **paint,
-    )
+    radius, opacity = 7 if point.chosen else 5 if on_front else 3.5, 1 if shown or point.faded else 0.45
+    return _circle(x_of(point.x), y_of(point.y), radius, point.hint, paint, opacity=opacity, stops=shown)
+
+
+def _circle(
+    x: float, y: float, r: float, hint: str, paint: dict[str, str], *, opacity: float | None = None, stops: bool = True
+) -> Markup:
+    """A circle with its hint. stops: a keyboard stops at it."""
+    title, tabindex = svg.element("title", hint), "0" if stops else None
+    place = {"cx": x, "cy": y, "r": r, "fill_opacity": opacity, "tabindex": tabindex}
+    return svg.element("circle", title, **place, role="img", aria_label=hint, **paint)
 
 
 def _names(
@@ -202,3 +207,80 @@ def _names(
                 drawn[point.label] = svg.label(x, y, point.label, bold=point.chosen, ink=ink, size=size)
                 break
     return list(drawn.values())
+
+
+def draw_all(cluster: Cluster, every: Sequence[Series], width: int = WIDE) -> Markup:
+    """All series, one under the other."""
+    drawn = [draw_series(cluster, series, width) for series in every]
+    placed = (svg.element("g", each, transform=f"translate(0 {_HEIGHT * row:g})") for row, each in enumerate(drawn))
+    return svg.frame(
+        "Speed and memory against " + ", ".join(each.title for each in every), width, _HEIGHT * len(drawn), *placed
+    )
+
+
+def draw_series(cluster: Cluster, series: Series, width: int = WIDE) -> Markup:
+    """The chart as SVG."""
+    limit_bytes, device = cluster.gpu.memory_bytes, device_label(cluster)
+    shown = [(index, plan) for index, plan in enumerate(series.plans) if plan is not None]
+    speeds = {index: plan.tokens_per_s for index, plan in shown}
+    sizes = {index: float(plan.device_bytes) for index, plan in shown}
+    top, below, right, bottom = _TOP, _TOP + _PANEL + _GAP, width - 12.0, _TOP + 2 * _PANEL + _GAP
+    fastest, most = 1.1 * max(speeds.values()), 1.1 * max(limit_bytes, *sizes.values())
+    speeds_y = svg.ticks(svg.round_steps(fastest, 3), lambda speed: rate(speed) if speed else "0")
+    speed_rows, speed_left, speed_y = svg.vertical_axis(speeds_y, (0, fastest), top, top + _PANEL, right)
+    sizes_y = svg.ticks(svg.round_steps(most, 3, GIB.size), GIB.write)
+    size_rows, size_left, size_y = svg.vertical_axis(sizes_y, (0, most), below, below + _PANEL, right)
+    left = max(speed_left, size_left)
+    x_of = Scale(0, max(1, len(series.values) - 1), left + 18, right - 18)
+    limit = size_y(limit_bytes)
+    words = f"{gib(limit_bytes)} GiB per {device}"
+    hints = {
+        index: f"{series.title} {series.values[index]}: {plan.rung}, {shape_label(plan.plan)}, "
+        f"{rate(plan.tokens_per_s)} tokens/s, {gib(plan.device_bytes)} GiB, {plan.fit.reason}"
+        for index, plan in shown
+    }
+
+    def panel(values: Mapping[int, float], y_of: Scale) -> Iterator[Markup]:
+        yield svg.curve((x_of(index), y_of(value)) for index, value in values.items())
+        for index, value in values.items():
+            ink, radius = ("good", 6) if index == series.own else ("weights", 4)
+            yield _circle(x_of(index), y_of(value), radius, hints[index], svg.fill(ink))
+
+    return svg.frame(
+        f"Speed and memory per {device} against {series.title}, with the strategy",
+        width,
+        _HEIGHT,
+        svg.small(0, 12, f"tokens/s, by {series.title}"),
+        speed_rows,
+        size_rows,
+        svg.small(0, below - 10, f"GiB per {device}"),
+        *(
+            svg.small(x_of(index), bottom + 16, value, anchor="middle", ink="text" if index == series.own else "soft")
+            for index, value in enumerate(series.values)
+        ),
+        svg.small(right, bottom + 34, series.title, anchor="end"),
+        svg.line(left, limit, right, limit, "limit"),
+        svg.small(left + 4, limit - 5, words, ink="limit"),
+        *_strategies(series, x_of, top, bottom),
+        *panel(speeds, speed_y),
+        *panel(sizes, size_y),
+    )
+
+
+def _strategies(series: Series, x_of: Scale, top: float, bottom: float) -> list[Markup]:
+    """The name of each strategy above the first value that has it, with a line where it begins."""
+    drawn, before, free = [], "", [0.0, 0.0]
+    for index, plan in enumerate(series.plans):
+        name = "nothing fits" if plan is None else plan.rung
+        if name == before:
+            continue
+        x, long = x_of(index), svg.text_width(name, SMALL)
+        begins = min(x - 14, x_of.end + 18 - long)
+        row = next((row for row, taken in enumerate(free) if begins >= taken), None)
+        if before:
+            drawn.append(svg.line(x - 18, top - 4, x - 18, bottom, "soft"))
+        if row is not None:
+            drawn.append(svg.small(begins, top - 8 - 14 * row, name, ink="text"))
+            free[row] = begins + long + 8
+        before = name
+    return drawn

@@ -15,7 +15,7 @@ from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import plan_title
 from ..text.language import translate
 from ..text.lines import blank, capitalised, commands, ended, sentence
-from ..text.printable import printable
+from ..text.output import printable
 from ..text.units import times
 from .answer import ImportAnswer
 from .figures import ImportFigures

@@ -28,9 +28,8 @@ from ..answer.start import plan_config, start_commands, start_settings
 from ..answer.view import AnswerView
 from ..html_report.bar_charts import draw_stacked_bars
 from ..html_report.canvas import NARROW, WIDE, dark_rules
-from ..html_report.line_charts import draw_speed_against_memory
+from ..html_report.line_charts import draw_all, draw_speed_against_memory
 from ..html_report.plans import best_plans, host_bars, memory_bars, time_bars
-from ..html_report.scaling import draw_all
 from ..search.candidate import LIKELY
 from .options import OPTIONS, State, command_of, default_of, model_of, options_in, question_of, words_of
 

@@ -12,7 +12,7 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...validate.checkpoint import CheckpointFile
 from ...validate.checkpoint_weights import CheckpointContents, Conversion
 from ..text.lines import blank, commands, sentence
-from ..text.printable import printable
+from ..text.output import printable
 from ..text.units import count, gib
 
 _MOST_FILES = 5

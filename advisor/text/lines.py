@@ -12,7 +12,7 @@ from rich.text import Text
 
 from .labels import MEMORY_FAMILIES, memory_by_family
 from .language import can_encode, is_translated, translate
-from .printable import printable
+from .output import printable
 from .units import gib
 
 WIDTH = 80
