@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ...estimators.errors import DsAdviseError
 from ...estimators.phrase import phrase
-from ...probes.machine import host_memory_bytes, memory_groups, read_pairs, visible_handles
+from ...probes.machine import host_memory_bytes, memory_groups, read_pairs, visible_handles, with_nvml
 from ...probes.real_run.watch import COMPILERS
 from ...validate.checkpoint import write_checksums
 from ..text.language import translate
@@ -40,45 +40,28 @@ class MemorySample(NamedTuple):
     """Whether an extension is being built."""
 
 
-class MemorySampler:
-    """Samples the memory of this node. gpus: the training's visible GPUs are sampled too."""
+def sample_memory(pid: int, *, gpus: bool) -> MemorySample:
+    """The memory of this node. pid: its descendants are the training. gpus: whether the GPUs are sampled too."""
+    held, compiles = 0, False
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(pid).children(recursive=True):
+            status = read_pairs(Path(f"/proc/{process.pid}/status"))
+            if status.get("Name", "").strip() in COMPILERS:
+                compiles = True
+            else:
+                held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
+    free = int(psutil.virtual_memory().available)
+    for group in memory_groups():
+        limit_bytes, counts = group.limit_bytes, group.counters()
+        if limit_bytes is not None:
+            free = min(free, limit_bytes - counts.get("anon", counts.get("total_rss", 0)) - counts.get("shmem", 0))
+    used = with_nvml(_used_memory, ()) if gpus else ()
+    return MemorySample(held, free, used, compiles)
 
-    def __init__(self, *, gpus: bool) -> None:
-        self._handles: list[Any] = []
-        if gpus:
-            with contextlib.suppress(Exception):  # no library, driver or permission: the GPUs' memory is unknown
-                import pynvml
 
-                pynvml.nvmlInit()
-                self._handles = visible_handles(pynvml)
-
-    def sample(self, pid: int) -> MemorySample:
-        """host_bytes: of the descendants of process `pid`."""
-        held, compiles = 0, False
-        with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(pid).children(recursive=True):
-                status = read_pairs(Path(f"/proc/{process.pid}/status"))
-                if status.get("Name", "").strip() in COMPILERS:
-                    compiles = True
-                else:
-                    held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
-        free = int(psutil.virtual_memory().available)
-        for group in memory_groups():
-            limit_bytes, counts = group.limit_bytes, group.counters()
-            if limit_bytes is not None:
-                free = min(free, limit_bytes - counts.get("anon", counts.get("total_rss", 0)) - counts.get("shmem", 0))
-        return MemorySample(held, free, self._gpus(), compiles)
-
-    def _gpus(self) -> tuple[tuple[int, int], ...]:
-        if not self._handles:
-            return ()
-        import pynvml
-
-        try:
-            infos = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in self._handles]
-        except pynvml.NVMLError:
-            return ()
-        return tuple((int(info.used), int(info.total)) for info in infos)
+def _used_memory(nvml: Any) -> tuple[tuple[int, int], ...]:
+    infos = map(nvml.nvmlDeviceGetMemoryInfo, visible_handles(nvml))
+    return tuple((int(info.used), int(info.total)) for info in infos)
 
 
 def oom_kills() -> dict[str, int]:
@@ -201,7 +184,6 @@ class Monitor:
         self._warnings: list[str] = []
         self._began = time.monotonic()
         self._oom_kills_before = oom_kills()
-        self._sampler = MemorySampler(gpus=request.device == "cuda")
         self._sampled_at = -math.inf
         self._peak_host_bytes = 0
         self._peak_device_bytes = 0
@@ -218,7 +200,7 @@ class Monitor:
         if now - self._sampled_at < _SAMPLE_S:
             return
         self._sampled_at = now
-        sample = self._sampler.sample(pid)
+        sample = sample_memory(pid, gpus=self._request.device == "cuda")
         if sample.compiles and not self._said_compiling:
             self._said_compiling = True
             self._display.say(phrase("ds-advise: compiling DeepSpeed's extensions ..."))

@@ -138,7 +138,7 @@ def default_launcher(
     script may read `--local_rank`, which no other launcher passes, torchrun otherwise."""
     if source.makes_accelerator and not source.names_trainer:
         return "accelerate", "the script uses Accelerator, which takes the configuration from its launcher"
-    if framework != "deepspeed" and not source.takes_config and (rendezvous is None or rendezvous.kind == "static"):
+    if framework != "deepspeed" and not source.takes_config:
         return "accelerate", "the script reads no arguments; its Trainer takes the configuration from this launcher"
     if framework != "deepspeed":
         return "torchrun", "the Trainer needs no other"

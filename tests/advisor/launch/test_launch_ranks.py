@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from ds_advise.advisor.launch.failures import failure_of
-from ds_advise.advisor.launch.monitor import Display, MemorySampler, Monitor
+from ds_advise.advisor.launch.monitor import Display, Monitor, sample_memory
 from ds_advise.advisor.launch.records import Records
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest
 from ds_advise.advisor.launch.run import launch
@@ -199,11 +199,11 @@ def test_compilers_do_not_count_as_the_training(name: str, counts: bool) -> None
         f"import ctypes, time; ctypes.CDLL(None).prctl(15, {name.encode()!r}); held = b'x' * (100 << 20)\n"
         "print(flush=True); time.sleep(600)"
     )
-    before_bytes = MemorySampler(gpus=False).sample(os.getpid()).host_bytes
+    before_bytes = sample_memory(os.getpid(), gpus=False).host_bytes
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        sample = MemorySampler(gpus=False).sample(os.getpid())
+        sample = sample_memory(os.getpid(), gpus=False)
         process.kill()
     assert (sample.host_bytes - before_bytes > 50 << 20) == counts
     assert sample.compiles != counts
