@@ -20,7 +20,9 @@ from .options import COUNT, MODEL_ARGUMENT, PATH, output_options, question_optio
     )
 )
 @click.option("--deadline", metavar="TIME", help="Find the cheapest machine that finishes in this time: 24h, 90m, 3d.")
-@click.option("--budget", type=float, metavar="AMOUNT", help="Find the fastest machine for this amount.")
+@click.option(
+    "--budget", type=float, metavar="AMOUNT", help="Find the fastest machine for this sum (prices' currency)."
+)
 @click.option("--prices", type=PATH, metavar="FILE", help="Price table as CSV.  [default: a small built-in table]")
 @click.option("--max-nodes", "most_nodes", type=COUNT, default=4, help="Maximum number of machines.")
 @click.option("--all", "all_offers", is_flag=True, help="Show every machine, not only the Pareto-optimal ones.")
