@@ -385,7 +385,7 @@ def switched_window(c: Fields) -> int | None:
 
 def windows(c: Fields, layers: int, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
     """The window of each layer: by `layer_types` if the config has them, else in the layers for which `slides`."""
-    kinds = c.per_layer("layer_types", layers, ("full_attention", "sliding_attention"))
+    kinds = c.layer_types(layers, ("full_attention", "sliding_attention"))
     if kinds is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
     return tuple(window if slides(layer) else None for layer in range(layers))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import UnknownModelError
 from ..phrase import phrase
-from .families import shape_from_config
+from .families import FAMILIES, shape_from_config
 from .model_shape import ModelShape
 
 _DATA = Path(__file__).parents[1] / "data" / "models.json"
@@ -95,8 +95,9 @@ def find(name: str) -> ModelShape:
 
 
 def family(name: str) -> tuple[ModelShape, ...]:
-    """The models of a family (`Qwen2.5`, `llama3.1`, `gpt2`), by rising parameters: those whose names are the family's
-    and a size, so that `Qwen2.5-Coder` is a family of its own. Of one size the first in the catalogue stands for all.
+    """The models of a family (`Qwen2.5`, `llama3.1`, `gpt2`) of a type with a row, by rising parameters: those whose
+    names are the family's and a size, so that `Qwen2.5-Coder` is a family of its own. Of one size the first in the
+    catalogue stands for all.
 
     Raises UnknownModelError for a name with less than two sizes.
     """
@@ -106,7 +107,13 @@ def family(name: str) -> tuple[ModelShape, ...]:
     for entry, facts in enumerate(_entries()):
         publisher, _, hub_name = facts["id"].rpartition("/")
         pieces = [piece for piece in _pieces(hub_name) if piece not in _VARIANTS - {"base"}]
-        if wanted and pieces[: len(wanted)] == wanted and (not owner or _same_owner(owner, _squeeze(publisher))):
+        has_row = facts["config"]["model_type"] in FAMILIES
+        if (
+            has_row
+            and wanted
+            and pieces[: len(wanted)] == wanted
+            and (not owner or _same_owner(owner, _squeeze(publisher)))
+        ):
             size = " ".join(pieces[len(wanted) :])
             if not size or _SIZED.fullmatch(size):
                 shape = _shape(entry)

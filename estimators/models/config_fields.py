@@ -135,16 +135,16 @@ class Fields:
         value: Mapping[str, object] | None = self._read((name,), Mapping, "an object")
         return None if value is None else Fields(value, f"{self.where}, {name}")
 
-    def per_layer(self, name: str, layers: int, known: tuple[str, ...]) -> list[str] | None:
-        """A list with one of the `known` texts for each layer, None where the field is absent."""
-        values = self.items(name)
+    def layer_types(self, layers: int, known: tuple[str, ...]) -> list[str] | None:
+        """One of the `known` texts for each layer, None where the field is absent."""
+        values = self.items("layer_types")
         if values is None:
             return None
         if len(values) != layers:
-            raise self.error(f"{name} has {len(values)} entries for {layers} layers")
+            raise self.error(f"layer_types has {len(values)} entries for {layers} layers")
         kinds = [value for value in values if isinstance(value, str) and value in known]
         if len(kinds) != layers:
-            raise self.error(f"{name} may hold only {', '.join(known)}")
+            raise self.error(f"layer_types may hold only {', '.join(known)}")
         return kinds
 
     def labels(self) -> int:

@@ -243,7 +243,7 @@ def qwen3_5_moe(c: Fields) -> Body:
 def _hybrid_layers(c: Fields, dims: Dims, projections: tuple[str, ...]) -> list[AttentionPart]:
     """Linear attention, and full attention in each `full_attention_interval`-th layer."""
     every = c.size("full_attention_interval", default=4, limit=MAX_LAYERS)
-    kinds = c.per_layer("layer_types", dims.layers, ("linear_attention", "full_attention"))
+    kinds = c.layer_types(dims.layers, ("linear_attention", "full_attention"))
     full = [
         (layer + 1) % every == 0 if kinds is None else kinds[layer] == "full_attention" for layer in range(dims.layers)
     ]

@@ -76,7 +76,8 @@ def keep(file: Path, recording: Any) -> None:
 
 def _record(config: Mapping[str, Any], name: str) -> ModelShape:
     if not installed_version("transformers") or not installed_version("torch"):
-        raise _cannot(name, "torch and transformers are not installed")
+        engine = 'pip install "ds-advise[engine]" (about 3 GB with CUDA, unless torch is there)'
+        raise _cannot(name, "torch and transformers are not installed", engine)
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -215,11 +216,12 @@ def _windows(text: Any, window: object) -> dict[int, int]:
     return {index: window for index, kind in enumerate(kinds) if kind in ("sliding_attention", "chunked_attention")}
 
 
-def _cannot(name: str, why: str) -> ModelConfigError:
+def _cannot(name: str, why: str, fix: str = "") -> ModelConfigError:
     return ModelConfigError(
         phrase("{name}: a model of this type is not known here, and could not be recorded", name=name),
         why=why,
-        fix="give a model of a known type, or write its `build_model` into a file and dry-run that: "
+        fix=fix
+        or "give a model of a known type, or write its `build_model` into a file and dry-run that: "
         "ds-advise dry-run CONFIG.json --model FILE.py:build_model",
     )
 
