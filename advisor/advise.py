@@ -31,9 +31,7 @@ from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
 from .search.rollouts import with_fastest_rollout
 from .search.search import SampleBytes, candidates_of, fastest, of_any_loss, predict_all
-
-_FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
-"""Fields of a plan that follow from the rung and the question."""
+from .search.search_space import SHAPE_FIELDS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -195,7 +193,7 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
             fix=phrase("pass one of {names}", names=", ".join(PLANS)),
         )
     question, _ = with_fastest_rollout(question)
-    chosen = settings_of(Plan, settings or {}, option="--set", without=_FIXED)
+    chosen = settings_of(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
     if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":
         question = question.with_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
         chosen = {"zero_hpz_partition_size": 1} | chosen

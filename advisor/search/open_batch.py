@@ -19,12 +19,7 @@ from ..text.labels import checkpointing_label
 from .candidate import LEAST
 from .choice import best_of_rung
 from .search import candidates_of
-
-_OF_THE_SHAPE = (
-    *("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps"),
-    *("gradient_checkpointing", "cpu_checkpointing"),
-)
-"""Fields of a plan that follow from the rung, or that the search chooses here."""
+from .search_space import SHAPE_FIELDS
 
 
 def filled_batch(
@@ -56,7 +51,8 @@ def filled_batch(
     choice = {None: "auto", True: "on", False: "off"}[gradient_checkpointing]
     options = plan_options({"gradient_checkpointing": choice})
     question = Question(model=model, workload=workload, cluster=cluster, options=options)
-    settings = {each.name: getattr(plan, each.name) for each in fields(Plan) if each.name not in _OF_THE_SHAPE}
+    chosen_here = (*SHAPE_FIELDS, "cpu_checkpointing")
+    settings = {each.name: getattr(plan, each.name) for each in fields(Plan) if each.name not in chosen_here}
     candidates, _ = candidates_of(plan.rung, question, settings=settings)
     best = best_of_rung(candidates, LEAST["safe"])
     if best is None:

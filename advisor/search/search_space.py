@@ -23,6 +23,9 @@ from .batch_sweep import BatchSweep
 PlanFields = Mapping[str, Any]
 NO_SETTINGS: PlanFields = MappingProxyType({})
 
+SHAPE_FIELDS = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+"""Fields of a plan that follow from the rung and the question."""
+
 
 class Stage(NamedTuple):
     """What the values of the dimensions follow from."""
