@@ -186,6 +186,7 @@ def item(): return Item(8, 8)
 def index(): return Index(8, 8)
 def loop(): return Loop(8, 8)
 def number(): return 3
+uncallable = 3
 """
 
 
@@ -199,6 +200,7 @@ def number(): return 3
         ("frozen", "all of its parameters are frozen"),
         ("number", "number of .*refused.py returned a int"),
         ("missing", "has no function 'missing'"),
+        ("uncallable", "has no function 'uncallable'"),
     ],
 )
 def test_unrecordable_models_are_refused_with_a_reason(tmp_path: Path, function: str, why: str) -> None:
