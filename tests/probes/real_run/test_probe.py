@@ -150,21 +150,12 @@ def test_one_rank_of_many_runs_alone() -> None:
 
 
 @pytest.mark.slow
-def test_the_rank_that_failed_first_is_blamed(tmp_path: Path) -> None:
-    """Rank 1 raises; rank 0 then fails because its peer is gone, which is not what happened."""
-    body = "assert not (os.environ['RANK'] == '1' and self.calls == 2), 'the reactor is leaking'"
-    failure = run_module(tmp_path, body).failure
-    assert failure is not None and "own.py" in failure.details
-    assert (failure.kind, failure.rank, failure.phase) == ("crash", 1, "step 2")
-    assert failure.message == "the reactor is leaking"
-
-
-@pytest.mark.slow
 def test_a_rank_beyond_its_memory_limit_is_out_of_memory(tmp_path: Path) -> None:
     """On the CPU the limit stands for a GPU's memory."""
     body = "keep = torch.ones(100_000_000)"  # 400 MB
     failure = run_module(tmp_path, body, ranks=1, memory_limit_bytes=3 * 10**8).failure
     assert failure is not None and failure.kind == "out_of_memory" and failure.phase == "step 1"
+    assert "own.py" in failure.details
 
 
 @pytest.mark.slow

@@ -110,6 +110,19 @@ def test_a_rank_that_ends_without_a_report_is_a_crash(tmp_path: Path, stand_in: 
     assert (failure.kind, failure.phase, failure.details.strip()) == ("crash", "load", "so long")
 
 
+def test_the_rank_that_failed_first_is_blamed(tmp_path: Path, stand_in: Callable[[str], None]) -> None:
+    """Rank 0 then fails because its peer is gone, which is not what happened; it says so first to the watch."""
+    stand_in(
+        'note(phase="step 2")\nbegan = time.time()\ntime.sleep(0.5 * (rank == "1"))\n'
+        'message, late = ("a reactor leaks", 0) if rank == "1" else ("connection closed", 3600)\n'
+        'error = {"kind": "crash", "phase": "step 2", "message": message, "details": ""}\n'
+        'log.write(json.dumps({"time": began + late, "error": error}) + "\\n")'
+    )
+    _, failure = watched(tmp_path, ranks=2)
+    assert failure is not None and (failure.kind, failure.rank, failure.phase) == ("crash", 1, "step 2")
+    assert failure.message == "a reactor leaks"
+
+
 def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path, stand_in: Callable[[str], None]) -> None:
     """They meet in a file there, in place of a port, and cannot even say so."""
     folder = tmp_path / "probe"
