@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...estimators.phrase import phrase
-from .findings import Findings, ok, problem, warning
+from .findings import Findings, ok, warning
 from .gpus import Graphics
 from .nodes import HostfileNode
 
@@ -67,27 +66,3 @@ def environment(
             yield warning(f"{name}={value[:40]}", rule.why, rule.fix or f"unset {name}")
     if is_sound:
         yield ok("no variable slows down NCCL, CUDA or torch")
-
-
-def visible_devices(environment: Mapping[str, str], graphics: Graphics) -> Findings:
-    """CUDA_VISIBLE_DEVICES names existing GPUs."""
-    value = environment.get("CUDA_VISIBLE_DEVICES")
-    count = len(graphics.gpus)
-    if value is None or not count:
-        return
-    absent = [part for part in value.split(",") if part.strip().isdigit() and int(part) >= count]
-    if not value.strip() or value.strip().startswith("-1"):
-        yield problem(
-            phrase("CUDA_VISIBLE_DEVICES={value} hides every GPU", value=f"{value!r}"), "torch finds none", "unset it"
-        )
-    elif absent:
-        yield problem(
-            phrase(
-                "CUDA_VISIBLE_DEVICES={value} names GPU {absent}, which does not exist ({count} do)",
-                value=value[:40],
-                absent=absent[0],
-                count=count,
-            ),
-            "CUDA ignores all GPUs from the first absent one on",
-            "unset CUDA_VISIBLE_DEVICES, or use the numbers of nvidia-smi -L",
-        )

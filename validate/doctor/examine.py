@@ -56,7 +56,7 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
     "memory": (host.ram, host.memory_limit, host.locked_memory, host.shared_memory),
     "processor": (host.cores,),
     "swap folder": (host.swap_folder,),
-    "environment": (environment.environment, environment.visible_devices),
+    "environment": (environment.environment,),
     "nodes": (nodes.names, nodes.ssh, nodes.slots, nodes.rendezvous),
 }
 """Every check, by area, in the order of the report."""

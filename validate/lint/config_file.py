@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,6 @@ from ...estimators.phrase import phrase
 from .document import FIX, MAX_BYTES, Document, DocumentNode, Member, read_document
 
 STANDARD_INPUT = Path("-")
-
-_MOST_COPIES = 100
 
 
 class Remove(NamedTuple):
@@ -147,17 +146,8 @@ def correct(
 
 
 def _copy(target: Path, old: bytes) -> Path:
-    for number in range(_MOST_COPIES):
-        copy = target.with_name(f"{target.name}.bak" + (f".{number}" if number else ""))
-        try:
-            handle = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, target.stat().st_mode & 0o777)
-        except FileExistsError:
-            continue
-        with os.fdopen(handle, "wb") as file:
-            file.write(old)
-        return copy
-    raise ConfigFileError(
-        phrase("{target}.bak and {count} more copies are there", target=target, count=_MOST_COPIES - 1),
-        why="none of them is overwritten",
-        fix="remove the copies that you do not need",
-    )
+    names = (target.with_name(f"{target.name}.bak" + (f".{number}" if number else "")) for number in count())
+    copy = next(name for name in names if not os.path.lexists(name))
+    copy.touch(target.stat().st_mode & 0o777, exist_ok=False)
+    copy.write_bytes(old)
+    return copy

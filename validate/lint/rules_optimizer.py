@@ -140,8 +140,25 @@ OPTIMIZER_RULES.error(
 )
 
 
-@OPTIMIZER_RULES.warning(
+_before_0_19_7 = Condition(lambda config, _: not config.facts.at_least("0.19.7"))
+
+OPTIMIZER_RULES.warning(
     "DS511 Muon as DeepSpeed before 0.19.8 steps it",
+    at(
+        "optimizer.type",
+        when.per_matrix & _before_0_19_7 & when.stages(3) & when.for_trainer,
+        "no parameter is updated by Muon, all are by AdamW",
+    ),
+    at(
+        "optimizer.type",
+        when.per_matrix & _before_0_19_7 & when.stages(0),
+        "matrices are updated by their gradient alone",
+    ),
+    at(
+        "gradient_accumulation_steps",
+        when.per_matrix & when.stages(3) & when.number(lambda steps: steps > 1),
+        "Muon's momentum advances {number} times a step",
+    ),
     why="before 0.19.7 zero.Init at stage 3 leaves Muon no matrix (PR 8438), and stage 0 orthogonalizes nothing (PR "
     "8442); before 0.19.8 stage 3 orthogonalizes each micro batch instead of their sum (PR 8600)",
     fix="install DeepSpeed 0.19.8, or use stage 1 or 2",
@@ -149,19 +166,6 @@ OPTIMIZER_RULES.error(
     until="0.19.8",
     source="__init__.py set_optimizer_flags; runtime/zero/muon/muon_optimizer.py step; runtime/zero/stage3.py",
 )
-def old_muon(config: LintedConfig) -> Iterator[Violation]:
-    spec, steps = config.optimizer_spec, config.number("gradient_accumulation_steps") or 1
-    if spec is None or not spec.per_matrix:
-        return
-    is_older = not config.facts.at_least("0.19.7")
-    if is_older and config.stage == 3 and config.framework == "hf":
-        yield violation("optimizer.type", "no parameter is updated by Muon, all are by AdamW")
-    elif is_older and config.stage == 0:
-        yield violation("optimizer.type", "matrices are updated by their gradient alone")
-    if config.stage == 3 and steps > 1:
-        yield violation(
-            "gradient_accumulation_steps", "Muon's momentum advances {steps} times a step", steps=f"{steps:g}"
-        )
 
 
 @OPTIMIZER_RULES.error(

@@ -207,8 +207,6 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     ("environment", "warning", "NCCL_P2P_DISABLE=1", environment(NCCL_P2P_DISABLE="1")),
     ("environment", "warning", "unset CUDA_LAUNCH_BLOCKING", environment(CUDA_LAUNCH_BLOCKING="1")),
     ("environment", "warning", "cores per rank", environment(OMP_NUM_THREADS="1")),
-    ("visible-devices", "problem", "hides every GPU", environment(CUDA_VISIBLE_DEVICES="")),
-    ("visible-devices", "problem", "GPU 5", environment(CUDA_VISIBLE_DEVICES="0,5")),
     ("names", "problem", "not known", first_node(addresses=(), unresolved="Name or service not known")),
     ("names", "problem", "127.0.1.1", first_node(addresses=("127.0.1.1",))),
     ("ssh", "problem", "ssh-copy-id", first_node(ssh_error="Permission denied (publickey,password).")),
