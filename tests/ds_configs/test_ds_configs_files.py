@@ -129,23 +129,6 @@ def test_paths_are_quoted_for_the_shell(path: str) -> None:
             assert "my train.py" in words
 
 
-def test_training_arguments_of_a_plan() -> None:
-    """The arguments that fill the file's `auto`, checkpointing in the form that LoRA needs."""
-    plan = Plan(zero_stage=2, micro_batch_size=4, gradient_accumulation_steps=8)
-    assert training_arguments(plan, Workload(), ONE_NODE) == {
-        "output_dir": "output",
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 8,
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": False},
-        "bf16": True,
-        "deepspeed": "ds_config.json",
-    }
-    bare = training_arguments(replace(plan, gradient_checkpointing=False), Workload(precision="fp32"), ONE_NODE)
-    assert not bare["gradient_checkpointing"]
-    assert not {"gradient_checkpointing_kwargs", "bf16", "fp16"} & set(bare)
-
-
 def test_the_snippet_is_python() -> None:
     """What is printed evaluates to the arguments, with any path."""
     arguments = training_arguments(

@@ -183,23 +183,12 @@ def test_fix_keeps_line_endings_and_permissions() -> None:
 
 HOSTILE = {
     "train_batch_size": 8,
-    "__class__": "os.system('touch pwned')",
     "$(touch pwned)": "`touch pwned`",
-    "optimizer": {
-        "type": "__import__('os').system('touch pwned')",
-        "params": {"lr": "__import__('os').system('touch pwned')"},
-    },
+    "optimizer": {"type": "__import__('os').system('touch pwned')", "params": {"lr": "os.system('touch pwned')"}},
     "scheduler": {"type": "../../etc/passwd", "params": {"file": "/etc/passwd"}},
-    "zero_optimization": {
-        "stage": 3,
-        "offload_param": {"device": "nvme", "nvme_path": "../../../../../etc"},
-        "offload_optimizer": {"device": "nvme", "nvme_path": "$(touch pwned)"},
-        "leaf_module": {"classes": ["os.system"]},
-    },
+    "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "../../../../../etc"}},
     "tensorboard": {"enabled": True, "output_path": "/tmp/../pwned", "job_name": "; touch pwned"},
     "flops_profiler": {"enabled": True, "output_file": "pwned"},
-    "comet": {"enabled": True, "api_key": "secret"},
-    "csv_monitor": {"enabled": True, "output_path": "pwned"},
 }
 
 
