@@ -39,7 +39,6 @@ SOUND = MachineFacts(
             "deepspeed": "0.19.8",
             "transformers": "5.0.0",
             "accelerate": "1.10.0",
-            "setuptools": "80.9.0",
             "ninja": "1.13.0",
         },
         torch_cuda="12.8",
@@ -67,18 +66,10 @@ SOUND = MachineFacts(
     memory=Memory(
         total_bytes=512 * GIB, available_bytes=500 * GIB, shared_bytes=256 * GIB, shared_free_bytes=255 * GIB
     ),
-    processor=Processor(
-        usable=64,
-    ),
+    processor=Processor(usable=64),
     folder=Folder(path="/nvme", filesystem="xfs"),
     nodes=(
-        HostfileNode(
-            name="n1",
-            slots=2,
-            addresses=("10.0.0.1",),
-            gpus=2,
-            port_answer="free",
-        ),
+        HostfileNode(name="n1", slots=2, addresses=("10.0.0.1",), gpus=2, port_answer="free"),
         HostfileNode(name="n2", slots=2, addresses=("10.0.0.2",), gpus=2),
     ),
 )
@@ -99,6 +90,10 @@ def gpu(**fields: Any) -> MachineFacts:
     return facts(graphics={"gpus": (GPUS[0], replace(GPUS[1], **fields))})
 
 
+def no_gpu(**fields: Any) -> MachineFacts:
+    return facts(graphics=Graphics(**{"error": "NVML Shared Library Not Found", **fields}))
+
+
 def first_node(**fields: Any) -> MachineFacts:
     return replace(SOUND, nodes=(replace(SOUND.nodes[0], **fields), SOUND.nodes[1]))
 
@@ -109,69 +104,40 @@ def environment(**variables: str) -> MachineFacts:
 
 PACKAGES = dict(SOUND.software.packages)  # type: ignore[union-attr]
 NO_AIO = "cannot find -laio"
-NO_GPU = Graphics(error="NVML Shared Library Not Found")
+
+
+def without(package: str) -> dict[str, Any]:
+    return {"packages": {name: version for name, version in PACKAGES.items() if name != package}}
+
+
 WITHOUT_PACKAGE = {
     name: {key: value for key, value in PACKAGES.items() if key != name} for name in ("torch", "deepspeed", "ninja")
 }
 
 CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     # check, status, words of the finding, facts
-    ("driver", "note", "no NVIDIA GPU", facts(graphics=NO_GPU)),
-    ("driver", "note", "AMD", facts(graphics=replace(NO_GPU, other_vendor="AMD"))),
-    ("driver", "problem", "no NVIDIA driver is loaded", facts(graphics=replace(NO_GPU, on_the_bus=2))),
-    ("driver", "problem", "--gpus all", facts(graphics=replace(NO_GPU, on_the_bus=2, module_loaded=True))),
-    (
-        "driver",
-        "problem",
-        "reboot",
-        facts(
-            graphics=replace(
-                NO_GPU, on_the_bus=1, module_loaded=True, error="RM has detected an NVML/RM version mismatch."
-            )
-        ),
-    ),
-    (
-        "driver",
-        "problem",
-        "NVML Shared Library",
-        facts(graphics=replace(NO_GPU, on_the_bus=1, module_loaded=True, device_files=True)),
-    ),
-    ("torch", "problem", "pip install torch", facts(software={"packages": WITHOUT_PACKAGE["torch"], "torch_cuda": ""})),
+    ("driver", "note", "no NVIDIA GPU", no_gpu()),
+    ("driver", "note", "AMD", no_gpu(other_vendor="AMD")),
+    ("driver", "problem", "no NVIDIA driver is loaded", no_gpu(on_the_bus=2)),
+    ("driver", "problem", "--gpus all", no_gpu(on_the_bus=2, module_loaded=True)),
+    ("driver", "problem", "reboot", no_gpu(on_the_bus=1, module_loaded=True, error="an NVML/RM version mismatch.")),
+    ("driver", "problem", "NVML Shared Library", no_gpu(on_the_bus=1, module_loaded=True, device_files=True)),
+    ("torch", "problem", "pip install torch", facts(software=without("torch") | {"torch_cuda": ""})),
     ("torch", "problem", "without CUDA", facts(software={"torch_cuda": ""})),
     ("torch-and-driver", "problem", "580", facts(software={"torch_cuda": "13.0"})),
-    ("deepspeed", "problem", "pip install deepspeed", facts(software={"packages": WITHOUT_PACKAGE["deepspeed"]})),
+    ("deepspeed", "problem", "pip install deepspeed", facts(software=without("deepspeed"))),
     ("deepspeed", "note", "0.14.4", facts(software={"packages": {**PACKAGES, "deepspeed": "0.14.4"}})),
     ("compiler", "problem", "install g++", facts(toolchain={"cxx": "", "cxx_trial": None})),
     ("compiler", "problem", "g++-99", facts(toolchain={"cxx": "", "cxx_trial": None}, environment={"CXX": "g++-99"})),
-    (
-        "compiler",
-        "problem",
-        "c++20",
-        facts(toolchain={"cxx_trial": "error: unrecognized command line option -std=c++20"}),
-    ),
+    ("compiler", "problem", "c++20", facts(toolchain={"cxx_trial": "error: unrecognized option -std=c++20"})),
     ("compiler", "unknown", "three seconds", facts(toolchain={"cxx_trial": None})),
-    (
-        "python-headers",
-        "problem",
-        "python3-dev",
-        facts(toolchain={"python_trial": "Python.h: No such file"}),
-    ),
-    (
-        "ninja",
-        "problem",
-        "pip install ninja",
-        facts(toolchain={"ninja": False}, software={"packages": WITHOUT_PACKAGE["ninja"]}),
-    ),
+    ("python-headers", "problem", "python3-dev", facts(toolchain={"python_trial": "Python.h: No such file"})),
+    ("ninja", "problem", "pip install ninja", facts(toolchain={"ninja": False}, software=without("ninja"))),
     ("ninja", "problem", "activate", facts(toolchain={"ninja": False})),
     ("cuda-toolkit", "problem", "torch_adam", facts(toolchain={"nvcc": "", "nvcc_trial": None, "cuda_home": ""})),
     ("cuda-toolkit", "problem", "CUDA 12 toolkit", facts(toolchain={"nvcc": "11.8"})),
     ("cuda-toolkit", "warning", "DS_SKIP_CUDA_CHECK", facts(toolchain={"nvcc": "12.7"})),
-    (
-        "nvcc-and-compiler",
-        "problem",
-        "unsupported GNU",
-        facts(toolchain={"nvcc_trial": "#error -- unsupported GNU version!"}),
-    ),
+    ("nvcc-and-compiler", "problem", "unsupported GNU", facts(toolchain={"nvcc_trial": "#error: unsupported GNU"})),
     ("async-io", "problem", "libaio-dev", facts(toolchain={"aio_trial": NO_AIO})),
     ("async-io", "warning", "libaio-dev", facts(toolchain={"aio_trial": NO_AIO}, folder=None)),
     ("ops-folder", "problem", "waits forever", facts(ops_folder={"locks": (("cpu_adam", 60.0),)})),
@@ -183,19 +149,9 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     ("memory-limit", "note", "--ram 64GiB", facts(memory={"limit_bytes": 64 * GIB, "limit_used_bytes": GIB})),
     ("memory-limit", "warning", "2 processes", facts(memory={"killed": 2})),
     ("locked-memory", "problem", "8 MiB", facts(memory={"lockable_bytes": 8 * 2**20})),
-    (
-        "locked-memory",
-        "problem",
-        "InfiniBand",
-        facts(memory={"lockable_bytes": 65536, "rdma": True}, folder=None),
-    ),
+    ("locked-memory", "problem", "InfiniBand", facts(memory={"lockable_bytes": 65536, "rdma": True}, folder=None)),
     ("locked-memory", "note", "ulimit -l", facts(memory={"lockable_bytes": 8 * 2**20}, folder=None)),
-    (
-        "shared-memory",
-        "problem",
-        "--shm-size",
-        facts(memory={"shared_bytes": 64 * 2**20, "shared_free_bytes": 64 * 2**20}),
-    ),
+    ("shared-memory", "problem", "--shm-size", facts(memory={"shared_bytes": 64 * 2**20})),
     ("shared-memory", "warning", "64 MiB", facts(memory={"shared_bytes": 64 * 2**20}, graphics={"gpus": GPUS[:1]})),
     ("shared-memory", "problem", "missing", facts(memory={"shared_bytes": None})),
     ("shared-memory", "warning", "full", facts(memory={"shared_free_bytes": 2**20})),
