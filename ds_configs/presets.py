@@ -69,14 +69,13 @@ def plan_for(
     overlap_comm: on. Communication overlaps computation, for a second bucket (stages 1 and 2). Off on one GPU
         without offload, which has nothing to overlap.
     reduce_bucket_size: `BUCKET`, or `BUCKET_PER_RANK` x N where that is more; at most 1/`BUCKET_SHARE` of the GPU, and
-        never more than all trainable parameters, because DeepSpeed allocates the bucket whole. Its default of 5e8 costs
-        1 to 2 GB; the Trainer's `auto` is H^2, for H = 768 a bucket of 1.2 MB, too small for any link.
+        never more than all trainable parameters, because DeepSpeed allocates the bucket whole.
     stage3_prefetch_bucket_size: one layer, so that its gather hides behind the layer before it; at least `BUCKET`, at
         most 1/`BUCKET_SHARE` of the GPU (held twice while DeepSpeed concatenates the shards).
     stage3_param_persistence_threshold: 10 H, like the Trainer's `auto`. Norms and biases stay gathered: few bytes, and
         their gathers would be all latency. Matrices do not.
-    stage3_max_live_parameters, stage3_max_reuse_distance: 1/`LIVE_SHARE` of the GPU, at most DeepSpeed's 1e9. With 1e9
-        2 GB of weights stay gathered, and a model below 1e9 parameters is not sharded at all.
+    stage3_max_live_parameters, stage3_max_reuse_distance: 1/`LIVE_SHARE` of the GPU, at most DeepSpeed's 1e9, with
+        which a model below 1e9 parameters is not sharded at all.
     sub_group_size: `SUB_GROUP`, or `NVME_SUB_GROUP` with the optimizer on NVMe.
     pin_memory: on. Page-locked memory copies at PCIe's full rate and asynchronously. Off with offload to a host that
         is too small for it: torch rounds every pinned block up to a power of two.
@@ -133,12 +132,14 @@ def plan_for(
     )
     if rung != "zero3-nvme":
         return _pinned_if_it_fits(plan, model, workload, cluster)
+    ram = cluster.host_memory_bytes_per_node
+    in_ram = _MAX_LIVE if ram is None else ram // cluster.gpus_per_node // NVME_RAM_SHARE // workload.weight_bytes
     return plan.with_fields(
         sub_group_size=NVME_SUB_GROUP,
         stage3_max_reuse_distance=0,
         stage3_prefetch_bucket_size=plan.stage3_prefetch_bucket_size if workload.method == "full" else 0,
         param_buffer_size=-(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks),
-        param_max_in_cpu=_parameters_kept_in_ram(cluster, workload.weight_bytes),
+        param_max_in_cpu=min(_MAX_LIVE, in_ram),
     )
 
 
@@ -159,10 +160,3 @@ def _pinned_if_it_fits(plan: Plan, model: ModelShape, workload: Workload, cluste
     offloads = "cpu" in (plan.offload_optimizer, plan.offload_param)
     fits = not offloads or has_room_for_pinned(model, workload, cluster, plan)
     return plan if fits else plan.with_fields(pin_memory=False)
-
-
-def _parameters_kept_in_ram(cluster: Cluster, weight_bytes: int) -> int:
-    if cluster.host_memory_bytes_per_node is None:
-        return _MAX_LIVE
-    per_rank = cluster.host_memory_bytes_per_node // cluster.gpus_per_node
-    return min(_MAX_LIVE, per_rank // NVME_RAM_SHARE // weight_bytes)

@@ -52,10 +52,8 @@ def slurm_script(job: Job) -> str:
     if job.output_dir is None:
         loads = "# Slurm starts the script again after a node failed or the job was preempted: it must load its newest"
         return "\n".join([*lines, loads, "# checkpoint by itself.", line, ""])
-    return "\n".join([*lines, *_resuming(job.output_dir), f'{line} "${{resume[@]}}" &', _WAIT, ""])
-
-
-_WAIT = "wait $! || wait $!  # the signal ends the first wait, not the training"
+    wait = "wait $! || wait $!  # the signal ends the first wait, not the training"
+    return "\n".join([*lines, *_resuming(job.output_dir), f'{line} "${{resume[@]}}" &', wait, ""])
 
 
 def _resuming(output_dir: str) -> list[str]:

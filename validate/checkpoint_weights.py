@@ -36,8 +36,6 @@ from .checkpoint import (
     tag_of,
 )
 
-Dtype = Literal["auto"] | Precision
-
 _MODEL = re.compile(r"(zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
 
 _KNOWN = frozenset(
@@ -152,7 +150,7 @@ def check_convertible(contents: CheckpointContents) -> None:
 class WeightsOf:
     """The weights of a whole checkpoint under ZeRO. Raises ConfigFileError for one that cannot be converted."""
 
-    def __init__(self, contents: CheckpointContents, dtype: Dtype) -> None:
+    def __init__(self, contents: CheckpointContents, dtype: Literal["auto"] | Precision) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for a GPU
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 

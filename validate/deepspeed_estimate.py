@@ -24,10 +24,10 @@ class DeepSpeedEstimate:
 
     function: str
     """The function that was called."""
-    gpu_bytes: int | None
+    gpu_bytes: int | None = None
     """This and the next: per GPU and per node; None when it could not be called."""
-    host_bytes: int | None
-    leaves_out: tuple[Phrase, ...]
+    host_bytes: int | None = None
+    leaves_out: tuple[Phrase, ...] = ()
     """What the plan needs that the function does not count."""
     problem: str = ""
     """Why it could not be called, "" when it was."""
@@ -54,13 +54,7 @@ def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepS
         estimator: Callable[..., Any] = getattr(zero, function)
     except Exception as error:
         # A broken installation of torch or DeepSpeed fails in as many ways as there are extensions that it loads.
-        return DeepSpeedEstimate(
-            function=function,
-            gpu_bytes=None,
-            host_bytes=None,
-            leaves_out=(),
-            problem=f"{type(error).__name__}: {error}".splitlines()[0],
-        )
+        return DeepSpeedEstimate(function=function, problem=f"{type(error).__name__}: {error}".splitlines()[0])
     sizes: dict[str, Any] = {
         "num_gpus_per_node": cluster.gpus_per_node,
         "num_nodes": cluster.nodes,
