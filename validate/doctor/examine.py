@@ -20,7 +20,7 @@ from ...ds_configs.launch_commands import read_hostfile
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.phrase import phrase
-from . import building, environment, gpus, host, nodes, software
+from . import building, gpus, host, nodes, software
 from .building import OpsFolder, Toolchain, read_ops_folder, read_toolchain
 from .findings import STATUSES, DoctorFinding, Findings, FindingStatus, Runner, run_program
 from .gpus import Graphics, read_graphics
@@ -56,7 +56,7 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
     "memory": (host.ram, host.memory_limit, host.locked_memory, host.shared_memory),
     "processor": (host.cores,),
     "swap folder": (host.swap_folder,),
-    "environment": (environment.environment,),
+    "environment": (software.environment,),
     "nodes": (nodes.names, nodes.ssh, nodes.slots, nodes.rendezvous),
 }
 """Every check, by area, in the order of the report."""
