@@ -35,11 +35,6 @@ _ADAPTERS = ("use_peft_lora", "use_peft", "use_lora", "lora_enable", "enable_lor
 _METHODS = ("finetuning_type", "tuner_type", "train_type", "sft_type", "tuning_type", "peft_type", "method")
 """Options that name the method: LLaMA-Factory, ms-swift and others."""
 
-_FOUR_BITS = ("use_4bit_quantization", "load_in_4bit", "use_4bit", "q_lora")
-_BITS = ("quantization_bit", "quant_bits", "bits")
-
-_SAVE_STEPS, _EPOCHS = 500, 3
-
 _NEW_TOKENS = 20
 """transformers 5.23 generation/utils.py: `max_new_tokens` where nothing limits the length."""
 
@@ -143,7 +138,8 @@ class ScriptArguments:
 
     @property
     def loads_in_4_bits(self) -> bool:
-        return any(self.flag(name) for name in _FOUR_BITS) or self.number(*_BITS) == 4
+        switches = ("use_4bit_quantization", "load_in_4bit", "use_4bit", "q_lora")
+        return any(map(self.flag, switches)) or self.number("quantization_bit", "quant_bits", "bits") == 4
 
     @property
     def model(self) -> str | None:
@@ -165,15 +161,18 @@ class ScriptArguments:
         Defaults of transformers 5 (`training_args.py`): every 500 steps and at the end, 3 epochs, all kept. A new one
         is saved before the oldest of `save_total_limit` is removed.
         """
-        strategy, every, epochs = self.text("save_strategy") or "steps", self.text("save_steps"), self._epochs
+        strategy, every = self.text("save_strategy") or "steps", self.text("save_steps")
+        epochs = self.text("num_train_epochs") or "3"
         steps, limit = self.number("max_steps"), self.number("save_total_limit")
         saved: int | None = None
-        if strategy in ("no", "epoch"):
-            saved = 0 if strategy == "no" else None if steps else epochs
+        if strategy == "no":
+            saved = 0
+        elif strategy == "epoch" and not steps and re.fullmatch(r"\d{1,6}(\.\d+)?", epochs):
+            saved = math.ceil(float(epochs))
         elif strategy == "steps" and every is not None and re.fullmatch(r"0?\.\d+", every) and float(every):
             saved = math.ceil(1 / float(every))
         elif strategy == "steps" and steps and (every is None or int(self.number("save_steps") or 0)):
-            saved = math.ceil(steps / (self.number("save_steps") or _SAVE_STEPS))
+            saved = math.ceil(steps / (self.number("save_steps") or 500))
         if limit is None:
             return saved
         return limit + 1 if saved is None else min(saved, limit + 1)
@@ -194,13 +193,6 @@ class ScriptArguments:
             "eval_logits": (self.number("eval_accumulation_steps") or _LEAST_KEPT) if keeps else None,
             "eval_new_tokens": tokens if generates else None,
         }
-
-    @property
-    def _epochs(self) -> int | None:
-        given = self.text("num_train_epochs")
-        if given is None:
-            return _EPOCHS
-        return math.ceil(float(given)) if re.fullmatch(r"\d{1,6}(\.\d+)?", given) else None
 
     @property
     def passes_a_config(self) -> bool:

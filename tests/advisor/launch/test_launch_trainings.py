@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.ds_configs.presets import plan_for
@@ -27,7 +26,7 @@ from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.store import Store
 from ds_advise.validate.checkpoint import read_checkpoint
 
-from tests.helpers import TINY, write_training
+from tests.helpers import TINY, processes_of, write_training
 
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
 LIMIT_S, BUILD_LIMIT_S = 900, 1800
@@ -107,18 +106,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             process.kill()
             process.wait()
         deadline = time.monotonic() + 900
-        while left_behind(tmp_path) and time.monotonic() < deadline:
+        while processes_of(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.1)  # the supervisor ends them, which takes a moment
-        assert not left_behind(tmp_path)
-
-
-def left_behind(folder: Path) -> list[psutil.Process]:
-    """Processes that a launch into this folder has left."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline", "status"])
-        if str(folder) in " ".join(process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE
-    ]
+        assert not processes_of(tmp_path)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
