@@ -55,7 +55,9 @@ def sample_memory(pid: int, *, gpus: bool) -> MemorySample:
         limit_bytes, counts = group.limit_bytes, group.counters()
         if limit_bytes is not None:
             free = min(free, limit_bytes - counts.get("anon", counts.get("total_rss", 0)) - counts.get("shmem", 0))
-    used = with_nvml(_used_memory, ()) if gpus else ()
+    used: tuple[tuple[int, int], ...] = ()
+    if gpus:
+        used = with_nvml(_used_memory, used)
     return MemorySample(held, free, used, compiles)
 
 
