@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...ds_configs.launch_commands import threads_setting
@@ -21,7 +21,6 @@ from ...estimators.workload import (
     Method,
     Precision,
     Quantization,
-    Workload,
 )
 from ..question.options import Risk
 from ..question.question import Largest, Question
@@ -255,6 +254,8 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
     question, series, estimate = answer.question, answer.probe_series, answer.deepspeed_estimate
     workload, cluster = question.workload, question.cluster
     best = [step.candidate for step in answer.ladder if step.candidate is not None]
+    rollouts = workload.rollouts
+    reward = rollouts.reward_model.name if rollouts and rollouts.reward_model else None
     return from_attributes(
         Advice,
         answer,
@@ -265,7 +266,7 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
             WorkloadFigures,
             workload,
             quantization=workload.quantization if workload.method == "qlora" else None,
-            rollouts=rollout_figures(workload),
+            rollouts=rollouts and asdict(replace(rollouts, reward_model=None)) | {"reward_model": reward},
             software=_keys(asdict(workload.software)),
         ),
         cluster=from_attributes(
@@ -283,16 +284,6 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
         probes=series and from_attributes(ProbesFigures, series, trials=tuple(map(_probe, series.probes))),
         earlier_probes=tuple(map(_probe, answer.past_probes)),
     )
-
-
-def rollout_figures(workload: Workload) -> dict[str, Any] | None:
-    """The settings of rollouts; a reward model by its name."""
-    rollouts = workload.rollouts
-    if rollouts is None:
-        return None
-    values = {field.name: getattr(rollouts, field.name) for field in fields(rollouts)}
-    reward = rollouts.reward_model
-    return {**values, "reward_model": None if reward is None else reward.name}
 
 
 def _step(step: LadderStep) -> StepFigures:
