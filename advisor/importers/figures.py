@@ -121,16 +121,7 @@ def figures_of(
     if splits_layers:
         remarks.append(phrase("other plans are not searched for a run with AutoTP"))
     else:
-        if run.leaves_batch_to_script:
-            kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
-            as_in_script = replace(question, micro_batch_size=plan.micro_batch_size).with_options(
-                gradient_checkpointing="offload" if plan.cpu_checkpointing else kept
-            )
-            recommended, _ = _recommended(as_in_script, run, offloads_checkpoints=True)
-        if recommended is None:
-            recommended, searched = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
-            missed = closest(searched.ladder)
-            lacking = None if missed is None or recommended is not None else what_lacks(question, missed)
+        recommended, lacking = _best_plan(question, run, plan, offloads_checkpoints=offloads_checkpoints)
         command = _command(run, workload, model, cluster)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
     is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
@@ -152,6 +143,24 @@ def figures_of(
         command=command,
         remarks=tuple(remarks),
     )
+
+
+def _best_plan(
+    question: Question, run: ImportedRun, plan: Plan, *, offloads_checkpoints: bool
+) -> tuple[Candidate | None, Phrase | None]:
+    """(the best plan, what the closest lacks where none fits). Where the script decides batch and checkpointing, a plan
+    with its own is preferred."""
+    if run.leaves_batch_to_script:
+        kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
+        as_in_script = replace(question, micro_batch_size=plan.micro_batch_size).with_options(
+            gradient_checkpointing="offload" if plan.cpu_checkpointing else kept
+        )
+        recommended, _ = _recommended(as_in_script, run, offloads_checkpoints=True)
+        if recommended is not None:
+            return recommended, None
+    recommended, searched = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
+    missed = closest(searched.ladder)
+    return recommended, None if missed is None or recommended is not None else what_lacks(question, missed)
 
 
 def _recommended(

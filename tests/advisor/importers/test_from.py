@@ -12,6 +12,7 @@ import pytest
 from ds_advise.advisor.cli.config_files import IMPORT_FORMATS
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.answer import NAMES, import_file
+from ds_advise.estimators.errors import ConfigFileError
 
 EXAMPLES = Path(__file__).parent / "examples"
 LORA = "examples/train_lora/qwen3_lora_sft_ds3.yaml"
@@ -289,6 +290,13 @@ def test_options_of_from_override_the_file(folder: Path) -> None:
     assert answer.figures is not None
     workload, plan = answer.figures.question.workload, answer.figures.plan
     assert (workload.seq_len, workload.method, plan.micro_batch_size) == (512, "full", 3)
+
+
+def test_the_format_and_a_configuration_that_is_elsewhere_can_be_named(folder: Path) -> None:
+    answer = import_file(folder / LORA, format="llama-factory", ds_config=folder / "ds_z3.json", gpus="4xA100-80GB")
+    assert answer.run.deepspeed is not None and answer.run.deepspeed.path == folder / "ds_z3.json"
+    with pytest.raises(ConfigFileError, match="is not that of axolotl"):
+        import_file(folder / "train.slurm", format="axolotl")
 
 
 def test_an_optimizer_that_stops_under_deepspeed_gets_no_plan(
