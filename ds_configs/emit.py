@@ -9,6 +9,7 @@ from ..estimators.errors import ClusterError, WorkloadError
 from ..estimators.hardware import Cluster
 from ..estimators.models.families import family_of, leaf_classes_to_write
 from ..estimators.models.model_shape import ModelShape
+from ..estimators.objectives import OBJECTIVES
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.phrase import phrase
 from ..estimators.plan import PLAN_FIELDS, Plan
@@ -59,7 +60,8 @@ def ds_config(
     Raises ClusterError where a plan swaps to NVMe and the cluster names no folder for it, and WorkloadError where the
     optimizer cannot be offloaded.
     """
-    auto = flavor != "deepspeed"
+    by_accelerate = OBJECTIVES[workload.objective].value_model  # it has no arguments that fill in anything
+    auto = flavor != "deepspeed" and not by_accelerate
     micro, accumulation = plan.micro_batch_size, plan.gradient_accumulation_steps
     config: dict[str, Any] = {
         "train_batch_size": micro * accumulation * cluster.world_size // plan.sequence_parallel_size,
@@ -67,6 +69,8 @@ def ds_config(
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": GRADIENT_CLIPPING,
     }
+    if by_accelerate:
+        del config["train_batch_size"]  # zero.Init reads it before the ranks have met, and counts one
     if auto:
         config = dict.fromkeys(config, "auto")
         if plan.sequence_parallel_size > 1:
@@ -162,7 +166,7 @@ def optimizer_block(workload: Workload, plan: Plan, *, auto: bool) -> dict[str, 
             fix="choose adamw, or a plan that does not offload the optimizer",
         )
     keys: dict[str, Any] = {}
-    by_script = script_makes_optimizer(workload, plan)
+    by_script = script_makes_optimizer(workload, plan) or OBJECTIVES[workload.objective].value_model
     if spec.block_type and not by_script:
         params = {name: _OPTIMIZER_PARAMS[name] for name in spec.block_params}
         if auto:

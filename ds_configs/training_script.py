@@ -18,6 +18,9 @@ from ..estimators.workload import TORCH_DTYPES, Workload
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names of the attention kernels."""
 
+_OF_PPO = {"max_completion_length": "response_length", "beta": "kl_coef", "num_iterations": "num_ppo_epochs"}
+"""PPOConfig's names of what GRPOConfig calls otherwise."""
+
 _CLASSES = {"parallelism_config": "ParallelismConfig", "sp_handler": "DeepSpeedSequenceParallelConfig"}
 """Arguments that are objects of accelerate's classes, as Python writes them."""
 
@@ -43,11 +46,14 @@ def training_arguments(
     if workload.framework == "trl" and workload.rollouts is None:
         arguments["max_length"] = workload.seq_len  # by default 1024
     objective = OBJECTIVES[workload.objective]
-    if objective.trainer:
+    if objective.value_model:  # it gets its models made, and DeepSpeed's configuration from accelerate
+        unread = ("gradient_checkpointing", "deepspeed")
+        arguments = {name: value for name, value in arguments.items() if name not in unread}
+    elif objective.trainer:
         arguments["model_init_kwargs"] = {"dtype": TORCH_DTYPES[workload.precision]}  # by default float32
         arguments |= dict(objective.arguments)
         arguments |= {"precompute_ref_log_probs": True} if workload.precompute_ref_log_probs else {}
-    if plan.gradient_checkpointing:
+    if plan.gradient_checkpointing and not objective.value_model:
         reentrant = workload.checkpoints_reentrantly(plan.zero_stage)
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant}
         if plan.cpu_checkpointing:
@@ -67,8 +73,7 @@ def training_arguments(
         arguments["liger_kernel_config"] = {"fused_linear_cross_entropy": False}
     if plan.sequence_parallel_size > 1:
         arguments["parallelism_config"] = parallelism_config(plan, workload, cluster)
-    arguments["deepspeed"] = config_path
-    return arguments
+    return arguments if objective.value_model else {**arguments, "deepspeed": config_path}
 
 
 def packages(workload: Workload) -> dict[str, str]:
@@ -77,7 +82,7 @@ def packages(workload: Workload) -> dict[str, str]:
     method, loss, kernels, rollouts = workload.method, workload.loss, workload.kernels, workload.rollouts
     generator = "generate" if rollouts is None else rollouts.rollout
     needed = (
-        (workload.framework == "trl", "trl", f"--framework {workload.framework}"),
+        (workload.framework == "trl", trl_requirement(workload), f"--framework {workload.framework}"),
         (method != "full", "peft", f"--method {method}"),
         (method == "qlora", "gptqmodel" if workload.quantization == "gptq" else "bitsandbytes", f"--method {method}"),
         (workload.optimizer == "adamw_8bit", "bitsandbytes", f"--optimizer {workload.optimizer}"),
@@ -87,6 +92,11 @@ def packages(workload: Workload) -> dict[str, str]:
         (generator != "generate", "vllm", f"--rollout {generator}"),
     )
     return {name: option for is_needed, name, option in needed if is_needed}
+
+
+def trl_requirement(workload: Workload) -> str:
+    """pip's requirement of TRL: 1.12 is the last with PPOTrainer."""
+    return "trl<1.13" if OBJECTIVES[workload.objective].value_model else "trl"
 
 
 def evaluation_arguments(workload: Workload) -> dict[str, Any]:
@@ -100,14 +110,16 @@ def evaluation_arguments(workload: Workload) -> dict[str, Any]:
 
 
 def _rollout_arguments(workload: Workload) -> dict[str, Any]:
-    """What differs from the defaults of GRPOConfig or RLOOConfig; lengths and groups always."""
+    """What differs from the defaults of GRPOConfig, RLOOConfig or PPOConfig; lengths and groups always."""
     rollouts, default = workload.rollouts, OBJECTIVES[workload.objective].rollouts
     if rollouts is None or default is None:
         return {}
-    always = ("num_generations", "max_completion_length")
+    named = _OF_PPO if OBJECTIVES[workload.objective].value_model else {}
+    always = ("max_completion_length",) if named else ("num_generations", "max_completion_length")
     changing = ("beta", "num_iterations", "steps_per_generation", "ds3_gather_for_generation")
+    changing += ("local_rollout_forward_batch_size",)
     names = [*always, *(name for name in changing if getattr(rollouts, name) != getattr(default, name))]
-    arguments: dict[str, Any] = {name: getattr(rollouts, name) for name in names}
+    arguments: dict[str, Any] = {named.get(name, name): getattr(rollouts, name) for name in names}
     if rollouts.rollout == "generate":
         return arguments
     arguments |= {"use_vllm": True, "vllm_mode": rollouts.rollout.removeprefix("vllm-")}
@@ -246,7 +258,9 @@ def _trainer_of_objective(workload: Workload) -> list[str]:
     if not spec.trainer:
         return []
     arguments = ["model=..."]
-    if workload.rollouts is not None:
+    if spec.value_model:
+        arguments = [f"{name}={name}" for name in ("model", "ref_model", "reward_model", "value_model")]
+    elif workload.rollouts is not None:
         reward = workload.rollouts.reward_model
         arguments.append(f"reward_funcs={'...' if reward is None else json.dumps(reward.name)}")
     arguments += ["args=...", "train_dataset=...", "processing_class=..."]
@@ -284,6 +298,8 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
             "        bnb_4bit_use_double_quant=True,",
             f"        bnb_4bit_compute_dtype=torch.{TORCH_DTYPES[workload.precision]}),",
         ]
+    if OBJECTIVES[workload.objective].value_model:
+        return _models_of_ppo(workload, plan, [line.strip(" ,") for line in arguments])
     lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
@@ -312,6 +328,27 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
             "for name, parameter in model.named_parameters():",
             f"    parameter.requires_grad_(not name.startswith(({given},)))",
         ]
+    return lines
+
+
+def _models_of_ppo(workload: Workload, plan: Plan, arguments: Sequence[str]) -> list[str]:
+    """The four models of TRL's PPOTrainer, which switches checkpointing on for none of them."""
+    options = ", ".join((f"dtype=torch.{TORCH_DTYPES[workload.precision]}", *arguments))
+    reward = workload.rollouts and workload.rollouts.reward_model
+    lines = [f"options = dict({options})"]
+    for names, kind, given in (
+        ("model, ref_model", "AutoModelForCausalLM", "..."),
+        (
+            "reward_model, value_model",
+            "AutoModelForSequenceClassification",
+            json.dumps(reward.name) if reward else "...",
+        ),
+    ):
+        labels = ", num_labels=1" if "value" in names else ""
+        lines += [f"{names} = (", f"    {kind}.from_pretrained(", f"        {given}{labels}, **options)"]
+        lines += ["    for _ in range(2))"]
+    if plan.gradient_checkpointing:
+        lines += [f"{name}.gradient_checkpointing_enable()" for name in ("model", "value_model")]
     return lines
 
 

@@ -9,7 +9,7 @@ switched off. `precompute_ref_log_probs` leaves both out.
 
 Source: TRL 1.16 trainer/dpo_trainer.py, kto_trainer.py, reward_trainer.py (`_compute_loss`, `compute_loss`),
 experimental/orpo/orpo_trainer.py, experimental/cpo/cpo_trainer.py (`concatenated_forward`), models/utils.py
-`prepare_deepspeed`.
+`prepare_deepspeed`; TRL 1.12 experimental/ppo/ppo_trainer.py (1.13 removed it).
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
         # The same, and the cross entropy of the chosen half in 16 bits (experimental/orpo): copied, log-softmax;
         # backward two gradients, put among zeros twice and added.
         "odds-ratio": LossSpec((8, 28), True),
+        # LLaMA-Factory's reward models: logits and their fp32 copy, which nothing reads (2 + 2 + 4).
+        "value-head": LossSpec((8, 0), False),
         # DeepSpeed's sequence_tiled_compute: the standard loss of a tile, with its forward pass again.
         "tiled": LossSpec((14, 36), False, head_again=True),
     }
@@ -145,6 +147,8 @@ class ObjectiveSpec(NamedTuple):
     """Forward passes of the reference model in a micro batch."""
     labels: int = 0
     """Width of a head that replaces the vocabulary's; 0 for a language model."""
+    value_model: bool = False
+    """A model of its own gives every token a value, and trains with the policy as one module."""
     loss: LossKernel | None = None
     """The loss of the trainer; None for what the framework does."""
     module: str = "trl"
@@ -161,10 +165,10 @@ class ObjectiveSpec(NamedTuple):
         """The losses that it can have: of preferences those that give log-probabilities ("standard": log-softmax of all
         logits in fp32, as LLaMA-Factory's trainers have it)."""
         if not self.trainer:
-            return tuple(loss for loss in LOSSES if loss not in ("log-probs", "odds-ratio"))
+            return tuple(loss for loss in LOSSES if loss not in ("log-probs", "odds-ratio", "value-head"))
         if self.rollouts:
-            return ("chunked-head", "log-probs")
-        return ("standard",) if self.labels else ("standard", "chunked-head", "log-probs", "odds-ratio")
+            return ("chunked-head", "log-probs") if self.loss is None else (self.loss,)
+        return ("standard", "value-head") if self.labels else ("standard", "chunked-head", "log-probs", "odds-ratio")
 
     @property
     def config(self) -> str:
@@ -194,6 +198,21 @@ OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
             trainer="RLOOTrainer",
             rollouts=Rollouts(num_generations=2, beta=0.05, scores_policy=True),
         ),
+        "ppo": ObjectiveSpec(
+            sample="completion",
+            loss="log-probs",
+            value_model=True,
+            module="trl.experimental.ppo",
+            trainer="PPOTrainer",
+            rollouts=Rollouts(
+                num_generations=1,
+                max_completion_length=53,
+                beta=0.05,
+                num_iterations=4,
+                scores_policy=False,
+                local_rollout_forward_batch_size=64,
+            ),
+        ),
     }
 )
 """The objectives by the values of `Workload.objective`."""
@@ -219,7 +238,7 @@ def reference_passes(workload: Workload) -> int:
     """Forward passes of the reference in a micro batch, by a model of its own or the policy without adapters; of a
     completion, once in a generation."""
     if workload.rollouts:
-        return 1 if workload.rollouts.beta > 0 else 0
+        return 1 if workload.rollouts.beta > 0 or OBJECTIVES[workload.objective].value_model else 0
     return 0 if workload.precompute_ref_log_probs else OBJECTIVES[workload.objective].reference_passes
 
 
@@ -276,13 +295,20 @@ def reward_workload(workload: Workload) -> Workload:
 
 
 @lru_cache(maxsize=64)
-def trained_model(model: ModelShape, objective: Objective) -> ModelShape:
+def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -> ModelShape:
     """The model with the head of the objective: for rewards `score`, one number per token, in the place of the logits.
+    With the loss "value-head" in addition to the logits, which are computed and dropped. With a value model: the
+    tensors and layers of both, the value model a reward model of the policy's size.
 
-    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification. Raises WorkloadError for a model
-    that is not a causal language model.
+    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification; TRL 1.12 experimental/ppo
+    `PolicyAndValueWrapper`, `AutoModelForCausalLMWithValueHead`. Raises WorkloadError for a model that is not a causal
+    language model.
     """
     labels = OBJECTIVES[objective].labels
+    if OBJECTIVES[objective].value_model and not model.policy:
+        value = trained_model(model, "reward")
+        both = {"blocks": (*model.blocks, *value.blocks), "outside": (*model.outside, *value.outside)}
+        return replace(model, policy=model, **both)
     if not labels or model.num_labels:
         return model
     if not model.architecture.endswith(("ForCausalLM", "LMHeadModel")):
@@ -291,6 +317,11 @@ def trained_model(model: ModelShape, objective: Objective) -> ModelShape:
             why="heads for rewards are those of causal language models",
             fix="pass another model, or another --objective",
         )
+    if loss == "value-head":
+        others = (each._replace(role="other") if each.role == "head" else each for each in model.outside)
+        bias, width = Tensor("v_head.summary.bias", (labels,), "other"), (labels, model.hidden_size)
+        value = Tensor("v_head.summary.weight", width, "head", linear=True)
+        return replace(model, num_labels=labels, tied=False, outside=(*others, bias, value))
     stem = model.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
     score = Tensor("score.weight", (labels, model.hidden_size), "head", linear=True)
     return replace(
@@ -301,6 +332,13 @@ def trained_model(model: ModelShape, objective: Objective) -> ModelShape:
         tied=False,
         outside=(*(tensor for tensor in model.outside if tensor.role != "head"), score),
     )
+
+
+def reward_model(model: ModelShape, workload: Workload) -> ModelShape | None:
+    """The model that gives the rewards of completions: with a value model one of its size, unless another is named.
+    None: a function."""
+    named: ModelShape | None = workload.rollouts and workload.rollouts.reward_model
+    return named or (trained_model(model.policy, "reward") if model.policy else None)
 
 
 def trained_config(config: Mapping[str, Any], shape: ModelShape | None, objective: Objective) -> dict[str, Any]:

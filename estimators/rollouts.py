@@ -1,4 +1,4 @@
-"""Reinforcement learning with TRL's GRPO and RLOO: what generates the completions that are trained on, and how often.
+"""Reinforcement learning with TRL's GRPO, RLOO and PPO: what generates the completions that are trained on, how often.
 
 A generation makes B n completions on each training GPU, B of a micro batch and n of `steps_per_generation`, and they
 are trained on `num_iterations` times. A step is rollout, scoring and training:
@@ -48,8 +48,11 @@ class Rollouts:
     """Micro batches of a generation; None: the gradient accumulation steps."""
     num_iterations: int = 1
     """Times that each generation is trained on."""
-    scores_policy: bool = False
-    """The policy's log-probabilities are computed before the training, whatever the batch (RLOO)."""
+    scores_policy: bool | None = None
+    """The policy's log-probabilities are computed before the training: always (RLOO), never (PPO, which keeps the
+    scores of the generation) or, None, where they are needed."""
+    local_rollout_forward_batch_size: int | None = None
+    """Completions that a GPU generates and scores at a time (PPO); None: all, and a micro batch."""
     reward_model: Any = None
     """A `ModelShape`, which models' own modules keep from being imported here; None: a function gives the rewards."""
     server_gpus: int = 0
@@ -75,9 +78,15 @@ class Rollouts:
     def policy_passes(self, gradient_accumulation_steps: int) -> int:
         """Forward passes of the policy that score a completion: with vLLM always, for the importance sampling, else
         where a generation outlives an optimizer step."""
+        if self.scores_policy is not None:
+            return int(self.scores_policy)
         generated_every = self.micro_batches(gradient_accumulation_steps) * self.num_iterations
-        needs = self.scores_policy or self.rollout != "generate" or gradient_accumulation_steps % generated_every
+        needs = self.rollout != "generate" or gradient_accumulation_steps % generated_every
         return 1 if needs else 0
+
+    def at_once(self, completions: int) -> int:
+        """Of `completions` on a GPU, those that are generated at a time."""
+        return min(completions, self.local_rollout_forward_batch_size or completions)
 
     def breaks_traces(self, method: str, gradient_accumulation_steps: int) -> bool:
         """Whether no backward pass at stage 3 follows a trace that was recorded.

@@ -36,7 +36,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if plan.offload_param == "nvme" and has_reference_model(workload):
         # 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py empties the folder that both engines name
         return phrase("the reference model's weights would be lost on NVMe")
-    if obstacle := _ungenerated(model, workload, cluster):
+    if obstacle := _ungenerated(model, workload, plan, cluster):
         return obstacle
     if plan.sharding != "zero":
         own = _unsuited_to_fsdp2(model, workload, plan) if plan.sharding == "fsdp2" else None
@@ -192,11 +192,15 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
     return unspreadable(model, ranks)
 
 
-def _ungenerated(model: ModelShape, workload: Workload, cluster: Cluster | None) -> str | None:
+def _ungenerated(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
     """Why no completions can be generated."""
     rollouts = workload.rollouts
     if rollouts is None:
         return None
+    if model.policy and workload.method != "full":
+        return phrase("TRL's PPO adapts the policy alone and trains the value model whole, which is not predicted")
+    if model.policy and (plan.sharding != "zero" or plan.ranks_per_sample > 1):
+        return phrase("PPO is predicted under DeepSpeed's ZeRO alone")
     if not model.vocab_size or any(not block.attention.causal or block.cross_attention for block in model.blocks):
         return phrase("completions need a decoder alone with a head over the vocabulary")
     if cluster is None or rollouts.rollout == "generate":

@@ -82,13 +82,22 @@ TORCH_DTYPES: Mapping[Precision, str] = MappingProxyType({"bf16": "bfloat16", "f
 PRECISION_OF: Mapping[str, Precision] = MappingProxyType({name: precision for precision, name in TORCH_DTYPES.items()})
 AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
 LossKernel = Literal[
-    "standard", "fused", "in-place", "chunked", "chunked-softmax", "chunked-head", "tiled", "log-probs", "odds-ratio"
+    "standard",
+    "fused",
+    "in-place",
+    "chunked",
+    "chunked-softmax",
+    "chunked-head",
+    "tiled",
+    "log-probs",
+    "odds-ratio",
+    "value-head",
 ]
 Mlp = Literal["whole", "tiled"]
 Quantization = Literal["nf4", "int8", "gptq"]
 LayerKernels = Literal["torch", "liger", "unsloth"]
 Framework = Literal["hf", "trl", "deepspeed"]
-Objective = Literal["next-token", "dpo", "kto", "orpo", "simpo", "reward", "grpo", "rloo"]
+Objective = Literal["next-token", "dpo", "kto", "orpo", "simpo", "reward", "grpo", "rloo", "ppo"]
 NEXT_TOKEN: Objective = "next-token"
 """Fine-tuning on given samples, and pre-training."""
 
@@ -105,7 +114,7 @@ class Workload:
     precompute_ref_log_probs: bool = False
     """The reference model's log-probabilities are computed before the training, by the policy."""
     rollouts: Rollouts | None = None
-    """The generated completions of "grpo" and "rloo"; None for other objectives."""
+    """The generated completions of "grpo", "rloo" and "ppo"; None for other objectives."""
     method: Method = "full"
     quantization: Quantization = "nf4"
     """Weight format under method "qlora": bitsandbytes' NF4 with double quantization or int8 (LLM.int8), or an existing
@@ -183,7 +192,12 @@ class Workload:
     @property
     def scored_len(self) -> int:
         """Tokens of a sequence that the output layer sees: TRL's chunked head leaves prompts out (trl 1.16
-        trainer/utils.py `add_fused_lm_head`)."""
+        trainer/utils.py `add_fused_lm_head`), its PPO does not."""
+        return self.seq_len if self.objective == "ppo" else self.completion_len
+
+    @property
+    def completion_len(self) -> int:
+        """Tokens of a sequence that are generated; all where none is."""
         return self.seq_len if self.rollouts is None else min(self.seq_len, self.rollouts.max_completion_length)
 
     @property
@@ -256,7 +270,7 @@ def _under_engine(workload: Workload, zero_stage: int) -> Workload:
 
 @lru_cache(maxsize=256)
 def _of_passes(workload: Workload) -> Workload:
-    return replace(workload, rollouts=Rollouts(max_completion_length=workload.scored_len))
+    return replace(workload, rollouts=Rollouts(max_completion_length=workload.completion_len))
 
 
 @lru_cache(maxsize=256)

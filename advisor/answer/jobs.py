@@ -10,6 +10,7 @@ from ...ds_configs.job_files import JobFile, fsdp2_config, job_files, start_acce
 from ...ds_configs.launch_commands import config_arguments
 from ...ds_configs.training_script import arguments_class, packages, python_source, script_arguments
 from ...estimators.errors import ClusterError
+from ...estimators.objectives import OBJECTIVES
 from ..question.prices import offers
 from ..search.candidate import Candidate
 from .recommendation import Recommendation
@@ -27,6 +28,12 @@ def jobs_of(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: str
             "job files start no vLLM server",
             why="the training would wait for one",
             fix="pass --rollout vllm-colocate, or leave --emit out and start both with the printed commands",
+        )
+    if OBJECTIVES[answer.question.workload.objective].value_model:
+        raise ClusterError(
+            "job files start no PPO",
+            why="they pass the configuration by --deepspeed, which TRL's PPOTrainer does not read",
+            fix="leave --emit out, and put the printed accelerate launch into a job",
         )
     chosen, plain, folder = answer.recommended, answer.pytorch_baseline, Path(config_path).parent
     files = () if chosen is None else job_files(_job(answer, chosen, config_path), kinds, folder)

@@ -33,7 +33,7 @@ from ...ds_configs.training_script import (
     trainer_lines,
 )
 from ...estimators.hardware import cores_per_rank
-from ...estimators.objectives import loss_of
+from ...estimators.objectives import OBJECTIVES, loss_of
 from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.plan import Plan
 from ...estimators.time.job import checkpoint_bytes
@@ -113,13 +113,20 @@ def start_commands(answer: Recommendation, chosen: Candidate, config_path: str) 
         from ...probes.machine import can_bind_cores  # imported here: most questions are about other machines
 
         bind_cores = can_bind_cores(cluster.gpus_per_node)
-    return launch_commands(
+    commands = launch_commands(
         cluster,
         config_path=config_path,
         framework=answer.question.workload.framework,
         sets_threads=sets,
         bind_cores=bind_cores,
     )
+    return {"accelerate": commands["accelerate"]} if _only_by_accelerate(answer) else commands
+
+
+def _only_by_accelerate(answer: Recommendation) -> bool:
+    """PPOTrainer makes an Accelerator of its own, which knows what accelerate's launcher passes alone (trl 1.12
+    experimental/ppo/ppo_trainer.py `__init__`)."""
+    return OBJECTIVES[answer.question.workload.objective].value_model
 
 
 def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launcher, float]:
@@ -169,13 +176,14 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> It
     config_path: the file that the commands name, written or not.
     details: with the script's lines in full, and with every launcher's command.
     """
-    if answer.try_first is not None:
+    if answer.try_first is not None and not _only_by_accelerate(answer):
         yield _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
     chosen = answer.recommended
     if chosen is not None:
         yield from (_in_full if details else _in_short)(answer, chosen, config_path)
-        launch = _launch(answer, chosen, config_path)
-        yield Block(text=_LAUNCHED_BY_DS_ADVISE, code=(launch,))
+        if not _only_by_accelerate(answer):
+            launch = _launch(answer, chosen, config_path)
+            yield Block(text=_LAUNCHED_BY_DS_ADVISE, code=(launch,))
     for file in answer.job_files:
         yield Block(text=phrase("Or with {file}:", file=file.path), code=file.start)
 
@@ -247,7 +255,7 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
     exports = (f"export {setting}" for setting, _ in settings)
     if server := server_commands(workload, question.cluster, question.model.name):
         yield Block(text=_SERVER, code=tuple(server))
-    commands = start_commands(answer, chosen, config_path)["deepspeed"]
+    commands = next(iter(start_commands(answer, chosen, config_path).values()))
     text = phrase("Start it (--details has all launchers and arguments):")
     yield Block(text=text, code=(*exports, *commands))
 

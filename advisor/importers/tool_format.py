@@ -192,10 +192,7 @@ class ToolFormat:
             reading.training.update(rollout_options(self.rollouts(arguments), objective))
         elif objective != NEXT_TOKEN:
             reading.lacks(
-                "a reward model that also computes all logits and keeps every layer's output (LLaMA-Factory "
-                "train/rm/trainer.py); ds-advise MODEL --objective reward predicts TRL's, which does neither"
-                if (objective, self.tool) == ("reward", "LLaMA-Factory")
-                else f"{objective.upper()} training, whose step has more than one model or pass; "
+                f"{objective.upper()} training, whose step has more than one model or pass; "
                 "ds-advise MODEL --objective predicts grpo and rloo"
             )
         habits: dict[str, Any] = {} if optimizer is None else {"optimizer-step": step_of_trainer(optimizer)}

@@ -59,9 +59,11 @@ def _llama_factory_details(reading: Reading) -> None:
     training["freeze"] = _frozen(
         arguments, "freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"
     )
-    if arguments.text("stage") in ("dpo", "kto"):
+    stage = arguments.text("stage")
+    if stage in ("dpo", "kto", "rm"):
         # train/dpo/trainer.py, train/kto/trainer.py: TRL's trainers with log-softmax of all logits in fp32.
-        training |= {"framework": "trl", "loss": "standard"}
+        # train/rm/trainer.py: trl's AutoModelForCausalLMWithValueHead.
+        training |= {"framework": "trl", "loss": "value-head" if stage == "rm" else "standard"}
         reading.switched("pref_beta pref_ftx simpo_gamma dpo_label_smoothing")  # change no figure
         if method == "lora" and arguments.text("ref_model") is not None:
             reading.lacks(_OWN_REFERENCE)

@@ -111,11 +111,11 @@ class ScriptSource:
 
     @property
     def objective(self) -> Objective | None:
-        """What its Trainer minimizes; None for what is not predicted, such as GRPO, or CPOTrainer, whose arguments
-        decide."""
+        """What its Trainer minimizes; None for what is not predicted, for CPOTrainer, whose arguments decide, and for
+        PPOTrainer, which does not read the configuration that `launch` passes."""
         trainer = self.trainer or ""
         for objective, spec in OBJECTIVES.items():
-            if spec.trainer == trainer and spec.trainer and not spec.arguments:
+            if spec.trainer == trainer and spec.trainer and not spec.arguments and not spec.value_model:
                 return objective
         return None if _OTHER_LOSS.fullmatch(trainer) else NEXT_TOKEN
 

@@ -71,12 +71,8 @@ class MethodOptions(TypedDict, total=False):
         Objective,
         Option(
             "Train on the next token, on preferences (TRL's DPO, KTO, ORPO, SimPO: a sample is a pair of sequences, "
-            "with kto one), a reward model (pairs), or by reinforcement learning (GRPO, RLOO: completions).",
+            "with kto one), a reward model (pairs), or by reinforcement learning (GRPO, RLOO, PPO: completions).",
             NEXT_TOKEN,
-            refused={
-                "ppo": "TRL 1.16 has no PPO trainer that a dry run could follow; ask for rloo or grpo, which train the "
-                "policy without a value model"
-            },
         ),
     ]
     precompute_ref_log_probs: Annotated[
@@ -113,7 +109,7 @@ class MethodOptions(TypedDict, total=False):
 
 
 class RolloutOptions(TypedDict, total=False):
-    """Completions of grpo and rloo; the names are those of TRL's GRPOConfig."""
+    """Completions of grpo, rloo and ppo; the names are those of TRL's GRPOConfig."""
 
     rollout: Annotated[
         Literal["auto", Rollout],
@@ -128,18 +124,26 @@ class RolloutOptions(TypedDict, total=False):
     ]
     num_generations: Annotated[int | None, Option("Completions of each prompt.", default_text="8; rloo 2")]
     max_completion_length: Annotated[
-        int | None, Option("Tokens of a completion; the prompt has the rest of --seq-len.", default_text="512")
+        int | None, Option("Tokens of a completion; the prompt has the rest of --seq-len.", default_text="512; ppo 53")
     ]
     beta: Annotated[
         float | None,
-        Option("Weight of the divergence from a reference model; 0: none.", metavar="X", default_text="0; rloo 0.05"),
+        Option(
+            "Weight of the divergence from a reference model; 0: none.", metavar="X", default_text="0; rloo, ppo 0.05"
+        ),
     ]
     steps_per_generation: Annotated[
         int | None, Option("Micro batches of a generation.", default_text="the accumulation steps")
     ]
-    num_iterations: Annotated[int | None, Option("Times that a generation is trained on.", default_text="1")]
+    num_iterations: Annotated[int | None, Option("Times that a generation is trained on.", default_text="1; ppo 4")]
+    local_rollout_forward_batch_size: Annotated[
+        int | None, Option("Completions that a GPU generates and scores at a time with ppo.", default_text="64")
+    ]
     reward_model: Annotated[
-        str | None, Option("Model that gives the rewards.", metavar="MODEL", default_text="a function")
+        str | None,
+        Option(
+            "Model that gives the rewards.", metavar="MODEL", default_text="a function; ppo one of the policy's size"
+        ),
     ]
     vllm_gpu_memory_utilization: Annotated[
         float | None,

@@ -22,6 +22,14 @@ EVEN = 16
 """Completions of a GPU in the assumed batch are a multiple of this, so that many micro batches divide them."""
 
 
+_NOT_OF_PPO = {"rollout", "server_gpus", "num_generations", "steps_per_generation"} | {
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_sleep_mode",
+}
+"""The options that TRL's PPOConfig has not, by any name."""
+
+
 def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
     """The settings of the options; None for an objective without completions. What is left to the search has TRL's
     default.
@@ -31,17 +39,19 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
     """
     defaults = OBJECTIVES[given["objective"]].rollouts
     named = [name for name in names_in(RolloutOptions) if given[name] not in (None, "auto", "on")]
+    without = _NOT_OF_PPO if given["objective"] == "ppo" else {"local_rollout_forward_batch_size"}
+    foreign = [name for name in named if defaults is None or name in without]
+    if foreign:
+        raise WorkloadError(
+            phrase(
+                "--{words} has no effect with --objective {given}",
+                words=foreign[0].replace("_", "-"),
+                given=given["objective"],
+            ),
+            why="it generates no completions" if defaults is None else "its trainer has no such setting",
+            fix="pass --objective grpo, or leave it out" if defaults is None else "leave it out",
+        )
     if defaults is None:
-        if named:
-            raise WorkloadError(
-                phrase(
-                    "--{words} has no effect with --objective {given}",
-                    words=named[0].replace("_", "-"),
-                    given=given["objective"],
-                ),
-                why="it generates no completions",
-                fix="pass --objective grpo, or leave it out",
-            )
         return None
     known = {field.name for field in fields(Rollouts)}
     chosen: dict[str, Any] = {name: given[name] for name in named if name in known}
@@ -55,7 +65,7 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
     rollouts = replace(defaults, **chosen)
     if not 0 < rollouts.vllm_gpu_memory_utilization <= 1:
         raise WorkloadError("vllm_gpu_memory_utilization is a part of 1", fix="pass a number such as 0.3")
-    if rollouts.beta < 0 or rollouts.num_generations < 2:
+    if rollouts.beta < 0 or rollouts.num_generations < min(2, defaults.num_generations):
         raise WorkloadError(
             phrase(
                 "beta {beta:g} with {num_generations} generations",
@@ -72,6 +82,8 @@ def free_settings(given: Mapping[str, Any]) -> tuple[str, ...]:
     """The settings of rollouts that are left to the search; a server's GPUs always, since the cluster has them."""
     if OBJECTIVES[given["objective"]].rollouts is None:
         return ()
+    if given["objective"] == "ppo":
+        return ("server_gpus",)  # none, but the batch is
     names = ("rollout", "server_gpus", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
     free = {name for name in names if given[name] in (None, "auto")}
     return tuple(sorted(free | ({"server_gpus"} if given["server_gpus"] else set())))

@@ -51,7 +51,8 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
     saved = _names("--modules-to-save", given["modules_to_save"], "leave it out") if adapted else None
     objective = OBJECTIVES[given["objective"]]
     if adapted and objective.labels:  # peft trains the new head whole (`task_type="SEQ_CLS"`)
-        saved = tuple(dict.fromkeys((*(saved or ()), "score")))
+        head = "summary" if given["loss"] == "value-head" else "score"
+        saved = tuple(dict.fromkeys((*(saved or ()), head)))
     framework = "trl" if objective.trainer else given["framework"]
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
@@ -276,7 +277,7 @@ def _frozen_parts(given: Mapping[str, Any]) -> tuple[str, ...]:
 def as_asked(model: ModelShape, options: Mapping[str, Any]) -> ModelShape:
     """The model with the objective's head, for the images of a sample, with its frozen parts marked. Raises
     WorkloadError."""
-    model = trained_model(model, options.get("objective", NEXT_TOKEN))
+    model = trained_model(model, options.get("objective", NEXT_TOKEN), options.get("loss", "auto"))
     model = with_images(model, options.get("images_per_sample"), options.get("max_pixels"))
     return with_frozen(model, parts_of(model, _frozen_parts(options)))
 

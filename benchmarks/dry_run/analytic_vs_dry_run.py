@@ -15,7 +15,7 @@ NAME:      only cases whose name has all of these words.
 --autoep:  the cases of experts that are spread over ranks instead, which need transformers 5.0 to 5.22.
 --recorded: models whose layers are recorded instead.
 --preferences: trainings on preferences and of reward models instead, with TRL. --rollouts: GRPO, without what is
-generated.
+generated; --ppo: the same of PPO, with "trl<1.13".
 --json:    all rows.
 --write:   put the tables into docs/closed-form.md.
 
@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from .cases import EXPERTS_SPREAD, GRID, PREFERENCES, RECORDED_CASES, ROLLOUTS, SPECIAL, Case, spread
+from .cases import EXPERTS_SPREAD, GRID, PPO, PREFERENCES, RECORDED_CASES, ROLLOUTS, SPECIAL, Case, spread
 from .compare import Comparison, Measured, Setting, relative_error
 from .forked_dry_runs import answers
 from .tables import missed, report
@@ -47,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     everything = EXPERTS_SPREAD if options.autoep else RECORDED_CASES if options.recorded else (*GRID, *SPECIAL)
     everything = PREFERENCES if options.preferences else ROLLOUTS if options.rollouts else everything
+    everything = PPO if options.ppo else everything
     cases = [case for case in everything if all(word in case.name.split() for word in options.names)]
     if options.sample:
         cases = spread(cases, options.sample)
@@ -88,6 +89,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--recorded", action="store_true")
     parser.add_argument("--preferences", action="store_true")
     parser.add_argument("--rollouts", action="store_true")
+    parser.add_argument("--ppo", action="store_true")
     parser.add_argument("--write", action="store_true")
     return parser.parse_args(arguments)
 

@@ -395,6 +395,24 @@ ROLLOUTS = tuple(
 """GRPO by TRL, with and without a reference: scoring and training, and stage 3's gather before `generate`."""
 
 
+PPO = tuple(
+    _by_trl(model=model, rung=rung, gradient_accumulation_steps=2, checkpointing=checkpointing, objective="ppo")
+    for model, rung, checkpointing in (
+        ("llama", "zero2", True),
+        ("llama", "zero2", False),
+        ("qwen2", "zero1", True),
+        ("qwen2", "zero2-offload", False),
+        ("llama", "zero3", True),
+        ("llama", "zero3", False),
+        ("qwen2", "zero3", True),
+        ("qwen2", "zero3-offload-param", False),
+        ("7B/8", "zero3", True),
+        ("7B/8", "zero3-offload", True),
+    )
+)
+"""PPO by TRL 1.12: scoring and training of policy and value model."""
+
+
 RECORDED_CASES = tuple(
     Case(model=model, rung=rung, world_size=8, seq_len=seq_len, checkpointing=checkpointing, method=method)
     for model, (rung, seq_len, checkpointing, method) in product(

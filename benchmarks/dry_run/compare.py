@@ -261,6 +261,7 @@ def _without_generation(phase: Phase) -> Phase:
     if phase.name != "rollout":
         return phase
     generated = ("keys and values", "keys and values of a layer", "logits of the next token")
+    generated += ("scores as they come", "scores put together")
     return replace(phase, terms=tuple(term for term in phase.terms if term.name not in generated))
 
 

@@ -47,6 +47,7 @@ from ..workload import Workload
 from .activations.activation_memory import activation_memory, module_moments
 from .activations.loss import (
     hidden_gradient,
+    layer_outputs,
     logits_gap_bytes,
     loss_tiles,
     output_terms,
@@ -99,7 +100,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
             sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
             resident = resident_terms(model, workload, cluster, plan)
             phases = plain.phases + rollout_phases(sharded, cluster, workload, plan, resident)
-            plain = replace(plain, phases=_with_terms(phases, held_in_every_phase(workload, cluster, plan)))
+            plain = replace(plain, phases=_with_terms(phases, held_in_every_phase(model, workload, cluster, plan)))
         return with_ranks_on_cpu(plain, cluster, logits)
     workload = workload.under_engine(plan.zero_stage).of_rank(plan.sequence_parallel_size)
     memory = _batch_independent(model, workload, cluster, plan)
@@ -111,11 +112,11 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
             cluster,
             workload,
             plan,
-            memory.resident,
+            memory.resident + memory.gradients.idle_terms(),
             persistent=memory.gathered.persistent,
             in_scoring=memory.gathered_in_scoring,
         )
-    held = held_in_every_phase(workload, cluster, memory.plan)
+    held = held_in_every_phase(model, workload, cluster, plan)
     phases = _with_terms(phases, held)
     peak = max(phase.allocated_bytes for phase in phases)
     phases = memory.load + phases
@@ -237,9 +238,11 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     if workload.loss == "tiled":
         tiles = loss_tiles(model, workload, micro_batch_size)
         phases = {**phases, "forward_backward_top": memory.tiled_loss(tiles)}
+    returns = workload.loss == "value-head" and not plan.gradient_checkpointing
+    returned = layer_outputs(model, workload, micro_batch_size) if returns else ()
     others = (model.num_layers - 1) * activations.saved_per_layer_bytes
     alive: dict[str, Terms] = {
-        "forward_backward_top": saved + activations.loss_terms,
+        "forward_backward_top": saved + activations.loss_terms + returned,
         "layer_backward": saved + activations.block_terms,
         "layer_recomputation": saved + activations.recomputation_terms,
         "weight_gradient": saved + activations.product_terms,
@@ -256,7 +259,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         alive |= _module_phases(memory, workload, plan, saved)
     if "later_gradient_reduction" in phases:
         alive["later_gradient_reduction"] = left(max(0, gradients.fills.second - (not tensors.tied) * tensors.head))
-    before = memory.resident + output_terms(model, workload, micro_batch_size)
+    before = memory.resident + output_terms(model, workload, micro_batch_size, checkpoints=plan.gradient_checkpointing)
     found = tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in phases.items())
     if workload.eval_batch is not None:
         evaluation = evaluation_terms(model, workload, memory.cluster, *memory.in_evaluation)

@@ -10,6 +10,10 @@ tokens in a generation on each GPU:
 - weight_synchronization (vLLM on other GPUs): the gathered tensor alone.
 - scoring: a forward pass of a micro batch that saves nothing, by the policy or the reference model.
 - rewards: a reward model computes all b completions at once.
+
+TRL's PPO generates and scores n completions at a time. It keeps the fp32 scores of every generated token, 4 b C V, from
+one generation to the end of the next, there once more as they come and once more put together. Its scoring passes
+return every layer's output, keys and values, and all logits.
 """
 
 from __future__ import annotations
@@ -20,12 +24,12 @@ from functools import lru_cache
 from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms, total_bytes
 from ..hardware import Cluster
 from ..models.model_shape import ModelShape
-from ..objectives import reference_passes, reference_plan, reward_workload
+from ..objectives import reference_passes, reference_plan, reward_model, reward_workload
 from ..plan import Plan
 from ..rollouts import SERVER_MEMORY_UTILIZATION, Rollouts
 from ..workload import Workload
 from .activations.activation_memory import activation_memory, forward_only_terms
-from .activations.loss import HEAD_COLUMNS, HEAD_TOKENS
+from .activations.loss import HEAD_COLUMNS, HEAD_TOKENS, layer_outputs
 from .evaluation import cache_terms, cached_elements, generation_cache_terms
 from .gathered_parameters import gathered_parameters
 from .trainable import ShardedTensors, shard_tensors, tensor_set
@@ -78,15 +82,28 @@ _ASLEEP = Formula("vllm", "asleep", "vLLM sleep mode, level 2", {"asleep": "byte
 _SCORED = Formula(
     "logits of one chunk", "w c v", "trl 1.16 kernels/chunked_logprob.py", {**_ROLLOUT, "c": "tokens", "v": "columns"}
 )
+_PPO = "trl 1.12 experimental/ppo/ppo_trainer.py"
+_SCORES = Formula(
+    "scores of generated tokens", "4 k C V", _PPO, {**_ROLLOUT, "k": "completions, each copy of its scores counted"}
+)
+_ALL_LOGITS = Formula(
+    "logits",
+    "w n (S + C) V",
+    _PPO + ": all, and log-softmax of the completions'",
+    {**_ROLLOUT, "n": "completions at a time"},
+)
 _REWARD = "trl 1.16 trainer/grpo_trainer.py _calculate_rewards, models/utils.py prepare_deepspeed"
 
 
-def held_in_every_phase(workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
-    """What is held in every phase: a reward model, and a vLLM engine on the same GPU."""
+def held_in_every_phase(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
+    """What is held in every phase: a reward model, a vLLM engine on the same GPU, PPO's scores."""
     rollouts = workload.rollouts
     if rollouts is None:
         return ()
-    reward = _reward_model(workload, plan, cluster.world_size)
+    one_batch = plan.with_fields(micro_batch_size=1, gradient_accumulation_steps=1)
+    reward = _reward_model(reward_model(model, workload), workload.of_weights(), one_batch, cluster.world_size)
+    if model.policy:
+        return reward + _scores(model, workload, completions_of(workload, plan))
     if rollouts.rollout != "vllm-colocate":
         return reward
     if rollouts.vllm_enable_sleep_mode:
@@ -99,9 +116,21 @@ def _vllm(rollouts: Rollouts, cluster: Cluster) -> Terms:
     return _VLLM.term(u * card + VLLM_GRAPHS_BYTES, u=u, card=card, graphs=VLLM_GRAPHS_BYTES)
 
 
+def completions_of(workload: Workload, plan: Plan) -> int:
+    """b, completions of a generation on each GPU."""
+    assert workload.rollouts is not None
+    return plan.micro_batch_size * workload.rollouts.micro_batches(plan.gradient_accumulation_steps)
+
+
+def _scores(model: ModelShape, workload: Workload, completions: int, name: str = _SCORES.name) -> Terms:
+    length = workload.completion_len
+    return _SCORES._replace(name=name).term(
+        4 * completions * length * model.vocab_size, k=completions, C=length, V=model.vocab_size
+    )
+
+
 @lru_cache(maxsize=64)
-def _reward_model(workload: Workload, plan: Plan, ranks: int) -> Terms:
-    reward = workload.rollouts and workload.rollouts.reward_model
+def _reward_model(reward: ModelShape | None, workload: Workload, plan: Plan, ranks: int) -> Terms:
     if reward is None:
         return ()
     plan = reference_plan(plan)
@@ -128,8 +157,9 @@ def rollout_phases(
     rollouts = workload.rollouts
     if rollouts is None:
         return ()
-    model, width = sharded.tensors.model, workload.weight_bytes
-    completions = plan.micro_batch_size * rollouts.micro_batches(plan.gradient_accumulation_steps)
+    both, width = sharded.tensors.model, workload.weight_bytes
+    model, completions = both.generator, completions_of(workload, plan)
+    at_once = rollouts.at_once(completions)
     prompt = max(1, workload.seq_len - rollouts.max_completion_length)
 
     def unsaved(shape: ModelShape, work: Workload, sequences: int) -> Terms:
@@ -140,14 +170,18 @@ def rollout_phases(
     if rollouts.rollout == "generate":
         whole = _whole(sharded, plan, persistent) if rollouts.ds3_gather_for_generation else in_scoring
         whole = resident + whole
-        first = unsaved(model, workload.of_length(prompt), completions)
+        first = unsaved(model, workload.of_length(prompt), at_once)
         logits = _NEXT_LOGITS.term(
-            LOGIT_BYTES * completions * model.vocab_size, k=LOGIT_BYTES, b=completions, V=model.vocab_size
+            LOGIT_BYTES * at_once * model.vocab_size, k=LOGIT_BYTES, b=at_once, V=model.vocab_size
         )
-        cache = generation_cache_terms(model, workload, completions, workload.seq_len)
+        decoding = generation_cache_terms(model, workload, at_once, workload.seq_len) + logits
+        if both.policy:  # as they come and put together, of one part or of all parts
+            coming = decoding + _scores(model, workload, completions + at_once, "scores as they come")
+            together = _scores(model, workload, 2 * completions, "scores put together")
+            decoding = max(coming, together, key=total_bytes)
         phases += [
-            Phase(name="rollout_prefill", terms=whole + cache_terms(model, workload, completions, prompt) + first),
-            Phase(name="rollout", terms=whole + cache + logits),
+            Phase(name="rollout_prefill", terms=whole + cache_terms(model, workload, at_once, prompt) + first),
+            Phase(name="rollout", terms=whole + decoding),
         ]
     else:
         handed = _handed_over(sharded, plan, persistent)
@@ -155,15 +189,29 @@ def rollout_phases(
         awake = _vllm(rollouts, cluster) if colocated and rollouts.vllm_enable_sleep_mode else ()
         name = "rollout" if colocated else "weight_synchronization"
         phases.append(Phase(name=name, terms=resident + handed + awake))
-    if reference_passes(workload) or rollouts.policy_passes(plan.gradient_accumulation_steps):
+    reward = reward_model(both, workload)
+    if both.policy:
+        length, scored = workload.seq_len, workload.completion_len
+        logits = _ALL_LOGITS.term(
+            width * at_once * (length + scored) * model.vocab_size,
+            w=width,
+            n=at_once,
+            S=length,
+            C=scored,
+            V=model.vocab_size,
+        )
+        passing = max(unsaved(model, workload, at_once), logits, key=total_bytes)
+        kept = layer_outputs(model, workload, at_once) + cache_terms(model, workload, at_once, length)
+        phases.append(Phase(name="scoring", terms=resident + in_scoring + kept + passing))
+    elif reference_passes(workload) or rollouts.policy_passes(plan.gradient_accumulation_steps):
         tokens = min(HEAD_TOKENS, plan.micro_batch_size * workload.scored_len)
         chunk = _SCORED.term(width * tokens * HEAD_COLUMNS, w=width, c=tokens, v=HEAD_COLUMNS)
         forward = max(unsaved(model, workload, plan.micro_batch_size), chunk, key=total_bytes)
         phases.append(Phase(name="scoring", terms=resident + in_scoring + forward))
-    if rollouts.reward_model is not None:
-        reward = rollouts.reward_model
-        at_once = unsaved(reward, reward_workload(workload), completions)
-        phases.append(Phase(name="rewards", terms=resident + at_once))
+    if reward is not None:
+        passing = unsaved(reward, reward_workload(workload), at_once)
+        kept = layer_outputs(reward, workload, at_once) if both.policy else ()
+        phases.append(Phase(name="rewards", terms=resident + kept + passing))
     return tuple(phases)
 
 

@@ -304,6 +304,12 @@ def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
     )
 
 
+def of_generator(sharded: ShardedTensors) -> ShardedTensors:
+    """The tensors of the policy alone, without a value model that trains with it."""
+    policy = sharded.tensors.model.policy
+    return shard_tensors(tensor_set(policy, sharded.tensors.workload), sharded.world_size) if policy else sharded
+
+
 @lru_cache(maxsize=256)
 def gradient_buckets(tensors: TensorSet, bucket_size: int, *, stage: int = 0) -> BucketFills:
     """`partition.bucket_fills` of the trainable tensors."""

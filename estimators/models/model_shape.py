@@ -252,6 +252,8 @@ class ModelShape:
     """Its router is a linear layer with two results (transformers 5.23 Llama4Router)."""
     module: OwnModule | None = None
     """Set for a module of the user's: one block, whose program begins with the batch and ends with the loss."""
+    policy: ModelShape | None = None
+    """The policy, where this is a policy and its value model (`objectives.trained_model`)."""
     quantized: str = ""
     """How the checkpoint's weights are quantized (gptq, awq, fp8, ...), "" for weights as they are trained."""
 
@@ -279,6 +281,11 @@ class ModelShape:
     @cached_property
     def has_frozen(self) -> bool:
         return any(tensor.frozen for tensor, _ in self.tensor_counts)
+
+    @property
+    def generator(self) -> ModelShape:
+        """The part of it that generates."""
+        return self.policy or self
 
     @property
     def is_moe(self) -> bool:

@@ -236,7 +236,8 @@ def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
 
 def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Product | None:
     """The output layer over the vocabulary; None without one. A classification head is too small to count."""
-    if model.vocab_size == 0 or model.num_labels:
+    unread = workload.loss == "value-head"
+    if model.vocab_size == 0 or (model.num_labels and not unread):
         return None
     # Of a head that ranks split each computes its part of the columns.
     columns = next((tensor.shape[0] for tensor in model.outside if tensor.name == "lm_head.weight"), model.vocab_size)
@@ -245,7 +246,7 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
         rows=micro_batch * workload.scored_len,
         inner=model.hidden_size,
         columns=columns,
-        backward=(2 if trains_head(model, workload) else 1) + LOSSES[workload.loss].head_again,
+        backward=0 if unread else (2 if trains_head(model, workload) else 1) + LOSSES[workload.loss].head_again,
     )
 
 

@@ -141,7 +141,7 @@ def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> t
 
 def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple[float, float]:
     """Forward and backward bytes of the loss over the vocabulary; (0, 0) for a classification head."""
-    if model.vocab_size == 0 or model.num_labels:
+    if model.vocab_size == 0 or (model.num_labels and workload.loss != "value-head"):
         return 0.0, 0.0
     logits = micro_batch * workload.scored_len * model.vocab_size
     forward, backward = LOSSES[workload.loss].logit_bytes

@@ -32,7 +32,7 @@ from ..hardware import Cluster
 from ..memory.evaluation import cached_elements, grouped_heads
 from ..memory.rollout_memory import cached_sequences
 from ..models.model_shape import ModelShape
-from ..objectives import reward_workload
+from ..objectives import reference_passes, reward_model, reward_workload
 from ..rollouts import Rollouts
 from ..workload import Workload
 from .collective_time import ring
@@ -109,13 +109,14 @@ def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
         ),
         *_handed_over(step, rollouts, per_step),
     ]
-    if rollouts.reward_model is not None:
-        scored_s = _reward_s(step, rollouts.reward_model, per_gpu)
+    reward = reward_model(step.model, workload)
+    if reward is not None:
+        scored_s = _reward_s(step, reward, per_gpu)
         values = {"rollouts": per_step, "scored": scored_s}
         terms.append(step.term("reward model", "gpu compute", per_step * scored_s, "rollouts scored", **values))
-    more = {
+    more = {  # with a value model the forward pass is that of both, and the reference's comes with that of the values
         "passes without gradients": rollouts.policy_passes(step.micro_batches),
-        "reference model": 1 if rollouts.beta > 0 else 0,
+        "reference model": reference_passes(workload),
     }
     for name, count in more.items():
         if count:
@@ -170,12 +171,12 @@ def _reward_s(step: Step, reward: ModelShape, completions: int) -> float:
 def engine_of(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu: int) -> Engine:
     """The engine that generates the completions of a plan. cluster: of the training. per_gpu: completions of each
     training GPU in a generation."""
-    rollouts, gpu = workload.rollouts, cluster.gpu
+    rollouts, gpu, model = workload.rollouts, cluster.gpu, model.generator
     assert rollouts is not None
     length, ranks = rollouts.max_completion_length, rollouts.vllm_tensor_parallel_size
     prompt = max(1, workload.seq_len - length)
     by_vllm = rollouts.rollout != "generate"
-    engines, sequences = cluster.world_size, float(per_gpu)
+    engines, sequences = cluster.world_size, float(rollouts.at_once(per_gpu))
     if by_vllm:
         gpus = rollouts.server_gpus if rollouts.rollout == "vllm-server" else cluster.world_size
         engines = max(1, gpus // ranks)

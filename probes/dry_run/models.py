@@ -210,7 +210,7 @@ def _unknown_kernels(workload: Workload) -> str:
     """The kernels that fake tensors cannot run; "" where they can run all."""
     if workload.method == "qlora":
         return "the kernels of quantized weights"
-    if workload.loss in ("in-place", "chunked"):
+    if workload.loss in ("in-place", "chunked", "value-head"):
         return f"the {workload.loss} loss"
     if workload.kernels != "torch":
         return f"{workload.kernels}'s kernels"

@@ -121,7 +121,11 @@ def run(
             subject = own_module.from_file(trained, dtype, device)
         subject = models.for_long_sequences(subject, trained, config, device)
         subject = with_objective(
-            subject, trained, config, device, lambda run: models.from_config(run, description, dtype, device)
+            subject,
+            trained,
+            config,
+            device,
+            lambda run: models.from_config(run, models.transformers_config(run.description or {}), dtype, device),
         )
         gc.collect()  # weights that tying replaced are in reference cycles
     model = subject.model

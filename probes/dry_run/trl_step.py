@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
+from ...ds_configs.training_script import trl_requirement
 from ...estimators.objectives import OBJECTIVES, ObjectiveSpec, has_reference_model
+from ...estimators.rollouts import Rollouts
 from ...estimators.workload import Workload
 from ..recording.phases import PhaseRecorder
 from ..run import Run
@@ -34,7 +36,9 @@ def with_objective(
     spec = OBJECTIVES[run.workload.objective]
     if not spec.trainer:
         return subject
-    trl = imported(spec.module, run.workload.objective, "trl")
+    trl = imported(spec.module, run.workload.objective, trl_requirement(run.workload))
+    if spec.value_model:
+        return _with_value_model(subject, run, config, device, build)
     trainer_class, arguments = getattr(trl, spec.trainer), getattr(trl, spec.config)
     model: Any = subject.model
     given = {each.name: _default(each) for each in fields(arguments) if each.init} | dict(spec.arguments)
@@ -73,10 +77,9 @@ def with_objective(
     model.register_forward_pre_hook(_unpadded, with_kwargs=True)
 
     def prepared(model: Any) -> Any:
-        prepare = importlib.import_module("trl.models").prepare_deepspeed
         # Such an engine is made before the Trainer replaces `auto`, which DeepSpeed takes for a key left out.
         zero = {name: value for name, value in run.config.get("zero_optimization", {}).items() if value != "auto"}
-        return prepare(model, _Accelerator(device, config | {"zero_optimization": zero}))
+        return _prepared(model, device, config | {"zero_optimization": zero})
 
     if run.workload.precompute_ref_log_probs:
         # TRL leaves the engine of that pass on the policy. At stage 3 its hooks partition every layer after its forward
@@ -105,6 +108,75 @@ def with_objective(
         make_batch=lambda samples: _batch(spec, run, samples, device),
         engine_loss=lambda engine, batch: trainer.compute_loss(engine, batch),
     )
+
+
+def _prepared(model: Any, device: str, config: dict[str, Any]) -> Any:
+    return importlib.import_module("trl.models.utils").prepare_deepspeed(model, _Accelerator(device, config))
+
+
+def _with_value_model(
+    subject: TrainableModel, run: Run, config: dict[str, Any], device: str, build: Callable[[Run], TrainableModel]
+) -> TrainableModel:
+    """TRL's PPO: policy and value model as one module, and engines of a reference and a reward model. Its loop has no
+    function for the loss, so the loss is written down here, with what the loop holds (trl 1.12
+    experimental/ppo/ppo_trainer.py `train`)."""
+    ppo, rollouts = importlib.import_module("trl.experimental.ppo.ppo_trainer"), run.workload.rollouts
+    assert rollouts is not None and run.shape is not None
+    rewards = replace(run.workload, objective="reward", rollouts=None)
+    of_value = replace(run, workload=rewards, shape=run.shape.generator)
+    plain: dict[str, Any] = {"gradient_checkpointing": False, "cpu_checkpointing": False}
+    policy, value = subject.model, build(of_value).model
+    reference, reward = build(replace(run, **plain)).model, build(replace(of_value, **plain)).model
+    for model in (policy, value, reference, reward):
+        model.config.use_cache = True  # as it is by default, which the loop leaves
+        model.register_forward_pre_hook(_unpadded, with_kwargs=True)
+        getattr(model, model.base_model_prefix).register_forward_pre_hook(_unpadded, with_kwargs=True)
+    wrapper = ppo.PolicyAndValueWrapper(policy, value)
+    wrapper.config = policy.config
+    reference, reward = (_prepared(model, device, config) for model in (reference, reward))
+    length, scores = run.workload.completion_len, dict[str, Any]()
+
+    def batch(samples: int) -> dict[str, Any]:
+        ids = torch.zeros((samples, run.workload.seq_len), dtype=torch.long, device=device)
+        return {"ids": ids, "per_token": torch.zeros((samples, length), device=device)}
+
+    def loss(engine: Any, batch: dict[str, Any]) -> Any:
+        ids, per_token = batch["ids"], batch["per_token"]
+        output, values = ppo.forward(engine, ids, -1)
+        logits = output.logits[:, -length - 1 : -1]
+        logits /= 0.7
+        ratio = torch.exp(ppo.selective_log_softmax(logits, ids[:, -length:]) - per_token)
+        off = torch.square(values[:, -length - 1 : -1].squeeze(-1) - per_token)
+        batch["held"] = (output, logits)
+        return torch.max(-per_token * ratio, -per_token * ratio.clamp(0.8, 1.2)).mean() + 0.05 * off.mean()
+
+    def before(engine: Any, recorder: PhaseRecorder, *, iteration: int, micro: int, steps: int) -> None:
+        if _trains_again(rollouts, iteration):
+            return
+        with recorder.phase(iteration, "rollout"):
+            if _gathers(rollouts, engine):
+                _gather(engine)
+            count = micro * rollouts.micro_batches(steps)
+            scores.clear()
+            scores["held"] = torch.zeros((count, length, subject.vocab_size), device=device)
+        with recorder.phase(iteration, "scoring"), torch.no_grad():
+            some = rollouts.at_once(count)
+            ids = batch(some)["ids"]
+            output = ppo.forward(reference, ids, -1)
+            logits = output.logits[:, -length - 1 : -1]
+            logits /= 0.7
+            ppo.selective_log_softmax(logits, ids[:, -length:])
+            del output, logits
+            for model in (engine.module.value_model, reward):
+                ppo.get_reward(model, ids, -1, run.workload.seq_len - length)
+
+    return replace(subject, model=wrapper, make_batch=batch, engine_loss=loss, before_training=before)
+
+
+def _trains_again(rollouts: Rollouts, iteration: int) -> bool:
+    """Whether an iteration trains on the completions of the one before it. Of `num_iterations` two are run: the first
+    and the others hold different weights."""
+    return rollouts.num_iterations > 1 and iteration % 2 == 0
 
 
 def _default(field: Any) -> Any:
@@ -186,13 +258,11 @@ def before_training(
     """The phases "rollout" and "scoring" of an iteration, where there are any. steps: gradient accumulation steps."""
     rollouts = workload.rollouts
     assert rollouts is not None
-    generates = rollouts.rollout == "generate" and rollouts.ds3_gather_for_generation
-    if generates and engine.zero_optimization_stage() == 3:
-        utils = importlib.import_module("trl.models.utils")
-        deepspeed = importlib.import_module("deepspeed")
-        with recorder.phase(iteration, "rollout"), deepspeed.zero.GatheredParameters(list(engine.parameters())):
-            utils.remove_hooks(engine)
-            utils.add_hooks(engine)
+    if _trains_again(rollouts, iteration):
+        return
+    if _gathers(rollouts, engine):
+        with recorder.phase(iteration, "rollout"):
+            _gather(engine)
     models = [(trainer.model, nullcontext())] * rollouts.policy_passes(steps)
     if rollouts.beta:
         without = nullcontext() if trainer.ref_model is not None else trainer.model.disable_adapter()
@@ -208,3 +278,17 @@ def before_training(
         for model, context in models:
             with context:
                 trainer._get_per_token_logps_and_entropies(model, ids, mask, workload.scored_len, batch_size=micro)
+
+
+def _gathers(rollouts: Rollouts, engine: Any) -> bool:
+    generates = rollouts.rollout == "generate" and rollouts.ds3_gather_for_generation
+    return generates and engine.zero_optimization_stage() == 3
+
+
+def _gather(engine: Any) -> None:
+    """The weights whole, and DeepSpeed's hooks off and on again, as around `generate`."""
+    utils = importlib.import_module("trl.models.utils")
+    deepspeed = importlib.import_module("deepspeed")
+    with deepspeed.zero.GatheredParameters(list(engine.parameters())):
+        utils.remove_hooks(engine)
+        utils.add_hooks(engine)

@@ -160,7 +160,8 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     kernels.install_losses(request.run.workload, schedule)
     if request.run.config.get("expert_parallel"):
         patches.patch_autoep()
-    if OBJECTIVES[request.run.workload.objective].trainer or request.run.workload.loss == "chunked-head":
+    objective = OBJECTIVES[request.run.workload.objective]
+    if (objective.trainer and not objective.value_model) or request.run.workload.loss == "chunked-head":
         kernels.patch_trl(schedule)
         patches.count_every_element(request.run.workload.seq_len, request.run.workload.scored_len)
     collectives.silence_comparisons()

@@ -177,3 +177,25 @@ def test_kto_has_two_samples_in_a_micro_batch() -> None:
     assert min(micro for micro, _ in question.batch_shapes()) == 2
     with pytest.raises(WorkloadError, match="a micro batch of 1 is too small for kto"):
         ask(MODEL, gpus="8xH100", objective="kto", global_batch=8)
+
+
+def test_a_value_head_beside_the_logits_takes_their_bytes_in_the_forward_pass_alone() -> None:
+    """LLaMA-Factory's reward models: 2 + 4 bytes of each; the head is held, and trains without a gradient."""
+    beside = replace(SFT, objective="reward", loss="value-head")
+    model = trained_model(MODEL, "reward", "value-head")
+    assert model.parameters == MODEL.parameters + MODEL.hidden_size + 1
+    (logits,) = loss_terms(model, beside, micro_batch_size=2)
+    assert logits.size_bytes == (2 + 4) * 2 * 2048 * MODEL.vocab_size
+    alone = trained_model(MODEL, "reward")
+    plan, standard = PLANS["zero3"], replace(beside, loss="standard")
+    more = {
+        phase.name: phase.allocated_bytes
+        for phase in estimate_memory(model, beside, CLUSTER, plan).phases
+        if phase.name in ("forward_backward_top", "layer_backward")
+    }
+    for phase in estimate_memory(alone, standard, CLUSTER, plan).phases:
+        if phase.name in more:
+            more[phase.name] -= phase.allocated_bytes
+    assert more["forward_backward_top"] > 0.9 * 6 * 4 * 2048 * MODEL.vocab_size > 100 * abs(more["layer_backward"])
+    slower = estimate_time(model, beside, CLUSTER, plan).step_s / estimate_time(alone, standard, CLUSTER, plan).step_s
+    assert 1 < slower < 1.2

@@ -1,5 +1,6 @@
 """Reinforcement learning: the phases of a step, what generates, and how the search chooses it."""
 
+from collections import Counter
 from dataclasses import fields, replace
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 from ds_advise.advisor.advise import answer, ask
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.phases import phases_of
+from ds_advise.advisor.answer.start import recommended_config
+from ds_advise.advisor.answer.view import AnswerView
 from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.advisor.search.search import fastest
 from ds_advise.ds_configs.training_script import script_lines, server_commands, training_arguments
@@ -15,11 +18,13 @@ from ds_advise.estimators.memory.evaluation import cached_elements
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.rollout_memory import VLLM_GRAPHS_BYTES
 from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.objectives import trained_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.estimators.time.job import with_server
 from ds_advise.estimators.time.rollout_time import engine_of
 from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
+from ds_advise.estimators.unsupported import unsupported
 from ds_advise.estimators.workload import Workload
 
 from tests.helpers import h100s
@@ -189,6 +194,37 @@ def test_a_server_on_nodes_of_its_own_is_rented_with_them() -> None:
     assert with_server(h100s(6), replace(server, server_gpus=2, server_has_node=False)) == h100s(8)
 
 
-def test_ppo_is_refused_with_what_to_ask_instead() -> None:
-    with pytest.raises(WorkloadError, match="ask for rloo or grpo"):
-        ask(MODEL, gpus="8xH100", objective="ppo")  # type: ignore[arg-type]
+def test_ppo_trains_a_value_model_beside_the_policy_and_holds_two_more_models() -> None:
+    """Whose weights are sharded at stage 3 alone, and the scores of all tokens from one generation to the next."""
+    question = ask(MODEL, gpus="8xH100", objective="ppo", micro_batch=4, max_completion_length=256, seq_len=768)
+    (question,) = rollout_choices(replace(question, workload=replace(question.workload, global_batch_size=64)))
+    model, workload = question.model, question.workload
+    value = trained_model(MODEL, "reward")
+    assert (model.policy, model.parameters) == (MODEL, MODEL.parameters + value.parameters)
+    for stage, share in ((2, 1.0), (3, 1 / 8)):
+        plan = Plan(zero_stage=stage, micro_batch_size=4, gradient_accumulation_steps=2, gradient_checkpointing=True)
+        (rollout,) = (each for each in estimate_memory(model, workload, CLUSTER, plan).phases if each.name == "rollout")
+        held = Counter[str]()
+        for part in rollout.terms:
+            held[part.name] += part.size_bytes
+        for name, frozen in (("reference_model", MODEL), ("reward_model", value)):
+            assert held[name] == pytest.approx(2 * frozen.parameters * share, rel=0.001, abs=2 * 10**6)
+        scores = 4 * 8 * 256 * MODEL.vocab_size
+        assert (held["scores of generated tokens"], held["scores as they come"]) == (scores, 2 * scores)
+        time = estimate_time(model, workload, CLUSTER, plan).components
+        forward_s = estimate_forward_s(model, workload, CLUSTER, plan)
+        assert time["reference model"] == pytest.approx(forward_s / 4)  # four steps on each generation
+    lora = unsupported(model, replace(workload, method="lora"), plan)
+    assert lora is not None and "adapts the policy alone" in lora
+    with pytest.raises(WorkloadError, match="--num-generations has no effect"):
+        ask(MODEL, gpus="8xH100", objective="ppo", num_generations=4)
+
+
+def test_ppo_is_started_by_accelerate_which_its_trainer_alone_listens_to() -> None:
+    found = AnswerView(answer(ask(MODEL, gpus="8xH100", objective="ppo")))
+    shown = "\n".join(line for block in found.steps for line in (block.text, *block.code))
+    assert "response_length=53" in shown and "gradient_checkpointing=" not in shown
+    assert "value_model = (" in shown and "accelerate launch --use_deepspeed" in shown
+    assert "--deepspeed ds_config.json" not in shown and "ds-advise launch" not in shown
+    config = recommended_config(answer(ask(MODEL, gpus="8xH100", objective="ppo"))) or {}
+    assert "optimizer" not in config and "auto" not in str(config)

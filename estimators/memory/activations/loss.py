@@ -92,6 +92,15 @@ _SECOND_GRADIENT = Formula(
     "trl 1.4 trainer/utils.py selective_log_softmax, grpo_trainer.py `logits.div_`; torch 2.13 derivatives of gather "
     "and of a slice that was written",
 )
+_UNREAD = Formula(
+    "logits and their fp32 copy", "c B S V", "trl 1.12 experimental/ppo/modeling_value_head.py forward", _PER_LOGIT
+)
+_DIVIDED = Formula(
+    "gradient of completions' logits",
+    "2 w B C V: before and after the division by the temperature",
+    "trl 1.12 experimental/ppo/ppo_trainer.py; torch 2.13 CopySlices",
+    {**MEMORY_SYMBOLS, "C": "tokens of a completion"},
+)
 _REFERENCE = Formula(
     "logits of policy and reference",
     "c B S V",
@@ -128,6 +137,9 @@ _OUTPUT = Formula(
     "torch: a name that the loop's code binds holds its tensor until it is bound again",
     {**MEMORY_SYMBOLS, "c": "bytes per logit of the output that the loop still holds"},
 )
+_LAYER_OUTPUTS = Formula(
+    "outputs of all layers", "w B S (L + 1) H", "trl 1.12 experimental/ppo/ppo_trainer.py forward", MEMORY_SYMBOLS
+)
 _MODULE_OUTPUT = Formula(
     "model output",
     "B x + y",
@@ -159,6 +171,8 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     half's log-softmax and a gradient of it too, w / 2 each.
     Under autocast accelerate gives all of them in fp32 (accelerate 1.15 `convert_outputs_to_fp32`).
 
+    "value-head": the logits and an fp32 copy of them, at the end of the forward pass.
+
     "fused", "tiled" and "chunked-head" hold the logits of a chunk of c tokens and v columns, k c v bytes (`_Chunks`),
     the gradient of the hidden states and, where the head trains, of its weight.
 
@@ -176,6 +190,9 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     if not v:
         return ()
     tokens = micro_batch_size * workload.scored_len
+    if workload.loss == "value-head":
+        c = w + (4 if w < 4 else 0)
+        return _UNREAD.term(c * tokens * v, c=c, V=v, B=micro_batch_size, S=workload.scored_len)
     copies = _copied_bytes(model, workload)
     if copies:
         states = _LAST_STATES.term(w * tokens * model.hidden_size, w=w, H=model.hidden_size)
@@ -195,6 +212,9 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         if not workload.uses_trainer:  # the loop's output holds these logits, and capped ones with their gradient
             formulas = tuple(each for each in formulas if each.name != "logits")
             cap = (*cap, *cap, *hidden_gradient(model, workload, micro_batch_size))
+        if model.policy:
+            length = workload.completion_len
+            cap = _DIVIDED.term(2 * w * micro_batch_size * length * v, B=micro_batch_size, C=length, V=v, w=w)
         return tuple(part for formula in formulas for part in formula.term(w * tokens * v, **inputs)) + cap
     c = inputs["c"] = 4 if upcasts(model) else w
     return tuple(term for formula in _KEPT for term in formula.term(c * tokens * v, **inputs)) + cap
@@ -294,7 +314,7 @@ def hidden_gradient(model: ModelShape, workload: Workload, micro_batch_size: int
 
 def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:
     """Tokens with logits alive at a time; 0 for a loss without logits."""
-    if workload.loss in ("fused", "chunked-head"):
+    if workload.loss in ("fused", "chunked-head", "value-head"):
         return 0
     tiles = loss_tiles(model, workload, micro_batch_size) if workload.loss == "tiled" else 1
     return micro_batch_size * -(-workload.scored_len // tiles)
@@ -333,10 +353,16 @@ def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: in
     return w * micro_batch_size * workload.scored_len * model.vocab_size
 
 
-def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
+def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int, *, checkpoints: bool = True) -> Terms:
     """The model's output in a user's own loop, until the end of the next forward pass: `output = engine(x)` holds it
     until the name is bound again: w B S V, in fp32 before transformers 4.46; of a module what its program holds. The
-    Trainer drops it. A fused or tiled loss has no logits."""
+    Trainer drops it. A fused or tiled loss has no logits. PPO's loop holds the policy's, every layer's output in it;
+    checkpoints save these anyway."""
+    if model.policy:
+        w, s = workload.weight_bytes, workload.seq_len
+        size_bytes = w * micro_batch_size * s * model.vocab_size
+        logits = _OUTPUT.term(size_bytes, c=w, V=model.vocab_size, B=micro_batch_size, S=s)
+        return logits + (() if checkpoints else layer_outputs(model.policy, workload, micro_batch_size))
     if model.module:
         size = ZERO
         for program in (block.program for block in model.blocks if block.program):
@@ -349,3 +375,9 @@ def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -
     c = 4 if workload.software.transformers < _KEEPS_LOGITS else workload.weight_bytes
     size_bytes = c * micro_batch_size * workload.seq_len * v
     return _OUTPUT.term(size_bytes, c=c, B=micro_batch_size, S=workload.seq_len, V=v)
+
+
+def layer_outputs(model: ModelShape, workload: Workload, samples: int) -> Terms:
+    """Every layer's output and the embedding's, of a pass that returns them: w B S (L + 1) H. Checkpoints are these."""
+    w, s, layers, h = workload.weight_bytes, workload.seq_len, model.num_layers, model.hidden_size
+    return _LAYER_OUTPUTS.term(w * samples * s * (layers + 1) * h, w=w, B=samples, S=s, L=layers, H=h)

@@ -49,10 +49,6 @@ NOT_READ = {
         "olmo.yaml: its keys (run_name, model) are those of no known tool",
     ),
     "ms-swift's rlhf": ("swift rlhf --rlhf_type gkd --model gpt2 --train_type lora", "GKD by ms-swift"),
-    "LLaMA-Factory's reward model": (
-        "model_name_or_path: gpt2\nstage: rm\ndo_train: true\nfinetuning_type: lora\noutput_dir: o\n",
-        "a reward model that also computes all logits",
-    ),
 }
 
 
@@ -146,7 +142,7 @@ OBJECTIVES: tuple[tuple[str, str, str | None, str], ...] = (
     ("a.yaml", f"{FACTORY}dpo\npref_loss: simpo", "simpo", "standard"),
     ("a.yaml", f"{FACTORY}kto\nfinetuning_type: full", "kto", "standard"),
     ("a.yaml", f"{FACTORY}dpo\nref_model: gpt2-xl", None, ""),
-    ("a.yaml", f"{FACTORY}rm", None, ""),
+    ("a.yaml", f"{FACTORY}rm", "reward", "value-head"),
     ("a.yaml", f"{AXOLOTL}rl: ipo", "dpo", "chunked-head"),
     ("a.yaml", f"{AXOLOTL}rl: simpo", "simpo", "odds-ratio"),
     ("a.yaml", f"{AXOLOTL}rl: simpo\ncpo_alpha: 0.0", "simpo", "log-probs"),
@@ -164,8 +160,9 @@ OBJECTIVES: tuple[tuple[str, str, str | None, str], ...] = (
 def test_objectives_are_read_with_the_loss_that_their_tool_takes(
     name: str, text: str, objective: str | None, loss: str, tmp_path: Path
 ) -> None:
-    """By the subcommand, the script's name, or options that only they have. LLaMA-Factory takes all logits in fp32. No
-    figures where a reward model computes logits too, a reference model has adapters, or the trainer is another."""
+    """By the subcommand, the script's name, or options that only they have. LLaMA-Factory takes all logits in fp32,
+    and computes them beside a value head. No figures where a reference model has adapters, or the trainer is
+    another."""
     (tmp_path / "orpo").mkdir()
     (tmp_path / name).write_text(text)
     figures = import_file(tmp_path / name, gpus="8xH100", offline=True).figures

@@ -1,13 +1,16 @@
 """The dry run of preferences and reward models counts the bytes that TRL's own trainers allocate on two ranks."""
 
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ds_advise.advisor.question.model_source import shape_of
 from ds_advise.estimators.objectives import OBJECTIVES, trained_model
+from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.probes.run import Request
+from packaging.version import Version
 
 from .test_dry_run_truth import Case, answers, request
 
@@ -36,6 +39,14 @@ CASES = [
     ("reward", Case("zero3", model="llama")),
     ("reward", Case("zero3-offload", model="llama", checkpointing=False)),
     ("reward", Case("zero3", model="llama", method="lora", checkpointing=False)),
+    *(
+        [
+            ("ppo", Case("zero2", model="llama", checkpointing=False)),
+            ("ppo", Case("zero3", model="llama")),
+        ]
+        if Version(version("trl")) < Version("1.13")  # the last with PPO is 1.12
+        else []
+    ),
 ]
 
 
@@ -47,7 +58,7 @@ def asked(objective: str, case: Case, folder: Path) -> tuple[Request, Request, s
         plain.run.workload,
         objective=name,  # type: ignore[arg-type]
         precompute_ref_log_probs=more == "precomputed",
-        rollouts=rollouts and replace(rollouts, num_generations=2, max_completion_length=64, beta=0.1 * bool(more)),
+        rollouts=rollouts and _rollouts(rollouts, name, with_reference=bool(more)),
         framework="trl",
         modules_to_save=("score",) if name == "reward" and case.method == "lora" else (),
     )
@@ -55,7 +66,16 @@ def asked(objective: str, case: Case, folder: Path) -> tuple[Request, Request, s
     config = {**plain.run.config, "bf16": {"enabled": "auto"}}  # without it zero.Init makes fp32 weights
     shape = trained_model(shape, workload.objective)
     made = replace(plain, run=replace(plain.run, config=config, workload=workload, shape=shape))
+    if name == "ppo":  # the script makes the optimizer; two steps on each of two generations
+        del config["optimizer"]
+        made = replace(made, iterations=4)
     return made, made, "gloo"
+
+
+def _rollouts(rollouts: Rollouts, name: str, *, with_reference: bool) -> Rollouts:
+    if name == "ppo":
+        return replace(rollouts, max_completion_length=64, num_iterations=2)
+    return replace(rollouts, num_generations=2, max_completion_length=64, beta=0.1 * with_reference)
 
 
 def errors(answer: dict[str, Any]) -> dict[tuple[int, str], float]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ds_advise.estimators.objectives import OBJECTIVES
 from ds_advise.probes.dry_run import models
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 
 def train_by_trl(request, recorder):
@@ -22,6 +23,9 @@ def train_by_trl(request, recorder):
 
     run = request.run
     workload, spec = run.workload, OBJECTIVES[run.workload.objective]
+    if spec.value_model:
+        train_by_ppo(request, recorder)
+        return
     os.environ |= {
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_TORCH_DEVICE": "cpu",
@@ -99,6 +103,79 @@ def train_by_trl(request, recorder):
                 return log_probabilities(*given, **options)
 
         trainer._get_per_token_logps_and_entropies = scored
+    for name in ("backward", "step"):
+        setattr(deepspeed.DeepSpeedEngine, name, _in_phase(name, recorder, lambda: iteration))
+    trainer.train()
+
+
+def train_by_ppo(request, recorder):
+    """PPOTrainer's own loop for four steps, two on each generation, configured as accelerate's launcher does it."""
+    from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+
+    run = request.run
+    workload, rollouts = run.workload, run.workload.rollouts
+    folder, tokenizer = _saved(run, "model", writes=request.rank == 0)
+    batch = {"train_micro_batch_size_per_gpu": run.micro_batch_size, "gradient_accumulation_steps": 1}
+    config = {name: value for name, value in run.config.items() if name != "optimizer"} | batch
+    Path("ds_config.json").write_text(json.dumps(config | {"bf16": {"enabled": True}}))
+    os.environ |= {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds_config.json",
+        "ACCELERATE_TORCH_DEVICE": "cpu",
+        "LOCAL_WORLD_SIZE": str(run.cluster.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",  # the ranks have met already
+    }
+    arguments = PPOConfig(
+        output_dir="out",
+        per_device_train_batch_size=run.micro_batch_size,
+        num_ppo_epochs=2,
+        total_episodes=2 * run.micro_batch_size * run.cluster.world_size,
+        response_length=workload.completion_len,
+        local_rollout_forward_batch_size=rollouts.local_rollout_forward_batch_size,
+        num_sample_generations=0,
+        bf16=True,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+    )
+    options = {"dtype": "bfloat16", "attn_implementation": "eager"}
+    prompt = list(range(3, 3 + workload.seq_len - workload.completion_len))
+    iteration = 0
+    with recorder.phase(0, "load"):
+        policy, reference = (AutoModelForCausalLM.from_pretrained(folder, **options) for _ in range(2))
+        reward, value = (
+            AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, **options) for _ in range(2)
+        )
+        for model in (policy, reference, reward, value):
+            model.config.use_cache = True  # as it is by default
+        for model in (policy, value) if run.gradient_checkpointing else ():
+            model.gradient_checkpointing_enable()
+        trainer = PPOTrainer(
+            args=arguments,
+            processing_class=tokenizer,
+            model=policy,
+            ref_model=reference,
+            reward_model=reward,
+            value_model=value,
+            train_dataset=Dataset.from_list([{"input_ids": prompt}] * 32),
+            optimizers=(torch.optim.AdamW([*policy.parameters(), *value.parameters()], fused=True), None),
+        )
+
+    def recorded(function):
+        @functools.wraps(function)
+        def run(*given, **options):
+            nonlocal iteration
+            trains = torch.is_grad_enabled()
+            iteration += trains and function is forward
+            with recorder.phase(iteration + (not trains), "forward" if trains else "scoring"):
+                return function(*given, **options)
+
+        return run
+
+    forward = ppo_trainer.forward
+    for name in ("forward", "selective_log_softmax", "get_reward"):
+        setattr(ppo_trainer, name, recorded(getattr(ppo_trainer, name)))
     for name in ("backward", "step"):
         setattr(deepspeed.DeepSpeedEngine, name, _in_phase(name, recorder, lambda: iteration))
     trainer.train()
