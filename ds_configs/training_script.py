@@ -114,12 +114,12 @@ def _rollout_arguments(workload: Workload) -> dict[str, Any]:
     rollouts, default = workload.rollouts, OBJECTIVES[workload.objective].rollouts
     if rollouts is None or default is None:
         return {}
-    named = _OF_PPO if OBJECTIVES[workload.objective].value_model else {}
-    always = ("max_completion_length",) if named else ("num_generations", "max_completion_length")
-    changing = ("beta", "num_iterations", "steps_per_generation", "ds3_gather_for_generation")
-    changing += ("local_rollout_forward_batch_size",)
+    called = _OF_PPO if OBJECTIVES[workload.objective].value_model else {}
+    always = ["max_completion_length"] if called else ["num_generations", "max_completion_length"]
+    changing = ["beta", "num_iterations", "steps_per_generation", "ds3_gather_for_generation"]
+    changing.append("local_rollout_forward_batch_size")
     names = [*always, *(name for name in changing if getattr(rollouts, name) != getattr(default, name))]
-    arguments: dict[str, Any] = {named.get(name, name): getattr(rollouts, name) for name in names}
+    arguments: dict[str, Any] = {called.get(name, name): getattr(rollouts, name) for name in names}
     if rollouts.rollout == "generate":
         return arguments
     arguments |= {"use_vllm": True, "vllm_mode": rollouts.rollout.removeprefix("vllm-")}

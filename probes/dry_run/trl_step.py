@@ -125,9 +125,12 @@ def _with_value_model(
     rewards = replace(run.workload, objective="reward", rollouts=None)
     of_value = replace(run, workload=rewards, shape=run.shape.generator)
     plain: dict[str, Any] = {"gradient_checkpointing": False, "cpu_checkpointing": False}
-    policy, value = subject.model, build(of_value).model
-    reference, reward = build(replace(run, **plain)).model, build(replace(of_value, **plain)).model
-    for model in (policy, value, reference, reward):
+    policy: Any = subject.model
+    value, reference, reward = (
+        build(each).model for each in (of_value, replace(run, **plain), replace(of_value, **plain))
+    )
+    models: list[Any] = [policy, value, reference, reward]
+    for model in models:
         model.config.use_cache = True  # as it is by default, which the loop leaves
         model.register_forward_pre_hook(_unpadded, with_kwargs=True)
         getattr(model, model.base_model_prefix).register_forward_pre_hook(_unpadded, with_kwargs=True)
