@@ -3,7 +3,6 @@ compared."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -263,21 +262,3 @@ def test_every_family_is_compared_with_transformers() -> None:
     """No family can be added without a comparison."""
     compared = {config["model_type"] for config in first_of_each_family() + VARIANTS}
     assert compared | REMOTE_CODE == set(FAMILIES)
-
-
-def each_size() -> dict[str, dict[str, Any]]:
-    """One model of the catalogue for each configuration; transformers unties T5's head only when it loads one."""
-    different = {json.dumps(entry["config"], sort_keys=True): entry for entry in ENTRIES}
-    return {
-        entry["id"]: entry["config"]
-        for entry in different.values()
-        if entry["config"]["model_type"] not in REMOTE_CODE
-        and (entry["config"]["model_type"] not in ("t5", "mt5") or entry["config"]["tie_word_embeddings"])
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", each_size().values(), ids=each_size())
-def test_every_size_has_transformers_tensors(config: dict[str, Any]) -> None:
-    """All models of the catalogue at full depth."""
-    compare(config)
