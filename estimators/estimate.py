@@ -104,7 +104,6 @@ OF_PROCESSES = ("processes", "launcher", "rank_memory")
 
 
 def total_bytes(terms: Iterable[MemoryTerm]) -> int:
-    """The sum of the terms' sizes."""
     return sum([term.size_bytes for term in terms])
 
 

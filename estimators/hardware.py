@@ -210,7 +210,6 @@ def network_bytes_per_s(cluster: Cluster) -> float:
 
 
 def assumed_of_machines(cluster: Cluster) -> tuple[str, ...]:
-    """A phrase for each assumed figure."""
     phrases = []
     if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
         speed = f"{network_bytes_per_s(cluster) * 8 / 1e9:g}"
@@ -313,12 +312,11 @@ def gpu_of_memory(gigabytes: float) -> Gpu:
 
 @lru_cache(maxsize=1)
 def gpus() -> tuple[Gpu, ...]:
-    """Every GPU of the data file."""
     return tuple(_gpu(row) for row in _rows())
 
 
-def nearest_names(name: str, count: int = 3) -> list[str]:
-    """The names most like `name`."""
+def nearest_names(name: str) -> list[str]:
+    """The three names most like `name`."""
     from difflib import SequenceMatcher
 
     wanted = _normal(name)
@@ -326,7 +324,7 @@ def nearest_names(name: str, count: int = 3) -> list[str]:
         gpu.name: max(SequenceMatcher(None, wanted, spelling).ratio() for spelling in _spellings(row))
         for gpu, row in zip(gpus(), _rows(), strict=True)
     }
-    return sorted(likeness, key=lambda known: -likeness[known])[:count]
+    return sorted(likeness, key=lambda known: -likeness[known])[:3]
 
 
 @lru_cache(maxsize=1)

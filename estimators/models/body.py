@@ -249,7 +249,6 @@ class Style(NamedTuple):
     """The class's default of soft-capped attention scores and logits; None: the class has none."""
 
     def has_biases(self, c: Fields) -> tuple[bool, bool, bool]:
-        """`biases` of one config."""
         first, second, third = (
             bias if isinstance(bias, bool) else c.flag(bias[0], default=bias[1]) for bias in self.biases
         )

@@ -100,7 +100,6 @@ class Fields:
         return default if value is None else value
 
     def number(self, name: str, *, default: int) -> int:
-        """Any whole number."""
         value: int | None = self._read((name,), int, "a whole number")
         return default if value is None else value
 

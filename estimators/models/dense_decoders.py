@@ -42,7 +42,6 @@ GEMMA_2 = Style(
 
 
 def every_layer(default: int | None = None) -> WindowRule:
-    """One window in all layers."""
     return lambda c, dims: (window_size(c, default=default),) * dims.layers
 
 

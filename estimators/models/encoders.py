@@ -40,7 +40,6 @@ class Sizes(NamedTuple):
         )
 
     def block(self, prefix: str, tensors: Tensors) -> Block:
-        """All layers, of these tensors each."""
         return Block(
             prefix=prefix,
             count=self.layers,

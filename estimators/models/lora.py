@@ -42,7 +42,6 @@ def quantized(tensor: Tensor, workload: Workload) -> bool:
 
 
 def quantized_bytes(tensor: Tensor, workload: Workload) -> int:
-    """Bytes of a quantized weight in the workload's format."""
     if workload.quantization == "int8":
         return int8_bytes(tensor)
     return gptq_bytes(tensor) if workload.quantization == "gptq" else nf4_bytes(tensor.numel)

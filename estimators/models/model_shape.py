@@ -44,7 +44,6 @@ class Tensor(NamedTuple):
 
     @property
     def in_features(self) -> int:
-        """Input width of a linear weight."""
         return self.shape[-2] if self.transposed else self.shape[-1]
 
     @property
@@ -293,7 +292,6 @@ class ModelShape:
 
     @property
     def autoep_size(self) -> int:
-        """The ranks that its experts are spread over."""
         return max((block.feed_forward.autoep_size for block in self.blocks), default=1)
 
     @property

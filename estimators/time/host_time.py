@@ -267,7 +267,6 @@ class HostWork(NamedTuple):
         return 18 * touched + 4 * trained + 47, 15 * touched + 41
 
     def step_s(self, costs: HostCosts, plan: Plan, world_size: int) -> float:
-        """The engine's step."""
         operations, launches = self.step_counts(plan, world_size)
         return costs.engine_step_s + operations * costs.step_operation_s + launches * costs.launch_s
 

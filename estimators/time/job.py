@@ -48,7 +48,6 @@ class Job:
         assert not self.lengths or sum(each.samples for each in self.lengths) == self.samples
 
     def samples_in_all(self, seq_len: int) -> float:
-        """Samples of all epochs."""
         if self.samples is not None:
             return self.epochs * self.samples
         assert self.tokens is not None

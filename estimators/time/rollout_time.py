@@ -75,7 +75,6 @@ class Engine(NamedTuple):
     """Seconds that the host launches one token's kernels; 0 with CUDA graphs."""
 
     def rollout_s(self, completions: int, length: int) -> float:
-        """Seconds for all completions of a generation."""
         return (self.prefill_s + length * self.token_s) * completions / (self.engines * self.sequences)
 
 

@@ -161,7 +161,6 @@ class Step:
         self.values = self._symbols()
 
     def _symbols(self) -> dict[str, float]:
-        """Values of the symbols that several formulas share."""
         plan, cluster = self.plan, self.cluster
         return {
             "n": self.micro_batches,

@@ -302,7 +302,6 @@ Kind = Literal["one GPU", "several GPUs", "offload", "ratio", "ratio with offloa
 
 
 def speed_kind(world_size: int, plan: Plan) -> Kind:
-    """The kind of a plan by the spread of its speed."""
     if plan.offloads:
         return "offload"
     return "several GPUs" if world_size > 1 else "one GPU"

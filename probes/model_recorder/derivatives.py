@@ -130,7 +130,6 @@ def _call(step: Step, leaves: Mapping[int, torch.Tensor]) -> tuple[dict[int, tor
 
 
 def _saved_by(node: Any) -> list[torch.Tensor]:
-    """The tensors that a node of the graph saved."""
     names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
     values = [getattr(node, name) for name in names]
     return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]

@@ -107,19 +107,16 @@ class Merged:
         return storage
 
     def step(self, place: int) -> Step:
-        """The step that stands for a group."""
         group = self.groups[place]
         return group[1] if len(group) > 1 else group[0]
 
     def numbers(self) -> list[int]:
-        """The tensors in the order of their first use."""
         given = [] if self.part.input is None else [self.part.input]
         steps = [self.step(place) for place in range(len(self.groups))]
         used = [number for step in steps for number in (*step.inputs, *step.outputs)]
         return list(dict.fromkeys(self.of(number) for number in (*given, *used, self.part.output)))
 
     def tensors(self, number: int) -> list[TracedTensor]:
-        """All that a tensor stands for."""
         return [self.part.trace.tensors[each] for each in self.members.get(number, [number])]
 
     def _merge(self, numbers: Sequence[int]) -> None:

@@ -209,7 +209,6 @@ def make_batch(
 
 
 def _windows(text: Any, window: object) -> dict[int, int]:
-    """The window of each layer that has one."""
     if not isinstance(window, int) or getattr(text, "use_sliding_window", True) is False:
         return {}
     kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
@@ -271,7 +270,7 @@ def _digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if Path(path).is_file() else ""
 
 
-def record_module(module: OwnModule, seq_len: int, *, timeout_s: float = 600.0) -> ModelShape:
+def record_module(module: OwnModule, seq_len: int) -> ModelShape:
     """The shape of the module of a file, which runs in a subprocess where it, or a file that it read from its folder or
     imported, has changed since the last time. Raises DryRunError where it cannot be recorded."""
     request = ModuleRequest(module=module._replace(factory=absolute_factory(module.factory)), seq_len=seq_len)
@@ -279,7 +278,7 @@ def record_module(module: OwnModule, seq_len: int, *, timeout_s: float = 600.0) 
     known = cached(file, ModuleRecording)
     if known is not None and known.is_current:
         return known.shape
-    (answer,) = answers([request], timeout_s)
+    (answer,) = answers([request], timeout_s=600.0)
     if isinstance(answer, DryRunError):
         raise answer
     keep(file, answer)

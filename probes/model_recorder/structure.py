@@ -229,12 +229,10 @@ def _run(
 
 
 def _like(leaf: Any) -> Any:
-    """A new tensor in the place of one; other objects stay."""
     return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _of_layers(trace: Trace) -> frozenset[int]:
-    """The tensors that are computed from what layers return."""
     found: set[int] = set()
     for step in trace.steps:
         if step.kind == "layer" or found.intersection(step.inputs):

@@ -196,7 +196,6 @@ def _is_a_row(mask: torch.Tensor) -> bool:
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors in nested containers."""
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
