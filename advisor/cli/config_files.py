@@ -174,7 +174,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
 def _render(result: CheckResult, console: Console) -> None:
     """One line per requirement at any terminal width, because a pipeline's log is searched by line."""
     from ..text.language import translate
-    from ..text.output import printable
+    from ..text.units import printable
 
     for each in result.requirements:
         word = "ok  " if each.met else "FAIL"

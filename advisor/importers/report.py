@@ -15,8 +15,7 @@ from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import plan_title
 from ..text.language import translate
 from ..text.lines import blank, capitalised, commands, ended, sentence
-from ..text.output import printable
-from ..text.units import times
+from ..text.units import printable, times
 from .answer import ImportAnswer
 from .figures import ImportFigures
 

@@ -12,8 +12,7 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...validate.checkpoint import CheckpointFile
 from ...validate.checkpoint_weights import CheckpointContents, Conversion
 from ..text.lines import blank, commands, sentence
-from ..text.output import printable
-from ..text.units import count, gib
+from ..text.units import count, gib, printable
 
 _MOST_FILES = 5
 """Damaged files that are listed."""

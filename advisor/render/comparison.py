@@ -17,8 +17,7 @@ from ..text.job import hours, money
 from ..text.labels import cluster_title, component_title, method_title, phase_title
 from ..text.language import translate
 from ..text.lines import blank, named_row, padded, row, sentence
-from ..text.output import printable
-from ..text.units import gib, percent, rate, times
+from ..text.units import gib, percent, printable, rate, times
 
 _WIDTHS = 34, 13
 """Columns of a row's name, and of each of the three figures after it."""

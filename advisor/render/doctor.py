@@ -13,7 +13,7 @@ from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus
 from ...validate.doctor.software import NO_NVIDIA_GPU
 from ..text.language import translate
 from ..text.lines import blank, capitalised, padded, sentence
-from ..text.output import printable
+from ..text.units import printable
 
 _STYLES: dict[FindingStatus, str] = {
     "problem": "bold red",

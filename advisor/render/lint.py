@@ -17,7 +17,7 @@ from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import LintAnswer
 from ..text.language import translate
 from ..text.lines import WIDTH, blank, ended, padded, row, sentence
-from ..text.output import printable
+from ..text.units import printable
 
 _SEVERITIES = {"error": phrase("error"), "warning": phrase("warning"), "advice": phrase("advice")}
 _STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}

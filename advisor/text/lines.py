@@ -12,8 +12,7 @@ from rich.text import Text
 
 from .labels import MEMORY_FAMILIES, memory_by_family
 from .language import can_encode, is_translated, translate
-from .output import printable
-from .units import gib
+from .units import gib, printable
 
 WIDTH = 80
 """Columns that tables and bars take; a narrower terminal folds them (`cells`)."""

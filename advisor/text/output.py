@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...estimators.json_form import to_json
 from ...estimators.phrase import Phrase, named, phrase
+from .units import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .language import Language
-
-
-def printable(text: str) -> str:
-    """Text from elsewhere without characters that would steer the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 OutputMode = Literal["human", "json", "quiet"]

@@ -1,4 +1,4 @@
-"""Bytes, counts and rates as people read them."""
+"""Bytes, counts and rates as people read them, and text from elsewhere as a terminal may show it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from ...estimators.phrase import GIB as GIB
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.phrase import gib as gib
 from ...estimators.phrase import whole_gib as whole_gib
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere without characters that would steer the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def count(number: int) -> str:
