@@ -142,7 +142,7 @@ def _json(path: Path, stream: TextIO) -> Iterator[Row]:
     document = _loaded(stream.read(), path.name, has_lines=True)
     rows = document if isinstance(document, list) else _only_list(document)
     if rows is None:
-        _refuse(path.name, "holds neither a list of objects nor one object with one list")
+        refuse(path.name, "holds neither a list of objects nor one object with one list")
     for number, value in enumerate(rows, 1):
         yield _object(f"{path.name}, element {number}", value)._replace(share=number / len(rows))
 
@@ -153,9 +153,9 @@ def _loaded(text: str, place: str, *, has_lines: bool = False) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as problem:
         line = f", line {problem.lineno}" if has_lines else ""
-        _refuse(f"{place}{line}", f"not JSON ({problem.msg}, column {problem.colno})")
+        refuse(f"{place}{line}", f"not JSON ({problem.msg}, column {problem.colno})")
     except (ValueError, RecursionError) as problem:
-        _refuse(place, f"not JSON ({_reason(problem)})")
+        refuse(place, f"not JSON ({_reason(problem)})")
 
 
 def _only_list(document: Any) -> list[Any] | None:
@@ -170,7 +170,7 @@ def _only_list(document: Any) -> list[Any] | None:
 def _object(place: str, value: Any) -> Row:
     if not isinstance(value, dict):
         kinds = {list: "a list", str: "text", bool: "a truth value", type(None): "null"}
-        _refuse(place, f"{kinds.get(type(value), 'a number')} where an object is needed")
+        refuse(place, f"{kinds.get(type(value), 'a number')} where an object is needed")
     return Row(place, value)
 
 
@@ -191,10 +191,10 @@ def _csv(path: Path, stream: TextIO, *, delimiter: str) -> Iterator[Row]:
             if None in fields or None in fields.values():
                 beyond = fields.pop(None, [])
                 count = len(beyond) + sum(value is not None for value in fields.values())
-                _refuse(place, f"{counted_noun(count, 'field')}, but the header names {len(reader.fieldnames or ())}")
+                refuse(place, f"{counted_noun(count, 'field')}, but the header names {len(reader.fieldnames or ())}")
             yield Row(place, dict(fields))
     except csv.Error as problem:
-        _refuse(f"{path.name}, line {reader.reader.line_num}", str(problem))
+        refuse(f"{path.name}, line {reader.reader.line_num}", str(problem))
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -219,13 +219,13 @@ def _parquet(path: Path) -> Iterator[Row]:
         ValueError,
         datasets.exceptions.DatasetsError,
     ) as problem:  # Arrow's errors are OSError, ValueError
-        _refuse(path.name, f"not Parquet that can be read ({_reason(problem)})")
+        refuse(path.name, f"not Parquet that can be read ({_reason(problem)})")
 
 
 def _reason(problem: BaseException) -> str:
     return (str(problem).splitlines() or [type(problem).__name__])[0][:200]
 
 
-def _refuse(place: str, what: str) -> NoReturn:
+def refuse(place: str, what: str, fix: str = phrase("repair or remove it")) -> NoReturn:
     what = phrase("{place}: {what}", place=place, what=named(what))
-    raise DataError(what, why="every row must be one sample", fix="repair or remove it")
+    raise DataError(what, why="every row must be one whole sample", fix=fix)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ...estimators.phrase import phrase
-from .rows import DataError, Row
+from .rows import DataError, Row, refuse
 
 Message = dict[str, Any]
 """At least `role` (system, user, assistant, tool) and `content`, as chat templates read it."""
@@ -217,8 +217,4 @@ def _answer(row: Row, names: Sequence[str]) -> str:
 
 
 def _refuse(row: Row, what: str) -> NoReturn:
-    raise DataError(
-        phrase("{place}: {what}", place=row.place, what=what),
-        why="every row must be one whole sample",
-        fix="repair or remove it, or name another shape with --format",
-    )
+    refuse(row.place, what, phrase("repair or remove it, or name another shape with --format"))
