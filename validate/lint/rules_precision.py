@@ -15,7 +15,6 @@ PRECISION_RULES = Rules("Precision")
 _CLASSES = "runtime/precision_config.py"
 _ENGINE = "runtime/engine.py"
 _FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
-_TYPE_KEYS = ("grad_accum_dtype", "param_dtype", "buffer_dtype")
 
 
 PRECISION_RULES.error(
@@ -148,33 +147,32 @@ PRECISION_RULES.error(
 )
 
 
-@PRECISION_RULES.error(
+_is_read = Condition(lambda config, path: "data_types" in config.facts.owners(path.rpartition(".")[2]))
+_is_dtype = Condition(lambda config, path: config.text(path) in DTYPES)
+_lists_text = Condition(
+    lambda config, path: isinstance(config.get(path), list) and all(isinstance(item, str) for item in config.get(path))
+)
+_has_type = Condition(lambda config, path: isinstance(config.get(path), str | dict))
+
+PRECISION_RULES.error(
     "DS212 a type that DeepSpeed does not know",
+    at(("data_types.grad_accum_dtype", "data_types.param_dtype"), _is_read & when.not_null & ~_is_dtype),
+    at("data_types.buffer_dtype", _is_read & when.not_null & ~_is_dtype & (when.fp16 | when.bf16)),
+    at("torch_autocast.dtype", when.given & ~_is_dtype),
+    at(
+        "torch_autocast.lower_precision_safe_modules",
+        when.given & ~_has_type & ~_lists_text,
+        fix="write a list of names of classes",
+    ),
+    at(
+        "data_types.keep_in_fp32_modules",
+        _is_read & when.given & ~when.equals("auto") & ~_lists_text,
+        fix='write "auto" or a list of name patterns',
+    ),
     why="DeepSpeed looks the name up and stops",
     fix='write "bf16", "fp16" or "fp32"',
     source="runtime/config.py DtypeEnum",
 )
-def unknown_type(config: LintedConfig) -> Iterator[Violation]:
-    block = config.facts.block("data_types")
-    known = block.keys if block is not None else ()
-    for path in [f"data_types.{name}" for name in _TYPE_KEYS if name in known] + ["torch_autocast.dtype"]:
-        value = config.get(path)
-        given = value is not None or (path == "torch_autocast.dtype" and config.has(path))
-        unused = path == "data_types.buffer_dtype" and not (config.fp16 or config.bf16)
-        if given and not unused and (not isinstance(value, str) or value not in DTYPES):
-            yield bad_value(config, path)
-    path = "torch_autocast.lower_precision_safe_modules"
-    safe = config.get(path)
-    if config.has(path) and not (isinstance(safe, str | dict) or _is_list_of_text(safe)):
-        yield bad_value(config, path, fix="write a list of names of classes")
-    path = "data_types.keep_in_fp32_modules"
-    keep = config.get(path)
-    if config.has(path) and "keep_in_fp32_modules" in known and keep != "auto" and not _is_list_of_text(keep):
-        yield bad_value(config, path, fix='write "auto" or a list of name patterns')
-
-
-def _is_list_of_text(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 PRECISION_RULES.error(
