@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option(
     "--nvme", metavar="PATH", help="Check this swap folder: it is writable, and not in RAM or on a network drive."
 )
-@click.option("--hostfile", type=PATH, metavar="FILE", help="Check the nodes of this hostfile: names, ssh, GPUs, port.")
+@click.option("--hostfile", type=PATH, metavar="FILE", help="Check the nodes of this hostfile: names, ssh, port.")
 @output_options
 def doctor(nvme: str | None, hostfile: Path | None, output: Output) -> int:
     """Check versions, compilers, GPUs, memory limits, cores, the swap folder, variables and other nodes.

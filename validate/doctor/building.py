@@ -202,7 +202,7 @@ def ninja(toolchain: Toolchain, software: InstalledSoftware | None = None) -> Fi
 
 
 def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
-    """nvcc has the CUDA version of torch; DeepSpeed's own table lists the minor versions that it accepts."""
+    """nvcc has the major CUDA version of torch."""
     if not software.torch_cuda:
         return
     own = toolchain.nvcc
@@ -233,12 +233,6 @@ def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
                 cuda=torch_version.major,
                 own=own_version.major,
             ),
-        )
-    elif own_version.minor != torch_version.minor and not {own, of_torch} <= set(software.compatible_toolkits):
-        yield warning(
-            phrase("nvcc is of CUDA {own}, torch is built for {of_torch}", own=own, of_torch=of_torch),
-            "DS_BUILD_OPS refuses this pair; at first use ops are compiled nevertheless",
-            phrase("install the CUDA toolkit {of_torch}, or set DS_SKIP_CUDA_CHECK=1", of_torch=of_torch),
         )
     else:
         yield ok(phrase("nvcc {own} for torch's CUDA {of_torch}", own=own, of_torch=of_torch))

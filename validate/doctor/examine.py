@@ -57,7 +57,7 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
     "processor": (host.cores,),
     "swap folder": (host.swap_folder,),
     "environment": (software.environment,),
-    "nodes": (nodes.names, nodes.ssh, nodes.slots, nodes.rendezvous),
+    "nodes": (nodes.names, nodes.ssh, nodes.rendezvous),
 }
 """Every check, by area, in the order of the report."""
 

@@ -1,14 +1,13 @@
-"""The machines of a hostfile: name resolution, ssh without a password, GPUs, and the rendezvous port.
+"""The machines of a hostfile: name resolution, ssh without a password, and the rendezvous port.
 
-Nothing is changed: no host key is accepted and no password is requested. The one command that runs on a node lists its
-GPUs.
+Nothing is changed: no host key is accepted and no password is requested. The one command that runs on a node is `true`.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -27,7 +26,6 @@ PortAnswer = Literal["", "free", "in use", "no answer"]
 _LOOK_UP_S = 1.0
 _CONNECT_S = 2
 _SSH_S = 2.8
-_LIST_GPUS = "nvidia-smi --list-gpus 2>/dev/null; true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +33,11 @@ class HostfileNode:
     """A machine of the hostfile."""
 
     name: str
-    slots: int
     addresses: tuple[str, ...] = ()
     """The addresses of its name; where there is none, `unresolved` gives the reason."""
     unresolved: str = ""
     ssh_error: str = ""
     """Why a command cannot be run there without a password, "" where it can."""
-    gpus: int | None = None
-    """Number of GPUs by its nvidia-smi; None where it does not answer."""
     port_answer: PortAnswer = ""
 
 
@@ -53,32 +48,30 @@ def rank_port(environment: Mapping[str, str]) -> int:
 
 
 def read_nodes(
-    slots: Mapping[str, int], port: int, run: Runner, *, try_port: Callable[[str, int], PortAnswer] | None = None
+    names: Iterable[str], port: int, run: Runner, *, try_port: Callable[[str, int], PortAnswer] | None = None
 ) -> tuple[HostfileNode, ...]:
-    """Examine the nodes (name -> slots); the rendezvous port is tried on the first."""
-    first = next(iter(slots))
+    """Examine the nodes; the rendezvous port is tried on the first."""
+    first, *_ = names = list(names)
 
     def examine(name: str) -> HostfileNode:
         looked_up = run(["getent", "ahosts", name.rpartition("@")[2]], "", _LOOK_UP_S)
         addresses = tuple(dict.fromkeys(line.split()[0] for line in looked_up.out.splitlines() if line.strip()))
         if looked_up.code != 0 or not addresses:
             reason = "the name is not found" if looked_up.code else looked_up.err or "no address"
-            return HostfileNode(name=name, slots=slots[name], unresolved=reason)
+            return HostfileNode(name=name, unresolved=reason)
         ssh_run = run(
-            ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "--", name, _LIST_GPUS], "", _SSH_S
+            ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "--", name, "true"], "", _SSH_S
         )
         errors = [line.strip() for line in ssh_run.err.splitlines() if line.strip()]
         return HostfileNode(
             name=name,
-            slots=slots[name],
             addresses=addresses,
             ssh_error="" if ssh_run.code == 0 else errors[-1] if errors else "no answer",
-            gpus=ssh_run.out.count("GPU ") or None if ssh_run.code == 0 else None,
             port_answer=(try_port or port_state)(addresses[0], port) if name == first else "",
         )
 
-    with ThreadPoolExecutor(min(PARALLEL_NODES, len(slots))) as pool:
-        return tuple(pool.map(examine, slots))
+    with ThreadPoolExecutor(min(PARALLEL_NODES, len(names))) as pool:
+        return tuple(pool.map(examine, names))
 
 
 def port_state(address: str, port: int) -> PortAnswer:
@@ -143,24 +136,6 @@ def ssh(nodes: Sequence[HostfileNode]) -> Findings:
         )
     elif any(not node.unresolved for node in nodes):
         yield ok("no password is needed")
-
-
-def slots(nodes: Sequence[HostfileNode]) -> Findings:
-    """Every node has a GPU for each slot."""
-    short = [node for node in nodes if node.gpus is not None and node.gpus < node.slots]
-    if short:
-        yield problem(
-            phrase(
-                "{name} has {gpus} for {slots} slots",
-                name=short[0].name,
-                gpus=counted(short[0].gpus or 0, "GPU"),
-                slots=short[0].slots,
-            ),
-            "a rank without a GPU stops, and the others wait for it",
-            "correct slots= in the hostfile",
-        )
-    elif any(node.gpus is not None for node in nodes):
-        yield ok("every node has a GPU for each slot")
 
 
 def rendezvous(nodes: Sequence[HostfileNode], environment: Mapping[str, str]) -> Findings:

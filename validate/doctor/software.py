@@ -3,14 +3,14 @@ environment variables that slow training down or break it."""
 
 from __future__ import annotations
 
-import ast
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...estimators.phrase import phrase
 from ...probes.machine import installed_version
@@ -86,38 +86,20 @@ class InstalledSoftware:
     torch_cuda: str = ""
     """CUDA version of the torch build ("12.8"), "" for a build without CUDA; `torch_hip` likewise for ROCm."""
     torch_hip: str = ""
-    compatible_toolkits: tuple[str, ...] = ()
-    """CUDA versions that the installed DeepSpeed accepts for torch's (ops/op_builder/builder.py)."""
 
 
 def read_software() -> InstalledSoftware:
-    """Read package metadata and files of the installed packages."""
-    built = _constants("torch", "torch/version.py")
-    torch_cuda = built.get("cuda") or ""
-    toolkits = _constants("deepspeed", "deepspeed/ops/op_builder/builder.py").get("cuda_minor_mismatch_ok", {})
+    """Read package metadata, and the file of torch that names what it was built for."""
+    built: dict[str, str] = {}
+    with suppress(PackageNotFoundError, OSError):
+        text = Path(str(distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
+        built = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([\d.]+)", text, re.MULTILINE))
     return InstalledSoftware(
         python=platform.python_version(),
         packages={name: found for name in PACKAGES if (found := installed_version(name))},
-        torch_cuda=torch_cuda,
-        torch_hip=built.get("hip") or "",
-        compatible_toolkits=tuple(toolkits.get(int(torch_cuda.partition(".")[0]), ())) if torch_cuda else (),
+        torch_cuda=built.get("cuda", ""),
+        torch_hip=built.get("hip", ""),
     )
-
-
-def _constants(package: str, file: str) -> dict[str, Any]:
-    """The module-level names of a package's file that are set to literals; the file is parsed, not run."""
-    values: dict[str, Any] = {}
-    with suppress(PackageNotFoundError, OSError, SyntaxError, ValueError):
-        text = Path(str(distribution(package).locate_file(file))).read_text(encoding="utf-8", errors="replace")
-        for node in ast.parse(text).body:
-            match node:
-                case (
-                    ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
-                    | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-                ):
-                    with suppress(ValueError):
-                        values[name] = ast.literal_eval(value)
-    return values
 
 
 def driver(graphics: Graphics) -> Findings:

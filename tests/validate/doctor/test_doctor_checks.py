@@ -42,7 +42,6 @@ SOUND = MachineFacts(
             "ninja": "1.13.0",
         },
         torch_cuda="12.8",
-        compatible_toolkits=("12.6", "12.8"),
     ),
     toolchain=Toolchain(
         cxx="g++ 12.2.0",
@@ -69,8 +68,8 @@ SOUND = MachineFacts(
     processor=Processor(usable=64),
     folder=Folder(path="/nvme", filesystem="xfs"),
     nodes=(
-        HostfileNode(name="n1", slots=2, addresses=("10.0.0.1",), gpus=2, port_answer="free"),
-        HostfileNode(name="n2", slots=2, addresses=("10.0.0.2",), gpus=2),
+        HostfileNode(name="n1", addresses=("10.0.0.1",), port_answer="free"),
+        HostfileNode(name="n2", addresses=("10.0.0.2",)),
     ),
 )
 
@@ -136,7 +135,6 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     ("ninja", "problem", "activate", facts(toolchain={"ninja": False})),
     ("cuda-toolkit", "problem", "torch_adam", facts(toolchain={"nvcc": "", "nvcc_trial": None, "cuda_home": ""})),
     ("cuda-toolkit", "problem", "CUDA 12 toolkit", facts(toolchain={"nvcc": "11.8"})),
-    ("cuda-toolkit", "warning", "DS_SKIP_CUDA_CHECK", facts(toolchain={"nvcc": "12.7"})),
     ("nvcc-and-compiler", "problem", "unsupported GNU", facts(toolchain={"nvcc_trial": "#error: unsupported GNU"})),
     ("async-io", "problem", "libaio-dev", facts(toolchain={"aio_trial": NO_AIO})),
     ("async-io", "warning", "libaio-dev", facts(toolchain={"aio_trial": NO_AIO}, folder=None)),
@@ -167,7 +165,6 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     ("names", "problem", "127.0.1.1", first_node(addresses=("127.0.1.1",))),
     ("ssh", "problem", "ssh-copy-id", first_node(ssh_error="Permission denied (publickey,password).")),
     ("ssh", "problem", "accept its key", first_node(ssh_error="Host key verification failed.")),
-    ("slots", "problem", "1 GPU for 2 slots", first_node(gpus=1)),
     ("rendezvous", "problem", "29501", first_node(port_answer="in use")),
     ("rendezvous", "problem", "firewall", first_node(port_answer="no answer")),
     ("rendezvous", "unknown", "does not answer", first_node(port_answer="no answer", ssh_error="timed out")),
