@@ -208,7 +208,10 @@ def cache(
         formula = _OF_COMPONENTS
         if sharded is not None and plan.zero_stage == 3:
             layers = [_held(phase) for phase in memory.phases if phase.name == "layer_backward"]
-            apart = sum(held["gathered_parameters"] for held in layers) + _gathered_again(sharded, plan)
+            apart, tensors = sum(held["gathered_parameters"] for held in layers), sharded.tensors
+            # On one GPU, or if it stays whole, no embedding and no head is gathered between layers' parameters.
+            if sharded.world_size > 1 and tensors.numel > plan.stage3_max_live_parameters:
+                apart += tensors.workload.weight_bytes * (tensors.embedding + (0 if tensors.tied else tensors.head))
             most["gathered_parameters"] = max(most["gathered_parameters"], apart)
             groups = optimizer_group_numels(sharded, plan.sub_group_size)
             # Those sub-groups whose fp32 gradients need larger segments, of whole 2 MiB, than all before.
@@ -234,15 +237,6 @@ def _held(phase: Phase, streams: Mapping[str, str] | None = None, gap_bytes: int
         component = "layer inputs" if inputs else term.name
         held[component if streams is None else streams.get(term.name, "default")] += term.size_bytes
     return held
-
-
-def _gathered_again(sharded: ShardedTensors, plan: Plan) -> int:
-    """Bytes of the embedding and the head where layers' parameters are gathered between them, 0 for a model that stays
-    whole, or on one GPU."""
-    tensors = sharded.tensors
-    if sharded.world_size == 1 or tensors.numel <= plan.stage3_max_live_parameters:
-        return 0
-    return tensors.workload.weight_bytes * (tensors.embedding + (0 if tensors.tied else tensors.head))
 
 
 def _left_by_earlier_batches(memory: MemoryEstimate, most: Counter[str], streams: Mapping[str, str]) -> int:

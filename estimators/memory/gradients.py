@@ -189,12 +189,9 @@ class FlatGradients(GradientMemory):
         width, master = self.width, self.plan.master_bytes
         temporaries = master * self.optimizer.step_elements
         per_element = width if width == master else width + master
-        before, load = max(
-            (
-                (width * load.touched + max(NORM_BYTES * load.slice, per_element * part), load)
-                for load in self.sharded.distinct_loads
-            ),
-            key=lambda pair: pair[0],
+        before, _, load = max(
+            (width * load.touched + max(NORM_BYTES * load.slice, per_element * part), -rank, load)
+            for rank, load in enumerate(self.sharded.loads)
         )
         updates = [(0, last)] + [(load.touched, waiting)] * (waiting > 0)
         alive, updated = max(updates, key=lambda each: width * each[0] + (master + temporaries) * each[1])
@@ -317,7 +314,7 @@ class StageThree(GradientMemory):
             group = max(groups_on_gpu(self.sharded, self.plan), default=0)
             master = self.plan.master_bytes
             return self.alive(0) + self._staging(0) + _KEPT_STEP_3.term(master * group, m=master, G=group)
-        width, sharded = self.width, self.sharded
+        width, sharded, largest = self.width, self.sharded, max(self.sharded.shards)
         group = max(optimizer_group_numels(sharded, self.plan.sub_group_size))
         # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
         overflow = (width + 1) * sharded.shard_total if self.tensors.workload.precision == "fp16" else 0
@@ -326,10 +323,10 @@ class StageThree(GradientMemory):
         cast, cast_text = (width, "w") if width == master else (width + master, "(w + m)")
         text = _STEP_3.text.format(cast=cast_text, overflow=", (w + 1) shards" if overflow else "")
         return self.alive(0) + _STEP_3._replace(text=text).term(
-            max(NORM_BYTES * sharded.largest_shard, cast * group, (master + temporaries) * group, overflow),
+            max(NORM_BYTES * largest, cast * group, (master + temporaries) * group, overflow),
             w=width,
             m=master,
-            shard=sharded.largest_shard,
+            shard=largest,
             G=group,
             s=temporaries,
             shards=sharded.shard_total,

@@ -268,21 +268,12 @@ class ShardedTensors:
         return max(reversed(self.loads), key=lambda load: max(load.tensors, default=-1))
 
     @cached_property
-    def distinct_loads(self) -> tuple[RankLoad, ...]:
-        """One load per pair of sizes."""
-        return tuple({(load.touched, load.slice): load for load in self.loads}.values())
-
-    @cached_property
     def touched(self) -> int:
         return max(load.touched for load in self.loads)
 
     @cached_property
     def slice(self) -> int:
         return max(load.slice for load in self.loads)
-
-    @cached_property
-    def largest_shard(self) -> int:
-        return max(self.shards)
 
 
 _rank_loads = lru_cache(maxsize=64)(rank_loads)

@@ -97,13 +97,6 @@ def second_copy(sharded: ShardedTensors, plan: Plan, unreleased: int) -> Terms:
     return _SECOND_COPY.term(width * numel // group, w=width, second=numel, h=group)
 
 
-def master_numel(sharded: ShardedTensors, stage: int) -> int:
-    """Elements with master weight and states on one rank."""
-    if stage == 0:
-        return sharded.tensors.trainable_numel
-    return sharded.partition if stage < 3 else sharded.shard_total
-
-
 def state_bytes(optimizer: OptimizerSpec, tensors: TensorSet, numel: int, *, stage: int, on_cpu: bool) -> int:
     """Optimizer state of `numel` elements of one rank. Muon's momentum has the gradients' dtype under ZeRO without
     offload, twice at stages 1 and 2 (a staged copy that a discarded step leaves unused), fp32 otherwise; embeddings,
@@ -147,13 +140,18 @@ def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer
     gradients."""
     if plan.offload_optimizer != "none":
         kept, m = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
-        masters, gradients = (each.term(m * kept, m=m, kept=kept) for each in (_KEPT_MASTERS, _KEPT_GRADIENTS))
-        return masters + _KEPT_STATES.term(2 * m * kept, m=m, kept=kept) + gradients
-    stage, numel = plan.zero_stage, master_numel(sharded, plan.zero_stage)
-    source, symbol = ((_STAGE_0, "Pt"), (_STAGE_1_2, "part"), (_STAGE_1_2, "part"), (_MASTERS_3, "shards"))[stage]
-    masters = 0 if stage == 0 and sharded.tensors.workload.precision == "fp32" else plan.master_bytes * numel
-    states = state_bytes(optimizer, sharded.tensors, numel, stage=stage, on_cpu=False)
-    masters_inputs = {"m": plan.master_bytes, symbol: numel}
-    return Formula("master_weights", f"m {symbol}", source).term(masters, **masters_inputs) + Formula(
-        "optimizer_states", f"o {symbol}", optimizer.source
-    ).term(states, **{"o": states / numel, symbol: numel})
+        states = _KEPT_STATES.term(2 * m * kept, m=m, kept=kept)
+        return _KEPT_MASTERS.term(m * kept, m=m, kept=kept) + states + _KEPT_GRADIENTS.term(m * kept, m=m, kept=kept)
+    stage = plan.zero_stage
+    numel, source, symbol = sharded.partition, _STAGE_1_2, "part"
+    if stage == 0:
+        numel, source, symbol = sharded.tensors.trainable_numel, _STAGE_0, "Pt"
+    elif stage == 3:
+        numel, source, symbol = sharded.shard_total, _MASTERS_3, "shards"
+    m, precision = plan.master_bytes, sharded.tensors.workload.precision
+    size = state_bytes(optimizer, sharded.tensors, numel, stage=stage, on_cpu=False)
+    masters = 0 if stage == 0 and precision == "fp32" else m * numel
+    states = Formula("optimizer_states", f"o {symbol}", optimizer.source).term(
+        size, **{"o": size / numel, symbol: numel}
+    )
+    return Formula("master_weights", f"m {symbol}", source).term(masters, **{"m": m, symbol: numel}) + states

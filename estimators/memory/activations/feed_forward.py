@@ -173,11 +173,6 @@ def _projected(ops: Ops, label: str, value: Value, width: int) -> Value:
     return ops.graph.apply(label, (value,), width=width, saves=(value,), trains=True, product=True)
 
 
-def shared_gate(ops: Ops, name: str, value: Value, output: Value) -> Value:
-    """Qwen2-MoE: a sigmoid of one number per token scales the shared expert's output."""
-    return ops.multiply(output, ops.saves_output("shared gate", ops.linear(name, value)), "shared output")
-
-
 def _as_rows(value: Value) -> Value:
     """The same storage as one column."""
     return Value(value.rows * value.width, 1, value.itemsize, value.storage, value.needs_grad)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...models.model_shape import Attention, Block, FeedForward
+from ...models.model_shape import Attention, Block
 from ...models.program import LayerVariant
-from .feed_forward import dense, experts, shared_gate, spread_experts, tiled_dense
+from .feed_forward import dense, experts, spread_experts, tiled_dense
 from .kernels import Kernel, attend, delta_rule
 from .ops import Ops, norm
 from .saved_tensors import Value
@@ -112,18 +112,14 @@ class Layer:
             width = count * attention.head_dim
             if width * ranks > state.width:
                 state = ops.new("repeated heads", (state,), width=width * ranks)
-            exchanged.append(self._exchanged(state, rows * ranks, width))
+            copy = ops.scale(state)  # an all-to-all takes contiguous tensors
+            exchanged.append(ops.new(state.storage.label, (copy,), rows=rows * ranks, width=width))
         gathered = [ops.scale(state) for state in exchanged]
         attended = attend(ops, self.kernel, self.variant, part, (gathered[0], gathered[1], gathered[2]))
         result = ops.new("attention output", (attended,), rows=rows, width=attention.heads * attention.v_head_dim)
         result = ops.scale(result)
         kept(*states, *gathered)
         return ops.linear(output, result)
-
-    def _exchanged(self, state: Value, rows: int, width: int) -> Value:
-        """An all-to-all of a contiguous copy."""
-        copy = self.ops.scale(state)
-        return self.ops.new(state.storage.label, (copy,), rows=rows, width=width)
 
     def _normed_heads(self, label: str, value: Value) -> Value:
         """The norm of queries or keys: over each head, or over all heads if the weight is that wide."""
@@ -253,14 +249,13 @@ class Layer:
         matrices = [name for name, tensor in ops.weights.items() if len(tensor.shape) == 2]
         router = next(name for name in matrices if ops.weights[name].role == "router")
         gate = next((name for name in matrices if name.endswith("shared_expert_gate")), None)
-        if gate is not None:
-            shared = dense(ops, shape, names, value)
-            output = self._routed(shape, router, value)
-            return ops.add(output, shared_gate(ops, gate, value, shared))
-        output = self._routed(shape, router, value)
-        return ops.add(output, dense(ops, shape, names, value)) if names else output
-
-    def _routed(self, shape: FeedForward, router: str, value: Value) -> Value:
+        shared = dense(ops, shape, names, value) if gate is not None else None
         if shape.autoep_size > 1:
-            return spread_experts(self.ops, shape, router, value)
-        return experts(self.ops, shape, router, value, variant=self.variant)
+            output = spread_experts(ops, shape, router, value)
+        else:
+            output = experts(ops, shape, router, value, variant=variant)
+        if gate is not None and shared is not None:
+            # Qwen2-MoE: a sigmoid of one number per token scales the shared expert's output.
+            weight = ops.saves_output("shared gate", ops.linear(gate, value))
+            return ops.add(output, ops.multiply(shared, weight, "shared output"))
+        return ops.add(output, dense(ops, shape, names, value)) if names else output
