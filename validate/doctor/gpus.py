@@ -35,7 +35,7 @@ class GpuState:
     memory_bytes: int
     free_bytes: int
     processes: tuple[tuple[str, int], ...] = ()
-    """(name, bytes) of the processes that compute on it."""
+    """(name, bytes) of the processes that compute on it, the largest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,23 +108,18 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
         return _query(nvml, getattr(nvml, name), handle)
 
     memory = ask("nvmlDeviceGetMemoryInfo")
+    processes = []
+    for process in ask("nvmlDeviceGetComputeRunningProcesses") or ():
+        # In a container NVML reports process ids of the host, whose names cannot be looked up.
+        process_name = read_text(root / f"proc/{process.pid}/comm") or f"process {process.pid}"
+        processes.append((process_name, int(process.usedGpuMemory or 0)))
     return GpuState(
         index=index,
         name=str(ask("nvmlDeviceGetName") or "GPU"),
         memory_bytes=int(memory.total) if memory else 0,
         free_bytes=int(memory.free) if memory else 0,
-        processes=_processes(ask, root),
+        processes=tuple(sorted(processes, key=lambda process: -process[1])),
     )
-
-
-def _processes(ask: Callable[..., Any], root: Path) -> tuple[tuple[str, int], ...]:
-    """(name, bytes) of the processes on a GPU, the largest first. In a container NVML reports process ids of the host,
-    whose names cannot be looked up."""
-    found = []
-    for process in ask("nvmlDeviceGetComputeRunningProcesses") or ():
-        name = read_text(root / f"proc/{process.pid}/comm") or f"process {process.pid}"
-        found.append((name, int(process.usedGpuMemory or 0)))
-    return tuple(sorted(found, key=lambda process: -process[1]))
 
 
 def gpus(graphics: Graphics) -> Findings:

@@ -24,9 +24,6 @@ _LOW_SHARE = 0.1
 _MIN_SHARED_BYTES = 512 * 2**20
 """DeepSpeed's own ds_report warns below it (env_report.py `get_shm_size`, 0.19.8)."""
 
-_DOCKER_SHARED_BYTES = 64 * 2**20
-"""Docker's default size of /dev/shm."""
-
 _MIN_LOCKED_BYTES = 10**9
 """The parameter swap buffers of one rank by default: 5 of 1e8 elements of 2 bytes."""
 
@@ -209,8 +206,7 @@ def shared_memory(memory: Memory, graphics: Graphics | None = None) -> Findings:
     if memory.shared_bytes is None:
         yield problem("/dev/shm is missing", "NCCL and data loaders with workers fail", fix)
     elif memory.shared_bytes < _MIN_SHARED_BYTES:
-        several = graphics is not None and len(graphics.gpus) > 1
-        report = problem if several and memory.shared_bytes <= _DOCKER_SHARED_BYTES else warning
+        report = problem if graphics is not None and len(graphics.gpus) > 1 else warning
         yield report(
             phrase("/dev/shm has {shared} MiB", shared=memory.shared_bytes // 2**20),
             'NCCL between GPUs stops with "No space left on device", data loaders with "bus error"',

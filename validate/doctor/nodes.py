@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -47,9 +47,7 @@ def rank_port(environment: Mapping[str, str]) -> int:
     return int(named) if named.isdigit() and int(named) < 2**16 else 29500
 
 
-def read_nodes(
-    names: Iterable[str], port: int, run: Runner, *, try_port: Callable[[str, int], PortAnswer] | None = None
-) -> tuple[HostfileNode, ...]:
+def read_nodes(names: Iterable[str], port: int, run: Runner) -> tuple[HostfileNode, ...]:
     """Examine the nodes; the rendezvous port is tried on the first."""
     first, *_ = names = list(names)
 
@@ -67,7 +65,7 @@ def read_nodes(
             name=name,
             addresses=addresses,
             ssh_error="" if ssh_run.code == 0 else errors[-1] if errors else "no answer",
-            port_answer=(try_port or port_state)(addresses[0], port) if name == first else "",
+            port_answer=port_state(addresses[0], port) if name == first else "",
         )
 
     with ThreadPoolExecutor(min(PARALLEL_NODES, len(names))) as pool:

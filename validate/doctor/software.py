@@ -19,13 +19,7 @@ from .findings import Findings, counted, note, ok, problem, warning
 from .gpus import Graphics
 from .nodes import HostfileNode
 
-PACKAGES = (
-    "torch",
-    "deepspeed",
-    "transformers",
-    "accelerate",
-    "ninja",
-)
+PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "ninja")
 
 NO_NVIDIA_GPU = "no NVIDIA GPU"
 """Found where neither the bus nor the kernel has one."""

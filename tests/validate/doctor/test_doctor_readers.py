@@ -304,8 +304,9 @@ def test_facts_of_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.torch_cuda == "12.8" and found.torch_hip == ""
 
 
-def test_nodes_answer_over_ssh_or_say_why_not() -> None:
+def test_nodes_answer_over_ssh_or_say_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first is asked for the port."""
+    monkeypatch.setattr("ds_advise.validate.doctor.nodes.port_state", lambda *_: "no answer")
     asked: list[str] = []
 
     def run(command: Sequence[str], _text: str, _limit_s: float) -> ProgramRun:
@@ -322,7 +323,7 @@ def test_nodes_answer_over_ssh_or_say_why_not() -> None:
             else ProgramRun(code=255, err="Warning: x\nPermission denied (publickey).\n")
         )
 
-    nodes = read_nodes(("good", "user@shut", "lost"), 29500, run, try_port=lambda *_: "no answer")
+    nodes = read_nodes(("good", "user@shut", "lost"), 29500, run)
     assert all("BatchMode=yes" in line and " -- " in line for line in asked) and len(asked) == 2
     assert (nodes[0].ssh_error, nodes[0].port_answer) == ("", "no answer")
     assert (nodes[1].ssh_error, nodes[1].port_answer) == ("Permission denied (publickey).", "")
