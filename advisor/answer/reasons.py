@@ -34,14 +34,15 @@ def reasons(
     # The rung just below the chosen one that does not fit.
     below = ladder[: next(index for index, step in enumerate(ladder) if step.candidate is chosen)]
     failed = [step.candidate for step in below if not step.taken and step.candidate is not None]
+    of_rung = [each for each in candidates if each.rung == chosen.rung]
     sentences = (
         _next_best(ladder, chosen),
         _obstacle(failed[-1], device) if failed else "",
-        _layer_inputs(chosen, candidates, device),
+        _layer_inputs(chosen, of_rung, device),
         *(_feature(feature, chosen, candidates, device, least) for feature in _FEATURES),
-        _checkpointing(chosen, candidates, device, least),
+        _checkpointing(chosen, of_rung, device, least),
         kept_states,
-        _micro_batch(question, chosen, candidates),
+        _micro_batch(question, chosen, of_rung),
     )
     return tuple(sentence for sentence in sentences if sentence)
 
@@ -221,12 +222,9 @@ def _feature(
     )
 
 
-def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: Phrase) -> str:
-    needs = [
-        each.device_bytes
-        for each in candidates
-        if each.rung == chosen.rung and each.plan.gradient_checkpointing and not each.plan.cpu_checkpointing
-    ]
+def _layer_inputs(chosen: Candidate, of_rung: Sequence[Candidate], device: Phrase) -> str:
+    on_gpu = (each for each in of_rung if each.plan.gradient_checkpointing and not each.plan.cpu_checkpointing)
+    needs = [each.device_bytes for each in on_gpu]
     if not chosen.plan.cpu_checkpointing or not needs:
         return ""
     return phrase(
@@ -237,14 +235,10 @@ def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: Ph
     )
 
 
-def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: Phrase, least: float) -> str:
+def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: Phrase, least: float) -> str:
     """What the rung's plans with the other choice of gradient checkpointing need, or how fast they are."""
     plan = chosen.plan
-    others = [
-        each
-        for each in candidates
-        if each.rung == chosen.rung and each.plan.gradient_checkpointing != plan.gradient_checkpointing
-    ]
+    others = [each for each in of_rung if each.plan.gradient_checkpointing != plan.gradient_checkpointing]
     fitting = [each for each in others if each.fit.probability >= least]
     if not others:
         return ""
@@ -273,7 +267,7 @@ def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: P
     return phrase("{gain}: there is room for micro batch {size} instead of {other}.", gain=gain, size=size, other=other)
 
 
-def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Candidate]) -> str:
+def _micro_batch(question: Question, chosen: Candidate, of_rung: Sequence[Candidate]) -> str:
     """Why the micro batch is not larger."""
     plan, cluster = chosen.plan, question.cluster
     if question.micro_batch_size is not None:
@@ -286,10 +280,8 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
 
     larger = [
         each
-        for each in candidates
-        if each.rung == chosen.rung
-        and settings(each.plan) == settings(plan)
-        and each.plan.micro_batch_size > plan.micro_batch_size
+        for each in of_rung
+        if settings(each.plan) == settings(plan) and each.plan.micro_batch_size > plan.micro_batch_size
     ]
     if not larger:
         next_step_tokens = 2 * chosen.time.tokens_per_step
