@@ -176,9 +176,9 @@ def run_series(
 ) -> tuple[ProbeSeries, ProbeOrder]:
     """Probe until the answer is settled, the budget is spent, or the user interrupts; also what was learned.
 
-    Plans with an earlier probe (`answer.past_probes`) are not run again.
-    No probe is started that may not end in time. Until one has run, the time of the quickest is kept in reserve: a
-    slower plan is ended after the rest, and the quickest still runs.
+    Plans with an earlier probe (`answer.past_probes`) are not run again. No probe is started that may not end in time.
+    Until one has run, the time of the quickest is kept in reserve: a slower plan is ended after the rest, and the
+    quickest still runs.
     """
     order = ProbeOrder(runnable(answer), answer.question.cluster.gpu.memory_bytes)
     probes = list(answer.past_probes)
