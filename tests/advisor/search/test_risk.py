@@ -10,9 +10,9 @@ from ds_advise import advise
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import main
-from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, verdict_of
+from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, Candidate, verdict_of
 from ds_advise.advisor.search.choice import WORTH_A_RISK
-from ds_advise.advisor.verification.verify import in_order
+from ds_advise.advisor.verification.verify import by_speed, verify
 from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase, Terms
 from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.json_form import to_json
@@ -84,9 +84,14 @@ def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert "offload_optimizer" in safe["zero_optimization"] and "offload_optimizer" not in first["zero_optimization"]
 
 
-def test_dry_runs_and_probes_start_with_the_plan_to_try_first(risky: Recommendation) -> None:
-    order = in_order(risky)
-    assert order[0] is risky.try_first and order[1] is risky.recommended
+def test_dry_runs_start_with_the_plan_to_try_first(risky: Recommendation) -> None:
+    def start(candidate: Candidate) -> None:
+        assert candidate is risky.try_first
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        verify(risky, offline=True, on_start=start)
+    assert by_speed(risky)[0] is risky.recommended
 
 
 def test_more_memory_is_never_less_sure() -> None:
