@@ -185,7 +185,7 @@ class BatchOptions(TypedDict, total=False):
         int | Literal["max"] | None,
         Option(
             "Tokens per sample; max: the longest that fits.",
-            default_text="2048, or the model's limit if shorter; of grpo and rloo 512 and the completion",
+            default_text="2048, or the model's limit if shorter; of grpo, rloo and ppo 512 and the completion",
         ),
     ]
     global_batch: Annotated[

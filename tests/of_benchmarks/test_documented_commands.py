@@ -53,6 +53,7 @@ COMMANDS = {
     "ds-advise explain overlap_comm --model Qwen2.5-7B --gpus 4xA100-80GB": How(says="overlap_comm"),
     "ds-advise Llama-3.1-8B --gpus 8xH100 --objective dpo --seq-len 2048": How(says="pairs/s"),
     "ds-advise Qwen2.5-7B --gpus 8xH100 --objective grpo": How(says="GPUs train"),
+    "ds-advise Qwen2.5-7B --gpus 8xH100 --objective ppo": How(elsewhere="test_rollouts.py asks it"),
     "ds-advise Qwen2.5-14B --gpus 2x8xH100 --emit slurm,kubernetes": How(says="job.sbatch"),
     "ds-advise Qwen2.5-7B --gpus 4xA100-80GB --sharding fsdp --emit accelerate": How(says="accelerate_fsdp2.yaml"),
     "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model "
