@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,20 +57,12 @@ class StackedBars:
     inks: tuple[str, ...] = ()
     """The families in the order of the legend, and of the parts of every bar."""
 
-    @cached_property
-    def scale(self) -> float:
-        longest = max((bar.value for bar in self.bars), default=0.0)
-        return (max(longest, self.limit or 0.0) if self.ends_at is None else self.ends_at) or 1.0
-
-    @property
-    def shown_limit(self) -> float | None:
-        """The limit where it lies within the scale."""
-        return self.limit if self.limit is not None and self.limit <= self.scale else None
-
 
 def draw_stacked_bars(chart: StackedBars, width: int = WIDE) -> Markup:
     """The chart as SVG; where it is narrow, each row's label stands above its bar."""
-    narrow, scale, limit = svg.is_narrow(width), chart.scale, chart.shown_limit
+    narrow, longest = svg.is_narrow(width), max((bar.value for bar in chart.bars), default=0.0)
+    scale = (max(longest, chart.limit or 0.0) if chart.ends_at is None else chart.ends_at) or 1.0
+    limit = chart.limit if chart.limit is not None and chart.limit <= scale else None
     left = 0.0 if narrow else min(190.0, 26 + max((svg.text_width(bar.label) for bar in chart.bars), default=0))
     right = 10 if narrow else 12 + max((svg.text_width(bar.note) for bar in chart.bars), default=0)
     row = 40 if narrow else 28
@@ -88,14 +81,14 @@ def draw_stacked_bars(chart: StackedBars, width: int = WIDE) -> Markup:
         bottom + 24,
         keys,
         svg.horizontal_axis(values, x_of, top, bottom),
-        *(_row(bar, chart, x_of, y, width) for bar, y in zip(chart.bars, tops, strict=True)),
+        *(_row(bar, chart.inks, limit, x_of, y, width) for bar, y in zip(chart.bars, tops, strict=True)),
         None if limit is None else svg.vertical_limit(x_of(limit), chart.limit_words, top - 8, stretches, width),
     )
 
 
-def _row(bar: Bar, chart: StackedBars, x_of: Scale, y: float, width: int) -> Markup:
+def _row(bar: Bar, inks: Sequence[str], limit: float | None, x_of: Scale, y: float, width: int) -> Markup:
     """One bar with its label and its figure; a keyboard stops at it."""
-    narrow, scale = svg.is_narrow(width), chart.scale
+    narrow, scale = svg.is_narrow(width), x_of.last
     thick, above, height = (14, 20, 38) if narrow else (16, 6, 28)
     end = x_of(min(bar.value, scale))
     ink = ("text" if bar.chosen else "soft") if bar.faded else "good" if bar.chosen else "text"
@@ -103,7 +96,7 @@ def _row(bar: Bar, chart: StackedBars, x_of: Scale, y: float, width: int) -> Mar
     marks = (
         [svg.element("rect", x=0, y=y + 1, width=width, height=height - 2, **svg.fill("band"))] if bar.chosen else []
     )
-    marks.append(svg.element("g", *_parts(bar, chart, x_of, y + above, thick), opacity=opacity))
+    marks.append(svg.element("g", *_parts(bar, inks, x_of, y + above, thick), opacity=opacity))
     if bar.value > scale:  # two slanted lines: the bar goes on beyond the chart
         tear = f"M{end - 9:.1f} {y + above + thick + 2:.1f}l5 {-thick - 4}h4l-5 {thick + 4}z"
         marks.append(svg.element("path", d=tear, **svg.fill("paper")))
@@ -113,7 +106,7 @@ def _row(bar: Bar, chart: StackedBars, x_of: Scale, y: float, width: int) -> Mar
         marks.append(svg.label(16 if bar.chosen else 2, y + 14, bar.label, ink=ink, bold=bar.chosen, size=12.5))
         marks.append(svg.label(width - 2, y + 14, bar.note, anchor="end", ink=ink, bold=bar.chosen, size=12.5))
     else:
-        at, limit = end + 8, chart.shown_limit
+        at = end + 8
         if limit is not None and at - 2 < x_of(limit) < at + svg.text_width(bar.note) + 4:
             at = x_of(limit) + 8  # the limit's line does not cross the figure
         marks.append(svg.label(16, y + 19, bar.label, ink=ink, bold=bar.chosen))
@@ -123,11 +116,11 @@ def _row(bar: Bar, chart: StackedBars, x_of: Scale, y: float, width: int) -> Mar
     )
 
 
-def _parts(bar: Bar, chart: StackedBars, x_of: Scale, y: float, thick: float) -> list[Markup]:
-    order = {ink: index for index, ink in enumerate(chart.inks)}
+def _parts(bar: Bar, inks: Sequence[str], x_of: Scale, y: float, thick: float) -> list[Markup]:
+    order = {ink: index for index, ink in enumerate(inks)}
     drawn, before, seen = [], 0.0, Counter[str]()
     for part in sorted(bar.parts, key=lambda part: (order.get(part.ink, len(order)), -part.value)):
-        begins, ends = (x_of(min(value, chart.scale)) for value in (before, before + part.value))
+        begins, ends = (x_of(min(value, x_of.last)) for value in (before, before + part.value))
         before += part.value
         if ends - begins < _LEAST_WIDTH:
             continue

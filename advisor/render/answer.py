@@ -137,7 +137,8 @@ def _print_ladder(view: AnswerView, console: Console, *, only_fitting: bool) -> 
         else:
             names = [name for name in widths if name != "rung"] if step.tokens_per_s else ["gpu_gib"]
             parts = [f"{titles[name]} {translate(value)}" for name in names if (value := getattr(step, name))]
-            text = f"{_mark(step)} {', '.join([step.rung, *parts])}: {translate(step.verdict)}"
+            mark = ">" if step.is_chosen else " "
+            text = f"{mark} {', '.join([step.rung, *parts])}: {translate(step.verdict)}"
             sentence(console, text, style=style, hang=4)
         previous = "" if step.candidate else step.verdict
     left_out = [phrase("--details shows the plans that need more memory")] if only_fitting else []
@@ -145,16 +146,13 @@ def _print_ladder(view: AnswerView, console: Console, *, only_fitting: bool) -> 
         sentence(console, f" {translate(note)}", style="dim")
 
 
-def _mark(step: LadderRow) -> str:
-    return ">" if step.is_chosen else " "
-
-
 def _ladder_line(step: LadderRow, widths: dict[str, int]) -> str:
     """A row with its verdict, which begins in the last column where a plan that does not fit has no speed."""
     values = {name: translate(getattr(step, name)) for name in widths}
     if not values.get("tokens_per_s"):
         values.pop("tokens_per_s", None)
-    line = " ".join([_mark(step), *(padded(value or "-", widths[name]) for name, value in values.items())])
+    mark = ">" if step.is_chosen else " "
+    line = " ".join([mark, *(padded(value or "-", widths[name]) for name, value in values.items())])
     reason = translate(step.verdict).replace("likely fits", "likely")
     if step.fits and step.nvme_gib:
         reason += f", NVMe {step.nvme_gib} GiB"
