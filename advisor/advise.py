@@ -337,7 +337,7 @@ def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
     # Imported here: it loads torch and deepspeed.
     from ..validate.deepspeed_estimate import deepspeed_estimate
 
-    question, shown = recommendation.question, recommendation.recommended or closest(recommendation.ladder)
+    question, shown = recommendation.question, recommendation.shown
     if shown is None:
         return recommendation
     return replace(recommendation, deepspeed_estimate=deepspeed_estimate(question.model, question.cluster, shown.plan))

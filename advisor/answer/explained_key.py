@@ -19,7 +19,7 @@ from ...estimators.unsupported import unsupported
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.linted_config import nearest, shown, wanted
 from .config_settings import ConfigSettings
-from .recommendation import Recommendation, closest
+from .recommendation import Recommendation
 
 _MOST_PLACES = 6
 
@@ -206,7 +206,7 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
     if answer is None:
         return "", (), ""
     known, question = CONFIG_KEYS.get(path), answer.question
-    chosen = answer.recommended or closest(answer.ladder)
+    chosen = answer.shown
     if chosen is None:
         return "", (), phrase("no plan can be predicted for this question")
     plan = chosen.plan
