@@ -83,14 +83,15 @@ class FlatGradients(GradientMemory):
         if not self.large_head:
             self.at_head_reduction = self.earlier + self.head
 
-    def _bucket(self, copied: int = 0) -> Terms:
-        width, buckets, numel = self.width, 2 if self.plan.overlap_comm else 1, self.bucket_size
-        formula = _BUCKETS if self.copied_width == width else _BUCKETS_IN_FP32
-        size = width * buckets * numel + self.copied_width * copied
-        return formula.term(size, w=width, b=buckets, bucket=numel, copied=copied)
-
-    def _gradients(self, numel: int) -> Terms:
-        return _GRADIENTS.term(self.width * numel, w=self.width, alive=numel)
+    def alive(self, numel: int, *, reduces: bool = False, copied: int = 0, piece: int = 0, whole: int = 0) -> Terms:
+        """copied: elements of a bucket. piece, whole: of a gradient that goes to the host."""
+        w, buckets, bucket = self.width, 2 if self.plan.overlap_comm else 1, self.bucket_size
+        terms = _GRADIENTS.term(w * numel, w=w, alive=numel)
+        if reduces or (self.accumulates and self.plan.zero_stage == 1):
+            formula = _BUCKETS if self.copied_width == w else _BUCKETS_IN_FP32
+            size = w * buckets * bucket + self.copied_width * copied
+            terms += formula.term(size, w=w, b=buckets, bucket=bucket, copied=copied)
+        return terms + self._staging(piece, whole)
 
     def _staging(self, piece: int, whole: int = 0) -> Terms:
         if not self.offloaded:
@@ -100,10 +101,6 @@ class FlatGradients(GradientMemory):
         clone = whole if whole > self.bucket_size else 0
         size = width * largest + max(NORM_BYTES * piece, width * clone)
         return _STAGING.term(size, w=width, largest=largest, slice=piece, clone=clone)
-
-    def alive(self, numel: int, *, reduces: bool = False) -> Terms:
-        buckets = reduces or (self.accumulates and self.plan.zero_stage == 1)
-        return self._gradients(numel) + (self._bucket() if buckets else ()) + self._staging(0)
 
     def idle_terms(self) -> Terms:
         return self._staging(0)
@@ -118,7 +115,7 @@ class FlatGradients(GradientMemory):
     def head_reduction_terms(self) -> Terms:
         copied = 0 if self.offloaded else max(0, self._flattened(self.large_head) - self.owned_last)
         staged = min(self.large_head, self.sharded.last_load.slice)
-        return self._gradients(self.at_head_reduction) + self._bucket(copied) + self._staging(staged, self.large_head)
+        return self.alive(self.at_head_reduction, reduces=True, copied=copied, piece=staged, whole=self.large_head)
 
     def layer_terms(self, weight: int) -> Terms:
         # The moments of a module before the first reduction: its gradients are in the bucket.
@@ -131,17 +128,17 @@ class FlatGradients(GradientMemory):
 
     def reduction_terms(self) -> Terms:
         whole = self.unfit + self.tied_head
-        copied = self._gradients(whole + self.first_held) + self._bucket(self.fills.flushed * self.copies)
+        copied = self.alive(whole + self.first_held, reduces=True, copied=self.fills.flushed * self.copies)
         # What was copied is gone when the rank's part goes to its buffer, and pieces of it to the host.
         largest = self.largest_in_bucket
-        staged = self._staging(min(largest, self.sharded.slice), largest)
-        behind = self._gradients(whole + self.held) + self._bucket() + staged
-        return max(copied + self._staging(0), behind, key=total_bytes)
+        piece = min(largest, self.sharded.slice)
+        behind = self.alive(whole + self.held, reduces=True, piece=piece, whole=largest)
+        return max(copied, behind, key=total_bytes)
 
     def later_reduction_terms(self) -> Terms:
         """During the reduction of the second full bucket."""
-        alive = self._gradients(self.held + self.unfit + self.tied_head)
-        return alive + self._bucket(self.fills.flushed * self.copies) + self._staging(0)
+        copied = self.fills.flushed * self.copies
+        return self.alive(self.held + self.unfit + self.tied_head, reduces=True, copied=copied)
 
     def _around_end(self) -> tuple[int, int]:
         """Elements of gradients when the last one is made, without it, and after its reduction."""
@@ -173,7 +170,7 @@ class FlatGradients(GradientMemory):
             (reduced + self.last, self._flattened(self.last), 0),
             key=lambda end: self.width * end[0] + self.copied_width * end[1] + NORM_BYTES * end[2],
         )
-        return self._gradients(gradients) + self._bucket(copied) + self._staging(staged, self.last * (staged > 0))
+        return self.alive(gradients, reduces=True, copied=copied, piece=staged, whole=self.last * (staged > 0))
 
     def step_terms(self) -> Terms:
         """The largest of three, on the rank where it is largest.
@@ -196,12 +193,12 @@ class FlatGradients(GradientMemory):
         updates = [(0, last)] + [(load.touched, waiting)] * (waiting > 0)
         alive, updated = max(updates, key=lambda each: width * each[0] + (master + temporaries) * each[1])
         update = (master + temporaries) * updated
-        if width * alive + update > before:
-            return self._gradients(alive) + _UPDATE.term(update, m=master, s=temporaries, part=updated)
-        formula = _NORM_OR_CAST if width == master else _NORM_OR_CAST._replace(text="max(8 slice, (w + m) part)")
-        return self._gradients(load.touched) + formula.term(
-            before - width * load.touched, w=width, m=master, slice=load.slice, part=part
-        )
+        formula, size, inputs = _UPDATE, update, {"m": master, "s": temporaries, "part": updated}
+        if width * alive + update <= before:
+            alive, size = load.touched, before - width * load.touched
+            inputs = {"w": width, "m": master, "slice": load.slice, "part": part}
+            formula = _NORM_OR_CAST if width == master else _NORM_OR_CAST._replace(text="max(8 slice, (w + m) part)")
+        return _GRADIENTS.term(width * alive, w=width, alive=alive) + formula.term(size, **inputs)
 
 
 NORM_CHUNK = 250_000_000

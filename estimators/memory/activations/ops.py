@@ -184,18 +184,20 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
     the input is written over that of the output (liger-kernel 0.8.5 ops/rms_norm.py, unsloth kernels/rms_layernorm.py).
     """
     if ops.fused and variant in ("rms", "rms_plus_one", "rms_fp32"):
-        return _fused(ops, variant, value, label, heads)
+        scale = ops.graph.tensor(value.rows, heads, 4, "reciprocal RMS")
+        passes = variant != "rms_plus_one"
+        return ops.graph.apply(label, (value,), saves=(value, scale), passes=passes, trains=ops.trains)
     if variant == "layer":
         return _native(ops, ops.cast(value, 4) if ops.workload.autocasts else value, label, heads)
     if variant == "layer_bare":
         return ops.cast(_native(ops, ops.cast(value, 4), label, heads), value.itemsize)
     wide = ops.cast(value, 4)
     squares = ops.power("squares", wide)
-    scale = _per_row(ops, squares, "reciprocal RMS", heads)
+    mean = ops.graph.apply("reciprocal RMS squared", (squares,), width=heads, itemsize=4)
+    scale = ops.saves_output("reciprocal RMS", mean)
     if variant == "rms_t5":
-        normed = ops.graph.apply(
-            "normed in fp32", (value, scale), itemsize=4, saves=_factors(value, scale), workspace=2 * wide.size
-        )
+        saves = (value, scale) if value.needs_grad else ()
+        normed = ops.graph.apply("normed in fp32", (value, scale), itemsize=4, saves=saves, workspace=2 * wide.size)
         return _weighted(ops, ops.cast(normed, ops.itemsize), label)
     normed = ops.multiply(wide, scale, "normed in fp32")
     if variant == "rms":
@@ -203,26 +205,11 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
     return ops.cast(_weighted(ops, normed, label), value.itemsize)
 
 
-def _factors(left: Value, right: Value) -> tuple[Value, ...]:
-    return (left, right) if left.needs_grad else ()
-
-
-def _per_row(ops: Ops, value: Value, label: str, heads: int) -> Value:
-    """One fp32 number per row: the mean, then its reciprocal square root, which is saved."""
-    mean = ops.graph.apply(f"{label} squared", (value,), width=heads, itemsize=4)
-    return ops.saves_output(label, mean)
-
-
 def _weighted(ops: Ops, value: Value, label: str) -> Value:
     """weight * x: x is saved only for the weight's gradient, a full product before it is summed."""
     if not ops.trains:
         return ops.scale(value, label)
     return ops.graph.apply(label, (value,), saves=(value,), trains=True, workspace=value.size)
-
-
-def _fused(ops: Ops, variant: NormVariant, value: Value, label: str, heads: int) -> Value:
-    scale = ops.graph.tensor(value.rows, heads, 4, "reciprocal RMS")
-    return ops.graph.apply(label, (value,), saves=(value, scale), passes=variant != "rms_plus_one", trains=ops.trains)
 
 
 def _native(ops: Ops, value: Value, label: str, heads: int) -> Value:
