@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -111,16 +112,14 @@ class FigureRow(NamedTuple):
 def figure_rows(comparison: Comparison) -> list[FigureRow]:
     """Speed and memory of both plans, and duration and cost of the job if its amount is known."""
     plans, question = comparison.candidates, comparison.question
-    rows = [
-        FigureRow("tokens/s", tuple(plan.tokens_per_s for plan in plans), rate),
-        FigureRow(phrase("GPU GiB"), tuple(plan.device_bytes for plan in plans), gib, is_size=True),
-        FigureRow(
-            phrase("RAM GiB per node"), tuple(plan.memory.host_bytes_per_node for plan in plans), gib, is_size=True
-        ),
-    ]
-    if any(plan.memory.nvme_bytes_per_node for plan in plans):
-        nvme = tuple(plan.memory.nvme_bytes_per_node for plan in plans)
-        rows.append(FigureRow(phrase("NVMe GiB per node"), nvme, gib, is_size=True))
+    rows = [FigureRow("tokens/s", tuple(plan.tokens_per_s for plan in plans), rate)]
+    for title, name in (
+        (phrase("GPU GiB"), "device_bytes"),
+        (phrase("RAM GiB per node"), "memory.host_bytes_per_node"),
+        (phrase("NVMe GiB per node"), "memory.nvme_bytes_per_node"),
+    ):
+        if any(sizes := tuple(map(attrgetter(name), plans))):
+            rows.append(FigureRow(title, sizes, gib, is_size=True))
     durations = [] if question is None else [duration_of(question, plan) for plan in plans]
     jobs = [job for job in durations if job is not None]
     if jobs:
