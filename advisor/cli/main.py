@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -23,7 +23,10 @@ from ...estimators.phrase import Phrase, listed, named, phrase
 from ...probes.gc_pause import gc_paused
 from ..text.language import Language, language_of_environment, translate, use_language
 from ..text.output import to_stderr
-from .options import help_records
+from .options import complete_model, help_records
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "advise": ("advise:advise", "Recommend the fastest DeepSpeed configuration that fits."),
@@ -89,6 +92,15 @@ class AdviseByDefault(click.Group):
             gc.enable()
         command: click.Command = getattr(import_module(f".{module}", __package__), function)
         return command
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands, and models for `advise`."""
+        from click.shell_completion import CompletionItem
+
+        found = super().shell_complete(context, incomplete)
+        if not incomplete.startswith("-"):
+            found += [CompletionItem(name) for name in complete_model(context, context.command.params[0], incomplete)]
+        return found
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if args[:1] == ["--help-all"]:

@@ -22,6 +22,8 @@ Decorator = Callable[[Any], Any]
 
 PATH = click.Path(path_type=Path)
 
+_MOST_COMPLETIONS = 200
+
 
 class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer versions of Click
     """A whole number of at least 1, in digits (`4096`)."""
@@ -73,6 +75,33 @@ TRAINING = (
 """Options about the training that a configuration does not describe."""
 
 
+def complete_model(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Catalogue names with this prefix, without their owner unless one is typed; none for a path."""
+    from ...estimators.models import catalogue
+
+    if incomplete.startswith((".", "~", "/")):
+        return []
+    names = catalogue.names() if "/" in incomplete else [name.rpartition("/")[2] for name in catalogue.names()]
+    return _with_prefix(names, incomplete)
+
+
+def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """GPU kinds after the typed counts: `8xA1` becomes `8xA100-SXM4-80GB`."""
+    from ...estimators.hardware import gpus
+
+    *counts, kind = incomplete.split("x")
+    numbers = next((index for index, count in enumerate(counts) if not count.isdigit()), len(counts))
+    typed = "".join(f"{count}x" for count in counts[:numbers])
+    names = [gpu.name.replace(" ", "-") for gpu in gpus()]
+    found = _with_prefix(names if typed else ["auto", *names], "x".join([*counts[numbers:], kind]))
+    return [typed + name for name in found]
+
+
+def _with_prefix(names: Sequence[str], prefix: str) -> list[str]:
+    """The names with this prefix, in any case, each once."""
+    return [name for name in dict.fromkeys(names) if name.lower().startswith(prefix.lower())][:_MOST_COMPLETIONS]
+
+
 def question_option(option: Option, *, searches: bool = False, **changes: Any) -> Decorator:
     """The Click option of a declared option.
 
@@ -91,6 +120,7 @@ def question_option(option: Option, *, searches: bool = False, **changes: Any) -
         default=option.default,
         metavar=option.metavar or None,
         help=text,
+        shell_complete=complete_gpus if option.name == "gpus" else None,
     )
 
 
@@ -150,7 +180,7 @@ def given_by_user() -> set[str]:
 
 
 def model_option(text: str, *, required: bool = False) -> Decorator:
-    return click.option("--model", required=required, metavar="MODEL", help=text)
+    return click.option("--model", required=required, metavar="MODEL", shell_complete=complete_model, help=text)
 
 
 class GroupedCommand(click.Command):
@@ -172,7 +202,7 @@ def help_records(command: click.Command, context: click.Context) -> dict[str, tu
     return {name: record for name, record in shown if record is not None}
 
 
-MODEL_ARGUMENT = click.argument("model", metavar="MODEL")
+MODEL_ARGUMENT = click.argument("model", metavar="MODEL", shell_complete=complete_model)
 
 DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 """`main.run` reads it from the arguments."""
