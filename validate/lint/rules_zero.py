@@ -71,6 +71,15 @@ ZERO_RULES.error(
 )
 
 
+ZERO_RULES.warning(
+    "DS306 sub_group_size 0",
+    at("zero_optimization.sub_group_size", when.stages(3) & when.equals(0), "every sub-group has one parameter"),
+    why="every parameter then is a sub-group of its own, for which the optimizer steps once",
+    fix="remove it, or write a number such as 100000000",
+    source=_STAGE_3 + " _create_fp16_sub_groups",
+)
+
+
 @ZERO_RULES.advice(
     "DS307 sub-groups of 1e9 elements",
     why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element on top of everything "
