@@ -267,15 +267,14 @@ def t5(c: Fields, *, feed_forward: str = "relu") -> Body:
         attention_dropout=dropout,
         tensors=attend("layer.0", "SelfAttention") + feed("layer.1"),
     )
-    decoder = Block(
+    decoder = replace(
+        encoder,
         prefix="decoder.block",
         count=c.size("num_decoder_layers", default=layers, limit=MAX_LAYERS),
+        stack="decoder",
         attention=attention._replace(causal=True),
         cross_attention=attention._replace(cross=True),
-        feed_forward=ffn,
         norm_count=3,
-        hidden_dropout=dropout,
-        attention_dropout=dropout,
         tensors=attend("layer.0", "SelfAttention") + attend("layer.1", "EncDecAttention") + feed("layer.2"),
     )
     tied = c.flag("tie_word_embeddings", default=True)
@@ -334,14 +333,13 @@ def whisper(c: Fields) -> Body:
         tensors=attend(attention, "self_attn") + feed(ffn),
     )
     layers, attention, ffn = stack("decoder")
-    decoder = Block(
+    decoder = replace(
+        encoder,
         prefix="decoder.layers",
         count=layers,
-        norm="layer",
+        stack="decoder",
         norm_count=3,
         feed_forward=ffn,
-        hidden_dropout=dropout,
-        attention_dropout=attention_dropout,
         attention=attention._replace(causal=True),
         cross_attention=attention._replace(cross=True),
         tensors=attend(attention, "self_attn") + attend(attention, "encoder_attn") + feed(ffn),

@@ -28,7 +28,7 @@ from ..dry_run.run import DryRunError, absolute_factory, answers
 from ..machine import installed_version
 from ..store_path import store_path
 
-FORMAT = 8
+FORMAT = 10
 """Rises when recordings of before can no longer be read, or are wrong."""
 
 REFUSES = "cannot be built from this configuration"

@@ -68,7 +68,7 @@ def recorded_shape(
 ) -> ModelShape:
     """The shape of a transformers model.
 
-    windows: the window of each layer that has one.
+    windows: the window of each layer that has one, by its place in its list.
     rebuild: builds the model again, for longer sequences: code may have changed it for short ones.
 
     Raises UnrecordableError, and what the model's code raises on tensors without data.
@@ -92,10 +92,11 @@ def _shape_at(
     config = model.config
     text = config.get_text_config()
     every_layer = dict(_layers(model))
-    kinds = {
-        path: (path.rpartition(".")[0], windows.get(index), _fingerprint(layer))
-        for index, (path, layer) in enumerate(every_layer.items())
-    }
+    kinds: dict[str, Kind] = {}
+    for path, layer in every_layer.items():
+        prefix, _, place = path.rpartition(".")
+        window = windows.get(int(place)) if place.isdigit() else None
+        kinds[path] = prefix, window, _fingerprint(layer)
     shapes = shapes_of(step)
     count, runs = len(set(kinds.values())), list[_Run]()
     # The first pass fills what the model's code caches. Short sequences come last: code may go over to another kernel

@@ -112,9 +112,14 @@ def test_routers_that_return_several_tensors_are_not_adapted() -> None:
 
 
 def test_every_expert_of_llama_4_computes_every_token_and_layers_attend_within_chunks() -> None:
+    """Beside a vision tower of three layers, which text leaves idle."""
     small = {"hidden_size": 64, "intermediate_size": 32, "intermediate_size_mlp": 96, "head_dim": 8, "vocab_size": 64}
-    config = {**NEMOTRON, **small, "model_type": "llama4_text", "num_local_experts": 4, "attention_chunk_size": 8192}
-    rotated, whole = recorded_model(config, name="llama4", source="").blocks
+    text = {**NEMOTRON, **small, "model_type": "llama4_text", "num_local_experts": 4, "attention_chunk_size": 8192}
+    vision = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
+    config = {"model_type": "llama4", "architectures": ["Llama4ForConditionalGeneration"], "pad_token_id": 0}
+    shape = recorded_model({**config, "text_config": text, "vision_config": vision}, name="llama4", source="")
+    assert shape.idle_tower
+    rotated, whole = shape.blocks
     assert (rotated.count, whole.count) == (3, 1)
     assert (rotated.attention.window, whole.attention.window) == (8192, None)
     assert rotated.feed_forward.experts_per_token == rotated.feed_forward.experts == 4
