@@ -29,35 +29,22 @@ def contradiction(config: LintedConfig) -> Iterator[Violation]:
     ranks = _data_parallel_ranks(config)
     if not total or not micro:
         return
-    default = not config.has(STEPS)
+    sizes = {"total": total, "micro": micro, "steps": steps, "ranks": ranks, "product": micro * steps * (ranks or 0)}
+    what = None
     if steps and ranks is None and total % (micro * steps):
         what = phrase(
-            "{total} is not a multiple of {micro} samples x {steps} accumulation steps on any number of GPUs",
-            total=total,
-            micro=micro,
-            steps=steps,
+            "{total} is not a multiple of {micro} samples x {steps} accumulation steps on any number of GPUs", **sizes
         )
-        yield violation(TOTAL, _of_accelerate(what) if default else what)
     elif steps and ranks and total != micro * steps * ranks:
-        what = phrase(
-            "{total} is not {micro} samples x {steps} steps x {ranks} GPUs, which is {product}",
-            total=total,
-            micro=micro,
-            steps=steps,
-            ranks=ranks,
-            product=micro * steps * ranks,
-        )
-        yield violation(TOTAL, _of_accelerate(what) if default else what)
+        what = phrase("{total} is not {micro} samples x {steps} steps x {ranks} GPUs, which is {product}", **sizes)
     elif not steps and total % micro:
-        yield violation(TOTAL, "{total} is not a multiple of the micro batch {micro}", total=total, micro=micro)
+        what = phrase("{total} is not a multiple of the micro batch {micro}", **sizes)
     elif not steps and ranks and total % (micro * ranks):
-        yield violation(
-            TOTAL, "{total} is not a multiple of {micro} samples x {ranks} GPUs", total=total, micro=micro, ranks=ranks
-        )
-
-
-def _of_accelerate(what: Phrase) -> Phrase:
-    return phrase("{what}; accelerate sets an absent {key} to 1", what=what, key=STEPS)
+        what = phrase("{total} is not a multiple of {micro} samples x {ranks} GPUs", **sizes)
+    if what and steps and not config.has(STEPS):
+        what = phrase("{what}; accelerate sets an absent {key} to 1", what=what, key=STEPS)
+    if what:
+        yield violation(TOTAL, what)
 
 
 BATCH_RULES.error(

@@ -145,20 +145,13 @@ ZERO_RULES.error(
 )
 def two_buckets(config: LintedConfig) -> Iterator[Violation]:
     path = "zero_optimization.reduce_bucket_size"
-    filled = config.framework == "hf" and config.is_auto(path)
-    if config.stage in (1, 2) and config.flag("zero_optimization.overlap_comm") and not filled:
-        elements = config.zero_number("reduce_bucket_size")
-        if elements >= 2e8:
-            by_trainer = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
-            width = 2 if config.fp16 or config.bf16 or by_trainer else 4
-            needed = 2 * width * elements / 1e9
-            yield violation(
-                path,
-                "2 x {elements} elements x {width} bytes are {needed} GB per GPU",
-                elements=f"{elements:,}",
-                width=width,
-                needed=f"{needed:.1f}",
-            )
+    filled, elements = config.framework == "hf" and config.is_auto(path), config.zero_number("reduce_bucket_size")
+    if config.stage in (1, 2) and config.flag("zero_optimization.overlap_comm") and not filled and elements >= 2e8:
+        by_trainer = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
+        width = 2 if config.fp16 or config.bf16 or by_trainer else 4
+        sizes = {"elements": f"{elements:,}", "width": width, "needed": f"{2 * width * elements / 1e9:.1f}"}
+        what = phrase("2 x {elements} elements x {width} bytes are {needed} GB per GPU", **sizes)
+        yield violation(path, what)
 
 
 @ZERO_RULES.advice(
