@@ -22,10 +22,11 @@ from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Framework, Workload
-from ds_advise.probes.dry_run.run import DryRunError, _error, ask
+from ds_advise.probes.dry_run.run import DryRunError, _error
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request, Run
@@ -199,25 +200,39 @@ def failed_probe(kind: Any, message: str = "no", *, world_size: int = 2, device:
     )
 
 
-def _answers_of_forks(requests: Sequence[Request], *_settings: Any) -> list[dict[str, Any] | DryRunError]:
+def fork_outcomes(requests: Sequence[Request]) -> list[DryRunResult | DryRunError]:
+    """Dry runs side by side, in forks of one process of the session, because importing torch takes long."""
     from tests.training_scripts.forked_ranks import dry_runs
 
-    return [_error(answer) if "error" in answer else answer["result"] for answer in dry_runs(requests)]
+    return [_error(each) if "error" in each else from_json(DryRunResult, each["result"]) for each in dry_runs(requests)]
+
+
+def ask_forks(requests: Sequence[Request]) -> list[DryRunResult]:
+    """Their results. An error of a run fails the test."""
+    outcomes = fork_outcomes(requests)
+    failed = [each for each in outcomes if isinstance(each, DryRunError)]
+    assert not failed, failed
+    return [each for each in outcomes if isinstance(each, DryRunResult)]
+
+
+def answer_of_fork(request: Request, *_settings: Any) -> dict[str, Any]:
+    """What `probes.dry_run.run.answer` answers, from a fork."""
+    from tests.training_scripts.forked_ranks import dry_runs
+
+    (answer,) = dry_runs([request])
+    if "error" in answer:
+        raise _error(answer)
+    result: dict[str, Any] = answer["result"]
+    return result
 
 
 @contextmanager
 def dry_runs_in_forks() -> Iterator[None]:
-    """Dry runs and recorded modules are forks of one process of the session, because importing torch takes long."""
+    """Dry runs and recorded modules are forks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ds_advise.probes.dry_run.run.answers", _answers_of_forks)
-        patch.setattr("ds_advise.probes.model_recorder.recorded_model.answers", _answers_of_forks)
+        patch.setattr("ds_advise.probes.dry_run.run.answer", answer_of_fork)
+        patch.setattr("ds_advise.probes.model_recorder.recorded_model.answer", answer_of_fork)
         yield
-
-
-def ask_forks(requests: Sequence[Request], *_settings: Any) -> list[DryRunResult]:
-    """The results of `probes.dry_run.run.ask` from forks. An error of a run fails the test."""
-    with dry_runs_in_forks():
-        return ask(requests, timeout_s=0)
 
 
 def write_training(

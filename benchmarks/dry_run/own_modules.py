@@ -23,7 +23,9 @@ from ds_advise.estimators.estimate import total_bytes
 from ds_advise.estimators.memory.activations import saved_tensors
 from ds_advise.estimators.memory.device_overhead import library_workspace
 from ds_advise.estimators.plan import RUNGS
-from ds_advise.probes.dry_run.run import DryRunError, ask_each, request_for
+from ds_advise.probes.dry_run.run import request_for
+
+from .forked_dry_runs import answers
 
 LOSS = """
 import torch
@@ -34,7 +36,6 @@ def loss_fn(output, batch):
     return torch.nn.functional.cross_entropy(logits, labels)
 """
 IMAGE = "3,224,224"
-TIMEOUT_S = 1800.0
 
 
 class Module(NamedTuple):
@@ -202,9 +203,9 @@ def compare(name: str, module: Module, sources: Path, rungs: list[str]) -> list[
             plans = [plan_of(asked, rung) for rung in rungs]
             runs = [request_for(run_of(asked, each.plan), rank=None) for each in plans]
             shown = []
-            for rung, candidate, result in zip(rungs, plans, ask_each(runs, TIMEOUT_S), strict=True):
-                if isinstance(result, DryRunError):
-                    raise result
+            for rung, candidate, result in zip(rungs, plans, answers(runs), strict=True):
+                if isinstance(result, str):
+                    raise RuntimeError(result)
                 peak = result.peak.allocated_bytes_per_gpu
                 errors.append((candidate.memory.allocated_bytes_per_gpu - workspace) / peak - 1)
                 shown.append(f"{rung} {errors[-1]:+.1%}")

@@ -73,22 +73,25 @@ def _run(folder: Path, *, limit_s: float) -> None:
 
 def _main(folder: Path) -> None:
     import gc
+    import importlib
     import os
 
     os.environ["DS_ACCELERATOR"] = "cpu"
     gc.disable()
     import logging
 
-    from ds_advise.probes.dry_run import worker
-
     questions = [EngineQuestion(**fields) for fields in json.loads((folder / "questions.json").read_text())]
     os.chdir(folder)
-    worker._import_all(_request(folder, {}, 1))
-    import deepspeed.runtime.superoffload.superoffload_stage3
-    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  imported by each initialization, which takes seconds
-
-    if any(question.framework == "hf" for question in questions):
-        import transformers.integrations.deepspeed  # noqa: F401
+    for name in (  # imported by each initialization, which takes seconds
+        "deepspeed.runtime.engine",
+        "deepspeed.runtime.superoffload.superoffload_stage3",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
+        "transformers.integrations.deepspeed",
+        "transformers.modeling_utils",
+        "torch.testing._internal.distributed.fake_pg",
+        "ds_advise.probes.dry_run.worker",
+    ):
+        importlib.import_module(name)
 
     logging.disable(logging.CRITICAL)  # DeepSpeed's log of every start takes longer than the start
     (folder / "outcomes.json").write_text(json.dumps([_in_a_fork(folder, question) for question in questions]))

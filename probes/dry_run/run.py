@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -79,7 +79,7 @@ def dry_run(
     """
     _refuse_unknown_features(run)
     request = request_for(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
-    (result,) = ask([request], timeout_s, on_progress)
+    result = from_json(DryRunResult, answer(request, timeout_s, on_progress))
     return replace(
         result,
         peak=_with_overhead(result.peak, run.cluster),
@@ -223,57 +223,36 @@ def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> S
     return simulate(result.schedule, cluster, tokens_per_step=samples * seq_len)
 
 
-def ask(
-    requests: Sequence[Request], timeout_s: float, on_progress: OnProgress = lambda _phase: None
-) -> list[DryRunResult]:
-    """The results of all requests. Raises the first DryRunError."""
-    answers = []
-    for answer in ask_each(requests, timeout_s, on_progress):
-        if isinstance(answer, DryRunError):
-            raise answer
-        answers.append(answer)
-    return answers
+def answer(
+    request: Request | Answering, timeout_s: float, on_progress: OnProgress = lambda _phase: None
+) -> dict[str, Any]:
+    """The result of a request in JSON, from a subprocess.
 
+    on_progress: receives the phase that runs.
 
-def ask_each(
-    requests: Sequence[Request], timeout_s: float, on_progress: OnProgress = lambda _phase: None
-) -> list[DryRunResult | DryRunError]:
-    """The result or error of each request; they run in parallel, in forks of one process that imports torch once.
-
-    on_progress: receives the phase of the first one.
-
-    Raises DryRunError where the process does not end in time. No process outlives the call.
+    Raises DryRunError where the request fails or the process does not end in time. No process outlives the call.
     """
-    given = answers(requests, timeout_s, on_progress)
-    return [each if isinstance(each, DryRunError) else from_json(DryRunResult, each) for each in given]
-
-
-def answers(
-    requests: Sequence[Request | Answering], timeout_s: float, on_progress: OnProgress = lambda _phase: None
-) -> list[dict[str, Any] | DryRunError]:
-    """The results in JSON, or the errors; otherwise as `ask_each`."""
     with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
         folder = Path(name)
         with (folder / "output").open("w+", encoding="utf-8", errors="replace") as output:
-            status = _run_worker(requests, folder, output, timeout_s, on_progress)
+            status = _run_worker(request, folder, output, timeout_s, on_progress)
             output.seek(max(0, output.seek(0, os.SEEK_END) - 100_000))
             printed = output.read()
-        outcomes: list[dict[str, Any] | DryRunError] = []
-        for index in range(len(requests)):
-            if answer := _text(folder / f"answer-{index}.json"):
-                values = json.loads(answer)
-                outcomes.append(_error(values) if "error" in values else values["result"])
-            else:
-                ended = int(_text(folder / f"status-{index}") or status)
-                outcomes.append(_died(ended, _text(folder / f"phase-{index}") or "start", printed))
-        return outcomes
+        written = _text(folder / "answer.json")
+        if not written:
+            raise _died(status, _text(folder / "phase") or "start", printed)
+    values: dict[str, Any] = json.loads(written)
+    if "error" in values:
+        raise _error(values)
+    result: dict[str, Any] = values["result"]
+    return result
 
 
 def _run_worker(
-    requests: Sequence[Request | Answering], folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
+    request: Request | Answering, folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
 ) -> int:
     """Run `worker.py`; returns its exit status, negative for a signal."""
-    phase = folder / "phase-0"
+    phase = folder / "phase"
     on_progress("start")
     worker = subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.worker", str(folder)],
@@ -281,14 +260,14 @@ def _run_worker(
         stdout=output,
         stderr=output,
         cwd=folder,
-        start_new_session=True,  # so that its forks end with it
+        start_new_session=True,  # so that what it starts ends with it
         # PYTHONUTF8: some libraries read their own files in the encoding of the locale
         env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"},
     )
     try:
         assert worker.stdin is not None, "it is a pipe"
         with contextlib.suppress(BrokenPipeError):  # the exit status says why
-            worker.stdin.write(pickle.dumps(list(requests)))
+            worker.stdin.write(pickle.dumps(request))
             worker.stdin.close()
         ends = time.monotonic() + timeout_s
         while time.monotonic() < ends:

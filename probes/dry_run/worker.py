@@ -1,12 +1,11 @@
-"""The subprocess of dry runs: pickled requests on stdin, JSON answers in the folder of the first argument.
+"""The subprocess of a dry run: a pickled request on stdin, the answer in JSON in the folder of the first argument.
 
-It changes torch, transformers and DeepSpeed permanently, so the process ends with its answers.
+It changes torch, transformers and DeepSpeed permanently, so the process ends with its answer.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import pickle
@@ -31,7 +30,7 @@ from ..run import Request, isolated_config
 from ..simulated_gpu import attention, collectives, kernels, patches
 from ..simulated_gpu.device import DEVICE_TYPE, register
 from ..simulated_gpu.quick_fake import QuickFakeTensorMode
-from . import models, training
+from . import training
 from .run import Answering
 
 _HOPPER = 9.0
@@ -39,46 +38,14 @@ _HOPPER = 9.0
 
 
 def main() -> None:
-    """Answer the requests on stdin: one in this process, several in parallel forks."""
+    """Answer the request on stdin."""
     folder = Path(sys.argv[1])
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no search for vendors' libraries
     gc.disable()  # imported modules are no garbage
-    requests: list[Any] = pickle.load(sys.stdin.buffer)
-    if len(requests) == 1:
-        _answer(folder, 0, requests[0])
-    else:
-        _import_all(requests[0])
-        forks = []
-        for index, request in enumerate(requests):
-            forks.append(os.fork())
-            if not forks[-1]:
-                _answer(folder, index, request)
-                sys.stdout.flush()
-                os._exit(0)
-        for index, fork in enumerate(forks):
-            status = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
-            (folder / f"status-{index}").write_text(str(status))
+    answer = answer_to(pickle.load(sys.stdin.buffer), on_phase=(folder / "phase").write_text)
+    (folder / "answer.json").write_text(json.dumps(answer))
     sys.stdout.flush()
     os._exit(0)  # skips the exit handlers of the fake process group
-
-
-def _answer(folder: Path, index: int, request: Request | Answering) -> None:
-    answer = answer_to(request, on_phase=(folder / f"phase-{index}").write_text)
-    (folder / f"answer-{index}.json").write_text(json.dumps(answer))
-
-
-def _import_all(request: Request) -> None:
-    """Import the modules of a request's run, without changing them."""
-    for name in (
-        "deepspeed.runtime.engine",
-        "transformers.integrations.deepspeed",
-        "transformers.modeling_utils",
-        "torch.testing._internal.distributed.fake_pg",
-        *(["peft"] if request.run.workload.method == "lora" else []),
-    ):
-        importlib.import_module(name)
-    if request.run.description is not None:
-        models.model_class(models.transformers_config(request.run.description))
 
 
 def answer_to(request: Request | Answering, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ...estimators.json_form import Form, from_json, to_json
 from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape, OwnModule
 from ...estimators.phrase import phrase
-from ..dry_run.run import DryRunError, absolute_factory, answers
+from ..dry_run.run import absolute_factory, answer
 from ..machine import installed_version
 from ..store_path import store_path
 
@@ -278,8 +278,6 @@ def record_module(module: OwnModule, seq_len: int) -> ModelShape:
     known = cached(file, ModuleRecording)
     if known is not None and known.is_current:
         return known.shape
-    (answer,) = answers([request], timeout_s=600.0)
-    if isinstance(answer, DryRunError):
-        raise answer
-    keep(file, answer)
-    return from_json(ModuleRecording, answer).shape
+    recorded = answer(request, timeout_s=600.0)
+    keep(file, recorded)
+    return from_json(ModuleRecording, recorded).shape

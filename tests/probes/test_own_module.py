@@ -21,13 +21,12 @@ from ds_advise.estimators.models.model_shape import Input, ModelShape
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run.run import ask_each, request_for
+from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.model_recorder import recorded_model
 from ds_advise.probes.model_recorder.module import recorded_object
-from ds_advise.probes.recording.result import DryRunResult
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.helpers import dry_runs_in_forks, printed
+from tests.helpers import ask_forks, dry_runs_in_forks, printed
 from tests.probes.tied_transformer import Transformer, loss_fn
 
 CONVNET = Path(__file__).parent / "dry_run" / "convnet.py"
@@ -130,7 +129,7 @@ def test_what_the_function_freezes_has_no_gradient_and_its_recording_lasts_as_lo
     # The frozen first layer has no backward pass; of the second only the adapter takes gradients.
     assert flops.backward == 2 * 4 * (2 * 4 * 8 + 32 * 4)
     with monkeypatch.context() as patch:
-        patch.setattr(recorded_model, "answers", lambda *_: pytest.fail("recorded again"))
+        patch.setattr(recorded_model, "answer", lambda *_: pytest.fail("recorded again"))
         assert shape() == first
     file.write_text("WIDTH = 16", encoding="utf-8")
     assert shape().parameters > first.parameters
@@ -289,9 +288,8 @@ def test_the_ladder_is_within_a_hundredth_of_dry_runs(
         model, gpus="8xA100-80GB", ram="1TB", micro_batch=64, input_shape=shape, input_dtype=dtype, **options
     )
     plans = [plan_of(question, rung) for rung in rungs.split()]
-    results = ask_each([request_for(run_of(question, each.plan), rank=None) for each in plans], 600)
+    results = ask_forks([request_for(run_of(question, each.plan), rank=None) for each in plans])
     workspace = total_bytes(library_workspace(question.cluster.gpu))
     for plan, result in zip(plans, results, strict=True):
-        assert isinstance(result, DryRunResult), result
         expected = plan.memory.allocated_bytes_per_gpu - workspace
         assert expected == pytest.approx(result.peak.allocated_bytes_per_gpu, rel=0.01), plan.rung

@@ -16,11 +16,11 @@ from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run.run import NeedsValuesError
-from ds_advise.probes.recording.result import DryRunResult, TimelinePoint
+from ds_advise.probes.recording.result import TimelinePoint
 from ds_advise.probes.run import Request
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
-from tests.helpers import SMALL_LLAMA, ask_forks, ran, schema_errors
+from tests.helpers import SMALL_LLAMA, answer_of_fork, ran, schema_errors
 
 CONFIG = {
     "bf16": {"enabled": "auto"},
@@ -39,20 +39,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "ds_config.json").write_text(json.dumps(CONFIG))
     words = "dry-run ds_config.json --model config.json --gpus 2x24GB --seq-len 128 --iterations 2"
     arguments = words.split()
-    answers: dict[str, list[DryRunResult]] = {}
+    answers: dict[str, dict[str, Any]] = {}
 
-    def ask_once(
-        requests: list[Request], _timeout_s: float, on_progress: Callable[[str], object]
-    ) -> list[DryRunResult]:
-        key = repr(requests)
+    def ask_once(request: Request, _timeout_s: float, on_progress: Callable[[str], object]) -> dict[str, Any]:
         on_progress("load")
-        return answers[key] if key in answers else answers.setdefault(key, ask_forks(requests))
+        key = repr(request)
+        return answers[key] if key in answers else answers.setdefault(key, answer_of_fork(request))
 
     answer, printed, meanwhile = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii"), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("DS_ADVISE_CACHE", str(folder / "store"))
-        patch.setattr("ds_advise.probes.dry_run.run.ask", ask_once)
+        patch.setattr("ds_advise.probes.dry_run.run.answer", ask_once)
         patch.setattr(sys, "stderr", meanwhile)
         patch.setattr(sys, "stdout", answer)
         assert run([*arguments, "--json"]) == 0
@@ -152,7 +150,7 @@ def test_impossible_options_are_refused_before_anything_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", None)
+    monkeypatch.setattr("ds_advise.probes.dry_run.run.answer", None)
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
     before = (folder / "trace.json").read_bytes()
@@ -227,7 +225,7 @@ def test_a_model_that_needs_values_is_probed_without_a_dry_run(
 
     monkeypatch.chdir(tmp_path)
     Path("ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2}))
-    monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", needs_values)
+    monkeypatch.setattr("ds_advise.probes.dry_run.run.answer", needs_values)
     probed = ran(1.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
     monkeypatch.setattr("ds_advise.advisor.verification.probe.probe_and_keep", lambda *_, **__: probed)
     assert run(["dry-run", "ds.json", "--model", "gpt2", "--gpus", "2x24GB"]) == 2

@@ -13,11 +13,11 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Input
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Framework, LossKernel, Method, OptimizerStep, Software, Workload
-from ds_advise.probes.dry_run.run import DryRunError, NeedsValuesError, ask_each, dry_run, request_for
+from ds_advise.probes.dry_run.run import DryRunError, NeedsValuesError, dry_run, request_for
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
-from tests.helpers import WIDE_LLAMA, ask_forks, dry_runs_in_forks, h100s, imports_of, zero_config
+from tests.helpers import WIDE_LLAMA, ask_forks, dry_runs_in_forks, fork_outcomes, h100s, imports_of, zero_config
 
 MODEL = WIDE_LLAMA
 PARAMETERS = 2 * 4000 * 512 + 3 * (512 * (512 + 256 + 256 + 512) + 3 * 512 * 1024 + 2 * 512) + 512
@@ -170,8 +170,7 @@ def runs(folder: Path) -> dict[str, Any]:
         "flash": Run(config=config(2), model=MODEL, workload=Workload(seq_len=64, attention="flash"), cluster=h100s(1)),
     }
     requests = [request_for(job, rank=None, iterations=2) for job in jobs.values()]
-    with dry_runs_in_forks():
-        return dict(zip(jobs, ask_each(requests, timeout_s=1200), strict=True))
+    return dict(zip(jobs, fork_outcomes(requests), strict=True))
 
 
 def test_nvme_bytes_are_counted_and_the_named_folder_is_left_alone(runs: dict[str, Any], folder: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from ds_advise.estimators.models.model_shape import Input
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run.run import DryRunError, ask_each, dry_run, request_for
+from ds_advise.probes.dry_run.run import DryRunError, answer, dry_run, request_for
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
-from tests.helpers import h100s
+from tests.helpers import fork_outcomes, h100s
 
 FILE = """
 import os, signal
@@ -31,7 +31,6 @@ class Net(torch.nn.Module):
 
 def net(): return neighbour.same(Net())
 def killed(): return Net(fatal=True)
-def crashes(): os.abort()
 def leaves(): os._exit(3)
 def raises(): return {}["missing"]
 """
@@ -51,7 +50,7 @@ OWN = Workload(precision="fp32", framework="deepspeed")
 TRAINER = Workload(precision="fp32", framework="hf")
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> file, function, other keys of the configuration
     "works": ("own.py", "net", {}),
-    **{name: ("own.py", name, {}) for name in ("killed", "crashes", "leaves", "raises")},
+    **{name: ("own.py", name, {}) for name in ("killed", "leaves", "raises")},
     "bad_batch": ("batch.py", "net", {}),
     "unknown_optimizer": ("own.py", "net", {"optimizer": {"type": "Adamm", "params": {"lr": 0.1}}}),
     "wrong_batch": ("own.py", "net", {"train_micro_batch_size_per_gpu": 3}),
@@ -66,13 +65,13 @@ Outcomes = dict[str, DryRunResult | DryRunError]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """All of them in forks of one process: importing torch and DeepSpeed is what takes time."""
+    """Of a process of its own where it dies, else of forks: importing torch and DeepSpeed is what takes time."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "own.py").write_text(FILE)
     (folder / "batch.py").write_text(BATCH)
     (folder / "neighbour.py").write_text("def same(module): return module\n")
-    requests = [
-        request_for(
+    requests = {
+        name: request_for(
             Run(
                 config={**PLAIN, **more},
                 model=f"{folder / file}:{function}",
@@ -84,8 +83,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
             iterations=1,
         )
         for name, (file, function, more) in CASES.items()
-    ]
-    return dict(zip(CASES, ask_each(requests, timeout_s=3000), strict=True))
+    }
+    died: dict[str, DryRunResult | DryRunError] = {}
+    for name in ("killed", "leaves"):
+        with pytest.raises(DryRunError) as caught:
+            answer(requests.pop(name), timeout_s=3000)
+        died[name] = caught.value
+    return died | dict(zip(requests, fork_outcomes(list(requests.values())), strict=True))
 
 
 def test_one_failure_leaves_the_others_alone(outcomes: Outcomes) -> None:
@@ -99,7 +103,6 @@ def test_one_failure_leaves_the_others_alone(outcomes: Outcomes) -> None:
     ("name", "phase", "words"),
     [
         ("killed", "forward of iteration 1", ("SIGKILL", "forward of iteration 1", "free memory")),
-        ("crashes", "load", ("SIGABRT", "load", "--debug")),
         ("leaves", "load", ("exit code 3", "load", "--debug")),
         ("raises", "load", ("KeyError: 'missing'", "load", "own.py:")),
         ("auto", "start", ('nothing replaces "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
@@ -120,7 +123,7 @@ def test_a_failure_is_reported_with_its_phase_and_cause(
 
 def test_a_missing_file_is_reported_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before torch and DeepSpeed are imported."""
-    monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", None)
+    monkeypatch.setattr("ds_advise.probes.dry_run.run.answer", None)
     with pytest.raises(DryRunError, match="no such file"):
         dry_run(Run(config=PLAIN, model="nowhere.py:net", cluster=h100s(2)))
 
