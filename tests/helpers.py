@@ -215,7 +215,7 @@ def ask_forks(requests: Sequence[Request]) -> list[DryRunResult]:
     return [each for each in outcomes if isinstance(each, DryRunResult)]
 
 
-def answer_of_fork(request: Request, *_settings: Any) -> dict[str, Any]:
+def answer_of_fork(request: Request, *_: Any, **__: Any) -> dict[str, Any]:
     """What `probes.dry_run.run.answer` answers, from a fork."""
     from tests.training_scripts.forked_ranks import dry_runs
 

@@ -260,7 +260,7 @@ def _without_generation(phase: Phase) -> Phase:
     """A dry run gathers the weights for `generate`, and generates nothing."""
     if phase.name != "rollout":
         return phase
-    generated = ("keys and values", "keys and values of a layer", "logits of the next token")
+    generated: tuple[str, ...] = ("keys and values", "keys and values of a layer", "logits of the next token")
     generated += ("scores as they come", "scores put together")
     return replace(phase, terms=tuple(term for term in phase.terms if term.name not in generated))
 

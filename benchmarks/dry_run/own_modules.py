@@ -199,7 +199,7 @@ def compare(name: str, module: Module, sources: Path, rungs: list[str]) -> list[
         workspace = total_bytes(library_workspace(question.cluster.gpu))
         errors: list[float] = []
         for choice in ("off", "on") if offered else ("off",):
-            asked = question.with_options(gradient_checkpointing=choice)  # type: ignore[typeddict-item]
+            asked = question.with_options(gradient_checkpointing=choice)
             plans = [plan_of(asked, rung) for rung in rungs]
             runs = [request_for(run_of(asked, each.plan), rank=None) for each in plans]
             shown = []
