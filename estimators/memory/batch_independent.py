@@ -22,6 +22,11 @@ from .zero_states import masters_and_states, parameters, reference_model, second
 INITIALIZE_SHARE = 0.85
 """Share of the GPU's memory up to which DeepSpeed certainly flattens two copies of the weights on the GPU."""
 
+_SYMBOLS = {
+    **MEMORY_SYMBOLS,
+    "whole": "elements of the largest weight, in 16 bits until it is quantized, or of the adapters",
+    "gathered": "elements that are gathered from all ranks at this moment",
+}
 _TWICE = Formula(
     "parameters", "2 w Pt + frozen", "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)"
 )
@@ -29,13 +34,13 @@ _LOADED = Formula(
     "parameters",
     "frozen + w whole",
     "transformers 5.23 modeling_utils.py get_init_context (no zero.Init), integrations/bitsandbytes.py",
-    {**MEMORY_SYMBOLS, "whole": "elements of the largest weight, in 16 bits until it is quantized, or of the adapters"},
+    _SYMBOLS,
 )
 _GATHERED = Formula(
     "gathered_parameters",
     "w gathered",
     "estimators/memory/gathered_parameters.py, deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py",
-    {**MEMORY_SYMBOLS, "gathered": "elements that are gathered from all ranks at this moment"},
+    _SYMBOLS,
 )
 
 

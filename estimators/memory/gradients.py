@@ -249,14 +249,6 @@ class StageThree(GradientMemory):
         quantized = 0.5 + 0.5 + (0.5 + 0.5 + 2) / self.local_ranks
         return cast + int(quantized * min(numel, largest)) // self.width
 
-    def _bucket(self, copied: int = 0) -> Terms:
-        size = self.width * (self.bucket_size + copied)
-        return _BUCKET_3.term(size, w=self.width, bucket=self.bucket_size, copied=copied)
-
-    def _gradients(self, whole: int) -> Terms:
-        shards = 0 if self.offloaded else self.sharded.shard_total
-        return _GRADIENTS_3.term(self.width * (shards + whole), w=self.width, shards=shards, alive=whole)
-
     def _staging(self, numel: int, in_bucket: int = 0) -> Terms:
         """A gradient on its way to the host or the disk, with `in_bucket` others."""
         if not self.offloaded:
@@ -272,8 +264,11 @@ class StageThree(GradientMemory):
         size = self.width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), master * piece) + 4 * waiting
         return _STAGING_3.term(size, w=self.width, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
 
-    def alive(self, numel: int, *, reduces: bool = True) -> Terms:  # noqa: ARG002  the bucket is never freed
-        return self._gradients(numel) + self._bucket()
+    def alive(self, numel: int, *, reduces: bool = True, copied: int = 0) -> Terms:  # noqa: ARG002  it is never freed
+        """With the rank's shards and the bucket, and `copied` elements of it."""
+        w, bucket, shards = self.width, self.bucket_size, 0 if self.offloaded else self.sharded.shard_total
+        gradients = _GRADIENTS_3.term(w * (shards + numel), w=w, shards=shards, alive=numel)
+        return gradients + _BUCKET_3.term(w * (bucket + copied), w=w, bucket=bucket, copied=copied)
 
     def idle_terms(self) -> Terms:
         return self.alive(0)
@@ -281,28 +276,28 @@ class StageThree(GradientMemory):
     def head_reduction_terms(self) -> Terms:
         in_place = not self.plan.zero_quantized_gradients and self.large_head % self.sharded.world_size == 0
         copied = 0 if in_place else self._copied(self.large_head, self.large_head)
-        return self._gradients(self.head) + self._bucket(copied) + self._staging(self.large_head)
+        return self.alive(self.head, copied=copied) + self._staging(self.large_head)
 
     def layer_terms(self, weight: int) -> Terms:
         return self.alive(weight + self.tied_head)
 
     def reduction_terms(self) -> Terms:
         largest, flushed = self.largest_in_bucket, self.fills.flushed
-        alive = self._gradients(self.unfit + self.tied_head)
-        return alive + self._bucket(self._copied(flushed, largest)) + self._staging(largest, flushed)
+        alive = self.alive(self.unfit + self.tied_head, copied=self._copied(flushed, largest))
+        return alive + self._staging(largest, flushed)
 
     def end_terms(self) -> Terms:
         """The worst of four: the last gradient is made; the bucket before it is reduced; the last bucket is; that
         gradient is."""
         pending, final = self.fills.pending * self.fills.waits, self.fills.final
-        waits = self._gradients(self.last) + self._bucket(self._copied(pending, self.layer))
-        last_bucket = self._gradients(0) + self._bucket(self._copied(final, self.layer))
+        waits = self.alive(self.last, copied=self._copied(pending, self.layer))
+        last_bucket = self.alive(0, copied=self._copied(final, self.layer))
         alone = self._copied(self.last, self.last) if self.plan.zero_quantized_gradients else 0
         return max(
             self.alive(self.at_end),
             waits + self._staging(min(pending, self.layer), self.fills.pending),
             last_bucket + self._staging(min(final, self.layer), final),
-            self._gradients(self.last) + self._bucket(alone) + self._staging(self.last),
+            self.alive(self.last, copied=alone) + self._staging(self.last),
             key=total_bytes,
         )
 

@@ -74,20 +74,13 @@ from .rollout_memory import held_in_every_phase, rollout_phases
 from .torch_memory import TorchStep, estimate_torch_memory
 from .trainable import shard_tensors, tensor_set
 
-_LOGITS = Formula(
-    "logits_and_loss",
-    "w c V",
-    "gradient of the logits",
-    {**MEMORY_SYMBOLS, "c": "tokens whose logits are alive at a time, B S unless the loss is tiled"},
-)
-
-
-_MOMENT = Formula(
-    "gradients of activations",
-    "x",
-    "torch 2.13 derivatives of the recorded operations",
-    {**MEMORY_SYMBOLS, "x": "the largest moment of the passes besides what is saved"},
-)
+_SYMBOLS = {
+    **MEMORY_SYMBOLS,
+    "c": "tokens whose logits are alive at a time, B S unless the loss is tiled",
+    "x": "the largest moment of the passes besides what is saved",
+}
+_LOGITS = Formula("logits_and_loss", "w c V", "gradient of the logits", _SYMBOLS)
+_MOMENT = Formula("gradients of activations", "x", "torch 2.13 derivatives of the recorded operations", _SYMBOLS)
 
 
 def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:

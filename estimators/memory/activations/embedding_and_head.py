@@ -22,8 +22,9 @@ _SYMBOLS = {
     "D": "head size",
     "Se": "tokens of the encoder per sample",
     "b": "bytes per element of the mask",
+    "x": "bytes per sample",
+    "y": "bytes whatever the batch",
 }
-_RECORDED = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
 
 
 _MERGER = re.compile(r"\bvisual\.(merger|deepstack_merger_list\.\d+)\.")
@@ -77,7 +78,7 @@ def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[
     for slot in tensors.values():
         size = size.plus(slot.elements.at(length).times(slot.itemsize or width))
     inputs = {"x": size.per_sample, "y": size.fixed}
-    return [LinearTerm("inputs of all layers", size, "B x + y", inputs, _RECORDED)] if any(size) else []
+    return [LinearTerm("inputs of all layers", size, "B x + y", inputs, _SYMBOLS)] if any(size) else []
 
 
 def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
