@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster
 from ...estimators.memory.rollout_memory import cached_sequences
-from ...estimators.objectives import OBJECTIVES, trained_model
+from ...estimators.objectives import OBJECTIVES, reward_model, trained_model
 from ...estimators.phrase import phrase
 from ...estimators.rollouts import BATCH_SIZE, Rollouts
 from .options import RolloutOptions, names_in
@@ -119,12 +119,15 @@ def rollout_choices(question: Question) -> list[Question]:
 
 def rollout_assumptions(question: Question) -> tuple[str, ...]:
     """What is assumed of completions, a phrase each."""
+    rollouts = question.workload.rollouts
     batch = phrase("a batch of about {size} completions, DeepSeekMath's", size=BATCH_SIZE)
-    of_all = (phrase("completions as long as --max-completion-length"), phrase("rewards by a function at once"))
+    if rollouts is not None and rollouts.local_rollout_forward_batch_size:
+        size = rollouts.local_rollout_forward_batch_size
+        batch = phrase("a batch of {size} completions for each GPU, as many as it generates at a time", size=size)
     assumed = (batch,) if question.is_batch_free else ()
-    return assumed + (
-        of_all if question.workload.rollouts and not question.workload.rollouts.reward_model else of_all[:1]
-    )
+    assumed += (phrase("completions as long as --max-completion-length"),)
+    by_function = rollouts is not None and reward_model(question.model, question.workload) is None
+    return assumed + ((phrase("rewards by a function at once"),) if by_function else ())
 
 
 def _settings(question: Question, rollouts: Rollouts, free: tuple[str, ...]) -> Iterator[tuple[Cluster, Rollouts]]:
@@ -183,6 +186,6 @@ def _assumed_batch(question: Question, rollouts: Rollouts, cluster: Cluster) -> 
     if question.micro_batch_size is not None:
         return None
     ranks = cluster.world_size
-    each = -(-BATCH_SIZE // ranks)
+    each = rollouts.at_once(-(-BATCH_SIZE // ranks))
     multiple = lcm(rollouts.group_of(ranks), EVEN if each >= EVEN else 1)
     return ranks * (-(-each // multiple) * multiple)

@@ -66,6 +66,7 @@ _ROLLOUT = {
     "card": "bytes of the GPU's memory",
     "graphs": "bytes of vLLM's CUDA graphs",
     "whole": "elements that are gathered from all ranks",
+    "C": "tokens of a completion",
 }
 _NEXT_LOGITS = Formula(
     "logits of the next token",
