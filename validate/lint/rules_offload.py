@@ -22,19 +22,16 @@ def _both(name: str) -> tuple[str, ...]:
     return tuple(f"zero_optimization.{block}.{name}" for block in ("offload_optimizer", "offload_param"))
 
 
-def _has_room_for_pinned(config: LintedConfig) -> bool:
+def _fits_pinned(known: Situation | None) -> bool:
     """Whether the RAM holds what is offloaded when it is page-locked; True where that is not known."""
-    known = Situation.of(config)
     return known is None or has_room_for_pinned(known.model, known.workload, known.cluster, known.plan)
-
-
-_room_for_pinned = Condition(lambda config, _: _has_room_for_pinned(config))
 
 
 def _is_part(ratio: Any) -> bool:
     return isinstance(ratio, bool | int | float) and 0 <= ratio < 1
 
 
+_room_for_pinned = Condition(lambda config, _: _fits_pinned(Situation.of(config)))
 _part = Condition(lambda config, path: _is_part(config.get(path)))
 _cpu_adam = when.may_have_adam & ~when.torch_adam
 _whole_above_zero = Condition(lambda config, path: type(config.get(path)) is int and config.get(path) > 0)
