@@ -23,7 +23,7 @@ from ds_advise.advisor.html_report.canvas import (
 )
 from ds_advise.advisor.html_report.line_charts import Axis, Point, draw_points, draw_series, front
 from ds_advise.advisor.html_report.plans import best_plans, host_bars, memory_bars, time_bars
-from ds_advise.advisor.html_report.timeline import draw_timeline
+from ds_advise.advisor.html_report.runs import draw_timeline
 from ds_advise.advisor.text.labels import memory_family, time_family
 from ds_advise.advisor.text.units import gib
 from ds_advise.estimators.schedule.recorded import RecordedOperation
