@@ -69,7 +69,6 @@ _ENCODER_KEYS = re.compile(r"(EncDecAttention|encoder_attn|crossattention)\W(\w+
 class Product(NamedTuple):
     """`copies` matrix products of (rows x inner) by (inner x columns); forward, one layer."""
 
-    name: str
     rows: int
     inner: int
     columns: int
@@ -95,10 +94,6 @@ class StepFlops(NamedTuple):
     forward: int
     backward: int
     recompute: int
-
-    @property
-    def total(self) -> int:
-        return self.forward + self.backward + self.recompute
 
 
 def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> StepFlops:
@@ -143,7 +138,6 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
             busy = min(experts, tokens * feed_forward.experts_per_token)
             products.append(
                 Product(
-                    name=tensor.name,
                     rows=-(-tokens * feed_forward.experts_per_token // busy),
                     inner=one,
                     columns=other,
@@ -152,16 +146,14 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                 )
             )
             if layers := chosen.layers_of(tensor) // experts:
-                for name, matrix in zip(("lora_A", "lora_B"), chosen.matrices(tensor), strict=False):
+                for matrix in chosen.matrices(tensor)[:2]:
                     columns, inner = layers * matrix.out_features, matrix.in_features
-                    adapter = products[-1]._replace(name=f"{tensor.name} {name}", inner=inner, columns=columns)
-                    products.append(adapter._replace(backward=2))
+                    products.append(products[-1]._replace(inner=inner, columns=columns, backward=2))
         elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
             rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
             repeats = workload.mlp == "tiled" and tensor.role == "feed_forward"  # rule 7
             products.append(
                 Product(
-                    name=tensor.name,
                     rows=rows,
                     inner=tensor.in_features,
                     columns=tensor.out_features,
@@ -170,8 +162,8 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
             )
             if tensor.linear and (rank := chosen.rank_of(tensor)):
                 products += (
-                    Product(name=f"{tensor.name} lora_A", rows=rows, inner=tensor.in_features, columns=rank),
-                    Product(name=f"{tensor.name} lora_B", rows=rows, inner=rank, columns=tensor.out_features),
+                    Product(rows=rows, inner=tensor.in_features, columns=rank),
+                    Product(rows=rows, inner=rank, columns=tensor.out_features),
                 )
         if chosen.folds(tensor):
             products += _folds(tensor, chosen)
@@ -206,7 +198,6 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
             derivative = instruction.derivative(mask)
             backward = derivative.flops.at(workload.seq_len).at(micro_batch) / flops if derivative else 0.0
         yield Product(
-            name=instruction.name,
             rows=elements // columns,
             inner=inner,
             columns=columns,
@@ -228,10 +219,8 @@ def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
     """W + B A of a router, or of every expert and the check of it (rule 3a)."""
     *experts, wide_out, wide_in = tensor.shape
     copies = prod(experts)
-    fold = Product(
-        name=f"{tensor.name} B A", rows=wide_out, inner=chosen.rank_of(tensor) // copies, columns=wide_in, copies=copies
-    )
-    return (fold, fold._replace(name=f"{tensor.name} B A, checked", backward=0)) if experts else (fold,)
+    fold = Product(rows=wide_out, inner=chosen.rank_of(tensor) // copies, columns=wide_in, copies=copies)
+    return (fold, fold._replace(backward=0)) if experts else (fold,)
 
 
 def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Product | None:
@@ -242,7 +231,6 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
     # Of a head that ranks split each computes its part of the columns.
     columns = next((tensor.shape[0] for tensor in model.outside if tensor.name == "lm_head.weight"), model.vocab_size)
     return Product(
-        name="head",
         rows=micro_batch * workload.scored_len,
         inner=model.hidden_size,
         columns=columns,

@@ -135,4 +135,4 @@ def test_checkpointing_runs_the_layers_again_but_not_the_head() -> None:
         again = micro_batch_flops(model, workload, dataclasses.replace(PLAN, gradient_checkpointing=True))
         spared = 2 * BATCH * 256 * (model.hidden_size * model.vocab_size + model.num_layers * last)
         assert (plain.recompute, again.recompute) == (0, plain.forward - spared)
-    assert again.total - plain.total == again.recompute
+    assert again[:2] == plain[:2]
