@@ -307,8 +307,8 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
     labels = OBJECTIVES[objective].labels
     if OBJECTIVES[objective].value_model and not model.policy:
         value = trained_model(model, "reward")
-        both = {"blocks": (*model.blocks, *value.blocks), "outside": (*model.outside, *value.outside)}
-        return replace(model, policy=model, **both)
+        blocks, outside = (*model.blocks, *value.blocks), (*model.outside, *value.outside)
+        return replace(model, policy=model, blocks=blocks, outside=outside)
     if not labels or model.num_labels:
         return model
     if not model.architecture.endswith(("ForCausalLM", "LMHeadModel")):
@@ -320,8 +320,8 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
     if loss == "value-head":
         others = (each._replace(role="other") if each.role == "head" else each for each in model.outside)
         bias, width = Tensor("v_head.summary.bias", (labels,), "other"), (labels, model.hidden_size)
-        value = Tensor("v_head.summary.weight", width, "head", linear=True)
-        return replace(model, num_labels=labels, tied=False, outside=(*others, bias, value))
+        head = Tensor("v_head.summary.weight", width, "head", linear=True)
+        return replace(model, num_labels=labels, tied=False, outside=(*others, bias, head))
     stem = model.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
     score = Tensor("score.weight", (labels, model.hidden_size), "head", linear=True)
     return replace(
@@ -337,7 +337,7 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
 def reward_model(model: ModelShape, workload: Workload) -> ModelShape | None:
     """The model that gives the rewards of completions: with a value model one of its size, unless another is named.
     None: a function."""
-    named: ModelShape | None = workload.rollouts and workload.rollouts.reward_model
+    named: ModelShape | None = workload.rollouts.reward_model if workload.rollouts else None
     return named or (trained_model(model.policy, "reward") if model.policy else None)
 
 

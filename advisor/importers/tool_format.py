@@ -193,7 +193,7 @@ class ToolFormat:
         elif objective != NEXT_TOKEN:
             reading.lacks(
                 f"{objective.upper()} training, whose step has more than one model or pass; "
-                "ds-advise MODEL --objective predicts grpo and rloo"
+                "ds-advise MODEL --objective predicts TRL's grpo, rloo and ppo"
             )
         habits: dict[str, Any] = {} if optimizer is None else {"optimizer-step": step_of_trainer(optimizer)}
         if arguments.flag("tf32") and reading.training["precision"] == "fp32":

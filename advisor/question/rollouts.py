@@ -124,7 +124,7 @@ def rollout_assumptions(question: Question) -> tuple[str, ...]:
     if rollouts is not None and rollouts.local_rollout_forward_batch_size:
         size = rollouts.local_rollout_forward_batch_size
         batch = phrase("a batch of {size} completions for each GPU, as many as it generates at a time", size=size)
-    assumed = (batch,) if question.is_batch_free else ()
+    assumed: tuple[str, ...] = (batch,) if question.is_batch_free else ()
     assumed += (phrase("completions as long as --max-completion-length"),)
     by_function = rollouts is not None and reward_model(question.model, question.workload) is None
     return assumed + ((phrase("rewards by a function at once"),) if by_function else ())
