@@ -209,6 +209,7 @@ def test_ppo_trains_a_value_model_beside_the_policy_and_holds_two_more_models() 
             held[part.name] += part.size_bytes
         for name, frozen in (("reference_model", MODEL), ("reward_model", value)):
             assert held[name] == pytest.approx(2 * frozen.parameters * share, rel=0.001, abs=2 * 10**6)
+        assert ("gradients" in held) == (stage == 3)  # whose shards stay
         scores = 4 * 8 * 256 * MODEL.vocab_size
         assert (held["scores of generated tokens"], held["scores as they come"]) == (scores, 2 * scores)
         time = estimate_time(model, workload, CLUSTER, plan).components
