@@ -230,7 +230,7 @@ def layout_of(recorder: LayerRecorder, on_host: bool = False) -> Layout:
         if checkpointing:
             # The recomputed forward pass runs while the gradient of the layer's output is waiting.
             own = record.input_size if on_host else ZERO
-            passing = tuple(moment.plus(record.waiting).plus(own).minus(gone) for moment in record.forward)
+            passing = tuple(moment.plus(record.input_size).plus(own).minus(gone) for moment in record.forward)
             added = layer.plus(own).minus(gone)
             forward.extend(moment.plus(own) for moment in record.unsaved)
             if not on_host:

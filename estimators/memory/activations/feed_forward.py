@@ -144,6 +144,9 @@ def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> V
     rows = value.rows * copies
     padded = rows + shape.experts // shape.autoep_size * GROUP_ALIGNMENT  # of the whole batch, here of each sample
 
+    def projected(label: str, given: Value, width: int) -> Value:
+        return graph.apply(label, (given,), width=width, saves=(given,), trains=True, product=True)
+
     def index(count: int, label: str, itemsize: int = INDEX) -> Value:
         return graph.tensor(count, 1, itemsize, label, needs_grad=False)
 
@@ -158,19 +161,15 @@ def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> V
     sent = graph.gather("sorted tokens", value, index(rows, "token of each copy"), rows=rows)
     received = ops.new("received tokens", (sent,))
     grouped = graph.apply("tokens by expert", (received,), rows=padded, saves=(places, inverse))
-    gate, up = (_projected(ops, label, grouped, shape.hidden) for label in ("gate", "up"))
+    gate, up = (projected(label, grouped, shape.hidden) for label in ("gate", "up"))
     inner = graph.apply("gated", (gate, up), saves=(gate, up))
-    output = _projected(ops, "down", inner, value.width)
+    output = projected("down", inner, value.width)
     output = graph.apply("tokens in order", (output,), rows=rows, saves=(places, inverse))
     back = ops.new("returned tokens", (output,))
     placed = graph.apply("restored order", (back,), saves=(order,))
     graph.hold(grouped, back)
     weighted = ops.multiply(placed, _as_rows(scores), "weighted output", itemsize=4)
     return ops.cast(graph.apply("expert output", (weighted,), rows=value.rows), ops.itemsize)
-
-
-def _projected(ops: Ops, label: str, value: Value, width: int) -> Value:
-    return ops.graph.apply(label, (value,), width=width, saves=(value,), trains=True, product=True)
 
 
 def _as_rows(value: Value) -> Value:

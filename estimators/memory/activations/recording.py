@@ -116,11 +116,6 @@ class Recording:
         """Bytes through GPU memory outside products, forward and backward."""
         return forward_bytes(self.graph), backward_bytes(self.graph, self.output)
 
-    @property
-    def waiting(self) -> Size:
-        """Gradients that wait while a checkpointed layer runs again."""
-        return Size(self.value.size, 0)
-
 
 class LayerRecorder(NamedTuple):
     """What all recordings of one model and workload share; the key of their caches."""
