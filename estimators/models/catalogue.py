@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import UnknownModelError
 from ..phrase import phrase
-from .families import FAMILIES, shape_from_config
+from .families import FAMILIES, UnknownModelTypeError, shape_from_config
 from .model_shape import ModelShape
 
 _DATA = Path(__file__).parents[1] / "data" / "models.json"
@@ -208,7 +208,10 @@ def _begins(key: str, start: str) -> bool:
 def _one(name: str, found: list[_Name]) -> ModelShape:
     """The shape that all these names share."""
     entries = list(dict.fromkeys(known.entry for known in found))
-    shapes = [_shape(entry) for entry in entries]
+    try:
+        shapes = [_shape(entry) for entry in entries]
+    except UnknownModelTypeError as error:  # which is recorded under the name that was asked
+        raise UnknownModelTypeError(error.config, _name(found[0]), error.source) from None
     if len({replace(shape, name="", source="", max_positions=None) for shape in shapes}) > 1:
         raise _ambiguous(name, found)
     first = replace(shapes[0], name=_name(found[0]))
