@@ -70,8 +70,8 @@ class MethodOptions(TypedDict, total=False):
     objective: Annotated[
         Objective,
         Option(
-            "Train on the next token, on preferences (TRL's DPO, KTO, ORPO, SimPO: a sample is a pair of sequences, "
-            "with kto one), a reward model (pairs), or by reinforcement learning (GRPO, RLOO, PPO: completions).",
+            "Next token, preferences by TRL (dpo, orpo, simpo: a sample is a pair; kto: one sequence), a reward model "
+            "(pairs), or reinforcement learning by TRL (grpo, rloo, ppo: completions).",
             NEXT_TOKEN,
         ),
     ]
