@@ -19,7 +19,7 @@ ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names of the attention kernels."""
 
 _OF_PPO = {"max_completion_length": "response_length", "beta": "kl_coef", "num_iterations": "num_ppo_epochs"}
-"""PPOConfig's names of what GRPOConfig calls otherwise."""
+"""PPOConfig's names for fields of GRPOConfig."""
 
 _CLASSES = {"parallelism_config": "ParallelismConfig", "sp_handler": "DeepSpeedSequenceParallelConfig"}
 """Arguments that are objects of accelerate's classes, as Python writes them."""

@@ -219,7 +219,7 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
 
 
 def explain_plan(candidate: Candidate, *, component: str | None = None) -> Explanation:
-    """One plan taken apart; the same error for a component that it does not have."""
+    """The explanation of one plan. Raises WorkloadError for a component that it does not have."""
     memory, time = candidate.memory, candidate.time
     on_host = memory.host_pinned_terms + memory.host_pageable_terms
     sections = [

@@ -238,11 +238,11 @@ def round_steps(highest: float, count: int, unit: float = 1) -> list[float]:
 
 
 Ticks = Sequence[tuple[float, str]]
-"""Values of an axis, each as it is written."""
+"""Values of an axis with their labels."""
 
 
 def ticks(values: Sequence[float], write: Callable[[float], str], unit: str = "") -> Ticks:
-    """The last value carries the unit."""
+    """Values with their labels; the last label has the unit."""
     *others, last = ((value, write(value)) for value in values)
     return [*others, (last[0], f"{last[1]} {unit}".rstrip())]
 

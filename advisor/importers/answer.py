@@ -31,7 +31,7 @@ from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
 from .trainer_tables import SCRIPT, TRAINING_ARGUMENTS, TRL
 
 FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, OPENRLHF, TRL, TRAINING_ARGUMENTS, SCRIPT)
-"""The first that matches is taken."""
+"""In the order in which they are tried."""
 
 NAMES = tuple(form.name for form in FORMATS)
 

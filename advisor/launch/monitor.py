@@ -33,7 +33,7 @@ class MemorySample(NamedTuple):
     """Anonymous and shared memory of the training's processes, without mapped files, which can be dropped. Compilers of
     extensions, which take gigabytes once, are left out."""
     free_bytes: int
-    """Of the machine or of the container, whichever is less."""
+    """The lesser of the machine's and the container's."""
     gpus: tuple[tuple[int, int], ...]
     """(used, total) of every visible GPU, all processes together."""
     compiles: bool

@@ -125,7 +125,7 @@ def free_port() -> int:
 
 
 def make_folder(folder: Path, why: str) -> None:
-    """Raises ConfigFileError where it cannot be made. why: what it is for."""
+    """Make a folder. why: its purpose, for the error. Raises ConfigFileError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -27,7 +27,7 @@ _NOT_OF_PPO = {"rollout", "server_gpus", "num_generations", "steps_per_generatio
     "vllm_tensor_parallel_size",
     "vllm_enable_sleep_mode",
 }
-"""The options that TRL's PPOConfig has not, by any name."""
+"""Options without a counterpart in TRL's PPOConfig."""
 
 
 def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:

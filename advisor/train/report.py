@@ -32,9 +32,9 @@ class Trained:
 
     session: Session
     result: TrainingResult | None
-    """None where rank 0 left none, because the training failed."""
+    """None if the training failed before rank 0 wrote it."""
     job: TrainingJob
-    """As the ranks got it first."""
+    """The job of the first launch."""
     folder: TrainingFolder
     merged: bool
 

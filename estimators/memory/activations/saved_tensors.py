@@ -191,7 +191,7 @@ class AutogradGraph:
         return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if self.counts(storage)))
 
     def counts(self, storage: Storage) -> bool:
-        """It is not accounted for elsewhere."""
+        """Whether no other term counts the storage."""
         return not storage.outer and storage not in self.kept
 
     def held(self) -> tuple[Storage, ...]:
