@@ -1,4 +1,4 @@
-"""The answer as data; `--json` prints it with these names, which are part of the public interface."""
+"""The answer as data. `--json` prints it with these field names, which are part of the public interface."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ class JobFigures:
     """Share of the computed tokens that is padding."""
     mean_sample_tokens: float
     timed_sample_tokens: int
-    """Mean length of the longest sample of a micro batch, to which the others are padded."""
+    """Mean length of the longest sample of a micro batch; the other samples are padded to it."""
     duration_s: float
     duration_s_low: float | None
-    """The interval to duration_s_high holds four of five true durations, as far as the step's time decides."""
+    """Lower end of the 80 % prediction interval; it covers only the uncertainty of the step's time."""
     duration_s_high: float | None
     training_s: float
     loading_s: float
-    """Start of the processes, and reading the weights."""
+    """Seconds to start the processes and read the weights."""
     evaluation_s: float
     checkpoints: int
     checkpoint_bytes: int
     checkpoint_write_s: float
-    """Per checkpoint."""
+    """Seconds per checkpoint."""
     checkpoint_interval_s: float
-    """Training time between two checkpoints that loses least."""
+    """Training time between two checkpoints that minimizes the expected loss of time."""
     gpu_hours: float
     cost: float | None
-    """Null: no price was given."""
+    """Null if no price was given."""
     cost_low: float | None
     cost_high: float | None
     currency: str
-    """As the price named it; "" for none."""
+    """Currency of the given price; "" if it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,35 +76,36 @@ class PlanFigures(PlanSettings):
 
     rung: Rung | PlainPyTorch
     allocated_bytes_per_gpu: int
-    """Peak of live tensors."""
+    """Peak of live tensors in bytes."""
     reserved_bytes_per_gpu: int
-    """What the caching allocator must hold."""
+    """Peak of the caching allocator's reserved memory."""
     device_bytes_per_gpu: int
-    """Reserved, the CUDA context and NCCL; compared with the GPU's memory."""
+    """Reserved memory, CUDA context and NCCL buffers; the figure that is compared with the GPU's memory."""
     measured_device_bytes_per_gpu: int | None
-    """Measured by a probe."""
+    """Device memory measured by a probe; null without a probe."""
     host_bytes_per_node: int
     host_pinned_bytes_per_node: int
     nvme_bytes_per_node: int
     components: dict[str, int]
-    """Bytes by name; they add up to device_bytes_per_gpu."""
+    """Bytes by component name; the sum is device_bytes_per_gpu."""
     step_seconds: float
     time_components: dict[str, float]
-    """Seconds by name; they add up to step_seconds."""
+    """Seconds by component name; the sum is step_seconds."""
     tokens_per_second: float
     tokens_per_second_low: float | None
-    """The interval to tokens_per_second_high holds four of five true speeds."""
+    """Lower end of the 80 % prediction interval that ends at tokens_per_second_high."""
     tokens_per_second_high: float | None
     phases: tuple[PhaseFigures, ...]
-    """Rollout, scoring and training of a step; empty for an objective without completions."""
+    """Rollout, scoring and training phases of a step; empty for an objective without completions."""
     model_flops_utilization: float | None
-    """The model's own FLOPs over the peak of the GPUs (MFU); null where no peak is published or it is not computed."""
+    """Model FLOPs utilization (MFU): the model's FLOPs over the GPUs' peak; null if no peak is published or MFU is not
+    computed."""
     job: JobFigures | None
-    """The whole training under this plan; null without an amount that is trained."""
+    """The whole training under this plan; null if the amount of training is unknown."""
     bottleneck: str
     fits: bool
     assumed_host_bytes: int
-    """RAM per node on whose condition it fits, because the RAM is unknown; 0: none."""
+    """Host RAM per node that the verdict assumes because the true amount is unknown; 0 if nothing is assumed."""
     fit_probability: float
     verdict: Verdict
     reason: str
@@ -127,21 +128,21 @@ class WorkloadFigures:
     method: Method
     quantization: Quantization | None
     modules_to_save: tuple[str, ...]
-    """Embeddings and heads that are trained in full in addition to adapters."""
+    """Embeddings and heads that are trained in full in addition to the adapters."""
     seq_len: int
     precision: Precision
     optimizer: str
     global_batch_size: int | None
-    """Null: left to the search."""
+    """Null if the search chooses it."""
     attention: AttentionKernel
     loss: LossKernel
     mlp: str
     kernels: LayerKernels
     document_len: int | None
-    """Null: a sample is one document."""
+    """Length of a document in tokens; null if each sample is one document."""
     framework: Framework
     rollouts: dict[str, Any] | None
-    """Settings of GRPO and RLOO by the names of their options, as the search decided on them; null for others."""
+    """Rollout settings of GRPO and RLOO by option name, as chosen by the search; null for other objectives."""
     software: dict[str, Any]
 
 
@@ -153,16 +154,16 @@ class ClusterFigures:
     gpus_per_node: int
     gpu: str
     gpu_memory_bytes: int
-    """What CUDA offers."""
+    """Memory that CUDA reports as available."""
     host_memory_bytes_per_node: int | None
-    """Null: unknown."""
+    """Null if unknown."""
     measured: str
-    """Figures that come from a benchmark of this machine; "" for none."""
+    """Names of the figures that come from a benchmark of this machine; "" if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepFigures:
-    """A rung of the ladder."""
+    """A rung of the ladder with its best plan or its obstacle."""
 
     rung: Rung
     fits: bool
@@ -173,18 +174,18 @@ class StepFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class HostThreads:
-    """Threads of the optimizer step on the host."""
+    """CPU threads for the optimizer step on the host."""
 
     threads_per_rank: int
     setting: str
-    """Shell assignment."""
+    """Shell assignment of OMP_NUM_THREADS."""
     step_times_without: dict[str, float]
-    """By launcher: the step's time without OMP_NUM_THREADS over its time with it."""
+    """Ratio by launcher: the step's time without OMP_NUM_THREADS over its time with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedFigures:
-    """DeepSpeed's own estimate; null where it has none for the plan."""
+    """DeepSpeed's own memory estimate; null if DeepSpeed has none for the plan."""
 
     gpu_bytes: int | None
     host_bytes: int | None
@@ -192,14 +193,14 @@ class DeepSpeedFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeFigures:
-    """A plan that ran on this machine."""
+    """A plan that was probed on this machine."""
 
     plan: PlanFigures
     reason: str
     age_seconds: float | None
-    """Null: it ran for this answer."""
+    """Null if the probe ran for this answer."""
     result: dict[str, Any]
-    """As in `ds-advise probe --json`, without `figures`."""
+    """The JSON of `ds-advise probe`, without `figures`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,22 +221,22 @@ class Advice:
     model: ModelFigures
     workload: WorkloadFigures
     largest: Largest | None
-    """Null where no option was "max"."""
+    """Null if no option was "max"."""
     job_basis: tuple[str, ...]
-    """What was counted in the job's data, and what was assumed of it."""
+    """Counts from the job's data, and the assumptions about it."""
     risk: Risk
-    """The probability of fitting that a recommended plan must have."""
+    """Risk level; it sets the least probability of fitting of a recommended plan."""
     cluster: ClusterFigures
     candidates: tuple[PlanFigures, ...]
-    """Every rung's best plan; with --all every plan that was predicted."""
+    """The best plan of each rung; with --all, every predicted plan."""
     ladder: tuple[StepFigures, ...]
     recommended: PlanFigures | None
     pytorch_baseline: PlanFigures | None
-    """Plain PyTorch's plan, with --sharding fsdp."""
+    """The plan of plain PyTorch; present with --sharding fsdp."""
     try_first: PlanFigures | None
-    """A plan that is only likely to fit, and much faster."""
+    """A much faster plan that only likely fits."""
     host_threads: HostThreads | None
-    """Null where the optimizer steps on the device."""
+    """Null if the optimizer steps on the GPU."""
     reasons: tuple[str, ...]
     doubts: tuple[str, ...]
     assumptions: tuple[str, ...]
@@ -250,7 +251,7 @@ class Advice:
 
 
 def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice:
-    """The answer as data. `candidates` holds every rung's best plan, or every candidate."""
+    """Return the answer as data. `candidates` holds the best plan of each rung, or every candidate."""
     question, series, estimate = answer.question, answer.probe_series, answer.deepspeed_estimate
     workload, cluster = question.workload, question.cluster
     best = [step.candidate for step in answer.ladder if step.candidate is not None]
@@ -297,7 +298,8 @@ def _step(step: LadderStep) -> StepFigures:
 
 
 def _host_threads(question: Question, chosen: Candidate | None) -> HostThreads | None:
-    """The threads that the step on the host is predicted with, and the cost of the launchers' own choices."""
+    """Return the thread count assumed for the optimizer step on the host, and the slowdown at each launcher's
+    default."""
     slower = {} if chosen is None else slower_without_threads(question, chosen)
     if not slower:
         return None
@@ -331,7 +333,7 @@ def _plan(question: Question, candidate: Candidate) -> PlanFigures:
 def plan_figures(
     candidate: Candidate, *, utilization: float | None = None, job: JobFigures | None = None
 ) -> PlanFigures:
-    """A plan with its figures and the verdict on it."""
+    """Return a plan with its figures and verdict."""
     plan, fit, memory, time = candidate.plan, candidate.fit, candidate.memory, candidate.time
     low, high = time.tokens_per_s_range or (None, None)
     return from_attributes(
@@ -356,7 +358,7 @@ def plan_figures(
 
 
 def job_figures(duration: JobDuration, price: Price | None) -> JobFigures:
-    """A job's duration, and its cost at a price."""
+    """Return a job's duration, and its cost if a price is given."""
     low, high = duration.duration_s_range or (None, None)
     cheapest, dearest = (price and duration.cost_range(price)) or (None, None)
     saving = duration.saving

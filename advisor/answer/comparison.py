@@ -1,4 +1,4 @@
-"""Two configurations side by side: what differs between them, and what that does to memory and speed."""
+"""Comparison of two configurations: their differences, and the effect on memory and speed."""
 
 from __future__ import annotations
 
@@ -34,44 +34,45 @@ from .config_settings import ConfigSettings, Setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonContext:
-    """What the two configurations are to be run with."""
+    """The conditions under which the two configurations are compared."""
 
     question: Question
-    """Its workload is that of rungs, and of a file that leaves everything open; its micro batch fills `auto`, and
-    without one the advice's does, which for a rung is the fastest."""
+    """Workload of a rung, and of a file that leaves all workload settings open. Its micro batch fills `auto`; without
+    one, the advice's micro batch does (for a rung, the fastest)."""
     options: QuestionOptions
-    """Precision and optimizer count where a file leaves them open."""
+    """Precision and optimizer apply if a file leaves them open."""
     gradient_accumulation_steps: int | None
     gradient_checkpointing: bool | None
-    """None: on, or the advice's where the batch is."""
+    """None selects the advice's setting if the micro batch is the advice's too, and on otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two. name: the file or the rung. candidate: its figures, None where model or GPUs are not known."""
+    """One of the two configurations. name: the file or the rung. candidate: its figures; None if model or GPUs are
+    unknown."""
 
     name: str
     settings: ConfigSettings
     candidate: Candidate | None = None
     filled: str = ""
-    """The values for `auto` that are the advice's (`FilledBatch.words`)."""
+    """The advice's values for `auto` (`FilledBatch.words`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A setting that is not the same."""
+    """A setting that differs between the two sides."""
 
     key: str
     first: Setting
     second: Setting
     meaning: str
     acts: bool
-    """It has an effect in at least one of the two."""
+    """Whether the setting has an effect on at least one side."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideFigures:
-    """A or B."""
+    """Figures of side A or B."""
 
     name: str
     plan: PlanFigures | None
@@ -80,19 +81,19 @@ class SideFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonFigures:
-    """Two configurations side by side."""
+    """Comparison of two configurations as data."""
 
     schema_version: int
     deepspeed: str
-    """The version of the defaults."""
+    """DeepSpeed version whose defaults apply."""
     sides: tuple[SideFigures, ...]
     differences: tuple[Difference, ...]
-    """Those with the largest effect first."""
+    """Differences, ordered by falling effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two sides and their differences. question: None where only the files are known."""
+    """Two sides and their differences. question: None if only the files are known."""
 
     sides: tuple[Side, Side]
     differences: tuple[Difference, ...]
@@ -101,7 +102,7 @@ class Comparison:
 
     @property
     def candidates(self) -> list[Candidate]:
-        """Both sides' figures, none where they are not known."""
+        """Candidates of both sides; empty if they are unknown."""
         return [side.candidate for side in self.sides if side.candidate is not None]
 
     def figures(self) -> ComparisonFigures:
@@ -123,10 +124,8 @@ def read_context(
     say: Callable[[str], None] = lambda _: None,
     **options: Unpack[QuestionOptions],
 ) -> ComparisonContext:
-    """The context of a comparison. say: receives progress of counting data.
-
-    Raises DsAdviseError for unknown, impossible or contradictory options.
-    """
+    """Return the context of a comparison. say: receives progress messages while the data is counted. Raises
+    DsAdviseError for unknown, impossible or contradictory options."""
     given = with_defaults(options)
     cluster = cluster_of(given)
     shape = as_asked(load_model(model, offline=given["offline"]), given)
@@ -151,10 +150,10 @@ def read_context(
 
 
 def compare(first: str, second: str, context: ComparisonContext | None = None) -> Comparison:
-    """Compare two files, two rungs, or one of each.
+    """Compare two files, two rungs, or a file and a rung.
 
-    Raises ConfigFileError for a file that cannot be read or holds what DeepSpeed refuses, WorkloadError for a rung
-    without context and for what cannot be run at all, ClusterError for a rung that lacks a folder to swap to.
+    Raises ConfigFileError for a file that cannot be read or that DeepSpeed refuses, WorkloadError for a rung without
+    context and for an unsupported combination, ClusterError for a rung that needs a swap folder and has none.
     """
     facts = load_facts()
     sides = side_of(first, context, facts), side_of(second, context, facts)
@@ -168,7 +167,7 @@ def compare(first: str, second: str, context: ComparisonContext | None = None) -
 
 
 def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Difference, ...]:
-    """The keys of either file with different settings once `auto` and missing keys have their values."""
+    """Return the keys whose settings differ after `auto` and missing keys have been resolved."""
     found = []
     for path in sorted(first.paths() | second.paths(), key=rank):
         ours, theirs = first.get(path), second.get(path)
@@ -181,7 +180,7 @@ def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Differen
 
 
 def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSettings) -> bool:
-    """A key of a block that only one of the two switches on, with the value that it has there anyway."""
+    """Whether only one side enables the key's block, and the key has its default value there."""
     for here, there in ((first, second), (second, first)):
         if here.active(path) and not there.active(path):
             return here.get(path).same_as(here.default(path))
@@ -189,7 +188,7 @@ def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSe
 
 
 def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts | None = None) -> Side:
-    """A file or a rung as one side. Raises as `compare`."""
+    """Return a file or a rung as one side. Raises the errors of `compare`."""
     facts = facts or load_facts()
     if name in PLANS and not Path(name).exists():
         if context is None:
@@ -237,7 +236,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
 
 
 def _rung_side(rung: Rung | PlainPyTorch, context: ComparisonContext, facts: DeepSpeedFacts) -> Side:
-    """The best plan of the rung, as the configuration that would be written for it; plain PyTorch has none."""
+    """Return the rung's best plan as the configuration that would be written for it. Plain PyTorch has none."""
     # A batch is compared at its size, whatever the job.
     off = context.gradient_checkpointing is False
     question = replace(context.question, job=None).with_options(gradient_checkpointing="off" if off else "on")

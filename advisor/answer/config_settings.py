@@ -1,4 +1,5 @@
-"""Every setting of a ds_config as DeepSpeed takes it: its own value, what fills its `auto`, or DeepSpeed's default."""
+"""Settings of a ds_config as DeepSpeed resolves them: the written value, the value that fills `auto`, or the
+default."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from ...estimators.workload import Workload
 from ...validate.lint.facts import DeepSpeedFacts
 
 Origin = Literal["file", "auto", "default", "unset"]
-"""file: written there. auto: written as `auto`, and the value is what fills it. default: DeepSpeed's. unset:
-neither."""
+"""file: written in the file. auto: written as `auto`; the value fills it. default: DeepSpeed's default. unset: no
+value."""
 
 _ACTIVATORS = {"device": "none", "enabled": False}
-"""Keys that switch their block, with the value under which the block's other keys do nothing."""
+"""Keys that enable their block, each with the value that disables the block's other keys."""
 
 _DEEPEST = 8
-"""DeepSpeed's deepest key has five names; what is nested further is one value."""
+"""DeepSpeed's deepest key has five names; deeper nesting is treated as one value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +33,8 @@ class Setting:
     origin: Origin
 
     def same_as(self, other: Setting) -> bool:
-        """Equal to DeepSpeed: 5e8 is 500000000, but true is not 1. (What is not a number equals nothing, not even
-        itself.)"""
+        """Whether DeepSpeed treats both values as equal: 5e8 equals 500000000, but true does not equal 1. NaN equals
+        nothing, not even itself."""
         alike = isinstance(self.value, bool) == isinstance(other.value, bool)
         return alike and bool(self.value == other.value or repr(self.value) == repr(other.value))
 
@@ -48,16 +49,17 @@ class ConfigSettings:
     config: Mapping[str, Any]
     facts: DeepSpeedFacts
     plan: Plan | None = None
-    """This and the next 2: what fills `auto` and follows from other keys; None where model or GPUs are not known."""
+    """`plan`, `workload` and `cluster` supply the values for `auto` and derived defaults; None if model or GPUs are
+    unknown."""
     workload: Workload | None = None
     cluster: Cluster | None = None
 
     def paths(self) -> set[str]:
-        """Every key that is written, under the name that files use."""
+        """Return every written key under its current name."""
         return set(self._written)
 
     def get(self, path: str) -> Setting:
-        """The setting at a path such as `zero_optimization.stage`."""
+        """Return the setting at a path such as `zero_optimization.stage`."""
         if not self.active(path):
             return UNSET
         written = self._written.get(path)
@@ -69,7 +71,7 @@ class ConfigSettings:
         return self.default(path)
 
     def active(self, path: str) -> bool:
-        """Whether the key's block is switched on. The switch itself always counts as on."""
+        """Whether the key's block is enabled. The key that enables a block always counts as active."""
         owner, _, name = path.rpartition(".")
         if not owner or name in _ACTIVATORS:
             return True
@@ -79,7 +81,7 @@ class ConfigSettings:
         )
 
     def acts(self, path: str) -> bool:
-        """Whether the key does anything here: at this ZeRO stage, and for `aio` where something is on NVMe."""
+        """Whether the key has an effect at this ZeRO stage; `aio` keys also need an offload to NVMe."""
         if path.startswith("aio."):
             return any(
                 self.get(f"zero_optimization.{block}.device").value == "nvme"
@@ -93,7 +95,7 @@ class ConfigSettings:
         return value if isinstance(value, int) else 0
 
     def default(self, path: str) -> Setting:
-        """What DeepSpeed takes where the key is not written."""
+        """Return DeepSpeed's default for a key that is not written."""
         if path == "zero_optimization.overlap_comm":
             return Setting(value=self.stage() == 3, origin="default")  # None there, and then by the stage
         derived = self._batch().get(path)
@@ -103,7 +105,7 @@ class ConfigSettings:
         return UNSET if default is None else Setting(value=default, origin="default")
 
     def _filled(self, path: str) -> Any:
-        """The value that replaces `auto`; None where only the Trainer knows it."""
+        """Return the value that replaces `auto`; None if only the Trainer knows it."""
         known = CONFIG_KEYS.get(path)
         by_hidden_size = known is not None and known.filled_from_hidden_size is not None
         if self.plan is not None:
@@ -139,7 +141,7 @@ class ConfigSettings:
 
 
 def _leaves(block: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> Iterator[tuple[str, Any]]:
-    """(path, value) of everything that is not an object, each key under its usual name."""
+    """Yield (path, value) of everything that is not an object, each key under its current name."""
     known = facts.block(path)
     for key, value in block.items():
         name, field = key, known.field(key) if known is not None else None

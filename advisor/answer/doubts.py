@@ -1,4 +1,4 @@
-"""What could change the choice: costs in accuracy, speeds that are assumed, and plans that are close."""
+"""Doubts about the choice of a plan: costs in accuracy, assumed speeds, and plans that are close."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ NEEDS_TRANSFORMERS = phrase(
 
 
 def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
-    """What bf16 states and quantized collectives cost in accuracy, and what AutoEP needs; and what might make another
-    plan that fits the fastest: an assumed figure that decides, and plans that are close.
+    """Return cautions and doubts: the accuracy cost of bf16 states and quantized collectives, the requirements of
+    AutoEP, an assumed figure that decides the choice, and plans that are close.
 
-    Close: so little slower that the order is open, for half of all predicted ratios of two speeds are further off (half
-    of their interval, in logarithms). On one GPU a stage that offloads nothing shares nothing and can only take longer.
+    Two plans are close if the predicted gap is less than the median error of a predicted speed ratio (half of its
+    interval, in logarithms), so their order is open. On one GPU, a ZeRO stage without offload partitions nothing and
+    can only be slower.
     """
     if chosen is None:
         return ()
@@ -62,8 +63,8 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 
 
 def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator[Phrase]:
-    """`zero3: 2 % faster on paper, within the error; the simpler is taken.`, and `zero2 and ddp are close: 25,600
-    to 30,400 tokens/s.`"""
+    """Return `zero3: 2 % faster on paper, within the error; the simpler is taken.`, and `zero2 and ddp are close:
+    25,600 to 30,400 tokens/s.`"""
     gains = {plan.rung: plan.tokens_per_s / chosen.tokens_per_s - 1 for plan in plans}
     ahead = [rung for rung, gain in gains.items() if gain >= 0.005]
     behind = [plan for plan in plans if plan.rung not in ahead]
@@ -86,7 +87,7 @@ def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator
 
 
 def _joined(names: Sequence[str]) -> str:
-    """`zero2`, `zero2 and zero3`, `ddp, zero2 and zero3`."""
+    """Return `zero2`, `zero2 and zero3`, or `ddp, zero2 and zero3`."""
     *first, last = names
     return phrase("{first} and {last}", first=", ".join(first), last=last) if first else last
 
@@ -107,20 +108,18 @@ _ASSUMED: Mapping[Phrase, tuple[Callable[[Cluster], bool], frozenset[str]]] = {
     ),
     phrase("a drive"): (lambda cluster: cluster.nvme_read_bytes_per_s_per_node is None, frozenset(("nvme",))),
 }
-"""What may be assumed of a cluster: whether it is, and the resources that are then slower or faster."""
+"""Hardware whose speed may be assumed: the test whether it is, and the resources whose speed depends on it."""
 
 ASSUMED_FACTOR = 2.0
-"""An assumed speed may be half or twice the true one: cards of one memory size, hosts, and what PCIe carries between
-cards differ by as much."""
+"""Range of an assumed speed: from half to twice the true one. Cards of one memory size, hosts, and PCIe traffic between
+cards differ by this factor."""
 
 
 def _deciding_assumption(
     cluster: Cluster, others: Sequence[Candidate], chosen: Candidate
 ) -> tuple[Candidate | None, tuple[str, ...]]:
-    """The plan that would be chosen if an assumed speed were half or twice as high, and the sentence on it.
-
-    Terms are scaled as they stand: what is hidden behind them does not move.
-    """
+    """Return the plan that would be chosen if an assumed speed were half or twice as high, and a sentence about it.
+    Only exposed time is scaled; the overlap stays as predicted."""
     changes = ((1 / ASSUMED_FACTOR, phrase("half as fast")), (ASSUMED_FACTOR, phrase("twice as fast")))
     for name, (is_assumed, resources) in _ASSUMED.items():
         for factor, change in changes if is_assumed(cluster) else ():
@@ -139,7 +138,7 @@ def _deciding_assumption(
 
 
 def _tokens_per_s(candidate: Candidate, resources: frozenset[str], factor: float) -> float:
-    """A plan's speed where some resources are `factor` times as fast."""
+    """Return a plan's speed if the given resources are `factor` times as fast."""
     terms = candidate.time.terms
     step_s = sum(term.seconds / factor if term.resource in resources else term.seconds for term in terms)
     return candidate.time.tokens_per_step / step_s

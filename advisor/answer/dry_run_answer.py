@@ -1,4 +1,4 @@
-"""A dry run with the closed form of the same plan, and the verdict on it."""
+"""A dry run compared with the closed form of the same plan, with the verdict."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ if TYPE_CHECKING:
     from ...probes.run import Run
 
 STATE_CATEGORIES = ("parameters", "master weights", "optimizer states", "library workspace")
-"""What stays on the GPU for the whole training, among the categories of a dry run's memory."""
+"""Categories of a dry run's memory that stay on the GPU for the whole training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunFigures:
-    """What an answer adds to a dry run's own result."""
+    """Figures that an answer adds to the result of a dry run."""
 
     age_s: float | None
-    """How long ago it was run; null: for this answer."""
+    """Seconds since the dry run; null if it ran for this answer."""
     fits: bool
     fit_probability: float
     verdict: Verdict
     step_s: float | None = None
-    """By the recorded schedule; null where the GPU's speed is unknown."""
+    """Step time simulated from the recorded schedule; null if the GPU's speed is unknown."""
     tokens_per_s: float | None = None
     step_s_by_component: dict[str, float]
-    """Parts of the critical path, which add up to step_s."""
+    """Parts of the critical path in seconds; the sum is step_s."""
     gpu_busy_s: float | None = None
     links_busy_s: float | None = None
     overlapped_s: float | None = None
     required_device_bytes_per_gpu: int
     required_host_bytes_per_node: int
     analytic_allocated_bytes_per_gpu: int | None
-    """The closed form's figure for the same plan."""
+    """Allocated bytes by the closed form for the same plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunAnswer:
-    """A dry run of a `Run`, with the closed form of the same plan, and the verdict."""
+    """A dry run of a `Run`, compared with the closed form of the same plan, with the verdict."""
 
     run: Run
     result: DryRunResult
     analytic: MemoryEstimate | None
-    """The closed form for the same plan; None for a model or an optimizer that it does not know."""
+    """The closed form for the same plan; None if it does not know the model or the optimizer."""
     step: SimulatedStep | None = None
-    """The recorded step in time; None where nothing is known of the GPU's speed."""
+    """Simulated time of the recorded step; None if the GPU's speed is unknown."""
     analytic_time: TimeEstimate | None = None
     age_s: float | None = None
-    """How long ago it was run; None where it ran for this answer."""
+    """Seconds since the dry run; None if it ran for this answer."""
     generation_bytes: int = 0
-    """Device bytes of a GPU while completions are generated, by the closed form: a dry run generates none."""
+    """Device bytes per GPU during generation, by the closed form: a dry run does not generate completions."""
 
     @property
     def device_bytes_per_gpu(self) -> int:
@@ -67,21 +67,21 @@ class DryRunAnswer:
 
     @property
     def required_device_bytes_per_gpu(self) -> int:
-        """Device memory without which it cannot run: cached blocks that the allocator can return are left out."""
+        """Device memory that the run requires, without cached blocks that the allocator can return."""
         peak = self.result.peak
         trained = self.device_bytes_per_gpu - peak.reserved_bytes_per_gpu + peak.required_bytes_per_gpu
         return max(trained, self.generation_bytes)
 
     @property
     def required_host_bytes_per_node(self) -> int:
-        """Host memory of a node: the tensors of the dry run and, as in the closed form, each rank's own process."""
+        """Host memory per node: the tensors of the dry run and, as in the closed form, the process of each rank."""
         cluster, peak = self.run.cluster, self.result.peak
         own_bytes = cluster.gpus_per_node * self.device_bytes_per_gpu if cluster.gpu.is_cpu else 0
         return peak.host_bytes_per_node + total_bytes(process_terms(cluster)) + own_bytes
 
     @cached_property
     def fit(self) -> Fit:
-        """The verdict on what is required."""
+        """The verdict on the required memory."""
         peak = self.result.peak
         states = sum(peak.by_category.get(category, 0) for category in STATE_CATEGORIES)
         return dry_run_fit(
@@ -92,7 +92,7 @@ class DryRunAnswer:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The result without its timeline and schedule, with the verdict, the step's time and the closed form."""
+        """Return the result without timeline and schedule, with the verdict, the step's time and the closed form."""
         result = replace(self.result, schedule=None, timeline=()).to_json()
         del result["timeline"], result["schedule"]
         step = self.step

@@ -1,4 +1,4 @@
-"""The evidence of an answer in sentences: dry runs, probes, and DeepSpeed's own estimate."""
+"""The evidence for an answer in sentences: dry runs, probes, and DeepSpeed's own estimate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ProbeRow = tuple[str, str, str, str]
 
 
 def dry_run_sentence(run: Verification) -> Phrase:
-    """The result of a dry run, and the prediction."""
+    """Return the result of a dry run and the prediction as a sentence."""
     peak, memory, host = run.dry_run.result.peak, run.candidate.memory, run.dry_run.required_host_bytes_per_node
     versions = run.dry_run.result.versions
     text = phrase(
@@ -54,7 +54,7 @@ _PROBES_END = {
 
 
 def probes_of(answer: Recommendation) -> tuple[str, tuple[ProbeRow, ...], str]:
-    """The title of the probes, the probes, and why they ended."""
+    """Return the title of the probes, one row per probe, and why the series ended."""
     series, unit = answer.probe_series, answer.question.model.unit
     if series is None:
         title = phrase("Earlier probes on this machine") if answer.past_probes else ""
@@ -69,7 +69,7 @@ def probes_of(answer: Recommendation) -> tuple[str, tuple[ProbeRow, ...], str]:
 
 
 def _probe_row(probe: ProbedPlan, unit: str) -> ProbeRow:
-    """A probe, its outcome and its reason or age."""
+    """Return a row for a probe: its outcome, and its reason or age."""
     plan, failure = probe.candidate.plan, probe.result.failure
     if failure is not None:
         outcome: str = f"{failure.kind.replace('_', ' ')}: {failure.message}"
@@ -84,7 +84,7 @@ def _probe_row(probe: ProbedPlan, unit: str) -> ProbeRow:
 
 
 def evidence_of(answer: Recommendation) -> Iterator[str]:
-    """How the answer is known, and what would settle it."""
+    """Return sentences on the evidence for the answer, and on the runs that would confirm it."""
     cluster, series, chosen = answer.question.cluster, answer.probe_series, answer.recommended
     own = next((probe for probe in answer.past_probes if probe.candidate is chosen and probe.age_s is not None), None)
     if series is not None and series.best is None and chosen is not None:
@@ -116,7 +116,7 @@ def evidence_of(answer: Recommendation) -> Iterator[str]:
 
 
 def deepspeed_sentence(estimate: DeepSpeedEstimate, device_bytes: int) -> str:
-    """DeepSpeed's own figures against ours. device_bytes: our prediction for one GPU."""
+    """Return DeepSpeed's own figures compared with ours. device_bytes: our prediction for one GPU."""
     if estimate.gpu_bytes is None or estimate.host_bytes is None:
         return phrase(
             "DeepSpeed's {function} could not be called: {problem}.",

@@ -1,4 +1,4 @@
-"""One key of a ds_config explained: what it decides, its type and default, where it acts, and what it costs."""
+"""Explanation of one key of a ds_config: purpose, type, default, where it has an effect, and its cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .recommendation import Recommendation
 _MOST_PLACES = 6
 
 _OF_ANY_KEY = ("The file", "Keys", "Types and ranges", "Model and GPUs")
-"""Subjects whose rules are about any key."""
+"""Subjects of rules that apply to any key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class KeyCost:
 
     value: Any
     is_the_plans: bool
-    """The recommended plan has this value."""
+    """Whether the recommended plan has this value."""
     device_bytes_per_gpu: int
     host_bytes_per_node: int
     tokens_per_s: float
@@ -46,31 +46,31 @@ class KeyExplanation:
     schema_version: int
     path: str
     meaning: str
-    """What it decides."""
+    """What the key decides."""
     description: str
-    """DeepSpeed's own words, "" where it has none."""
+    """DeepSpeed's own description; "" if it has none."""
     type: str
     default: str
-    """DeepSpeed's value without the key, "" where it has no plain one."""
+    """DeepSpeed's default; "" if it is not a plain value."""
     deepspeed: str
-    """Version."""
+    """DeepSpeed version."""
     stages: tuple[int, ...]
     """ZeRO stages that use it."""
     acts: tuple[str, ...]
-    """Further conditions, and what fills an `auto`, a sentence each."""
+    """Further conditions, and the source of the value for `auto`, one sentence each."""
     keys: Mapping[str, str]
-    """The keys of a block, with their meanings."""
+    """Keys of a block with their meanings."""
     rules: tuple[str, ...]
-    """Lint's rules about it, "DS101 title"."""
+    """Lint rules about the key, "DS101 title"."""
     plan: str
-    """The plan that the costs are of, "" without a question."""
+    """The plan for which the costs are predicted; "" without a question."""
     costs: tuple[KeyCost, ...]
     no_cost: str
-    """Why there are none, "" otherwise."""
+    """Why there are no costs; "" if there are some."""
 
 
 def is_key(name: str) -> bool:
-    """Whether it is the name or the path of a key, or nearly one, and not that of a file."""
+    """Whether the text is the name or path of a key, or close to one, and not the name of a file."""
     if not name.replace("_", "").replace(".", "").isalnum() or Path(name).exists():
         return False
     facts = load_facts()
@@ -78,7 +78,7 @@ def is_key(name: str) -> bool:
 
 
 def places_of(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
-    """The path that this is, or every path that ends with it."""
+    """Return the path itself, or every path that ends with it."""
     found = []
     for block in facts.blocks:
         for key in (*block.keys, *(each for known in block.fields for each in known.names)):
@@ -95,12 +95,9 @@ def _nearest(name: str, facts: DeepSpeedFacts, cutoff: float = 0.6) -> str:
 
 
 def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | None = None) -> KeyExplanation:
-    """Explain a key, given by its path or by its last name.
-
-    answer: the question whose recommended plan (the closest one where none fits) the costs are predicted for.
-
-    Raises ConfigFileError for an unknown name, and for one that several blocks have.
-    """
+    """Explain a key, given by its path or its last name. answer: the question; costs are predicted for its recommended
+    plan, or the closest one if none fits. Raises ConfigFileError for an unknown name and for a name that several blocks
+    have."""
     places = places_of(name, facts)
     if not places:
         near = _nearest(name, facts)
@@ -148,7 +145,7 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
 
 
 def _default(path: str, facts: DeepSpeedFacts) -> str:
-    """The value without the key, with the stages where it depends on them."""
+    """Return the key's default, by stage if it depends on the stage."""
     by_stage = {
         stage: ConfigSettings({"zero_optimization": {"stage": stage}}, facts).default(path).value for stage in range(4)
     }
@@ -183,7 +180,7 @@ def _acts(path: str, answer: Recommendation | None) -> Iterator[str]:
 
 @cache
 def _about(code: str) -> frozenset[str]:
-    """The keys that a rule's bad example has otherwise than its good one, or that its words name."""
+    """Return the keys that differ between a rule's bad and good example, or that the rule's text names."""
     rule = next(rule for rule in RULES if rule.code == code)
     example = rule.example
     if rule.subject in _OF_ANY_KEY or isinstance(example.bad, str) or isinstance(example.good, str):
@@ -202,7 +199,7 @@ def _values(block: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
 
 
 def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost, ...], str]:
-    """(the plan in words, figures by value, why there are none)."""
+    """Return (the plan in words, figures by value, why there are none)."""
     if answer is None:
         return "", (), ""
     known, question = CONFIG_KEYS.get(path), answer.question
@@ -229,7 +226,7 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
 
 
 def _alternatives(field: str, value: Any, lowest: int) -> list[Any]:
-    """The value with others to compare: every one of a choice; half, twice and four times a number."""
+    """Return the value and alternatives: all values of a choice; half, twice and four times a number."""
     kind = get_type_hints(Plan)[field]
     if kind is bool:
         return [False, True]

@@ -1,4 +1,4 @@
-"""Every component of a plan's figures: formula in words and with numbers, result, source, and what it leaves out."""
+"""Explanation of a plan's figures, by component: formula in words and in numbers, result, source, and limits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .recommendation import Recommendation
 _TOKEN = re.compile(r"[A-Za-z_][\w-]*'*|\d[\w.]*(?:e[+-]?\d+)?|\S")
 
 _HEAD = re.compile(r" \(|[,;:] | as stage | in the training | at this | on one GPU")
-"""Ends of a quantity's name within the meaning of its symbol."""
+"""Patterns that end the name of a quantity in the meaning of its symbol."""
 
 
 def in_words(term: MemoryTerm | TimeTerm) -> str:
-    """`bytes per weight x samples per micro batch x vocabulary size`; text after a colon is words already."""
+    """Return `bytes per weight x samples per micro batch x vocabulary size`. Text after a colon is already in words."""
     formula, colon, remark = term.formula.partition(": ")
     words = _written(formula, term.symbols, lambda symbol: translate(named(head(term.symbols[symbol]))))
     return (translate(named(words)) if words == formula else words) + colon + translate(named(remark))
 
 
 def with_numbers(term: MemoryTerm | TimeTerm) -> str:
-    """`2 x 5 x 152,064`; "" where the formula has words, or a number is unknown."""
+    """Return `2 x 5 x 152,064`; "" if the formula is in words or a number is unknown."""
     formula = term.formula.partition(": ")[0]
     values = dict(term.inputs)
     names = [token for token in _TOKEN.findall(formula) if token[0].isalpha()]
@@ -40,12 +40,12 @@ def with_numbers(term: MemoryTerm | TimeTerm) -> str:
 
 
 def number(value: float) -> str:
-    """`152,064`, `8.07e+13`."""
+    """Return `152,064` or `8.07e+13`."""
     return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
 
 
 def head(meaning: str) -> str:
-    """The name at the beginning of a symbol's meaning: `samples per micro batch`."""
+    """Return the name at the start of a symbol's meaning, such as `samples per micro batch`."""
     return _HEAD.split(meaning, maxsplit=1)[0]
 
 
@@ -53,7 +53,7 @@ _FUNCTIONS = ("min", "max", "sum", "ceil")
 
 
 def _written(formula: str, symbols: Mapping[str, object], word_of: Callable[[str], str]) -> str:
-    """The formula with each symbol written by `word_of`, and a cross between factors that stand side by side."""
+    """Return the formula with each symbol replaced by `word_of`, and a cross between adjacent factors."""
     text, before, end = "", "", 0
     for match in _TOKEN.finditer(formula):
         token, spaced = match.group(), match.start() > end
@@ -80,7 +80,7 @@ class TermFigures:
     formula: str
     formula_in_words: str
     formula_with_numbers: str
-    """"" where a number is not known."""
+    """"" if a number is unknown."""
     inputs: dict[str, float]
     source: str
     not_covered: str
@@ -99,9 +99,9 @@ class TimeTermFigures(TermFigures):
 
     seconds: float
     hidden_seconds: float
-    """Seconds behind other work, which cost nothing."""
+    """Seconds overlapped with other work, which do not lengthen the step."""
     resource: str
-    """What it keeps busy."""
+    """The resource that the component keeps busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,22 +124,22 @@ class ExplanationFigures(PlanSettings):
     reserved_bytes_per_gpu: int
     device_bytes_per_gpu: int
     cached_bytes_per_gpu: int
-    """What PyTorch also keeps cached, as far as that is known; nvidia-smi shows both."""
+    """Further bytes that PyTorch caches, if known; nvidia-smi shows both."""
     step_seconds: float
     tokens_per_second: float
     peak: str
-    """The moment of a step at which the GPU holds the most."""
+    """The moment of a step at which GPU memory peaks."""
     allocated_bytes_by_moment: dict[str, int]
     host_loading_bytes_per_node: int
     sections: dict[str, SectionFigures]
-    """gpu_memory, gpu_cache, host_memory, nvme and time, as far as the plan has them."""
+    """gpu_memory, gpu_cache, host_memory, nvme and time; sections that the plan does not have are missing."""
     symbols: dict[str, str]
     """Meanings of the symbols in the formulas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Terms of one kind; those of memory add up to `total` bytes, those of time to `total` seconds."""
+    """Terms of one kind; memory terms add up to `total` bytes, time terms to `total` seconds."""
 
     name: str
     terms: tuple[Term, ...]
@@ -155,7 +155,7 @@ class Explanation:
 
     @property
     def symbols(self) -> dict[str, str]:
-        """What each symbol means, in the order of first use; a second meaning is given with its section."""
+        """Meaning of each symbol, in the order of first use; a second meaning names its section."""
         meanings: dict[str, dict[str, str]] = {}
         for section in self.sections:
             for term in section.terms:
@@ -198,10 +198,8 @@ def _term(term: Term) -> MemoryTermFigures | TimeTermFigures:
 
 
 def explain(answer: Recommendation, *, rung: str | None = None, component: str | None = None) -> Explanation:
-    """The recommended plan, or the best of a rung, taken apart; `component` keeps the terms of that name.
-
-    Raises WorkloadError for a rung that has no plan and for a component that the plan does not have.
-    """
+    """Return the explanation of the recommended plan, or of the best plan of a rung. component: keeps only the terms of
+    that name. Raises WorkloadError for a rung without a plan and for a component that the plan does not have."""
     if rung is None:
         if answer.shown is None:
             raise WorkloadError(
@@ -219,7 +217,7 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
 
 
 def explain_plan(candidate: Candidate, *, component: str | None = None) -> Explanation:
-    """The explanation of one plan. Raises WorkloadError for a component that it does not have."""
+    """Return the explanation of one plan. Raises WorkloadError for a component that the plan does not have."""
     memory, time = candidate.memory, candidate.time
     on_host = memory.host_pinned_terms + memory.host_pageable_terms
     sections = [

@@ -20,8 +20,9 @@ FSDP2_FILE = "accelerate_fsdp2.yaml"
 
 
 def jobs_of(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: str) -> tuple[JobFile, ...]:
-    """The job files of the recommended plan, and with "accelerate" that of FSDP2 where the answer has it and it fits,
-    in the folder of the configuration. Raises ClusterError as `job_files` does, and for a vLLM server."""
+    """Return the job files of the recommended plan, placed in the folder of the configuration. With "accelerate", the
+    file of the FSDP2 plan is added if the answer has such a plan and it fits. Raises ClusterError for a vLLM server,
+    and as `job_files` does."""
     rollouts = answer.question.workload.rollouts
     if rollouts is not None and rollouts.server_gpus:
         raise ClusterError(
@@ -58,8 +59,8 @@ def _job(answer: Recommendation, chosen: Candidate, config_path: str) -> Job:
 
 
 def _fsdp2_file(answer: Recommendation, plain: Candidate, path: Path) -> JobFile:
-    """With the script's arguments as comments. Without `sync_each_batch` accumulated gradients stay whole on every GPU
-    (accelerate 1.15 accelerator.py `no_sync`)."""
+    """Return the FSDP2 file, with the script's arguments as comments. Without `sync_each_batch`, accumulated gradients
+    stay unsharded on every GPU (accelerate 1.15 accelerator.py `no_sync`)."""
     question, plan = answer.question, plain.plan
     arguments = script_arguments(question.workload, plan, question.cluster, "")
     arguments.pop("deepspeed", None)

@@ -1,4 +1,4 @@
-"""Lint of a configuration file with the GPUs, the model and the workload that a user names."""
+"""Lint of a configuration file for given GPUs, model and workload."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def lint_settings(
     offline: bool = False,
     **training: Any,
 ) -> dict[str, Any]:
-    """Keyword arguments of `lint`. The workload is None, and memory and speed are not checked, without a model and for
-    an unknown optimizer. An `auto` batch is the advice's. training: the question's options of what is trained and how.
+    """Return keyword arguments of `lint`.
 
-    Raises DsAdviseError for invalid GPUs, an unknown model, and impossible options.
+    The workload is None without a model and for an unknown optimizer; memory and speed are then not checked. The advice
+    fills an `auto` batch. training: the question's options of what is trained and how. Raises DsAdviseError for invalid
+    GPUs, an unknown model, and impossible options.
     """
     cluster = None if gpus is None else parse_cluster(gpus, ram=ram)
     shape = load_model(model, offline=offline) if isinstance(model, str) else model
@@ -64,27 +65,23 @@ class LintAnswer:
 
     path: Path
     report: LintReport
-    """The report on the file after a correction."""
+    """Report on the file; after a correction, on the corrected file."""
     basis: Phrase | None
-    """The training that memory and speed are predicted for; None where they are not."""
+    """The training for which memory and speed are predicted; None if they are not predicted."""
     correction_wanted: bool
     old_text: str
     text: str
-    """The file's text after a correction; equal to `old_text` without one."""
+    """The file's text after a correction; equal to `old_text` if nothing was corrected."""
     copy: Path | None
-    """The copy of the old file; None without a correction."""
+    """Copy of the original file; None if nothing was corrected."""
     unknown_optimizer: str = ""
-    """The file's optimizer, if a model is given and the optimizer is unknown: memory is not checked."""
+    """The file's optimizer if it is unknown and a model is given; memory is then not checked."""
 
 
 def lint_file(path: Path, *, fix: bool = False, **settings: Any) -> LintAnswer:
-    """Lint a configuration file, `-` for standard input.
-
-    fix: correct what cannot change the training.
-    settings: arguments of `lint_settings`.
-
-    Raises DsAdviseError for a file that cannot be read or corrected, and as `lint_settings`.
-    """
+    """Lint a configuration file; `-` reads standard input. fix: apply the corrections that cannot change the training.
+    settings: arguments of `lint_settings`. Raises DsAdviseError for a file that cannot be read or corrected, and as
+    `lint_settings`."""
     file = read_config_file(path)
     known = lint_settings(file.document.root.value, **settings)
     facts = load_facts()

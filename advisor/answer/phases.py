@@ -1,4 +1,4 @@
-"""The phases of a step of reinforcement learning: rollout, scoring and training, each with its time and memory."""
+"""Phases of a reinforcement learning step (rollout, scoring and training), with time and memory."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _OF_MEMORY: Mapping[str, StepPhase] = {
     **dict.fromkeys(("rollout_prefill", "rollout", "weight_synchronization"), "rollout"),
     **dict.fromkeys(("scoring", "rewards"), "scoring"),
 }
-"""The phase of a step by the name of one of `MemoryEstimate.phases`; all others are the training's."""
+"""Phase of a step by name in `MemoryEstimate.phases`; all other names belong to training."""
 
 _OF_TIME: Mapping[str, StepPhase] = {
     **dict.fromkeys(ROLLOUT_TERMS, "rollout"),
     **dict.fromkeys(SCORING_TERMS, "scoring"),
 }
-"""The phase of a step by the name of a term of its time; all others are the training's."""
+"""Phase of a step by the name of a time term; all other terms belong to training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +42,16 @@ class PhaseFigures:
 
     name: StepPhase
     seconds: float
-    """In an optimizer step; the phases add up to step_seconds."""
+    """Seconds per optimizer step; the phases add up to step_seconds."""
     allocated_bytes_per_gpu: int
-    """Peak of live tensors in the phase, a colocated vLLM's part among them."""
+    """Peak of live tensors in the phase, including the memory of a colocated vLLM."""
     device_bytes_per_gpu: int
-    """With what the allocator and libraries hold; compared with the GPU's memory."""
+    """Device memory with allocator and library overhead; compared with the GPU's memory."""
 
 
 def phases_of(candidate: Candidate) -> tuple[PhaseFigures, ...]:
-    """The phases of a plan's step; none for an objective without completions. A rollout by a server takes memory of its
-    GPUs, which is not counted here."""
+    """Return the phases of a plan's step; empty for an objective without completions. The memory of a rollout server's
+    own GPUs is not counted."""
     memory, time = candidate.memory, candidate.time
     if "rollout" not in time.components:
         return ()
@@ -75,7 +75,7 @@ def phases_of(candidate: Candidate) -> tuple[PhaseFigures, ...]:
 
 
 def phase_sentences(question: Question, candidate: Candidate) -> Iterator[Phrase]:
-    """A line for each phase."""
+    """Return one line per phase."""
     workload, plan = question.workload, candidate.plan
     rollouts = workload.rollouts
     if rollouts is None:
@@ -132,7 +132,7 @@ def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu:
 
 
 def rollout_title(question: Question) -> Phrase:
-    """What generates: `a vLLM server on 2 of 8 GPUs`."""
+    """Return the generator, such as `a vLLM server on 2 of 8 GPUs`."""
     rollouts, training = question.workload.rollouts, question.cluster.world_size
     assert rollouts is not None
     if rollouts.rollout == "generate":
@@ -146,7 +146,7 @@ def rollout_title(question: Question) -> Phrase:
 
 
 def split_sentences(question: Question, others: tuple[RolloutOutcome, ...]) -> tuple[Phrase, ...]:
-    """What generates, on how many GPUs, and how fast the other choices are."""
+    """Return sentences on the generator, its number of GPUs, and the speed of the alternatives."""
     rollouts, training = question.workload.rollouts, question.cluster.world_size
     if rollouts is None:
         return ()

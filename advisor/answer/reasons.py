@@ -1,4 +1,4 @@
-"""Why this plan: what the others lack, what bounds the batch, and where the time goes."""
+"""Reasons for the chosen plan: shortcomings of the others, the limit on the batch, and the largest shares of time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .recommendation import closest
 def reasons(
     question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None, candidates: Sequence[Candidate]
 ) -> tuple[str, ...]:
-    """Sentences, most decisive first; without a fitting plan, what stands in the way."""
+    """Return the reasons as sentences, most decisive first; without a fitting plan, the obstacles."""
     device, least = device_label(question.cluster), LEAST[question.risk]
     if chosen is None:
         missed = closest(ladder)
@@ -48,7 +48,7 @@ def reasons(
 
 
 def taken_others(ladder: Sequence[LadderStep], chosen: Candidate) -> list[Candidate]:
-    """The best plans of the other rungs, as far as they may be recommended."""
+    """Return the best plans of the other rungs that may be recommended."""
     return [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
 
 
@@ -129,13 +129,13 @@ def _obstacle(candidate: Candidate, device: Phrase) -> str:
 
 
 class _Feature(NamedTuple):
-    """A feature of plans, for a sentence that compares the chosen plan with those without it."""
+    """A feature of plans, used to compare the chosen plan with plans without it."""
 
     has: Callable[[Plan], bool]
     text: Callable[[Candidate, Phrase], Phrase]
-    """What the chosen plan does; the second argument is the device."""
+    """Function that returns what the chosen plan does; its second argument is the device."""
     without: Phrase
-    """What the plans without the feature do."""
+    """What plans without the feature do."""
     of_rung: bool = False
     """Whether only plans of the same rung are compared."""
 
@@ -192,7 +192,7 @@ _FEATURES = (
 def _feature(
     feature: _Feature, chosen: Candidate, candidates: Sequence[Candidate], device: Phrase, least: float
 ) -> str:
-    """What a feature of the chosen plan gains over the fastest plan without it, or that none fits."""
+    """Return what a feature of the chosen plan gains over the fastest plan without it, or that no such plan fits."""
     if not feature.has(chosen.plan):
         return ""
     text = feature.text(chosen, device)
@@ -236,7 +236,7 @@ def _layer_inputs(chosen: Candidate, of_rung: Sequence[Candidate], device: Phras
 
 
 def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: Phrase, least: float) -> str:
-    """What the rung's plans with the other choice of gradient checkpointing need, or how fast they are."""
+    """Return the need or speed of the rung's plans with the opposite choice of gradient checkpointing."""
     plan = chosen.plan
     others = [each for each in of_rung if each.plan.gradient_checkpointing != plan.gradient_checkpointing]
     fitting = [each for each in others if each.fit.probability >= least]
@@ -268,13 +268,13 @@ def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: Phra
 
 
 def _micro_batch(question: Question, chosen: Candidate, of_rung: Sequence[Candidate]) -> str:
-    """Why the micro batch is not larger."""
+    """Return why the micro batch is not larger."""
     plan, cluster = chosen.plan, question.cluster
     if question.micro_batch_size is not None:
         return ""
 
     def settings(plan: Plan) -> tuple[bool, bool, bool, int, int]:
-        """What decides a pass apart from the micro batch."""
+        """Return the settings, except the micro batch, that determine a forward and backward pass."""
         groups = plan.ranks_per_sample, plan.zero_hpz_partition_size
         return plan.gradient_checkpointing, plan.cpu_checkpointing, plan.quantizes_collectives, *groups
 
@@ -311,12 +311,12 @@ def _micro_batch(question: Question, chosen: Candidate, of_rung: Sequence[Candid
 
 
 _LARGEST_REST = 0.3
-"""Largest share of a step that may be left unnamed."""
+"""Largest share of a step that may be summarized as `other`."""
 
 
 def time_shares(time: TimeEstimate, least: float) -> Phrase:
-    """`matrix products 70 %, attention 25 %, other 5 %`: the step's terms, largest first; those below a share of
-    `least` are the others, while these are at most three tenths together."""
+    """Return `matrix products 70 %, attention 25 %, other 5 %`: the step's terms, largest first. Terms below the share
+    `least` count as `other`, while `other` is at most `_LARGEST_REST`."""
     shares = sorted(((taken / time.step_s, name) for name, taken in time.components.items() if taken > 0), reverse=True)
     shown, rest = [], 1.0
     for share, name in shares:

@@ -1,4 +1,4 @@
-"""The answer: every rung's best plan, the fastest that fits, and its evidence: dry runs and probes."""
+"""The answer: the best plan of each rung, the fastest that fits, and the evidence from dry runs and probes."""
 
 from __future__ import annotations
 
@@ -28,63 +28,63 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedPlan:
-    """A candidate that was probed on this machine: why it was chosen, and what happened."""
+    """A candidate that was probed on this machine, with the reason for the probe and its result."""
 
     candidate: Candidate
     reason: str
     result: ProbeResult
     age_s: float | None = None
-    """How long ago it ran; None where it ran for this answer."""
+    """Seconds since the probe; None if it ran for this answer."""
 
 
 SeriesEnd = Literal["settled", "budget", "interrupted"]
-"""Why a series of probes ended: nothing that is left could be faster by more than the search resolves; the time was
-over; Ctrl-C."""
+"""Why a series of probes ended. settled: no remaining plan could be faster by more than the search resolves. budget:
+the time ran out. interrupted: Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSeries:
-    """All probes of one answer in their order; those of earlier times come first."""
+    """All probes of one answer in order; earlier probes come first."""
 
     probes: tuple[ProbedPlan, ...]
     ended: SeriesEnd
     bound: int
-    """No series over these candidates takes more probes of its own."""
+    """Largest number of new probes that a series over these candidates takes."""
     candidates: int
 
     @property
     def runs(self) -> int:
-        """How many were run for this answer."""
+        """Number of probes that ran for this answer."""
         return sum(probe.age_s is None for probe in self.probes)
 
     @property
     def best(self) -> ProbedPlan | None:
-        """The fastest that ran."""
+        """The fastest plan that ran."""
         ran = [probe for probe in self.probes if probe.result.failure is None]
         return max(ran, key=lambda probe: probe.result.tokens_per_s, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Something that would change the answer."""
+    """A change of the question that would change the answer."""
 
     flags: str
-    """The arguments to add or replace (`--method lora`)."""
+    """Arguments to add or replace (`--method lora`)."""
     outcome: str
-    """What the answer would then be."""
+    """The answer after the change."""
 
 
 class Changes:
-    """Changes, each searched for when it is first asked for: all take longer than the answer without them."""
+    """Changes, searched for on demand because all of them together take longer than the answer itself."""
 
     def __init__(self, tried: Iterable[Change | None] = ()) -> None:
-        """tried: None for something that would change nothing."""
+        """tried: results of the search; None for a change without effect."""
         self._tried = iter(tried)
         self._found: list[Change] = []
         self.are_all_tried = False
 
     def try_next(self) -> bool:
-        """Try one more. Returns False where none is left."""
+        """Try the next change. Return False if none is left."""
         for tried in self._tried:
             if tried is not None:
                 self._found.append(tried)
@@ -109,52 +109,52 @@ class Recommendation:
 
     question: Question
     candidates: tuple[Candidate, ...]
-    """All that were predicted; the ladder holds the best of each rung."""
+    """All predicted candidates; the ladder holds the best of each rung."""
     ladder: tuple[LadderStep, ...]
     recommended: Candidate | None
-    """The fastest that fits as surely as the question's risk asks, or None."""
+    """The fastest plan that fits with the probability that the question's risk requires; None if there is none."""
     reasons: tuple[str, ...]
-    """Sentences that say why."""
+    """Reasons for the recommendation, as sentences."""
     doubts: tuple[str, ...]
     """Sentences on what might make another plan the fastest."""
     assumptions: tuple[str, ...]
-    """Assumptions of the figures, a phrase each."""
+    """Assumptions behind the figures, one phrase each."""
     without_loss: Candidate | None = None
-    """The best plan, or the closest, with the training backend's own loss, where the search turned another on."""
+    """The best or closest plan with the training backend's own loss, if the search chose another loss."""
     other_rollouts: tuple[RolloutOutcome, ...] = ()
-    """What else could generate the completions, where the search chose."""
+    """Alternative generators of the completions, if the search chose the generator."""
     changes: Changes = field(default_factory=Changes)
-    """What would change the answer."""
+    """Changes that would change the answer."""
     pytorch_baseline: Candidate | None = None
-    """Plain PyTorch's best plan, for comparison; it is not a DeepSpeed configuration, and never the recommended one."""
+    """Plain PyTorch's best plan, for comparison; it has no DeepSpeed configuration and is never recommended."""
     try_first: Candidate | None = None
-    """A plan that is only likely to fit, and much faster; None where there is none."""
+    """A much faster plan that only likely fits; None if there is none."""
     deepspeed_estimate: DeepSpeedEstimate | None = None
-    """DeepSpeed's own estimate for the same plan; None where it was not asked for."""
+    """DeepSpeed's own estimate for the same plan; None if it was not requested."""
     verifications: tuple[Verification, ...] = ()
-    """The dry runs; the last one decided."""
+    """Dry runs; the last one was decisive."""
     past_probes: tuple[ProbedPlan, ...] = ()
-    """Probes of some candidates that were made before on this machine; the candidates are corrected by them."""
+    """Earlier probes of some candidates on this machine; they correct the candidates' predictions."""
     probe_series: ProbeSeries | None = None
-    """The probes that settled the recommendation; None where none were asked for."""
+    """The probes that settled the recommendation; None if none were requested."""
     files: tuple[str, ...] = ()
-    """The files that were written for it."""
+    """Files that were written for the answer."""
     job_files: tuple[JobFile, ...] = ()
-    """Those among them that start it."""
+    """The job files among `files`."""
 
     @property
     def shown(self) -> Candidate | None:
-        """The plan that tables and pictures mark: the recommended one, or the closest where nothing fits."""
+        """The plan that tables and charts mark: the recommended one, or the closest if nothing fits."""
         return self.recommended or closest(self.ladder)
 
 
 def try_first_path(destination: Path) -> Path:
-    """The file for the configuration of the plan to try first, next to the other one."""
+    """Path of the configuration for the plan to try first, next to the recommended configuration."""
     return destination.with_stem(f"{destination.stem}_try_first")
 
 
 def closest(ladder: Sequence[LadderStep]) -> Candidate | None:
-    """The candidate that misses by least, None where no rung has any."""
+    """The candidate with the smallest shortage; None if no rung has a candidate."""
     return min(
         (step.candidate for step in ladder if step.candidate is not None),
         key=lambda candidate: candidate.fit.utilization,

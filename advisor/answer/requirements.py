@@ -1,4 +1,4 @@
-"""Requirements that a configuration must meet (`ds-advise check`), and whether it does."""
+"""Requirements on a configuration (`ds-advise check`), and whether it meets them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ RequirementName = Literal["lint", "fits", "memory", "ram", "speed", "duration", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """One requirement of one file."""
+    """One requirement on one file."""
 
     file: str
     name: RequirementName
     met: bool
     detail: str
     value: float
-    """Errors, a probability of fitting, bytes, tokens per second, seconds, or an amount of money."""
+    """A number of errors, a probability of fitting, bytes, tokens per second, seconds, or an amount of money."""
     limit: float
-    """The least allowed value of "fits" and "speed", the largest of the others."""
+    """Least allowed value for "fits" and "speed", largest allowed value for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class CheckResult:
 
 
 Limits = Mapping[RequirementName, float]
-"""The largest allowed memory, RAM, duration and cost, and the least speed; without a name there is no limit."""
+"""Largest allowed memory, RAM, duration and cost, and least allowed speed; a missing name means no limit."""
 
 
 def parse_limits(
@@ -58,7 +58,7 @@ def parse_limits(
     max_duration: str | None,
     max_cost: float | None,
 ) -> Limits:
-    """The limits from their options. Raises DsAdviseError for sizes and times that are none."""
+    """Return the limits from their options. Raises DsAdviseError for invalid sizes and times."""
     for name, value in (("min-tokens-per-second", min_tokens_per_second), ("max-cost", max_cost)):
         if value is not None and not 0 < value < float("inf"):
             raise WorkloadError(
@@ -79,10 +79,8 @@ def parse_limits(
 def check_file(
     path: Path, context: ComparisonContext | None, limits: Limits, *, gpus: str | None, framework: Framework | None
 ) -> Iterator[Requirement]:
-    """No errors of lint; then, where model and GPUs are known, that it fits, and the limits.
-
-    Raises DsAdviseError for a file that cannot be read or is no plan.
-    """
+    """Check that lint finds no errors; if model and GPUs are known, also that the plan fits and meets the limits.
+    Raises DsAdviseError for a file that cannot be read or does not describe a plan."""
     name = shown_name(path)
     report = lint_file(path, gpus=gpus, framework=framework).report
     errors = [finding for finding in report.findings if finding.severity == "error"]
@@ -119,7 +117,7 @@ def check_file(
 def _figures(
     candidate: Candidate, question: Question
 ) -> dict[RequirementName, tuple[float, str, Callable[[Any], str]]]:
-    """What limits are compared with: the figure, the figure as text, and what writes a limit."""
+    """Return, for each limit, the figure to compare, its text, and the function that formats the limit."""
     needed, host, time = candidate.device_bytes, candidate.memory.host_bytes_per_node, candidate.time
     ends, duration, price = time.tokens_per_s_range, duration_of(question, candidate), question.price
     speed: str = phrase("{speed} tokens/s", speed=rate(time.tokens_per_s))

@@ -1,4 +1,4 @@
-"""How memory and speed follow the sequence length, the micro batch and the number of GPUs."""
+"""Memory and speed as functions of sequence length, micro batch and number of GPUs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ..search.search import fastest
 
 _MOST_GPUS = 64
 _SHORTER, _LONGER = 2, 5
-"""Halvings and doublings of the sequence length."""
+"""Number of halvings and doublings of the sequence length."""
 _MOST_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One quantity of the question varied, and the plan for each value; None: no plan fits."""
+    """One varied quantity of the question, and the plan for each value; None if no plan fits."""
 
     title: str
     values: tuple[str, ...]
     plans: tuple[Candidate | None, ...]
     own: int
-    """The position of the question's own value, -1 where it is not among them."""
+    """Index of the question's own value; -1 if it is not included."""
 
 
 def scaling_of(question: Question, chosen: Candidate) -> tuple[Series, ...]:
-    """The fastest plan that fits for each sequence length and number of GPUs, and the chosen plan at each micro batch
-    up to the first that does not fit. A series of one value is left out."""
+    """Return the fastest fitting plan for each sequence length and number of GPUs, and the chosen plan at each micro
+    batch up to the first that does not fit. A series of one value is left out."""
     kinds = (
         ("sequence length", _lengths(question), str(question.workload.seq_len)),
         ("micro batch", _batches(question, chosen), str(chosen.plan.micro_batch_size)),

@@ -1,4 +1,4 @@
-"""How to start a training under a plan: its configuration, the script's lines, variables to set, and commands."""
+"""Start of a training under a plan: configuration, script lines, environment variables, and commands."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from ..text.units import gib, times
 from .recommendation import Recommendation, try_first_path
 
 _LEAST_RATIO = 1.05
-"""Host threads that change the step's time by less are not mentioned: it is below the prediction's error."""
+"""Least ratio of step times at which host threads are mentioned; smaller ones are below the prediction's error."""
 
 _SERVER = phrase("Start the server that generates, before the training:")
 _LAUNCHED_BY_DS_ADVISE = phrase("Or let ds-advise check, start and watch it:")
@@ -54,14 +54,14 @@ _LAUNCHED_BY_DS_ADVISE = phrase("Or let ds-advise check, start and watch it:")
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A sentence, and lines of shell or Python to copy below it."""
+    """A sentence followed by lines of shell or Python to copy."""
 
     text: str
     code: tuple[str, ...] = ()
 
 
 def plan_config(answer: Recommendation, candidate: Candidate) -> dict[str, Any]:
-    """The DeepSpeed configuration of a plan."""
+    """Return the DeepSpeed configuration of a plan."""
     question = answer.question
     return ds_config(
         candidate.plan, question.model, question.workload, question.cluster, flavor=question.workload.framework
@@ -69,12 +69,12 @@ def plan_config(answer: Recommendation, candidate: Candidate) -> dict[str, Any]:
 
 
 def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
-    """The DeepSpeed configuration of the recommended plan, None where nothing fits."""
+    """Return the DeepSpeed configuration of the recommended plan; None if nothing fits."""
     return None if answer.recommended is None else plan_config(answer, answer.recommended)
 
 
 def rank_variables(answer: Recommendation) -> dict[str, str]:
-    """The variables that every rank needs, whatever the plan."""
+    """Return the variables that every rank needs under any plan."""
     gpu = answer.question.cluster.gpu
     if gpu.is_cpu:
         return {"DS_ACCELERATOR": "cpu"}
@@ -84,7 +84,7 @@ def rank_variables(answer: Recommendation) -> dict[str, str]:
 
 
 def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str, str]]:
-    """The variables to set before the start, each with a sentence on the reason."""
+    """Return the variables to set before the start, each with a sentence on the reason."""
     cluster = answer.question.cluster
     variables = " ".join(f"{name}={value}" for name, value in rank_variables(answer).items())
     if cluster.gpu.is_cpu:
@@ -106,7 +106,7 @@ def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str,
 
 
 def start_commands(answer: Recommendation, chosen: Candidate, config_path: str) -> dict[str, list[str]]:
-    """The command lines that start the training, by launcher."""
+    """Return the command lines that start the training, by launcher."""
     cluster, bind_cores = answer.question.cluster, False
     sets = _threads_matter(answer, chosen)
     if sets and cluster.is_this_machine and cluster.threads_per_rank is None:  # the user has not set the threads
@@ -124,14 +124,14 @@ def start_commands(answer: Recommendation, chosen: Candidate, config_path: str) 
 
 
 def _only_by_accelerate(answer: Recommendation) -> bool:
-    """PPOTrainer makes an Accelerator of its own, which knows what accelerate's launcher passes alone (trl 1.12
-    experimental/ppo/ppo_trainer.py `__init__`)."""
+    """Whether only accelerate's launcher works. PPOTrainer creates its own Accelerator, which gets its settings only
+    from accelerate's launcher (trl 1.12 experimental/ppo/ppo_trainer.py `__init__`)."""
     return OBJECTIVES[answer.question.workload.objective].value_model
 
 
 def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launcher, float]:
-    """By launcher: the step's time without OMP_NUM_THREADS, over the predicted one. Empty where the optimizer
-    steps on the device."""
+    """Return, by launcher, the step's time without OMP_NUM_THREADS over the predicted one. Empty if the optimizer steps
+    on the GPU."""
     if chosen.plan.offload_optimizer == "none":
         return {}
     launchers = [name for name in PROGRAMS if name != "accelerate" or question.workload.uses_trainer]
@@ -142,7 +142,8 @@ def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launch
 
 @lru_cache(maxsize=8)
 def _step_s(question: Question, plan: Plan, threads_per_rank: int | None) -> float:
-    """The step's time with a number of threads per rank. Kept, since an answer names it in several places."""
+    """Return the step's time in seconds for a number of threads per rank. Cached because an answer uses it several
+    times."""
     cluster = replace(question.cluster, threads_per_rank=threads_per_rank)
     return estimate_time(question.model, question.workload, cluster, plan).step_s
 
@@ -153,8 +154,8 @@ def _threads_matter(answer: Recommendation, chosen: Candidate) -> bool:
 
 
 def _costs_without_threads(answer: Recommendation, chosen: Candidate) -> str:
-    """`1.1 x as long with deepspeed, 2.9 x as long with torchrun`; "" where the user has set the threads, or they make
-    no difference."""
+    """Return `1.1 x as long with deepspeed, 2.9 x as long with torchrun`; "" if the user has set the threads or they
+    make no difference."""
     if answer.question.cluster.threads_per_rank is not None:
         return ""
     by_cost: dict[str, list[str]] = {}
@@ -171,11 +172,9 @@ def _costs_without_threads(answer: Recommendation, chosen: Candidate) -> str:
 
 
 def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[Block]:
-    """What to do for the recommended plan and for the one to try first; nothing where nothing may fit.
-
-    config_path: the file that the commands name, written or not.
-    details: with the script's lines in full, and with every launcher's command.
-    """
+    """Return the next steps for the recommended plan and for the one to try first; empty if no plan may fit.
+    config_path: the file that the commands name, whether written or not. details: include all lines of the script and
+    every launcher's command."""
     if answer.try_first is not None and not _only_by_accelerate(answer):
         yield _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
     chosen = answer.recommended
@@ -206,7 +205,7 @@ def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -
 
 
 def _launch(answer: Recommendation, candidate: Candidate, config_path: str, nodes: str = " --hostfile hostfile") -> str:
-    """The command of `ds-advise launch`. nodes: its option for several nodes."""
+    """Return the command of `ds-advise launch`. nodes: its option for several nodes."""
     cluster, workload, module = answer.question.cluster, answer.question.workload, answer.question.model.module
     place = nodes if cluster.nodes > 1 else ""
     if cluster.gpu.is_cpu:
@@ -230,7 +229,7 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str, node
 
 
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
-    """The script's arguments and further lines, and one way to start it."""
+    """Return the script's arguments, further lines, and one start command."""
     question, workload, plan = answer.question, answer.question.workload, chosen.plan
     if workload.uses_trainer:
         arguments = script_arguments(workload, plan, question.cluster, config_path)
@@ -261,7 +260,7 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
 
 
 def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
-    """Everything that the script needs, and every launcher's command."""
+    """Return all lines that the script needs, and every launcher's command."""
     cluster = answer.question.cluster
     yield from _script_blocks(answer, chosen, config_path)
     if answer.question.workload.uses_trainer:
@@ -288,7 +287,7 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
 
 
 def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
-    """The lines that the script needs."""
+    """Return the lines that the script needs."""
     plan, question, workload = chosen.plan, answer.question, answer.question.workload
     cluster = question.cluster
     if lines := script_lines(question.model, workload, plan, cluster, config_path):
@@ -303,7 +302,7 @@ def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) 
 
 
 def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]:
-    """What follows the creation of the Trainer."""
+    """Return the lines to add after the creation of the Trainer."""
     if lines := trainer_lines(answer.question.model, answer.question.workload, chosen.plan):
         yield Block(text=phrase("After the Trainer is created, before trainer.train():"), code=tuple(lines))
     if chosen.plan.sequence_parallel_size > 1:
@@ -319,8 +318,8 @@ def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]
 
 
 def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) -> Phrase:
-    """What a checkpoint takes, what fits, and what two arguments change. The Trainer deletes the oldest after it has
-    saved a new one (transformers 5.23 trainer.py `_save_checkpoint`)."""
+    """Return the size of checkpoints, how many fit, and the effect of two arguments. The Trainer deletes the oldest
+    checkpoint only after it has saved a new one (transformers 5.23 trainer.py `_save_checkpoint`)."""
     question, stage = answer.question, chosen.plan.zero_stage
     one = checkpoint_bytes(question.model, question.workload, stage)
     text = phrase("A checkpoint takes {size} GiB, and the Trainer keeps all of them", size=gib(one))
@@ -340,7 +339,7 @@ def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) ->
 
 
 def _kept_threads(question: Question, plan: Plan, threads: int) -> Phrase:
-    """The threads that the user has set, and the gain of others."""
+    """Return the threads set by the user, and the gain with another number."""
     cores = cores_per_rank(question.cluster)
     ratio = _step_s(question, plan, threads) / _step_s(question, plan, cores)
     text = phrase("OMP_NUM_THREADS={threads} is set here and stays", threads=threads)

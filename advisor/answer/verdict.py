@@ -1,4 +1,4 @@
-"""The sentences that an answer begins with: what fits, how fast it is, what it needs, and what was asked."""
+"""The first sentences of an answer: what fits, its speed, its needs, and the question."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ Tone = Literal["good", "unsure", "bad"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether anything fits, and what."""
+    """The verdict on the whole answer, as sentences."""
 
     tone: Tone
     headline: str
-    """`ZeRO-3 with optimizer in host RAM fits.`"""
+    """Such as `ZeRO-3 with optimizer in host RAM fits.`"""
     short: str
-    """`zero3-offload fits`."""
+    """Such as `zero3-offload fits`."""
     sentences: tuple[str, ...]
-    """The sentences after the headline, in order."""
+    """Sentences after the headline, in order."""
     notes: tuple[str, ...]
-    """Those of them that no figure shows: the plan to try first and doubts, or what the closest plan lacks."""
+    """The `sentences` that no figure shows: the plan to try first and doubts, or the shortage of the closest plan."""
     try_first: str
-    """The one of them about a plan that is only likely to fit."""
+    """The sentence in `sentences` on a plan that only likely fits."""
 
 
 def tone_of(fit: Fit) -> Tone:
-    """Whether a plan fits, may fit (under a condition or with a probability), or does not."""
+    """Return whether a plan fits, may fit (under a condition or with a probability), or does not fit."""
     if fit.verdict == "does not fit":
         return "bad"
     return "good" if fit.fits and not fit.assumed_host_bytes else "unsure"
 
 
 def verdict_of(answer: Recommendation) -> Verdict:
-    """The verdict on the recommended plan, or on the closest."""
+    """Return the verdict on the recommended plan, or on the closest one."""
     question, chosen, risky = answer.question, answer.recommended, answer.try_first
     largest = _largest_found(question.largest, chosen)
     risk = () if risky is None else (_gain_of_risk(question, risky, chosen),)
@@ -95,7 +95,7 @@ def verdict_of(answer: Recommendation) -> Verdict:
 
 
 def _gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> Phrase:
-    """What a plan that is only likely to fit would gain over the recommended one."""
+    """Return what a plan that only likely fits would gain over the recommended one."""
     fields = {
         "rung": risky.rung,
         "size": risky.plan.micro_batch_size,
@@ -117,7 +117,7 @@ def _gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None
 
 
 def _first_failure(answer: Recommendation) -> str | None:
-    """The message of the first probe that failed, where memory was not the reason."""
+    """Return the message of the first probe that failed for a reason other than memory."""
     probes = () if answer.probe_series is None else answer.probe_series.probes
     failures = (probe.result.failure for probe in probes if probe.result.failure is not None)
     message = next((failure.message for failure in failures if failure.kind != "out_of_memory"), None)
@@ -125,7 +125,7 @@ def _first_failure(answer: Recommendation) -> str | None:
 
 
 def speed_sentence(question: Question, chosen: Candidate) -> Phrase:
-    """How fast a plan is, with the interval."""
+    """Return a plan's speed with its interval."""
     cluster, between, rollouts = question.cluster, chosen.time.tokens_per_s_range, question.workload.rollouts
     ranks, length = cluster.world_size + (rollouts.server_gpus if rollouts else 0), question.model.fixed_len
     text = phrase("{figure} {unit}/s", figure=rate(chosen.tokens_per_s), unit=question.model.unit)
@@ -152,7 +152,7 @@ def speed_sentence(question: Question, chosen: Candidate) -> Phrase:
 
 
 def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
-    """What a preference's reference model takes."""
+    """Return the memory and time of a preference objective's reference model."""
     if not reference_passes(question.workload) or question.workload.rollouts:
         return ()
     share = percent(chosen.time.components.get("reference model", 0.0) / chosen.time.step_s)
@@ -176,7 +176,7 @@ def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
 
 
 def _evaluation(question: Question, plan: Candidate) -> tuple[Phrase, ...]:
-    """What an evaluation takes of each GPU, with the arguments that it is counted with, and the host's part."""
+    """Return the memory of an evaluation on each GPU and on the host, with the arguments that it assumes."""
     workload, memory = question.workload, plan.memory
     phase = next((phase for phase in memory.phases if phase.name == "evaluation"), None)
     if phase is None:
@@ -205,7 +205,7 @@ def _evaluation(question: Question, plan: Candidate) -> tuple[Phrase, ...]:
 
 
 def _loss(answer: Recommendation) -> tuple[Phrase, ...]:
-    """The loss that the search turned on, and what the answer would be without it."""
+    """Return the loss that the search chose, and the answer without it."""
     without, loss = answer.without_loss, answer.question.workload.loss
     if without is None:
         return ()
@@ -217,7 +217,7 @@ def _loss(answer: Recommendation) -> tuple[Phrase, ...]:
 
 
 def batch_sentence(question: Question, chosen: Candidate) -> Phrase:
-    """The batch of a plan, what shares its samples, and checkpointing."""
+    """Return a plan's batch, how samples are shared among GPUs, and checkpointing."""
     plan, cluster = chosen.plan, question.cluster
     steps, device = plan.gradient_accumulation_steps, device_label(cluster)
     text = phrase("Micro batch {size}", size=plan.micro_batch_size)
@@ -246,7 +246,7 @@ def batch_sentence(question: Question, chosen: Candidate) -> Phrase:
 
 
 def need_sentence(question: Question, chosen: Candidate) -> Phrase:
-    """What a plan needs of each resource, and what there is of it."""
+    """Return a plan's need of each resource, and the available amount."""
     memory, cluster = chosen.memory, question.cluster
     have, host = cluster.host_memory_bytes_per_node, gib(memory.host_bytes_per_node)
     in_headline = bool(chosen.fit.assumed_host_bytes)
@@ -272,7 +272,7 @@ def need_sentence(question: Question, chosen: Candidate) -> Phrase:
 
 
 def what_lacks(question: Question, missed: Candidate) -> Phrase:
-    """Everything that the plan with the smallest shortage lacks."""
+    """Return all shortages of the plan with the smallest shortage."""
     memory, cluster = missed.memory, question.cluster
     have = cluster.host_memory_bytes_per_node
     disk, room = memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node
@@ -299,7 +299,7 @@ def what_lacks(question: Question, missed: Candidate) -> Phrase:
 
 
 def _largest_found(found: Largest | None, chosen: Candidate | None) -> tuple[str, ...]:
-    """What was found for the option that was "max"."""
+    """Return the value found for the option that was "max"."""
     if found is None:
         return ()
 
@@ -322,7 +322,8 @@ def _largest_found(found: Largest | None, chosen: Candidate | None) -> tuple[str
 
 
 def training_subject(question: Question, tool: str = "TRL") -> tuple[Phrase, Phrase]:
-    """The model, and its training whatever the machines. tool: whose trainer has its objective."""
+    """Return the model and its training, without the machines. tool: the library whose trainer implements the
+    objective."""
     model, workload = question.model, question.workload
     size = phrase("{count} parameters", count=count(model.parameters))
     if question.trainable_parameters != model.parameters:
@@ -345,7 +346,7 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[Phrase, Phr
 
 
 def _unusual(workload: Workload, tool: str) -> Iterator[Phrase]:
-    """Documents, loss, kernels and software, as far as they differ from the defaults."""
+    """Return documents, loss, kernels and software that differ from the defaults."""
     if workload.document_len is not None:
         yield phrase("documents of {tokens}", tokens=workload.document_len)
     if workload.objective != NEXT_TOKEN:
@@ -366,7 +367,8 @@ def _unusual(workload: Workload, tool: str) -> Iterator[Phrase]:
 
 
 def subject_of(question: Question, tool: str = "TRL") -> tuple[str, str]:
-    """The model; its training and the machines. tool: whose trainer has its objective."""
+    """Return a sentence on the model, and one on the training and the machines. tool: the library whose trainer
+    implements the objective."""
     model, training = training_subject(question, tool)
     machines = cluster_title(question.cluster, speed=False)
     return model, phrase("{training} · {machines}", training=training, machines=machines)

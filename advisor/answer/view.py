@@ -1,8 +1,5 @@
-"""The answer for people: the sentences, rows and figures that the terminal, Markdown, the HTML report and the page
-draw.
-
-Texts are English; those that are a `Phrase` can be translated when they are drawn (`text.language.translate`).
-"""
+"""The answer as sentences, rows and figures, shared by the terminal, Markdown, the HTML report and the page. Texts are
+English; a `Phrase` is translated when it is drawn (`text.language.translate`)."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from .start import Block, next_steps, recommended_config
 from .verdict import Verdict, subject_of, verdict_of
 
 _LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
-"""Shares of a step that are named without `details`, and with them."""
+"""Least share of a step's time that is named without `details`, and with `details`."""
 
 _COLUMNS = {
     "rung": phrase("strategy"),
@@ -53,12 +50,12 @@ class Figure:
     note: str = ""
     more: str = ""
     share: float | None = None
-    """The used share of the capacity; None where that is unknown or unbounded."""
+    """Used share of the capacity; None if the capacity is unknown or unlimited."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderRow:
-    """A plan of the ladder, or a rung that has none; a cell is "" where there is nothing to show."""
+    """A plan of the ladder, or a rung without a plan; a cell is "" if there is nothing to show."""
 
     candidate: Candidate | None
     rung: str
@@ -74,12 +71,12 @@ class LadderRow:
     """"" for a plan that does not fit the GPU."""
     verdict: str
     is_chosen: bool = False
-    """Recommended, or the closest where nothing fits."""
+    """Whether the plan is recommended, or the closest if nothing fits."""
     fits: bool = False
 
 
 def host_parts(memory: MemoryEstimate) -> dict[str, int]:
-    """Bytes of host RAM per node by component; they add up to `host_bytes_per_node`."""
+    """Host RAM per node in bytes by component; the sum is `host_bytes_per_node`."""
     sizes = Counter({"loading the model": memory.host_bytes_per_node - memory.host_training_bytes_per_node})
     for term in (*memory.host_pinned_terms, *memory.host_pageable_terms):
         sizes[term.name] += term.size_bytes
@@ -87,22 +84,22 @@ def host_parts(memory: MemoryEstimate) -> dict[str, int]:
 
 
 def step_time(chosen: Candidate, least_share: float) -> Phrase:
-    """Where the time of a step goes, by parts of at least a share."""
+    """Return the parts of a step's time that have at least a given share."""
     shares = time_shares(chosen.time, least=least_share)
     return phrase("Where the {time} of a step go: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
 
 
 @dataclass(frozen=True)
 class AnswerView:
-    """Everything that people are shown of an answer; "" and empty tuples stand for what it does not have."""
+    """All parts of an answer that are shown to people; a missing part is "" or an empty tuple."""
 
     answer: Recommendation
     config_path: str = "ds_config.json"
-    """The file that commands name, written or not."""
+    """Configuration file named in commands, whether written or not."""
     all_candidates: bool = False
-    """Every predicted plan in the ladder, not only each rung's best."""
+    """Whether the ladder shows every predicted plan instead of each rung's best."""
     details: bool = False
-    """With smaller shares of the step's time, all of the script's lines and every launcher's command."""
+    """Whether to show smaller shares of the step's time, all lines of the script and every launcher's command."""
 
     @property
     def _question(self) -> Question:
@@ -118,7 +115,7 @@ class AnswerView:
 
     @cached_property
     def subject(self) -> tuple[str, str]:
-        """The model; its training and the machines."""
+        """A sentence on the model, and one on the training and the machines."""
         return subject_of(self._question)
 
     @cached_property
@@ -135,7 +132,7 @@ class AnswerView:
 
     @cached_property
     def ladder(self) -> tuple[LadderRow, ...]:
-        """A row for each rung: its best plan, or every predicted plan, or why it cannot run; then plain PyTorch's."""
+        """Rows of the ladder: per rung its best plan, all predicted plans, or its obstacle; then plain PyTorch."""
         answer, rows = self.answer, list[LadderRow]()
         for step in answer.ladder:
             if step.candidate is None:
@@ -209,24 +206,24 @@ class AnswerView:
 
     @property
     def memory_parts(self) -> Mapping[str, int]:
-        """Bytes by component of the recommended plan, or of the closest."""
+        """Bytes by component of the recommended or closest plan."""
         return {} if self.answer.shown is None else self.answer.shown.memory.components
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
-        """Rollout, scoring and training, where completions are generated."""
+        """Rollout, scoring and training phases, if completions are generated."""
         chosen = self.answer.recommended
         return () if chosen is None else tuple(phase_sentences(self._question, chosen))
 
     @cached_property
     def time(self) -> str:
-        """Where the time of a step goes."""
+        """Parts of a step's time."""
         chosen = self.answer.recommended
         return "" if chosen is None else step_time(chosen, _SMALL_SHARE if self.details else _LARGE_SHARE)
 
     @cached_property
     def job(self) -> tuple[str, ...]:
-        """What was counted of the job, what its duration consists of, and how well it uses the GPUs."""
+        """Counts from the job's data, parts of its duration, and the utilization of the GPUs."""
         question, chosen = self._question, self.answer.recommended
         duration = None if chosen is None else duration_of(question, chosen)
         if duration is None:
@@ -237,7 +234,7 @@ class AnswerView:
 
     @cached_property
     def utilization(self) -> str:
-        """MFU."""
+        """Model FLOPs utilization (MFU)."""
         model, workload, cluster = self._question.model, self._question.workload, self._question.cluster
         chosen, peak = self.answer.recommended, peak_flops_per_s(cluster.gpu, workload.matmul_precision)
         if chosen is None or peak is None or cluster.gpu.is_cpu:
@@ -263,7 +260,7 @@ class AnswerView:
 
     @property
     def probes(self) -> tuple[str, tuple[ProbeRow, ...], str]:
-        """A title, the probes, and why they ended."""
+        """A title, the probes, and why the series ended."""
         return probes_of(self.answer)
 
     @property
@@ -273,7 +270,7 @@ class AnswerView:
 
     @property
     def changes(self) -> str:
-        """The title of the changes or, once they were searched for, that there are none."""
+        """The title of the changes; after the search, that there are none if it found none."""
         answer = self.answer
         if not answer.changes and answer.recommended is not None:
             return ""
@@ -299,7 +296,7 @@ class AnswerView:
 
     @cached_property
     def steps(self) -> tuple[Block, ...]:
-        """What to do next."""
+        """Next steps for the user."""
         return tuple(next_steps(self.answer, self.config_path, details=self.details))
 
 

@@ -1,4 +1,4 @@
-"""What would change the answer: the question asked again with one thing different."""
+"""Changes that would change the answer: the question asked again with one option changed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ..text.units import rate, whole_gib
 from .recommendation import Change, Changes
 
 WORTH_LISTING = 1.15
-"""A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
+"""Least speed-up of a change that is shown; smaller ones are within the time model's error."""
 
 MOST_STEPS = 3
-"""Steps of each kind of change that are asked when a plan fits already: three doublings of the GPUs."""
+"""Steps of each kind of change that are tried if a plan already fits: three doublings of the GPUs."""
 
 LARGER_GPUS = ("L40S", "A100-80GB", "H200", "B200")
-"""GPUs of rising memory that are widely rented, offered where nothing fits."""
+"""Widely rented GPUs of rising memory, offered if nothing fits."""
 
 LARGE_NODE_RAM = "2TB"
 """RAM of a node of eight such GPUs (NVIDIA DGX H100 and DGX B200 data sheets: 2 TB)."""
@@ -43,10 +43,10 @@ RAM_AS_SOLD = ("1TB", "512GB", "256GB", "128GB", "64GB", "32GB")
 """Common sizes of a host's RAM."""
 
 LARGE_DRIVE_BYTES = 8 * 10**12
-"""An NVMe drive that is larger than any plan needs per node: what a plan really takes is listed."""
+"""Size of an NVMe drive above any plan's need per node; the listed size is what the plan really takes."""
 
 ACCUMULATED = 4
-"""Micro batches over which a step on the host is spread to show what that gains."""
+"""Micro batches over which an optimizer step on the host is amortized to show the gain."""
 
 SHORTEST_SEQUENCE = 256
 MOST_GPUS_PER_NODE = 8
@@ -54,14 +54,14 @@ MOST_NODES = 128
 
 
 Asked = tuple[str, Question]
-"""Flags, and the question with them."""
+"""Flags, and the question that includes them."""
 
 
 def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Changes:
-    """Flags that would make it fit or make it faster, each with what the answer would then be.
+    """Yield flags that would make a plan fit or run faster, each with the resulting answer.
 
-    With a fitting plan, each kind of change is asked in up to `MOST_STEPS` growing steps; the first is listed, and
-    those that lead to another rung. Without one, each kind grows until something fits.
+    With a fitting plan, each kind of change is tried in up to `MOST_STEPS` growing steps; the first step and those that
+    lead to another rung are listed. Without one, each kind grows until something fits.
     """
     return Changes(_tried(question, ladder, chosen))
 
@@ -150,7 +150,8 @@ def _methods(question: Question) -> Iterator[Asked]:
 
 
 def _without_autoep(question: Question) -> Iterator[Asked]:
-    """Loss, log-probabilities of the reference from before the training, and states in bf16."""
+    """Yield changes that AutoEP does not support: another loss, reference log-probabilities computed before the
+    training, and states in bf16."""
     workload = question.workload
     loss = offered_loss(question.model, workload)
     if loss is not None and not question.free_loss:  # a free loss has been asked for already
@@ -163,8 +164,8 @@ def _without_autoep(question: Question) -> Iterator[Asked]:
 
 
 def _models(question: Question, chosen: Candidate | None) -> Iterator[Asked]:
-    """Experts as transformers 5 fuses them, where each is a module of its own; experts that AutoEP spreads; and
-    quantized collectives, where ZeRO-3's cross a network that is slower than the links of a node."""
+    """Yield experts fused as in transformers 5 if each is a separate module, experts spread by AutoEP, and quantized
+    collectives if ZeRO-3's cross a network that is slower than the links within a node."""
     cluster, software = question.cluster, question.workload.software
     if module_experts(question.model, software):
         fused = _altered(question, software=replace(software, transformers=(5, 0)))
@@ -180,7 +181,7 @@ def _models(question: Question, chosen: Candidate | None) -> Iterator[Asked]:
 
 
 def _tiles(question: Question) -> Iterator[Asked]:
-    """Loss and feed-forward a tile at a time, as far as they are whole: what a long sequence needs on the GPU."""
+    """Yield tiled loss and feed-forward if they are not tiled yet; long sequences need them to fit the GPU."""
     given = question.workload
     mlp, both = replace(given, mlp="tiled"), replace(given, mlp="tiled", loss="tiled")
     if given.mlp == "whole" and untileable(question.model, mlp) is None:
@@ -201,7 +202,7 @@ def _sequences(question: Question) -> Iterator[Asked]:
 
 
 def _gpus(question: Question) -> Iterator[Asked]:
-    """Twice the GPUs, again and again: within the node first, then by nodes."""
+    """Yield repeated doublings of the GPUs: within the node first, then more nodes."""
     cluster = question.cluster
     nodes, per_node = cluster.nodes, cluster.gpus_per_node
     while nodes < MOST_NODES:
@@ -218,7 +219,7 @@ def _gpus(question: Question) -> Iterator[Asked]:
 
 
 def _larger_gpus(question: Question) -> Iterator[Asked]:
-    """As many GPUs of each larger size, then more and more nodes of the largest."""
+    """Yield the same number of GPUs of each larger size, then more nodes of the largest."""
     cluster = question.cluster
     for name in LARGER_GPUS:
         gpu = find_gpu(name)
@@ -232,7 +233,7 @@ def _larger_gpus(question: Question) -> Iterator[Asked]:
 
 
 def gpus_argument(cluster: Cluster) -> str:
-    """The `--gpus` value that names this cluster."""
+    """Return the `--gpus` value that describes this cluster."""
     gpu = cluster.gpu
     kind = f"{gpu.nominal_gb}GB" if gpu.assumed else gpu.name.replace(" ", "-")
     counts = f"{cluster.gpus_per_node}x" if cluster.nodes == 1 else f"{cluster.nodes}x{cluster.gpus_per_node}x"
@@ -240,7 +241,7 @@ def gpus_argument(cluster: Cluster) -> str:
 
 
 def _with_job(outcome: Phrase, question: Question, altered: Question, best: Candidate) -> Phrase:
-    """With how long the job then takes, and what it costs where the price is still that of the machines."""
+    """Return the outcome with the job's duration, and with its cost if the price still applies to these machines."""
     duration, price = duration_of(altered, best), altered.price
     if duration is None or altered.workload.seq_len != question.workload.seq_len:
         return outcome
@@ -255,7 +256,7 @@ def _with_job(outcome: Phrase, question: Question, altered: Question, best: Cand
 def _storage(
     question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None, sample_bytes: SampleBytes
 ) -> Iterator[Change]:
-    """More host RAM or NVMe; and, for a plan that presumes an amount of RAM, what less of it is enough for."""
+    """Yield more host RAM or NVMe; for a plan that assumes an amount of RAM, the plans that a smaller amount allows."""
     blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
     for limit in ("host", "nvme"):
         need = attrgetter(f"memory.{limit}_bytes_per_node")
@@ -282,9 +283,9 @@ def _storage(
 
 
 def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) -> Iterator[Change]:
-    """For each rung the least of some sizes below the need with which it is the answer, if need be with an NVMe drive;
-    and the first size with which nothing fits. The sizes are what the plan needs without page-locked memory, and
-    `RAM_AS_SOLD`."""
+    """Yield, for each rung, the smallest tried RAM size below the need at which that rung is the answer, with an NVMe
+    drive if necessary; and the first size at which nothing fits. The tried sizes are the plan's need without
+    page-locked memory, and `RAM_AS_SOLD`."""
     given, found = question.cluster, dict[str, Change]()
     drive_bytes = given.nvme_bytes_per_node
     pageable = node_bytes(question.model, question.workload, given, chosen.plan.with_fields(pin_memory=False))
@@ -309,7 +310,7 @@ def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) 
 
 
 def _with_storage(cluster: Cluster, plan: Candidate) -> Cluster:
-    """The cluster with the RAM and NVMe that a plan needs, in whole GiB, where it has less."""
+    """Return the cluster with RAM and NVMe raised to a plan's need, in whole GiB."""
     changes, memory = dict[str, Any](), plan.memory
     if memory.host_bytes_per_node > cluster.most_host_bytes_per_node:
         changes["host_memory_bytes_per_node"] = whole_gib(memory.host_bytes_per_node) * 2**30
@@ -319,7 +320,7 @@ def _with_storage(cluster: Cluster, plan: Candidate) -> Cluster:
 
 
 def _storage_flags(cluster: Cluster, larger: Cluster) -> str:
-    """The flags that state the larger cluster's RAM and NVMe."""
+    """Return the flags for the RAM and NVMe of the larger cluster."""
     amounts = (
         ("--ram ", cluster.host_memory_bytes_per_node, larger.host_memory_bytes_per_node),
         ("--nvme PATH:", cluster.nvme_bytes_per_node, larger.nvme_bytes_per_node),
