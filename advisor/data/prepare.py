@@ -271,7 +271,7 @@ def cut(
     evaluation_share: share of the sequences that are evaluated and not trained, chosen by `seed`. evaluation: a file
     for evaluation instead.
 
-    Raises DataError where no sample has a token to train on.
+    Raises DataError if no sample has a token to train on.
     """
 
     def indexed(file: DataFile, sequences: Integers) -> tuple[Index, Cuts]:

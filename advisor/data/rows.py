@@ -36,7 +36,7 @@ class Row(NamedTuple):
     goes_on: bool = False
     """The next row continues the same text."""
     share: float | None = None
-    """Share of the file that has been read or, where it is read whole, of its rows; None where it is unknown."""
+    """Share of the file that has been read or, where it is read whole, of its rows; None if it is unknown."""
 
 
 def read_rows(path: Path, *, suffix: str | None = None) -> Iterator[Row]:

@@ -70,7 +70,7 @@ class RowShape(NamedTuple):
 
 
 def recognise(row: Row) -> str:
-    """The name of the first of `ROW_SHAPES` that a row has. Raises DataError where it has none."""
+    """The name of the first of `ROW_SHAPES` that a row has. Raises DataError if it has none."""
     for name, shape in ROW_SHAPES.items():
         if all(_first(row.fields, names) is not None for names in shape.needed):
             return name

@@ -19,7 +19,7 @@ _DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "*.txt")
 
 
 def load_tokenizer(name: str, shape: ModelShape, *, offline: bool) -> Any:
-    """The model's tokenizer. Raises ModelConfigError where it has none that can be read without running its code."""
+    """The model's tokenizer. Raises ModelConfigError if it has none that can be read without running its code."""
     from transformers import AutoTokenizer
 
     folder = _folder(name, shape, _DESCRIPTIONS, offline=offline)
@@ -35,7 +35,7 @@ def load_tokenizer(name: str, shape: ModelShape, *, offline: bool) -> Any:
 
 
 def weights_folder(name: str, shape: ModelShape, *, offline: bool) -> Path:
-    """The folder with configuration and safetensors. Raises ModelConfigError where it has no safetensors."""
+    """The folder with configuration and safetensors. Raises ModelConfigError if it has no safetensors."""
     folder = _folder(name, shape, (*_DESCRIPTIONS, _WEIGHTS), offline=offline)
     if not any(folder.glob(_WEIGHTS)):
         raise ModelConfigError(
@@ -103,7 +103,7 @@ class Renderer:
     def parts(self, sample: RowSample, place: str) -> list[TextPart]:
         """The text in parts: together exactly what the model sees. The last answer ends with end-of-text.
 
-        Raises DataError, naming `place`, where the template refuses the messages or leaves no answer in the text.
+        Raises DataError, naming `place`, if the template refuses the messages or leaves no answer in the text.
         """
         if isinstance(sample, Chat):
             return _merged(self._chat(sample, place))
@@ -135,7 +135,7 @@ class Renderer:
         assert not whole[done:].strip(), "the last answer is the end of the text"
 
     def _span(self, messages: list[Message], number: int, whole: str, tools: Any, place: str) -> tuple[int | None, int]:
-        """(start, end) of answer `number` in the whole text; the start is None where the text does not have it as such.
+        """(start, end) of answer `number` in the whole text; the start is None if the text does not have it as such.
 
         It starts where the text of the question, rendered for generation, ends. A template that opens an answer in a
         way that it later leaves out (`<think>`) shares a shorter beginning with the whole.

@@ -101,13 +101,13 @@ class ImportAnswer:
     """With the options of the command line."""
     figures: ImportFigures | None
     obstacle: DsAdviseError | None
-    """Why there are no figures; None where there are."""
+    """Why there are no figures; None if there are."""
     report: LintReport | None
-    """Lint of the DeepSpeed configuration; None where there is none."""
+    """Lint of the DeepSpeed configuration; None if there is none."""
     files: tuple[ChangedFile, ...]
     """The proposed changes, or those that were written."""
     unwritable: DsAdviseError | None
-    """Why a better plan cannot be written in the file's form; None where it can, or there is none."""
+    """Why a better plan cannot be written in the file's form; None if it can, or there is none."""
     written: tuple[Path, ...] = ()
 
     @property
@@ -292,7 +292,7 @@ class ImportJson:
     obstacle: str | None
     """Why there are no figures."""
     refusal: str
-    """Why the plan cannot run as it is; "" where it can."""
+    """Why the plan cannot run as it is; "" if it can."""
     as_is: PlanFigures | None
     recommended: PlanFigures | None
     """The fastest that fits with the same training and global batch."""

@@ -47,11 +47,11 @@ class ImportFigures:
     plan: Plan
     """The run's own."""
     as_is: Candidate | None
-    """None where the plan cannot run at all."""
+    """None if the plan cannot run at all."""
     refusal: str
-    """Why it cannot; "" where it can."""
+    """Why it cannot; "" if it can."""
     recommended: Candidate | None
-    """The fastest plan that fits with the same training and global batch; None where none does."""
+    """The fastest plan that fits with the same training and global batch; None if none does."""
     is_better: bool
     """Whether the recommended plan fits where the run does not, or is faster."""
     lacking: Phrase | None = None
@@ -68,7 +68,7 @@ def figures_of(
 
     offloads_checkpoints: whether the file has a key that offloads the inputs of checkpointed layers.
 
-    Raises ConfigFileError and WorkloadError where the run contradicts itself, or names something unknown.
+    Raises ConfigFileError and WorkloadError if the run contradicts itself, or names something unknown.
     """
     part, equal_parts, remarks = run.deepspeed, cluster, list[str]()
     if part is not None and part.config is None:

@@ -16,7 +16,7 @@ from .imported_run import KeyPath, Value
 
 
 def edit_json(text: str, changes: Mapping[KeyPath, Value]) -> str:
-    """The text with these keys set, or taken out where the value is None. Raises ConfigFileError where that cannot be
+    """The text with these keys set, or taken out where the value is None. Raises ConfigFileError if that cannot be
     done without losing a comment."""
     document = read_document(text.encode(), name="the file")
     for path, value in changes.items():
@@ -61,7 +61,7 @@ _FIX = "give the configuration file that you pass to the tool"
 
 
 def read_yaml(text: str, name: str) -> dict[str, Any]:
-    """The mapping in a text, read as `yaml.safe_load` does. Raises ConfigFileError where there is none."""
+    """The mapping in a text, read as `yaml.safe_load` does. Raises ConfigFileError if there is none."""
     try:
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
         if aliases > _MOST_ALIASES:
@@ -93,7 +93,7 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
 def edit_yaml(text: str, changes: Mapping[KeyPath, Value]) -> str:
     """The text with these keys set, or taken out where the value is None.
 
-    Raises ConfigFileError where the text is of a form in which that cannot be done, such as a key behind an alias, or
+    Raises ConfigFileError if the text is of a form in which that cannot be done, such as a key behind an alias, or
     a mapping in braces.
     """
     expected = yaml.safe_load(text)

@@ -29,9 +29,9 @@ class DeepSpeedPart:
     name: str
     """The path as the file writes it, or the key that holds the configuration itself."""
     config: Mapping[str, Any] | None
-    """None where the file that is named is not there."""
+    """None if the file that is named is not there."""
     path: Path | None = None
-    """Where it was found, None where it is part of the file, or built in."""
+    """Where it was found, None if it is part of the file, or built in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class ImportedRun:
     training: Mapping[str, Any] = field(default_factory=dict)
     """Options of the question, by the names of `QuestionOptions`."""
     micro_batch_size: int | None = None
-    """None where the script decides it."""
+    """None if the script decides it."""
     gradient_accumulation_steps: int | None = 1
     """None: as many as `least_global_batch` takes."""
     least_global_batch: int | None = None
@@ -63,11 +63,11 @@ class ImportedRun:
     leaves_batch_to_script: bool = False
     """The file can hold neither micro batch nor gradient checkpointing."""
     launcher: Launcher | None = None
-    """The launcher of the ranks, None where it is not known."""
+    """The launcher of the ranks, None if it is not known."""
     one_process: str = ""
-    """What starts a single process in a process group, which DeepSpeed needs; "" where the launcher does so anyway."""
+    """What starts a single process in a process group, which DeepSpeed needs; "" if the launcher does so anyway."""
     threads_per_rank: int | None = None
-    """OMP_NUM_THREADS, None where it is not set."""
+    """OMP_NUM_THREADS, None if it is not set."""
     expandable_segments: bool = False
     """Whether the tool or the script's environment sets this option of PyTorch's allocator."""
     faults: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class ImportedRun:
     remarks: tuple[str, ...] = ()
     """Sentences: approximations, and what the figures leave out."""
     obstacle: str = ""
-    """Why there can be no figures; "" where there can."""
+    """Why there can be no figures; "" if there can."""
     uncounted: tuple[str, ...] = ()
     """Keys that may decide memory or speed, and from which nothing is concluded."""
     unknown: tuple[str, ...] = ()

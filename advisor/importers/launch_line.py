@@ -39,7 +39,7 @@ class SlurmJob:
 
 
 def read_slurm(text: str) -> SlurmJob | None:
-    """The job of a script, None where it has no directives."""
+    """The job of a script, None if it has no directives."""
     given: dict[str, str] = {}
     for directive in _DIRECTIVE.findall(text):
         for name, value in _OPTION.findall(directive):

@@ -47,7 +47,7 @@ def changed_files(
     """The tool's file and the DeepSpeed configuration with the better plan, or with what the tool refuses or lint
     corrects without changing the training; nothing where there is nothing to change.
 
-    Raises ConfigFileError where the file's form does not let it be changed.
+    Raises ConfigFileError if the file's form does not let it be changed.
     """
     plan = figures.plan
     if figures.is_better and figures.recommended is not None:
@@ -66,7 +66,7 @@ def written_as(
 ) -> tuple[ChangedFile, ...]:
     """The files that run this plan; config_text: None for a plan without DeepSpeed.
 
-    Raises ConfigFileError where the file's form does not let it be changed.
+    Raises ConfigFileError if the file's form does not let it be changed.
     """
     path = destination or source.path
     named = run.deepspeed.name if run.deepspeed is not None else ""
@@ -156,7 +156,7 @@ def _corrected(document: Document, report: LintReport) -> str | None:
 
 
 def _check(source: Source, form: Format, text: str, plan: Plan, *, has_config: bool) -> None:
-    """Reads the changed text again. Raises ConfigFileError where its run is not that of the plan."""
+    """Reads the changed text again. Raises ConfigFileError if its run is not that of the plan."""
     again = form.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
     accelerate = form.name == "accelerate"
     same = (

@@ -53,7 +53,7 @@ class Word:
         return "".join(char for char, _ in self.chars)
 
     def span(self, start: int = 0) -> tuple[int, int] | None:
-        """The place of its characters from `start` on, None where they are not side by side in the text."""
+        """The place of its characters from `start` on, None if they are not side by side in the text."""
         places = [place for _, place in self.chars[start:]]
         if not places or places[0] < 0 or places != list(range(places[0], places[0] + len(places))):
             return None

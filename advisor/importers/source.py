@@ -56,7 +56,7 @@ class Source:
     def edited(self, changes: Mapping[KeyPath, Value]) -> str:
         """The text with these keys or options set, or taken out where the value is None.
 
-        Raises ConfigFileError where its form does not let them be changed, or the script's command overrides them.
+        Raises ConfigFileError if its form does not let them be changed, or the script's command overrides them.
         """
         if not changes:
             return self.text
@@ -130,7 +130,7 @@ def _kind(path: Path, text: str) -> Kind:
 
 def find_file(name: str, folder: Path) -> Path | None:
     """The file of this name in the working folder, in the folder of the file that names it, or in those above, since
-    tools are started from the root of their own checkout; None where there is none."""
+    tools are started from the root of their own checkout; None if there is none."""
     for place in (Path(), folder, *folder.resolve().parents[:5]):
         try:
             if (place / name).is_file():
@@ -148,7 +148,7 @@ def named_part(name: str, folder: Path) -> DeepSpeedPart:
 
 def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
     """The script's text with an option of its training command set, or taken out where the value is None. Raises
-    ConfigFileError where its value is composed of several parts of the text."""
+    ConfigFileError if its value is composed of several parts of the text."""
     words = line.arguments
     names = [word.text[2:].partition("=")[0].replace("-", "_") * word.text.startswith("--") for word in words]
     new = shlex.quote(str(value).lower() if isinstance(value, bool) else str(value))

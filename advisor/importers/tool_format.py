@@ -72,7 +72,7 @@ class Reading:
 def deepspeed_part(reading: Reading) -> DeepSpeedPart | None:
     """The configuration that `--deepspeed` names or holds as JSON, None for none.
 
-    Raises ConfigFileError where the file that is named is there and cannot be read.
+    Raises ConfigFileError if the file that is named is there and cannot be read.
     """
     text = next((text for text in reading.arguments.configs.values() if text.lower() != "false"), None)
     if text is None or not text.lstrip().startswith("{"):
@@ -154,7 +154,7 @@ class ToolFormat:
         return self.is_file(source)
 
     def read(self, source: Source) -> ImportedRun:
-        """The training. Raises ConfigFileError where the DeepSpeed configuration that it names cannot be read."""
+        """The training. Raises ConfigFileError if the DeepSpeed configuration that it names cannot be read."""
         arguments = source.arguments
         reading = Reading(arguments=arguments, source=source, run={}, training={}, remarks=[], obstacles=[])
         part = self.deepspeed(reading)
@@ -222,7 +222,7 @@ class ToolFormat:
     def changes(self, source: Source, run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[KeyPath, Value]:
         """The keys that turn the run into one of this plan. part: its DeepSpeed configuration; None for none.
 
-        Raises ConfigFileError where the DeepSpeed configuration is in the launcher's own options, before the script.
+        Raises ConfigFileError if the DeepSpeed configuration is in the launcher's own options, before the script.
         """
         if self.unwritable:
             raise ConfigFileError(self.unwritable, fix="set them yourself")

@@ -77,9 +77,9 @@ def plans_that_fit(run: Run) -> list[Candidate]:
 
 
 def objections(request: LaunchRequest, check: Check, say: Callable[[str], None]) -> list[Objection]:
-    """All reasons against starting it; empty where it may start.
+    """All reasons against starting it; empty if it may start.
 
-    Raises WorkloadError where the model is unknown, DsAdviseError where the check itself fails.
+    Raises WorkloadError if the model is unknown, DsAdviseError if the check itself fails.
     """
     run, script = request.run, request.script
     outdated = script.source.outdated(script.target, script.options.given)
@@ -202,7 +202,7 @@ def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
 
 
 def _evaluation_batch_that_fits(run: Run) -> int | None:
-    """The largest power of two below the evaluation's batch that fits; None where it fits itself or none does."""
+    """The largest power of two below the evaluation's batch that fits; None if it fits itself or none does."""
     batch, have = run.workload.eval_batch or 1, run.cluster.gpu.memory_bytes
 
     def fits(samples: int) -> bool:

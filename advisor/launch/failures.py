@@ -223,7 +223,7 @@ def last_lines(records: Records, folder: Path) -> tuple[str, ...]:
 
 
 def tail(path: Path) -> str:
-    """The end of a log, "" where it cannot be read."""
+    """The end of a log, "" if it cannot be read."""
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, 2) - 20_000))

@@ -224,7 +224,7 @@ class Monitor:
                 self._display.say(line)
 
     def abort_reason(self) -> TrainingFailure | None:
-        """The failure for which the training should be ended; None where it should go on."""
+        """The failure for which the training should be ended; None if it should go on."""
         records, resumed, stall_s = self.records, self._request.resumes_after, self._request.stall_s
 
         def failure(kind: FailureKind, step: int, message: str, *evidence: str) -> TrainingFailure:

@@ -81,7 +81,7 @@ def resolve_place(
 
 
 def _check_counts(gpus: str, nodes: int | None, source: str, count: int, gpus_per_node: int | None = None) -> None:
-    """Raises ClusterError where `--gpus` or `--nodes` contradict the counts of the source of the nodes."""
+    """Raises ClusterError if `--gpus` or `--nodes` contradict the counts of the source of the nodes."""
     given_nodes, given_gpus = counts_in(gpus)
     for option, given, found, unit in (
         ("--gpus", given_gpus, gpus_per_node, "GPUs a node"),
@@ -144,9 +144,9 @@ def static_rendezvous(master: str, node_rank: int) -> Rendezvous:
 
 
 def launcher_for(rendezvous: Rendezvous | None, requested: Launcher | None) -> Launcher | None:
-    """The requested launcher, or the only one that supports the rendezvous, or None where several do.
+    """The requested launcher, or the only one that supports the rendezvous, or None if several do.
 
-    Raises ClusterError where the requested one does not support it.
+    Raises ClusterError if the requested one does not support it.
     """
     if rendezvous is None:
         return requested

@@ -223,7 +223,7 @@ def config_passing(
 
     requested: the user's choice; None lets the script decide.
 
-    Raises ConfigFileError where its arguments or its text name another configuration than the one that is checked.
+    Raises ConfigFileError if its arguments or its text name another configuration than the one that is checked.
     """
     arguments, source = script.options, script.source
     _check_arguments(config_file, config, arguments)

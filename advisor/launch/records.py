@@ -160,7 +160,7 @@ class Records:
         return [rank for rank in self.ranks if len(rank.steps) > 1]
 
     def highest(self, name: str) -> int | None:
-        """The highest of the ranks' counters of torch's allocator, None where there is none."""
+        """The highest of the ranks' counters of torch's allocator, None if there is none."""
         return max((rank.latest[name] for rank in self.ranks if name in rank.latest), default=None)
 
     def first(self, name: str) -> Any:

@@ -57,7 +57,7 @@ class LaunchRequest:
     rendezvous: Rendezvous | None = None
     """None on one node."""
     passes_config: bool = True
-    """Whether the configuration file is passed to the script; False where the script names it itself."""
+    """Whether the configuration file is passed to the script; False if the script names it itself."""
     by_variables: bool = False
     """Whether accelerate's variables pass it: the script takes it from accelerate's launcher, and another starts it."""
     prediction: Estimate | None = None
@@ -84,7 +84,7 @@ class TrainingFailure:
 
     kind: FailureKind
     rank: int | None
-    """None where no single rank is to blame."""
+    """None if no single rank is to blame."""
     step: int
     """The last step that was completed."""
     message: str
@@ -92,7 +92,7 @@ class TrainingFailure:
     evidence: tuple[str, ...] = ()
     """What shows that it is this kind: a counter, a signal, an exception."""
     fix: str = ""
-    """What to change; "" where the next plan is all that is known."""
+    """What to change; "" if the next plan is all that is known."""
 
     @property
     def is_out_of_memory(self) -> bool:
@@ -101,7 +101,7 @@ class TrainingFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """The highest figures of any rank of this node; None where the device has no such counter."""
+    """The highest figures of any rank of this node; None if the device has no such counter."""
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -118,7 +118,7 @@ class LaunchOutcome:
     status: LaunchStatus
     failure: TrainingFailure | None
     last_step: int
-    """The last optimizer step that every rank of this node completed; 0 where DeepSpeed's engine was not seen."""
+    """The last optimizer step that every rank of this node completed; 0 if DeepSpeed's engine was not seen."""
     peaks: Peaks
     seconds: float
     folder: Path

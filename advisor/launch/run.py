@@ -38,7 +38,7 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
 
     verbose: show rank 0's output. console: where the progress is shown, default stderr.
 
-    Raises ConfigFileError where the folder cannot be made or holds another launch's records.
+    Raises ConfigFileError if the folder cannot be made or holds another launch's records.
     """
     make_folder(request.folder, phrase("the ranks' output is kept there"))
     if any(request.folder.glob("rank*.jsonl")):
@@ -83,7 +83,7 @@ def _ranks(request: LaunchRequest) -> Iterator[subprocess.Popen[bytes]]:
     """The launcher with its ranks, all of them descendants of one supervisor (`probes/real_run/supervisor.py`), which
     ends all that is left; where it was killed itself, this process does.
 
-    Raises OSError where the supervisor cannot be started.
+    Raises OSError if the supervisor cannot be started.
     """
     words = launch_line(request, port=None if request.rendezvous else free_port())
     others = frozenset(child.pid for child in psutil.Process().children())
@@ -102,7 +102,7 @@ def _ranks(request: LaunchRequest) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _stop(records: Records) -> str:
-    """Make the training save and stop. Returns how, "" where no rank runs."""
+    """Make the training save and stop. Returns how, "" if no rank runs."""
     if records.first("trainer"):
         (records.folder / STOP_FILE).touch()
         return "the Trainer saves a checkpoint within the next steps; once more ends it now"

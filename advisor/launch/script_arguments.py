@@ -94,7 +94,7 @@ class ScriptArguments:
         return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
     def flag(self, name: str) -> bool | None:
-        """None where it is not given."""
+        """None if it is not given."""
         self._read.add(name)
         value = self._values.get(name)
         return None if value is None else value.lower() not in _FALSE
@@ -128,7 +128,7 @@ class ScriptArguments:
 
     @property
     def gradient_checkpointing(self) -> bool | Literal["offload"] | None:
-        """Whether layers are recomputed, and whether their inputs are offloaded to the host; None where not given."""
+        """Whether layers are recomputed, and whether their inputs are offloaded to the host; None if not given."""
         names = ("activation_checkpointing", "gradient_checkpointing")
         switched = next((flag for name in names if (flag := self.flag(name)) is not None), None)
         if not switched:
@@ -156,7 +156,7 @@ class ScriptArguments:
 
     @property
     def checkpoints(self) -> int | None:
-        """The largest number of the Trainer's checkpoints that are on the disk at once; None where it is unknown.
+        """The largest number of the Trainer's checkpoints that are on the disk at once; None if it is unknown.
 
         Defaults of transformers 5 (`training_args.py`): every 500 steps and at the end, 3 epochs, all kept. A new one
         is saved before the oldest of `save_total_limit` is removed.

@@ -59,7 +59,7 @@ _OLD = {
     **dict.fromkeys(("half_precision_backend", "fp16_backend", "fp16_opt_level", "jit_mode_eval", "use_ipex"), ""),
     **dict.fromkeys(("use_mps_device", "past_index", "ray_scope", "tpu_num_cores", "torchdynamo"), ""),
 }
-"""Arguments of transformers 4 that 5.23 does not take -> those in their place, "" where there is none."""
+"""Arguments of transformers 4 that 5.23 does not take -> those in their place, "" if there is none."""
 
 
 def how_to_update(names: Iterable[str]) -> str:
@@ -71,7 +71,7 @@ def how_to_update(names: Iterable[str]) -> str:
 
 
 class ScriptSource:
-    """The text of a script; empty where its syntax is not this Python's."""
+    """The text of a script; empty if its syntax is not this Python's."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -136,7 +136,7 @@ class ScriptSource:
 
     @property
     def adapters(self) -> dict[str, Any] | None:
-        """The arguments of peft's LoraConfig, under the names of a script's options. None where it makes none or makes
+        """The arguments of peft's LoraConfig, under the names of a script's options. None if it makes none or makes
         it under a condition, where their size is not a literal, and without target modules, which peft then
         chooses by the model."""
         choices = (node for node in ast.walk(self._tree) if isinstance(node, ast.If | ast.IfExp))
@@ -152,7 +152,7 @@ class ScriptSource:
     @property
     def takes_config(self) -> bool:
         """Whether it may get a DeepSpeed configuration: it parses arguments, which what it imports may do too, or its
-        TrainingArguments name one. False where it makes them from literals alone."""
+        TrainingArguments name one. False if it makes them from literals alone."""
         calls = list(self._argument_calls())
         named = {keyword.arg for call in calls for keyword in call.keywords}
         return (
@@ -184,7 +184,7 @@ class ScriptSource:
 
     def outdated(self, target: str, options: Iterable[str]) -> dict[str, list[str]]:
         """Place -> arguments that the installed transformers does not take: of its calls, and among the options of a
-        script that parses TrainingArguments. Empty where transformers is not installed."""
+        script that parses TrainingArguments. Empty if transformers is not installed."""
         accepted, of_trainer = _installed_arguments()
         if not accepted:
             return {}
@@ -245,7 +245,7 @@ class Script:
 
     @cached_property
     def source(self) -> ScriptSource:
-        """Its text, empty where it cannot be read. Raises ConfigFileError where the script does not exist."""
+        """Its text, empty if it cannot be read. Raises ConfigFileError if the script does not exist."""
         path = _module_file(self.target) if self.is_module else Path(self.target)
         if not self.is_module and (not path.is_file() or path.suffix in _SHELL_SUFFIXES):
             raise _not_a_script(path)

@@ -49,7 +49,7 @@ class Continuation:
 
     @property
     def command(self) -> str | None:
-        """The line that starts it, apart from options that only name this machine's GPUs; None where there is none."""
+        """The line that starts it, apart from options that only name this machine's GPUs; None if there is none."""
         if self.request is None:
             return None
         script = self.request.script
@@ -124,7 +124,7 @@ def next_launch(
     """The continuation of a user's script after memory ran out, from its last checkpoint with whole files; its
     configuration is written into `folder`.
 
-    Raises ConfigFileError where the configuration cannot be written.
+    Raises ConfigFileError if the configuration cannot be written.
     """
     arguments = request.script.options
     takes_config = request.passes_config or bool(arguments.configs)
@@ -171,7 +171,7 @@ class Session:
     objections: tuple[Objection, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     following: Continuation | None = None
-    """How to go on after the last attempt; None where memory did not run out."""
+    """How to go on after the last attempt; None if memory did not run out."""
 
     @property
     def finished(self) -> bool:

@@ -86,7 +86,7 @@ def _home_of_hub() -> Path:
 
 
 def _in_cache_of_hub(name: str) -> Path | None:
-    """Where the hub's client keeps the newest version that it has seen; None where it has seen none."""
+    """Where the hub's client keeps the newest version that it has seen; None if it has seen none."""
     chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     folder = Path(chosen or _home_of_hub() / "hub").expanduser() / name
     try:

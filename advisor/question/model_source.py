@@ -200,7 +200,7 @@ def module_of_file(model: str, given: Mapping[str, Any]) -> ModelShape:
 
 
 def module_of_object(model: Any, example_inputs: Any, loss_fn: Any) -> ModelShape:
-    """The shape of a torch.nn.Module, or of one that a function returns. Raises ModelConfigError where it cannot be
+    """The shape of a torch.nn.Module, or of one that a function returns. Raises ModelConfigError if it cannot be
     recorded."""
     from ...probes.model_recorder.module import recorded_object
 

@@ -149,7 +149,7 @@ class Question:
 
     def about_cluster(self, cluster: Cluster) -> Question:
         """The question about other machines, as it would be asked: what was left to the GPUs follows them. Raises
-        WorkloadError where it cannot be asked."""
+        WorkloadError if it cannot be asked."""
         workload = self.workload
         if self.free_precision:
             workload = replace(workload, precision=cluster.gpu.half_precision)
@@ -229,7 +229,7 @@ class Question:
 
     @cached_property
     def with_offered_loss(self) -> Question | None:
-        """The question with the loss that one argument turns on; None where the loss is fixed or there is no other."""
+        """The question with the loss that one argument turns on; None if the loss is fixed or there is no other."""
         may_change = self.free_loss and self.options["experts"] == "zero" and not self.cluster.gpu.is_cpu
         loss = offered_loss(self.model, self.workload) if may_change else None
         return None if loss is None else replace(self, workload=replace(self.workload, loss=loss))

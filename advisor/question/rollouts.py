@@ -164,7 +164,7 @@ def _splits(cluster: Cluster, server_gpus: int) -> Iterator[tuple[Cluster, int]]
 
 
 def _engines(question: Question, rollouts: Rollouts, gpus: int, *, only: bool) -> Iterator[Rollouts]:
-    """The settings with the fewest GPUs of an engine that hold the model, or with the user's; none where `gpus` do not
+    """The settings with the fewest GPUs of an engine that hold the model, or with the user's; none if `gpus` do not
     suffice, unless there is no other choice, which then says so (`unsupported`)."""
     if "vllm_tensor_parallel_size" not in question.free_rollouts:
         if gpus % rollouts.vllm_tensor_parallel_size == 0:
@@ -182,7 +182,7 @@ def _engines(question: Question, rollouts: Rollouts, gpus: int, *, only: bool) -
 
 
 def _assumed_batch(question: Question, rollouts: Rollouts, cluster: Cluster) -> int | None:
-    """A batch of about `BATCH_SIZE` completions in whole groups; None where the micro batch is given."""
+    """A batch of about `BATCH_SIZE` completions in whole groups; None if the micro batch is given."""
     if question.micro_batch_size is not None:
         return None
     ranks = cluster.world_size

@@ -74,7 +74,7 @@ def read_run(
 
 
 def _default(config: Mapping[str, Any], key: str) -> int | None:
-    """1; None where DeepSpeed derives the absent key from the file's train_batch_size."""
+    """1; None if DeepSpeed derives the absent key from the file's train_batch_size."""
     derived = config.get(key) is None and isinstance(config.get("train_batch_size"), int)
     return None if derived else 1
 

@@ -130,7 +130,7 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
 
 
 def _within(rollouts: Rollouts, seq_len: int) -> Rollouts:
-    """Raises WorkloadError where a completion leaves no token to the prompt."""
+    """Raises WorkloadError if a completion leaves no token to the prompt."""
     if rollouts.max_completion_length < seq_len:
         return rollouts
     raise WorkloadError(

@@ -80,7 +80,7 @@ class RentFigures:
     prices: str
     """The name of the table's file."""
     oldest_price: str
-    """A date, "" where the table has none."""
+    """A date, "" if the table has none."""
     newest_price: str
     deadline_s: float | None
     budget: float | None
@@ -130,7 +130,7 @@ class RentAdvice:
 
     @property
     def recommended(self) -> Offer | None:
-        """The cheapest within the limits; with a budget alone the fastest. None where none is within them."""
+        """The cheapest within the limits; with a budget alone the fastest. None if none is within them."""
         possible = [offer for offer in self.offers if offer.figures.meets_limits]
         if self.deadline_s is None and self.budget is not None:
             return min(possible, key=lambda offer: offer.figures.duration_s, default=None)
@@ -213,7 +213,7 @@ def ranked(offers: Iterable[Offer], deadline_s: float | None, budget: float | No
 def _about_any(model: str, table: PriceTable, question: dict[str, Any]) -> Question:
     """The question about one GPU of the table, or about the first machine for which it can be asked.
 
-    Raises DsAdviseError where it cannot be asked about any.
+    Raises DsAdviseError if it cannot be asked about any.
     """
     clusters = list(dict.fromkeys(machine.cluster for machine in table.machines))
     alone = sorted((replace(cluster, gpus_per_node=1) for cluster in clusters), key=lambda one: not one.gpu.has_bf16)

@@ -53,10 +53,10 @@ class TrainingFolder:
         return next(reversed(self.complete_checkpoints()), None)
 
     def newest_usable(self, ranks: int, say: Callable[[str], None]) -> Path | None:
-        """The last complete checkpoint of a training of `ranks` whose files are whole, None where none is complete.
+        """The last complete checkpoint of a training of `ranks` whose files are whole, None if none is complete.
         Damaged ones after it get another name, so that nothing resumes from them.
 
-        Raises ConfigFileError where every complete one is damaged.
+        Raises ConfigFileError if every complete one is damaged.
         """
         partitioned = read_ds_config(self.ds_config)["zero_optimization"]["stage"] > 0
         usable, damaged = newest_usable(self.complete_checkpoints(), ranks=ranks if partitioned else None, say=say)
@@ -117,7 +117,7 @@ class TrainingFolder:
     def held(self) -> Iterator[None]:
         """Keep other processes from training in the folder, also those of other hosts where the file system has locks.
 
-        Raises ConfigFileError where one does, and where the folder cannot be written to.
+        Raises ConfigFileError if one does, and where the folder cannot be written to.
         """
         try:
             lock = self.lock.open("a+b")
@@ -151,7 +151,7 @@ class TrainingFolder:
     def kept_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The options of the training to resume.
 
-        given: options of this call. Raises ConfigFileError where there is no training, or one of them differs from it.
+        given: options of this call. Raises ConfigFileError if there is no training, or one of them differs from it.
         """
         if not self.job.exists():
             raise ConfigFileError(
@@ -233,7 +233,7 @@ def write_record(record: TrainingJob | TrainingResult, path: Path) -> None:
 
 
 def read_job(path: Path) -> TrainingJob:
-    """The job in a file. Raises ConfigFileError where there is none."""
+    """The job in a file. Raises ConfigFileError if there is none."""
     values = read_json_object(path, error=ConfigFileError, what="a training's job", fix=_REPAIR)
     try:
         return from_json(TrainingJob, values)
@@ -246,5 +246,5 @@ def read_job(path: Path) -> TrainingJob:
 
 
 def read_result(path: Path) -> TrainingResult | None:
-    """None where the training left none."""
+    """None if the training left none."""
     return from_json(TrainingResult, json.loads(path.read_bytes())) if path.exists() else None

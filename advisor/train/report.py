@@ -67,7 +67,7 @@ class TrainingProposal:
 
     data: TrainingData
     plan: PlanFigures | None
-    """In the form of a candidate of `advise --json`; null where nothing fits, or nothing passed the check."""
+    """In the form of a candidate of `advise --json`; null if nothing fits, or nothing passed the check."""
     steps: int
     """Optimizer steps of the whole training."""
     learning_rate: float
@@ -83,7 +83,7 @@ class TrainingReport:
     proposal: TrainingProposal | None
     """Null for a training that is resumed."""
     launched: LaunchOutcome | None
-    """The last launch, in the form of an attempt of `launch --json`; null where nothing was started."""
+    """The last launch, in the form of an attempt of `launch --json`; null if nothing was started."""
     finished: bool
     """Whether all steps were made and the model was saved."""
     evaluations: tuple[tuple[int, float], ...]
@@ -93,11 +93,11 @@ class TrainingReport:
     merged: str | None
     """The folder of the model with the adapters in its weights; null without --merge."""
     checkpoint: str | None
-    """The last whole checkpoint, from which --resume goes on; null where there is none."""
+    """The last whole checkpoint, from which --resume goes on; null if there is none."""
 
 
 def training_report(proposed: Proposal | None, trained: Trained | None) -> TrainingReport:
-    """The JSON of a training. proposed: None where it is resumed; trained: None where it was not started."""
+    """The JSON of a training. proposed: None if it is resumed; trained: None if it was not started."""
     proposal = None
     if proposed is not None:
         plan = proposed.answer.recommended

@@ -104,7 +104,7 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
     """Resume the training in a folder from its last whole checkpoint, with its configuration, its data and the options
     that it kept, which the given ones must equal.
 
-    Raises ConfigFileError where there is no checkpoint or the training has ended; ClusterError for another number of
+    Raises ConfigFileError if there is no checkpoint or the training has ended; ClusterError for another number of
     ranks, because ZeRO's checkpoints are one file a rank.
     """
     folder = TrainingFolder(path)
@@ -181,10 +181,10 @@ def _show_end(trained: Trained | None, proposed: Proposal | None, output: Output
 
 
 def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output) -> Proposal:
-    """The proposal, which has a plan, under the fastest that passes the proof; `answer.recommended` is None where none
+    """The proposal, which has a plan, under the fastest that passes the proof; `answer.recommended` is None if none
     does.
 
-    Raises ConfigFileError where the disk has no room; what `prove` raises.
+    Raises ConfigFileError if the disk has no room; what `prove` raises.
     """
     settings, question = proposed.settings, proposed.answer.question
     if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the proof
@@ -198,7 +198,7 @@ def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output
 
 
 def check_disk(question: Question, zero_stage: int, folder: Path) -> None:
-    """Raises ConfigFileError where the folder has no room for `KEPT_CHECKPOINTS`, the one being written, and the
+    """Raises ConfigFileError if the folder has no room for `KEPT_CHECKPOINTS`, the one being written, and the
     model."""
     checkpoint = checkpoint_bytes(question.model, question.workload, zero_stage)
     needed = (KEPT_CHECKPOINTS + 1) * checkpoint + question.workload.weight_bytes * question.model.parameters
@@ -219,12 +219,12 @@ def check_disk(question: Question, zero_stage: int, folder: Path) -> None:
 def prove(
     answer: Recommendation, settings: TrainingSettings, *, memory_limit_bytes: int | None, output: Output
 ) -> Recommendation:
-    """The answer with the fastest plan that passes the proof recommended, None where none does.
+    """The answer with the fastest plan that passes the proof recommended, None if none does.
 
     "probe": a few real steps with random weights and full sequences; where memory does not suffice, the next best plan.
     "dry-run": the same by dry runs.
 
-    Raises WorkloadError where a probe fails for another reason than memory: the training would as well.
+    Raises WorkloadError if a probe fails for another reason than memory: the training would as well.
     """
     if settings.proof == "dry-run":
         return verify(
