@@ -1,2 +1,2 @@
-"""Pure arithmetic: model shape, parameters, memory, time, hardware facts. No torch, no globals, no I/O but the data
-files."""
+"""Pure arithmetic: model shape, parameters, memory, time, hardware facts. No torch, no globals; the only I/O reads
+the data files."""

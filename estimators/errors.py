@@ -6,11 +6,11 @@ from .phrase import named
 
 
 class DsAdviseError(Exception):
-    """A question that cannot be answered. The three parts are one line each."""
+    """Base class of the errors that a user can cause. Each of the three parts is one line."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
-        """what: what was wrong, naming the value. why: the reason, or why it cannot be guessed. fix: the flag, file or
-        command that helps, without a full stop. A catalogue may have literals and `phrase`s."""
+        """what: the problem, with the offending value. why: the cause, or the reason why no value can be assumed. fix:
+        the flag, file or command that helps, without a full stop. Literals and `phrase`s can be translated."""
         super().__init__(what)
         self.what, self.why, self.fix = (named(_without_stop(part)) for part in (what, why, fix))
 
@@ -19,25 +19,25 @@ class DsAdviseError(Exception):
 
 
 def _without_stop(text: str) -> str:
-    """Without the full stop of another library's message."""
+    """Return the text without the final full stop that another library's message may have."""
     return text[:-1] if text.endswith(".") and text[-2:-1].isalnum() else text
 
 
 class UnknownModelError(DsAdviseError):
-    """No model of this name in the catalogue, in a folder, or on the hub."""
+    """The catalogue, the file system and the hub have no model of this name."""
 
 
 class ModelConfigError(DsAdviseError):
-    """A model's config.json that is broken, too large, or lacks a field."""
+    """A model's config.json is malformed, too large, or lacks a field."""
 
 
 class ClusterError(DsAdviseError):
-    """GPUs, host memory or storage that are unknown or contradict each other."""
+    """The description of GPUs, host memory or storage is unknown or contradictory."""
 
 
 class WorkloadError(DsAdviseError):
-    """A training setting that is impossible or contradicts another one."""
+    """A training setting is impossible or contradicts another one."""
 
 
 class ConfigFileError(DsAdviseError):
-    """A file that cannot be read, or that will not be overwritten."""
+    """A file cannot be read, or exists and must not be overwritten."""

@@ -1,7 +1,7 @@
 """Results of the estimators: named figures with formula, inputs and source.
 
-A formula is text: products are written side by side; `min`, `max`, `sum` and `ceil` as usual. Counts are of
-elements, sizes of bytes, rates of bytes or operations per second.
+A formula is text. Juxtaposed factors are multiplied; `min`, `max`, `sum` and `ceil` have their usual meaning. Counts
+are in elements, sizes in bytes, rates in bytes or operations per second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from .plan import Plan
 
 Evidence = Literal["analytic", "dry-run", "solo-probe", "probe", "training"]
-"""How a figure is known, weakest first."""
+"""Kinds of evidence for a figure, weakest first."""
 
 COMMON_SYMBOLS: Mapping[str, str] = {
     "w": "bytes per weight in the training precision",
@@ -45,7 +45,7 @@ MEMORY_SYMBOLS: Mapping[str, str] = {
     "largest": "elements of the largest trainable tensor",
     "frozen": "bytes of the frozen parameters",
 }
-"""Symbols that several formulas of memory use."""
+"""Symbols that several memory formulas share."""
 
 
 class Formula(NamedTuple):
@@ -53,25 +53,25 @@ class Formula(NamedTuple):
 
     name: str
     text: str
-    """The formula, for a reader to recompute the bytes from a term's `inputs`."""
+    """The formula, from which a reader can recompute the bytes with a term's `inputs`."""
     source: str
     """A DeepSpeed file and version, a paper's equation, or a measurement."""
     symbols: Mapping[str, str] = MEMORY_SYMBOLS
-    """Meanings of symbols; may include unused ones."""
+    """Meanings of the symbols; may include unused ones."""
     not_covered: str = ""
-    """What the component leaves out, as a phrase."""
+    """Contributions that the component omits, as a phrase."""
 
     def term(self, size_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
-        """A one-element tuple, or an empty one for zero bytes, so that terms add up with `+`."""
+        """Return a one-element tuple, or an empty one for zero bytes, so that terms can be concatenated with `+`."""
         return (MemoryTerm(self, int(size_bytes), tuple(inputs.items())),) if size_bytes else ()
 
     def on_node(self, local_ranks: int, rank_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
-        """The term of a node with `rank_bytes` per rank."""
+        """Return the term of a node whose ranks hold `rank_bytes` each."""
         return self.term(local_ranks * rank_bytes, L=local_ranks, **inputs)
 
 
 class MemoryTerm(NamedTuple):
-    """Bytes of one component. (A named tuple: an answer builds ten thousand.)"""
+    """Bytes of one component. It is a named tuple for speed: an answer builds ten thousand."""
 
     declared: Formula
     size_bytes: int
@@ -109,7 +109,7 @@ def total_bytes(terms: Iterable[MemoryTerm]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """The live tensors on the GPU at one phase of a training step; a peak is the largest phase."""
+    """Live tensors on the GPU in one phase of a training step. The peak is the largest phase."""
 
     name: str
     terms: tuple[MemoryTerm, ...]
@@ -126,7 +126,7 @@ class MemoryEstimate:
     phases: tuple[Phase, ...]
     """The candidates for the peak of live tensors, per GPU."""
     reserved_terms: tuple[MemoryTerm, ...]
-    """What the caching allocator must hold beyond the peak of live tensors (rounding, fragmentation), without
+    """Memory that the caching allocator must hold beyond the peak of live tensors (rounding, fragmentation), without
     `cache_terms`."""
     device_terms: tuple[MemoryTerm, ...]
     """Device memory outside the allocator (CUDA context, NCCL, library workspaces)."""
@@ -135,11 +135,11 @@ class MemoryEstimate:
     host_pageable_terms: tuple[MemoryTerm, ...]
     """Other memory of a node while training, all local ranks together."""
     host_loading_bytes_per_node: int
-    """The peak while the model is loaded and partitioned."""
+    """Peak host memory of a node while the model is loaded and partitioned."""
     nvme_terms: tuple[MemoryTerm, ...]
     """Bytes on the disks of a node."""
     cache: Callable[[MemoryEstimate], tuple[MemoryTerm, ...]] = field(default=lambda _: (), compare=False)
-    """Makes `cache_terms`, which a search does not need."""
+    """Function that computes `cache_terms` on demand, because a search does not need them."""
 
     @cached_property
     def peak(self) -> Phase:
@@ -152,22 +152,22 @@ class MemoryEstimate:
 
     @cached_property
     def reserved_bytes_per_gpu(self) -> int:
-        """torch.cuda.max_memory_reserved() on a GPU that is full."""
+        """Bytes that the allocator must reserve: torch.cuda.max_memory_reserved() on a full GPU."""
         return self.allocated_bytes_per_gpu + total_bytes(self.reserved_terms)
 
     @cached_property
     def device_bytes_per_gpu(self) -> int:
-        """The process's need of the device (nvidia-smi on a GPU that is full); compared with its memory."""
+        """Device memory that the process needs (nvidia-smi on a full GPU). It must fit into the GPU's memory."""
         return self.reserved_bytes_per_gpu + total_bytes(self.device_terms)
 
     @cached_property
     def cache_terms(self) -> tuple[MemoryTerm, ...]:
-        """Blocks that the allocator caches and can return; nvidia-smi shows them."""
+        """Blocks that the allocator caches and can return. nvidia-smi includes them."""
         return self.cache(self)
 
     @property
     def cached_bytes_per_gpu(self) -> int:
-        """With `device_bytes_per_gpu` this is what nvidia-smi shows while there is room."""
+        """Bytes of `cache_terms`. nvidia-smi shows them plus `device_bytes_per_gpu` while memory is free."""
         return sum(term.size_bytes for term in self.cache_terms)
 
     @property
@@ -199,7 +199,7 @@ class MemoryEstimate:
 
     @property
     def host_bytes_per_node(self) -> int:
-        """Host RAM that a node needs."""
+        """Host RAM that a node needs, the larger of loading and training."""
         return max(self.host_training_bytes_per_node, self.host_loading_bytes_per_node)
 
     @property
@@ -212,7 +212,7 @@ class TimeTerm(NamedTuple):
 
     name: str
     seconds: float
-    """Time on the critical path, without what overlaps."""
+    """Time on the critical path, without the overlapping part."""
     resource: str
     """"gpu compute", "gpu memory", "launch", "gpu links", "network", "pcie", "cpu" or "nvme"."""
     formula: str
@@ -248,7 +248,7 @@ class TimeEstimate:
     terms: tuple[TimeTerm, ...]
     tokens_per_step: int
     spread: Spread | None = None
-    """None if nothing is known of the error."""
+    """Spread of the speed; None if the prediction error is unknown."""
 
     @cached_property
     def step_s(self) -> float:

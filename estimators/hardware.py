@@ -1,4 +1,4 @@
-"""The machines: GPUs, found by any spelling of their name or by memory size, their links, host memory and NVMe."""
+"""Hardware: GPUs (looked up by any spelling of their name or by memory size), links, host memory and NVMe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AttentionSpeed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Facts about one kind of GPU; None if no source gives a figure."""
+    """Facts about one GPU model; None for a figure that no source gives."""
 
     name: str
     vendor: str
@@ -35,7 +35,7 @@ class Gpu:
     """Memory that CUDA offers to a process (an "80 GB" A100: 79.15 GiB), measured, or nominal less a stated share."""
     nominal_gb: int
     fp16_flops_per_s: float | None
-    """Dense peak; None: the GPU has no such unit. The same for the other types."""
+    """Dense peak; None if the GPU has no such unit. The other types likewise."""
     bf16_flops_per_s: float | None
     tf32_flops_per_s: float | None
     fp32_flops_per_s: float | None
@@ -48,50 +48,50 @@ class Gpu:
     peer_bytes_per_s: float | None
     """GPU-to-GPU link within a node, one way per GPU (NVLink; else PCIe through the host)."""
     peer_link: str
-    """As printed: "nvlink", "pcie", ..."""
+    """Printed name of the link: "nvlink", "pcie", ..."""
     source: str
     attention: tuple[AttentionSpeed, ...] = ()
-    """Measured on this device, with rising keys of each precision and pass."""
+    """Rates measured on this device, in ascending order of keys for each precision and pass."""
     assumed: bool = False
-    """Only a memory size was given; the speed is a reference GPU's."""
+    """Whether only a memory size was given and the speed is that of a reference GPU."""
 
     @property
     def has_bf16(self) -> bool:
-        """bf16 is not emulated."""
+        """Whether the GPU computes bf16 natively."""
         return self.bf16_flops_per_s is not None
 
     @property
     def half_precision(self) -> Literal["bf16", "fp16"]:
-        """The format of 16 bits that it trains in without being asked."""
+        """The default 16-bit training precision."""
         return "bf16" if self.has_bf16 else "fp16"
 
     @property
     def is_half_rate(self) -> bool:
-        """Tensor cores sum in fp32 at half their rate: GeForce from Ampere on (NVIDIA's GA102, Ada and RTX Blackwell
-        whitepapers), and similar server cards."""
+        """Whether tensor cores accumulate in fp32 at half their rate: GeForce from Ampere on (NVIDIA's GA102, Ada and
+        RTX Blackwell whitepapers), and similar server cards."""
         peak, fp32 = self.bf16_flops_per_s, self.fp32_flops_per_s
         return self.vendor == "NVIDIA" and peak is not None and fp32 is not None and peak < 2.1 * fp32
 
     @property
     def sends_through_host(self) -> bool:
-        """GPUs exchange data through host memory: over PCIe, GeForce drivers have no peer access."""
+        """Whether GPUs exchange data through host memory: over PCIe, GeForce drivers have no peer access."""
         brand, _, number = self.name.partition(" ")
         return self.peer_link == "pcie" and brand in ("GTX", "RTX") and number[:1].isdigit() and "Ada" not in number
 
     @property
     def is_cpu(self) -> bool:
-        """The device is the host's CPU."""
+        """Whether the device is the host's CPU."""
         return self.architecture == "cpu"
 
 
 MOST_HOST_BYTES = 2 * 2**40
-"""Most RAM that a plan may need where the RAM of a node is unknown: that of NVIDIA's DGX H100 and DGX B200 (2 TB, data
+"""Largest host memory of a plan if the RAM of a node is unknown: that of NVIDIA's DGX H100 and DGX B200 (2 TB, data
 sheets)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """M nodes of G GPUs of one kind. Unknown figures are None; the functions below have defaults."""
+    """M nodes of G GPUs of one model. Unknown figures are None; the functions below supply defaults."""
 
     nodes: int
     gpus_per_node: int
@@ -108,11 +108,11 @@ class Cluster:
     host_score_s: float | None = None
     """Measured single-thread score of a core (`probes/benchmark_rank.py`); fewer seconds are faster."""
     threads_per_rank: int | None = None
-    """OMP_NUM_THREADS. None: an equal part of the node's cores, which the printed commands and `launch` set where it
-    counts."""
+    """OMP_NUM_THREADS of each rank. None for an equal share of the node's cores, which the printed commands and
+    `launch` set where it affects the speed."""
     dram_bytes_per_s_per_node: float | None = None
     new_memory_bytes_per_s: float | None = None
-    """Measured rate at which the kernel maps memory for one process while all ranks ask for it."""
+    """Measured rate at which the kernel maps memory for one process while all ranks allocate."""
     nvme_read_bytes_per_s_per_node: float | None = None
     nvme_write_bytes_per_s_per_node: float | None = None
     cpu_adam_parameters_per_s_per_node: float | None = None
@@ -122,11 +122,11 @@ class Cluster:
     all_reduce_bytes_per_s: float | None = None
     """Measured bus bandwidth of an all-reduce; not used for several nodes."""
     is_this_machine: bool = False
-    """The figures were detected on this machine."""
+    """Whether the figures were detected on this machine."""
     measured: str = ""
-    """Which figures were measured on this machine, and when, as a phrase."""
+    """The figures measured on this machine, and the date, as a phrase."""
     assumptions: tuple[str, ...] = ()
-    """Assumptions in place of what the user did not state, as phrases."""
+    """Assumptions for values that the user did not state, as phrases."""
 
     @property
     def world_size(self) -> int:
@@ -135,31 +135,31 @@ class Cluster:
 
     @property
     def most_host_bytes_per_node(self) -> int:
-        """The RAM that a plan may need: what a node has, or `MOST_HOST_BYTES` where that is unknown."""
+        """Largest host memory of a plan: the RAM of a node, or `MOST_HOST_BYTES` if unknown."""
         return self.host_memory_bytes_per_node or MOST_HOST_BYTES
 
 
 DRAM_BYTES_PER_S = 200e9
 """Host memory bandwidth of a node: one socket of eight DDR4-3200 channels. Nodes of eight GPUs have two to three times
-as much (DGX A100 2 x 204.8 GB/s, DGX H100 2 x 307), but no published run's step on the host is faster for it
+as much (DGX A100 2 x 204.8 GB/s, DGX H100 2 x 307), but no published optimizer step on the host is faster there
 (`offload_time.DRAM_SHARE`)."""
 
 KERNEL_MEMORY_SHARE = 0.02
-"""Share of the installed RAM that no process gets: a 64-byte descriptor per 4 KiB page (1.6 %; Linux
-include/linux/mm_types.h `struct page`), and what firmware and kernel reserve."""
+"""Share of the installed RAM that is unavailable to processes: a 64-byte descriptor per 4 KiB page (1.6 %; Linux
+include/linux/mm_types.h `struct page`), and the reservations of firmware and kernel."""
 
 _CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
-"""Cores of a node with NVLink GPUs (DGX A100: 2 x 64, DGX H100 and B200: 2 x 56); others: 32, so that memory bounds the
-optimizer's step."""
+"""Cores of a node with NVLink GPUs (DGX A100: 2 x 64, DGX H100 and B200: 2 x 56). Other nodes are assumed to have 32,
+so that memory bounds the optimizer's step."""
 
 _GBIT_PER_S = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
 """Bandwidth between nodes by the architecture of GPUs joined by NVLink: AWS p4d (8 x A100, 400 Gb/s), p5 and p6-b200
 (8 x H100 or B200, 3200 Gb/s), the most common cloud machines of each (docs.aws.amazon.com, EC2 accelerated computing
-instances). Other nodes get 100 Gb/s, as AWS p3dn (8 x V100) has and g5 (8 x A10G) at most."""
+instances). Other nodes are assumed to have 100 Gb/s, as AWS p3dn (8 x V100) and the largest g5 (8 x A10G)."""
 
 HOST_SCORE_S = 0.018
-"""Single-thread score of an idle Intel Xeon (Cascade Lake) at 2.5 GHz, a usual cloud host of A100 and V100, to which
-the unit costs of `time/host_costs.py` belong."""
+"""Single-thread score of an idle Intel Xeon (Cascade Lake) at 2.5 GHz, a usual cloud host of A100 and V100. It is the
+reference core of the unit costs in `time/host_costs.py`."""
 
 HOST_CORE = phrase("CPU cores as fast as a Xeon of 2.5 GHz")
 
@@ -196,13 +196,13 @@ def nvme_write_bytes_per_s(cluster: Cluster) -> float:
 
 
 def _by_gpu(known: Mapping[str, float], cluster: Cluster, *, otherwise: float) -> float:
-    """Figure of nodes of eight or more NVLink GPUs; others may be any machine."""
+    """Return the figure of the GPU's architecture for nodes of eight or more NVLink GPUs, `otherwise` for any other."""
     built = cluster.gpu.peer_link == "nvlink" and cluster.gpus_per_node >= 8
     return known.get(cluster.gpu.architecture, otherwise) if built else otherwise
 
 
 def network_bytes_per_s(cluster: Cluster) -> float:
-    """Network between nodes, one way, per node: the stated one, or that of machines with such GPUs."""
+    """Return the network bandwidth between nodes, one way, per node: the stated one, or the default for the GPUs."""
     if cluster.interconnect_bytes_per_s is not None:
         return cluster.interconnect_bytes_per_s
     linked = cluster.gpu.peer_link == "nvlink"
@@ -234,27 +234,27 @@ _DATA = Path(__file__).parent / "data" / "gpus.csv"
 _GIB = 2**30
 
 UNMEASURED_MEMORY_SHARE = 0.98
-"""Part of the nominal size, read as GiB, that CUDA offers where nobody has published the figure.
+"""Share of the nominal size, read as GiB, that CUDA offers if no figure is published.
 
-"80 GB" of a data sheet are 80 GiB less what the driver keeps. Of the cards in `gpus.csv` with a measured figure and no
-ECC carved out of GDDR6, the RTX 5090 keeps the most: 31.36 of 32. (With that ECC a sixteenth is gone as well: 22.03 of
-24 on an L4, 44.4 of 48 on an L40. All such cards have a measured figure.)
+"80 GB" of a data sheet are 80 GiB less the driver's share. Of the cards in `gpus.csv` with a measured figure and no
+ECC carved out of GDDR6, the RTX 5090 offers the least: 31.36 of 32. (ECC takes another sixteenth: 22.03 of 24 on an
+L4, 44.4 of 48 on an L40. All such cards have a measured figure.)
 """
 
 SMALLEST_GB, LARGEST_GB = 4, 512
-"""Sizes accepted as a GPU's memory: below, no training of a language model; above, no GPU."""
+"""Range of accepted GPU memory sizes. Smaller GPUs cannot train a language model; larger ones do not exist."""
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU that `name` means, in any spelling: `A100-80GB`, `a100 sxm 80`, `NVIDIA H100 80GB HBM3`, `rtx4090`.
+    """Return the GPU called `name` in any spelling: `A100-80GB`, `a100 sxm 80`, `NVIDIA H100 80GB HBM3`, `rtx4090`.
 
-    Letter case, spaces, hyphens, vendor and "GB" do not matter. A name that leaves the form factor open takes the SXM
-    card (`assumes_sxm` tells); one that leaves the memory size open (`A100`, `RTX 3080`) is refused, because memory is
-    what the answer is about.
+    Letter case, spaces, hyphens, vendor and "GB" do not matter. A name without a form factor resolves to the SXM card
+    (see `assumes_sxm`). A name without a memory size is an error if several sizes exist (`A100`, `RTX 3080`), because
+    memory decides whether a plan fits.
 
-    Source: `data/gpus.csv`, whose every row names its own.
+    Source: `data/gpus.csv`, each row with its own source.
 
-    Raises ClusterError for a name that fits no GPU or several, with the nearest ones.
+    Raises ClusterError, with the nearest names, for a name that fits no GPU or several.
     """
     wanted = _normal(name)
     found = _by_spelling().get(wanted)
@@ -284,15 +284,15 @@ def find_gpu(name: str) -> Gpu:
 
 
 def assumes_sxm(name: str, gpu: Gpu) -> bool:
-    """Whether `name` left the form factor open and the SXM card was taken for it (`H100` -> H100-SXM5).
+    """Return whether `name` has no form factor and was resolved to the SXM card (`H100` -> H100-SXM5).
 
-    A driver's own name for an SXM card ("H100 80GB HBM3") leaves nothing open.
+    False for a driver's own name of an SXM card ("H100 80GB HBM3").
     """
     return "SXM" in gpu.name and not re.search("sxm|hbm", name.lower())
 
 
 def gpu_of_memory(gigabytes: float) -> Gpu:
-    """A GPU that is known by its memory alone.
+    """Return a GPU for which only the memory size is known.
 
     memory = gigabytes * 2^30 * UNMEASURED_MEMORY_SHARE. The speed is that of the reference card for the nearest size
     (`reference_for_gb` in `data/gpus.csv`, with the reason next to it), and `assumed` is set.
@@ -316,7 +316,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def nearest_names(name: str) -> list[str]:
-    """The three names most like `name`."""
+    """Return the three names most similar to `name`."""
     from difflib import SequenceMatcher
 
     wanted = _normal(name)
@@ -335,7 +335,7 @@ def _rows() -> tuple[dict[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def _references() -> dict[int, Gpu]:
-    """The card whose speed stands for every card of a size in GB."""
+    """Return, by memory size in GB, the reference card whose speed is assumed for cards of that size."""
     return {
         int(size): gpu
         for gpu, row in zip(gpus(), _rows(), strict=True)
@@ -350,7 +350,7 @@ def _by_spelling() -> dict[str, Gpu]:
 
 
 def _spellings(row: dict[str, str]) -> set[str]:
-    """The row's names, each also without the size that they end in ("RTX 4090 24GB" is "RTX 4090")."""
+    """Return the row's names, with and without a final memory size ("RTX 4090 24GB" and "RTX 4090")."""
     names = [row["name"], *filter(None, row["aliases"].split("|"))]
     size = row["nominal_gb"]
     return {_normal(name) for name in names} | {
@@ -359,7 +359,7 @@ def _spellings(row: dict[str, str]) -> set[str]:
 
 
 def _normal(name: str) -> str:
-    """`name` without what people leave out or add: case, separators, vendor, "GeForce", "GB"."""
+    """Return `name` without its optional parts: case, separators, vendor, "GeForce", "GB"."""
     return re.sub(r"[^a-z0-9]", "", _plain(name))
 
 

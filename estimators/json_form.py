@@ -1,9 +1,9 @@
-"""JSON from dataclasses: the fields' names are the keys.
+"""JSON from dataclasses, with the field names as keys.
 
 A command's `--json` is declared once, as a frozen dataclass of JSON's types (`str`, `int`, `float`, `bool`, None,
 tuples, dicts and other such dataclasses), with a docstring under each field that needs one. `from_attributes` fills it
-from the objects that have the figures; `advisor.text.output.Output.show` prints it through `to_json`; `ds-advise
-schema` makes its JSON Schema, with the docstrings as descriptions:
+from the objects that hold the figures; `advisor.text.output.Output.show` prints it through `to_json`; `ds-advise
+schema` prints its JSON Schema, with the docstrings as descriptions:
 
     @dataclass(frozen=True, kw_only=True)
     class StepFigures:
@@ -27,13 +27,14 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 2
-"""The version of every command's JSON; it rises when a field changes its meaning or is removed."""
+"""Version of the JSON of all commands. It is incremented when a field changes its meaning or is removed."""
 
 Form = TypeVar("Form")
 
 
 def to_json(value: Any) -> Any:
-    """A value in JSON's types: dataclasses become objects, tuples lists, paths strings; NaN and infinity null."""
+    """Convert a value to JSON's types: dataclasses to objects, tuples to lists, paths to strings, NaN and infinity to
+    null."""
     if isinstance(value, str | int) or value is None:
         return value
     if isinstance(value, float):
@@ -49,11 +50,11 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[Form], values: Any) -> Form:
-    """The value of a type that `to_json` or `asdict` wrote. Types: dataclasses, named tuples (which are lists in JSON),
-    tuples, mappings, `X | None`; others as they are.
+    """Restore a value of type `kind` from the output of `to_json` or `asdict`. Dataclasses, named tuples (lists in
+    JSON), tuples, mappings and `X | None` are converted; other values are returned unchanged.
 
-    Without pydantic, whose import would slow down answers with stored results. Raises TypeError, ValueError or
-    AttributeError for values of another form.
+    pydantic is not used because its import would slow down answers with stored results. Raises TypeError, ValueError
+    or AttributeError for values of another form.
     """
     return _from_json(kind, values)  # type: ignore[no-any-return]
 
@@ -82,8 +83,8 @@ def _types(kind: Any) -> dict[str, Any]:
 
 
 def from_attributes(kind: type[Form], *sources: object, **given: Any) -> Form:
-    """A dataclass filled by name: each field is the keyword argument, else the attribute of the first source that has
-    it, else the field's default."""
+    """Build a dataclass by field name. Each field is the keyword argument if given, else the attribute of the first
+    source that has it, else the field's default."""
     values = dict(given)
     for field in fields(kind):  # type: ignore[arg-type]
         source = next((source for source in sources if field.name not in given and hasattr(source, field.name)), None)

@@ -1,4 +1,4 @@
-"""Sentences for users that can be translated after they are made; and how sizes are printed."""
+"""Translatable sentences for users, and the formatting of sizes."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Literal
 
 
 class Phrase(str):
-    """An English text with its template and fields. A field may be a `Phrase`; figures, names, options and keys are
-    not."""
+    """An English text with its template and fields, so that it can be translated later. A field may itself be a
+    `Phrase`; figures, names, options and keys are plain values."""
 
     __slots__ = ("fields", "template")
 
     template: str
-    """The text with `{name}` for each field: the key of a translation."""
+    """The text with `{name}` for each field. It is the key of the translation."""
     fields: dict[str, object]
 
 
 def phrase(template: str, /, **fields: object) -> Phrase:
-    """A text with its fields filled in. The template is a literal, so that all can be found in the source."""
+    """Fill in the fields of a template. The template must be a literal, so that all can be found in the source."""
     made = Phrase(template.format(**fields) if fields else template)
     made.template, made.fields = template, fields
     return made
 
 
 filled = phrase
-"""`phrase` with a template that is a variable. Templates of `phrase` are literals, which a test looks up in the
+"""`phrase` for a template in a variable. Templates of `phrase` are literals, because a test looks them up in the
 catalogue."""
 
 
 def named(name: str) -> Phrase:
-    """A name or a sentence without fields, which a catalogue may translate; a phrase as it is."""
+    """Return a name or a sentence without fields as a translatable `Phrase`; a `Phrase` is returned unchanged."""
     if isinstance(name, Phrase):
         return name
     made = Phrase(name)
@@ -39,7 +39,7 @@ def named(name: str) -> Phrase:
 
 
 def listed(phrases: Sequence[str], separator: Literal[", ", "; "] = ", ") -> Phrase:
-    """Phrases with commas or semicolons between."""
+    """Join phrases with commas or semicolons."""
     first, *others = phrases
     made = named(first)
     for following in others:
@@ -54,12 +54,12 @@ GIB = 2**30
 
 
 def whole_gib(size_bytes: int) -> int:
-    """GiB, rounded up: what must be there for the bytes."""
+    """Return the size in GiB, rounded up."""
     return -(-size_bytes // GIB)
 
 
 def gib(size_bytes: int) -> str:
-    """GiB with three significant digits or one decimal: `0.49`, `4.1`, `238.0`, `1,204`."""
+    """Format a size in GiB with three significant digits or one decimal: `0.49`, `4.1`, `238.0`, `1,204`."""
     value = size_bytes / GIB
     if value < 0.995:
         return f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""Plans that cannot run, whatever the memory."""
+"""Plans that cannot run, regardless of memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUANTIZED_TOGETHER = 8
 
 
 def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None = None) -> str | None:
-    """The reason why a plan cannot run; None if none is known."""
+    """Return the reason why a plan cannot run; None if none is known."""
     runs = optimizer(workload.optimizer)
     if cluster is not None and workload.precision == "bf16" and not cluster.gpu.has_bf16:
         return phrase("{gpu} has no bf16 units; use fp16", gpu=cluster.gpu.name)
@@ -34,7 +34,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if obstacle := untileable(model, workload):
         return obstacle
     if plan.offload_param == "nvme" and has_reference_model(workload):
-        # 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py empties the folder that both engines name
+        # Both engines use the same folder, and 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py empties it.
         return phrase("the reference model's weights would be lost on NVMe")
     if obstacle := _ungenerated(model, workload, plan, cluster):
         return obstacle
@@ -81,8 +81,8 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
 
 
 def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
-    """Masters and states in bf16 (deepspeed 0.19.8 runtime/base_optimizer.py `_configure_master_weights`,
-    runtime/config.py `_do_error_check`)."""
+    """Return why masters and states cannot be in bf16 (deepspeed 0.19.8 runtime/base_optimizer.py
+    `_configure_master_weights`, runtime/config.py `_do_error_check`)."""
     if plan.bf16_optimizer_states and not plan.bf16_master_weights_and_grads:
         return "bf16_optimizer_states needs bf16_master_weights_and_grads"
     if not plan.bf16_master_weights_and_grads:
@@ -98,14 +98,14 @@ def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
     if plan.offload_optimizer == "none" and not plan.bf16_optimizer_states:
         return "master weights in bf16 with states in fp32 need an optimizer in host RAM"
     if plan.offload_optimizer == "nvme":
-        # Releasing a sub-group makes its empty master fp32 (swap_tensor/optimizer_utils.py `release_memory`).
+        # Releasing a sub-group turns its empty master into fp32 (swap_tensor/optimizer_utils.py `release_memory`).
         return phrase("DeepSpeed's NVMe swapper stops at master weights in bf16")
     return None
 
 
 def _unsuited_to_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
-    """A second copy of the weights (deepspeed 0.19.8 utils/groups.py `_create_zero_param_parallel_group`,
-    runtime/zero/partition_parameters.py `_partition_param_sec`)."""
+    """Return why hpZ cannot keep its second copy of the weights (deepspeed 0.19.8 utils/groups.py
+    `_create_zero_param_parallel_group`, runtime/zero/partition_parameters.py `_partition_param_sec`)."""
     size = plan.zero_hpz_partition_size
     if size == 1:
         return None
@@ -119,8 +119,8 @@ def _unsuited_to_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
 
 
 def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
-    """ZeRO++'s quantized collectives (deepspeed 0.19.8 runtime/zero/partition_parameters.py `CUDAQuantizer`,
-    runtime/zero/stage3.py `__init__`, `__avg_scatter_grads`)."""
+    """Return why ZeRO++'s quantized collectives cannot run (deepspeed 0.19.8 runtime/zero/partition_parameters.py
+    `CUDAQuantizer`, runtime/zero/stage3.py `__init__`, `__avg_scatter_grads`)."""
     if not plan.quantizes_collectives:
         return None
     if plan.zero_stage < 3:
@@ -149,7 +149,7 @@ def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cl
 
 
 def _unsuited_to_autotp(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
-    """AutoTP: what does not run, and what is not confirmed."""
+    """Return why AutoTP cannot run, or is not confirmed to run."""
     ranks = plan.autotp_size
     if ranks == 1:
         return None
@@ -167,7 +167,7 @@ def _unsuited_to_autotp(model: ModelShape, workload: Workload, plan: Plan, clust
 
 
 def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
-    """AutoEP: what does not run, and what is not confirmed."""
+    """Return why AutoEP cannot run, or is not confirmed to run."""
     ranks = plan.autoep_size
     if ranks == 1:
         return None
@@ -193,7 +193,7 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
 
 
 def _ungenerated(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
-    """Why no completions can be generated."""
+    """Return why completions cannot be generated."""
     rollouts = workload.rollouts
     if rollouts is None:
         return None
@@ -215,7 +215,7 @@ def _ungenerated(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
 
 
 def _unswappable(sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec) -> str | None:
-    """Assertions of DeepSpeed's NVMe swappers."""
+    """Return why the plan would violate an assertion of DeepSpeed's NVMe swappers."""
     if plan.offload_optimizer == "nvme":
         needed = 2 + round((runs.cpu_state_bytes or 0) / 4)  # fp32 tensors per master weight
         if plan.optimizer_buffer_count < needed:
@@ -233,7 +233,7 @@ def _unswappable(sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec) -> st
 
 @lru_cache(maxsize=256)
 def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: int) -> str | None:
-    """Why Ulysses cannot divide a model's samples among that many ranks; None where it can."""
+    """Return why Ulysses cannot divide a model's samples among `sequence_parallel_size` ranks; None if it can."""
     ranks = sequence_parallel_size
     if ranks == 1:
         return None
@@ -271,7 +271,7 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
 
 
 def _unsuited_to_fsdp2(model: ModelShape, workload: Workload, plan: Plan) -> str | None:
-    """What is not derived of FSDP2: its units are a decoder's layers, its states those of torch's Adam."""
+    """Return why FSDP2 is not predicted. Predictions assume decoder layers as units and the states of torch's Adam."""
     if workload.method == "qlora" or plan.offloads or not optimizer(workload.optimizer).is_adam:
         return "FSDP2 is predicted for AdamW without offload or quantized weights"
     if workload.objective != NEXT_TOKEN or model.module is not None:
@@ -280,9 +280,9 @@ def _unsuited_to_fsdp2(model: ModelShape, workload: Workload, plan: Plan) -> str
 
 
 def context_parallel_words(model: ModelShape, workload: Workload, ranks: int) -> str:
-    """What could share a sample among ranks that the heads do not divide over; "" where it could not either.
+    """Return advice to use context parallelism if the heads do not divide among the ranks; "" if it cannot run either.
 
-    accelerate's context parallelism splits the tokens, in two parts a rank, and passes keys and values around: it needs
+    accelerate's context parallelism splits the tokens, two parts per rank, and passes keys and values around. It needs
     FSDP2, the kernel sdpa, and causal attention without a window (accelerate 1.15 accelerator.py `_prepare_cp`,
     big_modeling.py `_attach_context_parallel_hooks`; transformers 5.23 trainer.py `_prepare_context_parallel_inputs`).
     It is not predicted.

@@ -19,55 +19,56 @@ FUSED_BY_DEFAULT = (4, 54)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """Versions and habits; the defaults are transformers 5 and DeepSpeed 0.19 as the printed commands run them."""
+    """Library versions and their settings. The defaults are transformers 5 and DeepSpeed 0.19 as the printed commands
+    run them."""
 
     transformers: tuple[int, int] = (5, 0)
     """Major and minor version. Before 4.48 the loss makes more copies of the logits (`memory.activations.loss`); before
-    5 every expert is a module of its own, which bitsandbytes quantizes, which waits for the GPU, and which ZeRO-3
-    gathers by itself; and GPT-2's eager attention masks its scores twice. In 4.38 and 4.39 Llama has a mask although
-    nothing is padded; before 4.54 heads of keys and values are repeated for torch's attention."""
+    5 every expert is a separate module: bitsandbytes quantizes it, its routing waits for the GPU, and ZeRO-3 gathers it
+    separately; and GPT-2's eager attention masks its scores twice. In 4.38 and 4.39 Llama has a mask without padding;
+    before 4.54 key and value heads are repeated for torch's attention."""
     deepspeed: tuple[int, int] = (0, 19)
     """Major and minor version. Before 0.19 stages 1 and 2 flatten the weights on the host; before 0.18 stage 3 hooks
-    every module of an expert unless `set_z3_leaf_modules` was called; before 0.13 hpZ's second
-    copy does not serve what a recomputation gathers; before 0.6 stage 3 waits for the GPU at every fetch."""
+    every module of an expert unless `set_z3_leaf_modules` was called; before 0.13 gathers of a recomputation do not use
+    hpZ's second copy; before 0.6 stage 3 waits for the GPU at every fetch."""
     trl: tuple[int, int] = (1, 16)
-    """Major and minor version, for `Workload.framework` "trl". Before 1.7 its trainers have transformers' loss. From
-    1.7 to 1.9 at least their chunks are 256 tokens by all columns, with up to 2 V H bytes less; counted as in 1.16."""
+    """Major and minor version, for `Workload.framework` "trl". Before 1.7 its trainers use transformers' loss. At
+    least in 1.7 to 1.9 a chunk is 256 tokens by all columns, with up to 2 V H bytes less; they are counted as 1.16."""
     padding_mask: bool = False
-    """Samples of a batch are padded, so that torch's attention ("sdpa") gets a mask: its memory-efficient kernel then
-    computes all pairs of tokens, with repeated heads. FlashAttention's package takes padding without a mask."""
+    """Whether the samples of a batch are padded. torch's attention ("sdpa") then gets a mask, and its memory-efficient
+    kernel computes all pairs of tokens, with repeated heads. The flash-attn package handles padding without a mask."""
     reentrant: bool = False
-    """Reentrant checkpointing (`use_reentrant=True`): whole layers run again, and FSDP's hooks on frozen weights hold
-    every layer's input to the end of the backward pass."""
+    """Whether checkpointing is reentrant (`use_reentrant=True`): whole layers run again, and FSDP's hooks on frozen
+    weights hold every layer's input to the end of the backward pass."""
     autocast: bool = False
-    """Trained weights are fp32 and cast in every pass (`torch.autocast`), and what layers hand on is fp32. Plain
-    PyTorch only; for adapters see `fp32_adapters`."""
+    """Whether trained weights are fp32 and cast in every pass (`torch.autocast`); the hidden states between layers are
+    then fp32. Plain PyTorch only; for adapters see `fp32_adapters`."""
     tf32: bool = False
-    """Products of fp32 numbers run in TF32 on GPUs that have it (`torch.backends.cuda.matmul.allow_tf32`, on by default
-    in torch 1.7 to 1.11; the Trainer's `tf32`); fused attention does not. A dry run's schedule counts fp32."""
+    """Whether fp32 matrix products run in TF32 on GPUs that have it (`torch.backends.cuda.matmul.allow_tf32`, on by
+    default in torch 1.7 to 1.11; the Trainer's `tf32`). Fused attention stays in fp32, as does a dry run's schedule."""
     fp32_adapters: bool = False
-    """Adapters stay in the fp32 that peft creates them in (before 0.7 always, since 0.12 again); DeepSpeed's engine
-    casts them to the training precision."""
+    """Whether adapters stay in fp32, in which peft creates them (before 0.7 always, since 0.12 again). DeepSpeed's
+    engine casts them to the training precision."""
     fp32_norms: bool = False
-    """Norms and layer inputs are fp32: after peft's `prepare_model_for_kbit_training`, or with LayerNorm under autocast
-    before 4-bit layers."""
+    """Whether norms and layer inputs are fp32: after peft's `prepare_model_for_kbit_training`, or with LayerNorm under
+    autocast before 4-bit layers."""
     fp32_embeddings: bool = False
-    """Embeddings and head of a quantized model are fp32, as peft's `prepare_model_for_kbit_training` leaves them (TRL
-    casts them back to bf16, DeepSpeed's engine too), and under autocast the head is cast for every loss."""
+    """Whether embeddings and head of a quantized model are fp32, as after peft's `prepare_model_for_kbit_training` (TRL
+    and DeepSpeed's engine cast them back to bf16). Under autocast the head is cast for every loss."""
     from_scratch: bool = False
-    """The script builds the model from its configuration and reads no checkpoint."""
+    """Whether the script builds the model from its configuration, without reading a checkpoint."""
     optimizer_step: OptimizerStep = "auto"
     """Implementation of torch's Adam: "foreach" (torch's default on a GPU), "fused", or "loop" over tensors. Under
-    DeepSpeed anything but "auto" says that the training script makes the optimizer; with "auto" it is DeepSpeed's own.
+    DeepSpeed "auto" is DeepSpeed's own optimizer; any other value means that the training script creates the optimizer.
     In plain PyTorch "auto" is `Workload.script_step`."""
     expandable_segments: bool = True
-    """The allocator runs with `expandable_segments:True`, as the printed commands set it."""
+    """Whether the allocator runs with `expandable_segments:True`, as in the printed commands."""
     varying_lengths: bool = False
-    """Batches are padded to their own longest sample, neither packed nor padded to a fixed length. Without
-    `expandable_segments` the allocator then keeps blocks of many sizes, which nvidia-smi shows."""
+    """Whether each batch is padded to its longest sample, instead of packed or padded to a fixed length. Without
+    `expandable_segments` the allocator then keeps blocks of many sizes, which nvidia-smi includes."""
     pinned_inputs: bool = True
-    """Layer inputs in host RAM are page-locked, each block rounded up to a power of two, as in transformers. Without:
-    pageable, exactly as large, copied more slowly."""
+    """Whether layer inputs in host RAM are page-locked, each block rounded up to a power of two, as in transformers.
+    Pageable ones have their exact size and are copied more slowly."""
 
 
 DEFAULT = Software()
@@ -78,7 +79,7 @@ Precision = Literal["bf16", "fp16", "fp32"]
 MatmulPrecision = Literal["bf16", "fp16", "fp32", "tf32"]
 """Number format of matrix products."""
 TORCH_DTYPES: Mapping[Precision, str] = MappingProxyType({"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"})
-"""torch's name of each."""
+"""torch's name of each precision."""
 PRECISION_OF: Mapping[str, Precision] = MappingProxyType({name: precision for precision, name in TORCH_DTYPES.items()})
 AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
 LossKernel = Literal[
@@ -102,7 +103,7 @@ NEXT_TOKEN: Objective = "next-token"
 """Fine-tuning on given samples, and pre-training."""
 
 DEFAULT_SEQ_LEN = 2048
-"""Default, if neither the user nor the data give a length."""
+"""Sequence length if neither the user nor the data give one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,23 +113,23 @@ class Workload:
     objective: Objective = NEXT_TOKEN
     """A key of `objectives.OBJECTIVES`."""
     precompute_ref_log_probs: bool = False
-    """The reference model's log-probabilities are computed before the training, by the policy."""
+    """Whether the policy computes the reference model's log-probabilities before the training."""
     rollouts: Rollouts | None = None
-    """The generated completions of "grpo", "rloo" and "ppo"; None for other objectives."""
+    """Generation of completions for "grpo", "rloo" and "ppo"; None for other objectives."""
     method: Method = "full"
     quantization: Quantization = "nf4"
     """Weight format under method "qlora": bitsandbytes' NF4 with double quantization or int8 (LLM.int8), or an existing
     GPTQ checkpoint in four bits and groups of 128."""
     lora_rank: int = 8
-    """r."""
+    """r, the rank of the adapters."""
     lora_targets: tuple[str, ...] | None = None
-    """Ends of module names (`q_proj`); None: peft's "all-linear" (`lora.adapters`)."""
+    """Suffixes of module names (`q_proj`); None for peft's "all-linear" (`lora.adapters`)."""
     modules_to_save: tuple[str, ...] = ()
-    """Ends of names of embeddings and output heads that LoRA trains as copies (`lora.trained_copies`)."""
+    """Suffixes of names of embeddings and output heads that LoRA trains as copies (`lora.trained_copies`)."""
     freeze: tuple[str, ...] = ()
-    """Parts of a vision-language model that do not train (`vision_parts.PATTERNS`)."""
+    """Frozen parts of a vision-language model (`vision_parts.PATTERNS`)."""
     lora_dropout: float = 0.0
-    """Dropout before each adapter. Memory and time depend on whether it is 0."""
+    """Dropout before each adapter. Memory and time depend only on whether it is 0."""
     seq_len: int = 2048
     """S, tokens of a sample, padded or packed."""
     precision: Precision = "bf16"
@@ -136,34 +137,34 @@ class Workload:
     optimizer: str = "adamw"
     """A key of `optimizers.OPTIMIZERS`."""
     eval_batch: int | None = None
-    """Samples per GPU of an evaluation between two steps; None: no evaluation."""
+    """Samples per GPU of an evaluation between two steps; None without evaluation."""
     eval_logits: int | None = None
-    """Batches of an evaluation whose logits are on every GPU at once, for metrics; None: none."""
+    """Evaluation batches whose logits are on every GPU at the same time, for metrics; None without metrics."""
     eval_samples: int | None = None
-    """Samples of such an evaluation, whose logits end in host RAM; None: not known."""
+    """Samples of such an evaluation, whose logits are collected in host RAM; None if unknown."""
     eval_new_tokens: int | None = None
-    """Tokens that an evaluation generates for each sample; None: it does not generate."""
+    """Tokens that an evaluation generates for each sample; None without generation."""
     global_batch_size: int | None = None
-    """Samples per optimizer step over all GPUs, which the search keeps exactly."""
+    """Samples per optimizer step over all GPUs, which the search keeps exactly; None if any number is allowed."""
     attention: AttentionKernel = "sdpa"
     """"triton" is FlashAttention's Triton kernel of 2023, from the model's own code (llm-foundry)."""
     loss: LossKernel = "standard"
-    """A key of `objectives.LOSSES`. `objectives.default_loss` is what the framework does by itself."""
+    """A key of `objectives.LOSSES`. `objectives.default_loss` returns the framework's default."""
     mlp: Mlp = "whole"
-    """"tiled": by parts of the tokens, again in the backward pass (DeepSpeed's TiledMLP)."""
+    """"tiled": the feed-forward runs in tiles of tokens, repeated in the backward pass (DeepSpeed's TiledMLP)."""
     kernels: LayerKernels = "torch"
-    """With "liger" and "unsloth" RMSNorm, rotary embedding and gated activation are one kernel each. unsloth's gated
-    activation counts as torch's in memory: its fused adapters are not modelled."""
+    """With "liger" and "unsloth", RMSNorm, rotary embedding and gated activation are one kernel each. The memory of
+    unsloth's gated activation is counted as torch's, because its fused adapters are not modelled."""
     document_len: int | None = None
-    """Mean length of packed documents, each of which attends to itself alone; None: a sample is one document."""
+    """Mean length of packed documents, each of which attends only to itself; None if a sample is one document."""
     framework: Framework = "hf"
     """"hf": Trainer or accelerate; "trl": TRL's trainers; "deepspeed": plain `deepspeed.initialize`."""
     software: Software = DEFAULT
     sequence_parallel_size: int = 1
-    """P, if this is one rank's part of a job under Ulysses (`of_rank`); `seq_len` is then S / P."""
+    """P, for one rank's part of a job under Ulysses (`of_rank`); `seq_len` is then S / P."""
 
     def of_rank(self, sequence_parallel_size: int) -> Workload:
-        """What one of the ranks of a sample computes."""
+        """Return the workload of one of the ranks that share a sample."""
         if sequence_parallel_size == 1 and self.global_batch_size is None:
             return self
         return replace(
@@ -174,30 +175,30 @@ class Workload:
         )
 
     def of_length(self, seq_len: int) -> Workload:
-        """The same with sequences of another length."""
+        """Return the workload with sequences of another length."""
         return replace(self, seq_len=seq_len)
 
     def of_passes(self) -> Workload:
-        """The fields that decide what a forward and a backward pass compute and keep, for caches."""
+        """Return a cache key: the fields that determine what a forward and a backward pass compute and keep."""
         return self if self.rollouts is None else _of_passes(self)
 
     def of_layers(self) -> Workload:
-        """The fields that decide what the layers of `of_passes` compute and keep, for caches: nothing of the loss."""
+        """Return a cache key: the fields that determine what the layers compute and keep, without the loss."""
         return replace(self, loss="standard", eval_batch=None, global_batch_size=None)
 
     def of_weights(self) -> Workload:
-        """The fields that decide weights, states and launches, for caches: nothing of samples, batch or tiles."""
+        """Return a cache key: the fields that determine weights, states and launches, without samples, batch, tiles."""
         return _of_weights(self)
 
     @property
     def scored_len(self) -> int:
-        """Tokens of a sequence that the output layer sees: TRL's chunked head leaves prompts out (trl 1.16
-        trainer/utils.py `add_fused_lm_head`), its PPO does not."""
+        """Tokens of a sequence that the output layer processes. TRL's chunked head skips prompts (trl 1.16
+        trainer/utils.py `add_fused_lm_head`), its PPO trainer does not."""
         return self.seq_len if self.objective == "ppo" else self.completion_len
 
     @property
     def completion_len(self) -> int:
-        """Tokens of a sequence that are generated; all where none is."""
+        """Generated tokens of a sequence; the whole sequence for objectives without generation."""
         return self.seq_len if self.rollouts is None else min(self.seq_len, self.rollouts.max_completion_length)
 
     @property
@@ -206,28 +207,29 @@ class Workload:
         return self.framework != "deepspeed"
 
     def checkpoints_reentrantly(self, zero_stage: int) -> bool:
-        """Whether checkpointing is reentrant, as TRL's trainers make it with adapters at stage 3 (trl 1.16
+        """Return whether checkpointing is reentrant. TRL's trainers switch it on with adapters at stage 3 (trl 1.16
         trainer/sft_trainer.py)."""
         by_trl = self.framework == "trl" and self.method != "full" and zero_stage == 3
         return self.software.reentrant or by_trl
 
     def under_fsdp(self) -> Workload:
-        """FSDP casts weights and inputs by itself, so that full training computes in 16 bits as without autocast."""
+        """Return the workload under FSDP. FSDP casts weights and inputs itself, so full training computes in 16 bits
+        without autocast."""
         return replace(self, software=replace(self.software, autocast=False)) if self.autocasts else self
 
     def under_engine(self, zero_stage: int) -> Workload:
-        """The workload as DeepSpeed's engine trains it.
+        """Return the workload as DeepSpeed's engine trains it.
 
-        It casts every parameter once, adapters too, but from 0.19 on none of a model that zero.Init built, as the
-        Trainer's is at stage 3 (deepspeed 0.19.8 engine.py _cast_module_mixed_precision): adapters stay in fp32 if peft
-        made them so. TRL's trainers make them in the weights' type there, and checkpoint reentrantly.
+        The engine casts every parameter once, including adapters. From 0.19 on it casts none of a model built under
+        zero.Init, such as the Trainer's at stage 3 (deepspeed 0.19.8 engine.py _cast_module_mixed_precision): adapters
+        created in fp32 then stay so. TRL's trainers create them in the weights' type there, and checkpoint reentrantly.
         """
         return _under_engine(self, zero_stage)
 
     @property
     def script_step(self) -> OptimizerStep:
-        """Implementation of an Adam that the training script makes: of `software`, else the default of the Trainer's
-        version or, in a loop of one's own, of torch."""
+        """Implementation of an Adam that the training script creates: that of `software`, else the default of the
+        Trainer's version or, in a custom training loop, of torch."""
         if self.software.optimizer_step != "auto":
             return self.software.optimizer_step
         fused = self.uses_trainer and self.software.transformers >= FUSED_BY_DEFAULT
@@ -239,8 +241,8 @@ class Workload:
 
     @property
     def autocasts(self) -> bool:
-        """Full training of fp32 weights under autocast: linear layers cast weights and inputs to 16 bits, while norms,
-        softmax, powers, sums and what layers hand on are fp32."""
+        """Whether this is full training of fp32 weights under autocast: linear layers cast weights and inputs to 16
+        bits; norms, softmax, powers, sums and the hidden states between layers are fp32."""
         return self.software.autocast and self.method == "full" and self.precision != "fp32"
 
     @property
@@ -250,7 +252,7 @@ class Workload:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of one weight as the forward pass uses it."""
+        """Bytes of one weight in the forward pass."""
         return 4 if self.precision == "fp32" else 2
 
 
@@ -285,7 +287,7 @@ def _of_weights(workload: Workload) -> Workload:
         eval_samples=None,
         eval_new_tokens=None,
         sequence_parallel_size=1,
-        # TRL's head is gathered by itself at stage 3.
+        # TRL's head is gathered separately at stage 3.
         loss="chunked-head" if workload.loss == "chunked-head" else "standard",
         mlp="whole",
         rollouts=workload.rollouts and workload.rollouts.of_weights(),
