@@ -1,17 +1,17 @@
-"""What an evaluation between two steps holds on each GPU besides weights, states and gradients.
+"""GPU memory of an evaluation between two steps, in addition to weights, optimizer states and gradients.
 
-transformers' evaluation loop runs forward passes without gradients, which save nothing: its peak is a layer's forward
-pass or the loss. For metrics it keeps the logits: gathered from all N ranks, N w B S V bytes a batch, in one tensor for
-all batches until `eval_accumulation_steps` of them go to the host. Batch k is put behind the k - 1 before it in a new
-tensor, while both are alive: 2 k N w B S V. Without `eval_accumulation_steps` all batches stay on the GPU.
+transformers' evaluation loop runs forward passes without gradients, which save nothing: the peak is a layer's forward
+pass or the loss. If metrics are computed, the loop keeps the logits gathered from all N ranks, N w B S V bytes a batch,
+in one tensor for all batches until `eval_accumulation_steps` of them go to the host. Appending batch k to the k - 1
+earlier ones makes a new tensor while the old one is alive: 2 k N w B S V. Without `eval_accumulation_steps` all batches
+stay on the GPU.
 
-`predict_with_generate` generates with a cache of keys and values, which transformers 4's evaluations have in any case.
+`predict_with_generate` generates with a cache of keys and values. Evaluations of transformers 4 always have this cache.
 
 Source: transformers 5.23 trainer.py `evaluation_loop`, `prediction_step`, trainer_pt_utils.py `EvalLoopContainer`,
 trainer_seq2seq.py `prediction_step`; accelerate 1.15 utils/operations.py `_gpu_gather`. Compared with evaluations on
-two ranks in tests/probes/dry_run/test_dry_run_evaluation.py. Not covered: labels and losses of the batches (8 bytes per
-token and less), what `compute_metrics` itself makes, beam search, FSDP.
-Generation is derived and compared with nothing.
+two ranks in tests/probes/dry_run/test_dry_run_evaluation.py; generation is not compared with any run. Not covered:
+labels and losses of the batches (8 bytes per token and less), memory of `compute_metrics`, beam search, FSDP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .activations.activation_memory import forward_only_terms
 from .activations.loss import evaluated_loss_terms
 
 EVALUATION_BATCH = 8
-"""`per_device_eval_batch_size` where nothing sets it (transformers 5.23 training_args.py)."""
+"""`per_device_eval_batch_size` if it is not set (transformers 5.23 training_args.py)."""
 
 _LOOP = "transformers 5.23 trainer.py evaluation_loop"
 _KEPT = Formula(
@@ -57,15 +57,16 @@ _APPENDED = Formula(
 
 
 def evaluation_terms(model: ModelShape, workload: Workload, cluster: Cluster, passing: Terms, behind: Terms) -> Terms:
-    """The largest moment of an evaluation with `workload.eval_batch` samples on each GPU. `workload` is that of a rank.
+    """Return the terms at the peak of an evaluation with `workload.eval_batch` samples on each GPU.
 
-    passing, behind: gradients and gathered weights in the forward passes, and behind them.
+    workload: that of one rank. passing: gradients and gathered weights during the forward passes. behind: those after
+    the forward passes.
     """
     samples = OBJECTIVES[workload.objective].sequences * (workload.eval_batch or 0)
     width, tokens, batches = workload.weight_bytes, samples * workload.seq_len, workload.eval_logits or 0
     ranks, batch = cluster.world_size, width * tokens * model.vocab_size
     inputs = {"N": ranks, "w": width, "B": samples, "S": workload.seq_len, "V": model.vocab_size}
-    # The loop's name for the last batch holds it until the next one's comes.
+    # A variable of the loop keeps the last batch's logits alive until the next batch's are assigned.
     held = batches if batches > 2 else batches - 1
     kept = _KEPT.term(held * ranks * batch, k=held, **inputs) if batches > 1 else ()
     if batches == 1:
@@ -85,29 +86,31 @@ def evaluation_terms(model: ModelShape, workload: Workload, cluster: Cluster, pa
 
 
 def generation_cache_terms(model: ModelShape, workload: Workload, samples: int, tokens: int) -> Terms:
-    """The cache of `tokens` tokens, where appending one copies one layer's."""
+    """Return the cache of `tokens` tokens and the copy of one layer's cache that appending a token makes."""
     widest = max(cached_per_layer(model, workload.seq_len, tokens))
     appended = _APPENDED.term(workload.weight_bytes * samples * widest, w=workload.weight_bytes, B=samples, x=widest)
     return cache_terms(model, workload, samples, tokens) + appended
 
 
 def cache_terms(model: ModelShape, workload: Workload, samples: int, tokens: int) -> Terms:
-    """Keys and values of `tokens` tokens in every layer: w B sum(K (D + Dv) tokens), at most a sliding window's."""
+    """Return keys and values of `tokens` tokens in every layer: w B sum(K (D + Dv) tokens). A sliding window limits the
+    tokens."""
     elements, width = cached_elements(model, tokens, prompt=workload.seq_len), workload.weight_bytes
     return _CACHE.term(width * samples * elements, w=width, B=samples, x=elements)
 
 
 def decoders(model: ModelShape) -> list[Block]:
-    """The kinds of layers that generate."""
+    """Return the kinds of layers that generate tokens."""
     return [block for block in model.blocks if block.stack == "decoder" and not block.tokens]
 
 
 def cached_per_layer(model: ModelShape, prompt: int, tokens: int, *, latent: bool = False) -> list[int]:
-    """Elements of one sequence of `tokens` tokens in a layer of each kind of `decoders`: K heads times the widths of a
-    key and a value, for at most a sliding window's tokens; of cross attention those of the prompt.
+    """Return the cached elements of one sequence of `tokens` tokens in one layer of each kind of `decoders`: K heads
+    times the widths of a key and a value, times the tokens (at most a sliding window, or the prompt for cross
+    attention).
 
-    latent: a latent attention keeps what its heads are computed from, as vLLM does; transformers keeps whole heads.
-    Linear attention keeps a state whatever the tokens, not counted.
+    latent: latent attention caches the compressed vector, as vLLM does; otherwise whole heads, as transformers does.
+    Not counted: the state of linear attention, whose size does not depend on the tokens.
     """
     found = []
     for block in decoders(model):
@@ -126,11 +129,11 @@ def cached_per_layer(model: ModelShape, prompt: int, tokens: int, *, latent: boo
 
 
 def cached_elements(model: ModelShape, tokens: int, *, prompt: int = 0, latent: bool = False) -> int:
-    """`cached_per_layer` in all layers."""
+    """Return the sum of `cached_per_layer` over all layers."""
     sizes = cached_per_layer(model, prompt or tokens, tokens, latent=latent)
     return sum(block.count * size for block, size in zip(decoders(model), sizes, strict=True))
 
 
 def grouped_heads(model: ModelShape) -> float:
-    """Query heads for each head of keys and values, in the layer with the most."""
+    """Return the query heads per key and value head, in the layer with the most."""
     return max((block.attention.heads / block.attention.kv_heads for block in decoders(model)), default=1.0)

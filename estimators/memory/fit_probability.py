@@ -1,14 +1,14 @@
-"""The probability that a plan's need is within the memory of its GPU.
+"""Probability that a plan's memory need fits the memory of its GPU.
 
     need = (1 + E) M + A + O,        P = P(need <= memory of the GPU)
 
-M is the predicted peak of allocated bytes. E is the error of a source that was not seen, as a share of M: Student's t
-of published runs, each source counted once (`data/memory_spread.csv`, from `python -m benchmarks.accuracy --write`).
-Its tails fall with the distance from what was seen, and no room makes a plan certain. A, the caching allocator's
-overhead, is uncertain only without expandable segments. O, outside of it (CUDA context, NCCL), is normal around its
+M is the predicted peak of allocated bytes. E is the prediction error for a new source, as a share of M: Student's t of
+published runs, each source counted once (`data/memory_spread.csv`, from `python -m benchmarks.accuracy --write`). Its
+heavy tails mean that no amount of free memory makes a plan certain. A, the caching allocator's overhead, is uncertain
+only without expandable segments. O, the memory outside the allocator (CUDA context, NCCL), is normal around its
 prediction.
 
-A plan whose predicted need exceeds the memory is always below one half.
+The probability is below one half if the predicted need exceeds the memory.
 
 Not covered: other processes on the GPU, such as a desktop; host RAM and NVMe.
 """
@@ -26,52 +26,52 @@ from ..hardware import Cluster
 from .device_overhead import FIXED_SEGMENTS, SEGMENT_BYTES, outside_allocator
 
 SURE = 0.975
-"""Least probability of the verdict "fits". Published runs of ten sources resolve failures down to one in eleven; rarer
-ones follow Student's t."""
+"""Minimum probability of the verdict "fits". Published runs of ten sources resolve failures down to one in eleven; the
+probability of rarer failures follows from Student's t."""
 
 DATA = Path(__file__).parents[1] / "data" / "memory_spread.csv"
 
 STATES = ("parameters", "persistent_parameters", "master_weights", "optimizer_states", "library_workspace")
-"""Components that stay for the whole training."""
+"""Components that stay allocated for the whole training."""
 
 WASTE = "fixed segments"
 """The name in the data for the allocator's waste without expandable segments."""
 
 _GIB = 2**30
 _COVERED = 1.96
-"""95 % of a normal distribution lie within this many standard deviations."""
+"""Number of standard deviations around the mean that contain 95 % of a normal distribution."""
 
 CONTEXT_SPREAD_BYTES = round((0.92 - 0.25) * _GIB / 2 / _COVERED)
-"""One standard deviation of the CUDA context: published are 0.25 GiB (bare) to 0.92 GiB (training;
+"""Standard deviation of the CUDA context. Published sizes are 0.25 GiB (bare) to 0.92 GiB (training;
 `device_overhead.CONTEXT_BYTES`)."""
 
 NCCL_SPREAD = 0.5 / _COVERED
-"""One standard deviation of NCCL's buffers as a share of them: on links of one kind half as many to half as many more
-channels are opened (NVIDIA/nccl issue 864)."""
+"""Standard deviation of NCCL's buffers, as a share of them. On links of one kind, NCCL opens between half and one and a
+half times the expected channels (NVIDIA/nccl issue 864)."""
 
 DRY_RUN_SPREAD = 0.01
-"""Scale of a dry run's error as a share of what comes and goes within a step: it sees all tensors but no scratch memory
-of kernels. Assumed."""
+"""Scale of a dry run's error, as a share of the bytes that are transient within a step. A dry run records all tensors,
+but not the scratch memory of kernels. Assumed."""
 
 CPU_COVERED = 0.26
-"""97.5 % of the probes in docs/probe.md measured at most this share above the prediction for a rank on the CPU
+"""Share above the prediction for a rank on the CPU that 97.5 % of the probes in docs/probe.md stay within
 (`benchmarks/probes/cpu_memory.py`)."""
 
 _BELOW_HALF = nextafter(0.5, 0.0)
 
 _THREE_POINTS = ((-(3**0.5), 1 / 6), (0.0, 2 / 3), (3**0.5, 1 / 6))
-"""Standard deviations and weights of Gauss-Hermite quadrature with three points."""
+"""Nodes, in standard deviations, and weights of three-point Gauss-Hermite quadrature."""
 
 
 class SourceSpread(NamedTuple):
-    """Student's t with one degree of freedom fewer than there are sources."""
+    """Student's t distribution with `sources - 1` degrees of freedom."""
 
     location: float
     scale: float
     sources: int
 
     def share_below(self, value: float) -> float:
-        """Share of the distribution up to a value (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+        """Return the cumulative distribution at `value` (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
         degrees = self.sources - 1
         angle = atan((value - self.location) / self.scale / degrees**0.5)
         power = cos(angle) if degrees % 2 else 1.0
@@ -85,10 +85,10 @@ class SourceSpread(NamedTuple):
 
 
 def fit_probability(memory: MemoryEstimate, cluster: Cluster, error: SourceSpread | None = None) -> float:
-    """The probability that each GPU holds the predicted need of a plan. error: distribution of E instead of that of all
-    published runs."""
+    """Return the probability that each GPU has room for a plan's predicted need. error: the distribution of E; that of
+    all published runs if None."""
     if cluster.gpu.is_cpu:
-        from statistics import NormalDist  # here: it takes milliseconds that most answers do not need
+        from statistics import NormalDist  # imported here, as most answers do not need it and it takes milliseconds
 
         return NormalDist(1.0, CPU_COVERED / _COVERED).cdf(cluster.gpu.memory_bytes / memory.device_bytes_per_gpu)
     allocated = memory.allocated_bytes_per_gpu
@@ -106,39 +106,41 @@ def fit_probability(memory: MemoryEstimate, cluster: Cluster, error: SourceSprea
 
 
 def dry_run_fit_probability(need_bytes: int, transient_bytes: int, cluster: Cluster) -> float:
-    """The same for a dry run."""
+    """Return the probability that each GPU has room for the `need_bytes` of a dry run. transient_bytes: the part of
+    them that is transient within a step."""
     spread, error = _outside_spread_bytes(outside_allocator(cluster)), published_error()
     error = error._replace(location=0.0, scale=DRY_RUN_SPREAD)
     return _probability(cluster.gpu.memory_bytes - need_bytes, max(1, transient_bytes), spread, error)
 
 
 def _probability(free_bytes: int, unit_bytes: int, outside_spread_bytes: float, error: SourceSpread) -> float:
-    """P for the predicted free bytes, the error as a share of unit_bytes; below one half if they are negative."""
+    """Return P for the predicted `free_bytes`, with the error as a share of `unit_bytes`; below one half if
+    `free_bytes` is negative."""
     room, spread = free_bytes / unit_bytes, outside_spread_bytes / unit_bytes
     found = sum(weight * error.share_below(room + deviation * spread) for deviation, weight in _THREE_POINTS)
     return found if free_bytes >= 0 else min(found, _BELOW_HALF)
 
 
 def _outside_spread_bytes(terms: Terms) -> float:
-    """One standard deviation of the memory outside PyTorch's allocator."""
+    """Return the standard deviation of the memory outside PyTorch's allocator, in bytes."""
     nccl = sum(term.size_bytes for term in terms if term.name == "nccl_buffers")
     return float((CONTEXT_SPREAD_BYTES**2 + (NCCL_SPREAD * nccl) ** 2) ** 0.5)
 
 
 @cache
 def published_error() -> SourceSpread:
-    """E of a source that is not among the published runs'."""
+    """Return the distribution of E for a source that is not among the published runs."""
     found = {name: value for name, value, _ in _rows()}
     return SourceSpread(found["location"], found["scale"], int(found["sources"]))
 
 
 def fixed_segments_waste() -> list[tuple[float, float]]:
-    """(share of transient bytes wasted by fixed segments, probability) pairs."""
+    """Return (share of transient bytes wasted by fixed segments, probability) pairs."""
     return [(value, share) for name, value, share in _rows() if name == WASTE]
 
 
 @cache
 def _rows() -> list[tuple[str, float, float]]:
-    """(name, value, share) of the data."""
+    """Return the data as (name, value, share) rows."""
     with DATA.open(newline="", encoding="utf-8") as file:
         return [(row["name"], float(row["value"]), float(row["share"])) for row in csv.DictReader(file)]

@@ -1,5 +1,5 @@
-"""Host memory of a node besides what is offloaded: processes, inputs of checkpointed layers, evaluated logits, and the
-peak while the model loads. Not covered: data loader workers, the page cache."""
+"""Host memory of a node in addition to what is offloaded: processes, inputs of checkpointed layers, evaluated logits,
+and the peak while the model loads. Not covered: data loader workers, the page cache."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .offload_memory import offloaded_parameters, pinned_block
 from .trainable import ShardedTensors
 
 PROCESS_BYTES = 2 << 30
-"""Python, torch, CUDA libraries and tokenized data of one rank; two small runs reported 1.2 and 2.8 GB of host memory
-in all."""
+"""Memory of Python, torch, CUDA libraries and tokenized data in one rank's process. Two small runs reported 1.2 and 2.8
+GB of host memory in total."""
 
 CPU_RANK_BYTES, CPU_LAUNCHER_BYTES = 250 << 20, 155 << 20
-"""A rank on the CPU, without what `device_terms` counts of its process, and the launcher of a node: memory that is not
-mapped from files, in a training of 140 thousand parameters by the Trainer on two ranks and one."""
+"""Memory of a rank on the CPU, without the part that `device_terms` counts, and of a node's launcher. Measured: memory
+not mapped from files, in a training of 140 thousand parameters by the Trainer on two ranks and one."""
 
 _SYMBOLS = {
     **ON_A_NODE,
@@ -56,7 +56,7 @@ _LOGITS = Formula(
 
 
 def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ranks: int) -> Terms:
-    """Inputs of checkpointed layers in host memory; `workload` is that of a rank."""
+    """Return the inputs of checkpointed layers in host memory. `workload` is that of a rank."""
     if not plan.cpu_checkpointing:
         return ()
     pins = workload.software.pinned_inputs
@@ -72,15 +72,16 @@ def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ra
 
 
 def process_terms(cluster: Cluster) -> Terms:
-    """A node's processes without the tensors."""
+    """Return the memory of a node's processes without the tensors."""
     ranks, of_a_rank = cluster.gpus_per_node, CPU_RANK_BYTES if cluster.gpu.is_cpu else PROCESS_BYTES
     launcher = _LAUNCHER.on_node(1, CPU_LAUNCHER_BYTES) if cluster.gpu.is_cpu else ()
     return launcher + _PROCESSES.on_node(ranks, of_a_rank, process=of_a_rank)
 
 
 def kept_logits(model: ModelShape, workload: Workload, cluster: Cluster) -> Terms:
-    """Logits of an evaluation that every rank gathers from all and keeps for metrics: E samples in fp32 (numpy has no
-    bf16), and what the last k batches of each rank are joined to; at least those k batches, as they are copied."""
+    """Return the logits of an evaluation that every rank gathers from all ranks and keeps for metrics: E samples in
+    fp32 (numpy has no bf16), and the array that concatenates each rank's last k batches; at least those k batches and
+    their copies."""
     if not workload.eval_logits:
         return ()
     width = 2 if workload.precision == "fp16" else 4
@@ -93,7 +94,7 @@ def kept_logits(model: ModelShape, workload: Workload, cluster: Cluster) -> Term
 
 
 def with_ranks_on_cpu(memory: MemoryEstimate, cluster: Cluster, kept: Terms) -> MemoryEstimate:
-    """The estimate with what an evaluation keeps; on a CPU the ranks' own memory is memory of the host, too."""
+    """Return the estimate plus the `kept` logits of an evaluation and, on a CPU, the ranks' own memory."""
     memory = replace(memory, host_pageable_terms=memory.host_pageable_terms + kept) if kept else memory
     if not cluster.gpu.is_cpu:
         return memory
@@ -104,12 +105,13 @@ def with_ranks_on_cpu(memory: MemoryEstimate, cluster: Cluster, kept: Terms) -> 
 
 @lru_cache(maxsize=256)
 def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
-    """Peak of a node's host memory while the model is loaded and partitioned, without its processes.
+    """Return the peak of a node's host memory while the model is loaded and partitioned, without its processes, in
+    bytes.
 
-    Stages 0 to 2: every local rank builds the whole model on the host: L w P. Stage 3 is built under `zero.Init`: only
-    rank 0 reads the checkpoint, w P, and the shards go to their final place; a model that is built from scratch is
-    sharded tensor by tensor, as it is made. A quantized model goes to the GPU tensor by tensor. A reference model is
-    loaded while the policy is still on the host.
+    Stages 0 to 2: every local rank builds the whole model on the host: L w P. Stage 3 builds the model under
+    `zero.Init`: only rank 0 reads the checkpoint, w P, and the shards go to their final place. A model built from
+    scratch is sharded tensor by tensor, as it is made. A quantized model goes to the GPU tensor by tensor. A reference
+    model is loaded while the policy is still on the host.
 
     Source: transformers 5.23 modeling_utils.py `_load_pretrained_model`; deepspeed 0.19.8 runtime/engine.py
     `_configure_distributed_model`. Not covered: a checkpoint in another dtype, .bin files without mmap.

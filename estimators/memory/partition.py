@@ -1,8 +1,8 @@
-"""How ZeRO cuts parameters: sizes in elements, exactly as the engine allocates them.
+"""Partitioning of parameters by ZeRO: sizes in elements, exactly as the engine allocates them.
 
-Stages 1 and 2 lay the trainable tensors of a parameter group end to end, pad the end and cut N equal pieces, wherever a
-tensor may lie. Stage 3 cuts every tensor by itself. `tests/estimators/memory/test_partition.py` compares each function
-here with `deepspeed.initialize` on 2 and 4 ranks.
+Stages 1 and 2 concatenate the trainable tensors of a parameter group, pad the end and cut the result into N equal
+pieces, regardless of tensor boundaries. Stage 3 cuts every tensor by itself.
+`tests/estimators/memory/test_partition.py` compares each function here with `deepspeed.initialize` on 2 and 4 ranks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from itertools import repeat
 from typing import NamedTuple
 
 NCCL_START_ALIGNMENT = 2
-"""Elements: partitions start on 4-byte boundaries in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
+"""Alignment of partitions, in elements: 4 bytes in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
 
 
 SWAP_MIN_BYTES = 1 << 20
-"""A smaller tensor is not swapped to NVMe (deepspeed 0.19.8 swap_tensor/constants.py MIN_AIO_BYTES, aio block_size)."""
+"""Minimum size of swapped tensors (deepspeed 0.19.8 swap_tensor/constants.py MIN_AIO_BYTES, aio block_size)."""
 
 
 def align_up(size: int, multiple: int) -> int:
@@ -24,20 +24,21 @@ def align_up(size: int, multiple: int) -> int:
 
 
 def flat_group_numel(numel: int, world_size: int) -> int:
-    """Flat buffer of a parameter group in stages 1 and 2: ceil(numel / 2N) 2N elements. Source: deepspeed 0.19.8
-    runtime/zero/stage_1_and_2.py `flatten_dense_tensors_aligned`."""
+    """Return the size of a parameter group's flat buffer in stages 1 and 2: ceil(numel / 2N) 2N elements. Source:
+    deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `flatten_dense_tensors_aligned`."""
     return align_up(numel, NCCL_START_ALIGNMENT * world_size)
 
 
 def shard_numel(numel: int, world_size: int) -> int:
-    """One rank's shard of one tensor in stage 3: ceil(numel / N). Source: deepspeed 0.19.8
+    """Return the size of one rank's shard of one tensor in stage 3: ceil(numel / N) elements. Source: deepspeed 0.19.8
     runtime/zero/partition_parameters.py `_partition_param`."""
     return -(-numel // world_size)
 
 
 def sub_groups(shards: tuple[int, ...], sub_group_size: int) -> tuple[range, ...]:
-    """Stage 3's sub-groups, as ranges of tensors. A sub-group closes with the tensor that reaches `sub_group_size`, so
-    it may exceed it by one shard. Source: deepspeed 0.19.8 runtime/zero/stage3.py `_create_fp16_sub_groups`."""
+    """Return stage 3's sub-groups, as ranges of tensors. A sub-group closes with the tensor that reaches
+    `sub_group_size`, so it may exceed it by one shard. Source: deepspeed 0.19.8 runtime/zero/stage3.py
+    `_create_fp16_sub_groups`."""
     if sub_group_size >= sum(shards):
         return (range(len(shards)),)
     groups, first, filled = [], 0, 0
@@ -50,17 +51,17 @@ def sub_groups(shards: tuple[int, ...], sub_group_size: int) -> tuple[range, ...
 
 
 class BucketFills(NamedTuple):
-    """Fill of the gradient bucket, last tensor first; elements."""
+    """Contents of the gradient bucket during the backward pass (last tensor first), in elements."""
 
     flushed: int
-    """Content of a bucket reduced before the first tensor's gradient, where it and the gradient that does not fit are
-    the most; 0 for none."""
+    """Content of a bucket that is reduced before the first tensor's gradient is made: the bucket with the largest sum
+    of `flushed` and `unfit`; 0 if there is none."""
     unfit: int
-    """That gradient."""
+    """The gradient that does not fit into the bucket of `flushed` and causes its reduction."""
     pending: int
-    """Content when the first tensor's gradient is made."""
+    """Content of the bucket when the first tensor's gradient is made."""
     waits: bool
-    """That gradient does not fit, so the bucket is reduced while it waits."""
+    """Whether the first tensor's gradient does not fit, so that the bucket is reduced while it waits."""
     final: int
     """Content of the last bucket."""
     second: int
@@ -68,12 +69,12 @@ class BucketFills(NamedTuple):
 
 
 def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] = ()) -> BucketFills:
-    """A tensor larger than the bucket is reduced alone, in place.
+    """Return the bucket's contents. A tensor larger than the bucket is reduced alone, in place.
 
-    apart: marks tensors that other ranks share; at stage 3 a bucket holds one kind only. Empty: all are of one kind.
+    apart: whether other ranks share the tensor, for each tensor. At stage 3 a bucket holds one kind only. If empty, all
+    are of one kind.
 
-    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py, stage3.py
-    `reduce_independent_p_g_buckets_and_remove_grads`.
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py, stage3.py `reduce_independent_p_g_buckets_and_remove_grads`.
     """
     flushed = unfit = pending = count = come = second = 0
     kinds, kind = reversed(apart[1:]) if apart else repeat(False), False
@@ -93,8 +94,8 @@ def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] 
 
 
 EXPERT_GROUP_NUMEL = 178_956_971
-"""Largest parameter group of experts (deepspeed 0.19.8 moe/utils.py
-`split_params_into_different_moe_groups_for_optimizer`); a larger tensor is a group of its own."""
+"""Maximum size of a parameter group of experts, in elements (deepspeed 0.19.8 moe/utils.py
+`split_params_into_different_moe_groups_for_optimizer`). A larger tensor is a group of its own."""
 
 
 class FlatGroup(NamedTuple):
@@ -103,21 +104,21 @@ class FlatGroup(NamedTuple):
     tensors: Sequence[int]
     """Indices among the trainable tensors."""
     numel: int
-    """Padding included."""
+    """Elements, padding included."""
     ranks: int
-    """Ranks that share it: all, or those that keep the same experts."""
+    """Number of ranks that share the group: all, or those with the same experts."""
 
     @property
     def partition(self) -> int:
-        """Elements of one rank's part."""
+        """Elements of one rank's partition."""
         return self.numel // self.ranks
 
 
 def flat_groups(
     numels: Sequence[int], experts: Sequence[bool], world_size: int, autoep_size: int
 ) -> tuple[FlatGroup, ...]:
-    """One group of all tensors; under AutoEP experts have groups of their own, after the others. Source: deepspeed
-    0.19.8 runtime/engine.py `_configure_zero_optimizer`, moe/utils.py `configure_moe_param_groups`."""
+    """Return one group of all tensors. Under AutoEP experts have groups of their own, after the others. Source:
+    deepspeed 0.19.8 runtime/engine.py `_configure_zero_optimizer`, moe/utils.py `configure_moe_param_groups`."""
     if autoep_size == 1:
         return (
             FlatGroup(tensors=range(len(numels)), numel=flat_group_numel(sum(numels), world_size), ranks=world_size),
@@ -141,7 +142,7 @@ class RankLoad(NamedTuple):
     """Tensors in one rank's flat partition (stages 1 and 2), in elements."""
 
     touched: int
-    """Whole sizes of tensors at least partly in the partition; their full gradients stay on this rank."""
+    """Total elements of tensors at least partly in the partition; their full gradients stay on this rank."""
     slice: int
     """Largest piece of one tensor inside the partition."""
     tensors: tuple[int, ...]
@@ -149,9 +150,10 @@ class RankLoad(NamedTuple):
 
 
 def rank_loads(numels: Sequence[int], groups: Sequence[FlatGroup]) -> tuple[RankLoad, ...]:
-    """The load of each rank for tensors laid end to end, group by group. A group of fewer ranks exists once for each
-    such set of ranks: neighbours have the same place in theirs. Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py
-    `get_partition_info`, `copy_grads_in_partition`; utils/groups.py `_get_expert_parallel_ranks`."""
+    """Return the load of each rank for tensors laid end to end, group by group. A group of fewer ranks exists once for
+    each such set of ranks; neighbouring ranks have the same place in theirs. Source: deepspeed 0.19.8
+    runtime/zero/stage_1_and_2.py `get_partition_info`, `copy_grads_in_partition`; utils/groups.py
+    `_get_expert_parallel_ranks`."""
     ranks = groups[0].ranks
     touched, largest, tensors = [0] * ranks, [0] * ranks, [list[int]() for _ in range(ranks)]
     for group in groups:

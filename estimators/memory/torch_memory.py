@@ -2,25 +2,24 @@
 
     estimate_torch_memory(model, workload, cluster, plan) -> MemoryEstimate
 
-What every plan shares (activations, loss, adapters, quantized weights, allocator, context) comes from the same modules
-as a DeepSpeed plan's. What differs, with t bytes per trainable element and w per weight:
+Components common to all plans (activations, loss, adapters, quantized weights, allocator, context) come from the same
+modules as for a DeepSpeed plan. Differences, with t bytes per trainable element and w per weight:
 
 - Weights, gradients and optimizer states share one type: no fp32 masters. Adam's states take 2 t, and its "foreach"
   step t more (the roots of the second moments). Under autocast t is 4, and without FSDP 16-bit copies of the weights
   live from the forward to the backward pass.
-- FSDP (one unit per layer, full shard) makes parameters, gradients and states 1/N. What is outside the layers is
-  gathered from the first forward operation to the end of the backward pass; of the layers one is gathered, and the next
-  while it is prefetched in the backward pass, which for frozen weights starts only after the first layer
-  back-propagated.
-- Where checkpointing is reentrant, FSDP's hooks on frozen parameters hold the input of every layer that was
-  back-propagated, and its gradient, to the end of the backward pass: 2 L - 1 tensors of B S H instead of L.
-- Adafactor keeps means over the rows and the columns of each matrix where FSDP did not flatten it.
-- GPTBigCode's code before transformers 4.46 kept the key-value cache while it trained.
+- FSDP (one unit per layer, full shard) divides parameters, gradients and states by N. Parameters outside the layers
+  stay gathered from the first forward operation to the end of the backward pass. Layers are gathered one at a time; the
+  backward pass also prefetches the next one, for frozen weights only after the first layer's backward pass.
+- With reentrant checkpointing, FSDP's hooks on frozen parameters hold the input of every layer whose backward pass has
+  run, and its gradient, to the end of the backward pass: 2 L - 1 tensors of B S H instead of L.
+- Adafactor keeps means over the rows and the columns of each matrix that FSDP did not flatten.
+- GPTBigCode's code before transformers 4.46 kept the key-value cache during training.
 
 Source: torch 2.4 optim/adam.py `_multi_tensor_adam`; torch 2.4 distributed/fsdp/_runtime_utils.py
 `_register_post_backward_reshard_only_hook`; torch aten/src/ATen/autocast_mode.cpp; transformers 4.45
-modeling_gpt_bigcode.py. Held against published runs in docs/accuracy.md. Not covered: FSDP 1's other strategies and its
-mixed precision with fp32 shards; DDP's buckets; torch.compile.
+modeling_gpt_bigcode.py. Compared with published runs in docs/accuracy.md. Not covered: FSDP 1's other strategies and
+its mixed precision with fp32 shards; DDP's buckets; torch.compile.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ _OFFLOADED = Formula(
 
 
 def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
-    """Memory of plans without DeepSpeed's engine (`sharding` is not "zero")."""
+    """Return the memory of a plan without DeepSpeed's engine (`sharding` is not "zero")."""
     step = (Fsdp2Step if plan.sharding == "fsdp2" else TorchStep)(model, workload, cluster, plan)
     phases = step.phases()
     resident, expandable = total_bytes(step.resident), workload.software.expandable_segments
@@ -90,13 +89,13 @@ def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluste
 
 
 def _means(tensor: Tensor) -> int:
-    """Elements of Adafactor's row and column means of a matrix; a vector's second moment is whole."""
+    """Return the elements of Adafactor's row and column means of a matrix, or of a vector's whole second moment."""
     shape, numel = tensor.shape, tensor.numel
     return numel // shape[-1] + numel // shape[-2] if len(shape) > 1 else numel
 
 
 class TorchStep:
-    """The moments of a step of torch's optimizer, alone or under FSDP 1."""
+    """The phases of a step of torch's optimizer, alone or under FSDP 1."""
 
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
         self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
@@ -104,10 +103,10 @@ class TorchStep:
         self.numel = self.tensors.trainable_numel
         self.offloaded = plan.offload_param != "none"
         software, kind, full = workload.software, optimizer(workload.optimizer), workload.method == "full"
-        # w, t, o and s of the formulas, and ranks per shard.
+        # w, t, o and s of the formulas, and the number of shards.
         self.width = workload.weight_bytes
         self.trained: float = 4 if (software.autocast if full else software.fp32_adapters) else self.width
-        # Adapters may be wider than modules that train whole, which are copies: the mean.
+        # t is a mean: adapters may have more bytes per element than modules that train as whole copies.
         self.trained += (self.width - self.trained) * self.tensors.copied / self.numel
         if plan.sharding == "fsdp2":
             self.trained = 4.0
@@ -117,7 +116,7 @@ class TorchStep:
         self.resident = self._resident()
 
     def _part(self, name: str, text: str, size: float) -> Terms:
-        """A term with the inputs that all formulas share."""
+        """Return a term with the inputs that all formulas share."""
         formula = Formula(name, text, _SOURCE, _SYMBOLS)
         return formula.term(size, t=self.trained, w=self.width, Pt=self.numel, N=self.shards)
 
@@ -131,7 +130,8 @@ class TorchStep:
         )
 
     def _while_training(self) -> tuple[Terms, Terms, Terms]:
-        """What is held in every phase, the gradients that wait for the step, and the optimizer's temporaries."""
+        """Return the terms held in every phase, the gradients that wait for the step, and the optimizer's
+        temporaries."""
         on_gpu = not self.offloaded
         return (
             self.resident + output_terms(self.model, self.workload, self.plan.micro_batch_size),
@@ -154,7 +154,7 @@ class TorchStep:
         return resident + self._part("optimizer_states", "o Pt / N", self.states * self.numel / shards)
 
     def _factored_bytes(self) -> int:
-        """Adafactor's second moment of tensors that are not flattened."""
+        """Return the bytes of Adafactor's second moments when tensors are not flattened."""
         chosen = adapters(self.model, self.workload)
         elements = 0
         for tensor, count in self.model.tensor_counts:
@@ -205,7 +205,7 @@ class TorchStep:
 
     @property
     def _cast_head_bytes(self) -> int:
-        """A frozen head in fp32 is cast before its product, which keeps the copy for the backward pass."""
+        """Bytes of autocast's copy of a frozen fp32 head, made for its product and kept for the backward pass."""
         software = self.workload.software
         casts = self.workload.method == "qlora" and software.autocast and software.fp32_embeddings
         return self.width * self.tensors.head * casts
@@ -215,12 +215,12 @@ class TorchStep:
         return self.plan.micro_batch_size * self.workload.seq_len * self.model.hidden_size
 
     def _fp32_inputs(self) -> Terms:
-        """fp32 layer inputs take two more bytes an element."""
+        """Return the two additional bytes per element of layer inputs in fp32."""
         layers = self.model.num_layers * self.workload.software.fp32_norms
         return self._part("fp32 layer inputs", "2 L B S H", 2 * layers * self._hidden_elements)
 
     def _key_value_cache(self) -> Terms:
-        """Keys and values are views of the fused projection, so the cache keeps all of it."""
+        """Return the key-value cache. Keys and values are views of the fused projection: the cache keeps all of it."""
         if not family_of(self.model).cached_in_training or self.workload.software.transformers >= (4, 46):
             return ()
         width = 4 if self.workload.software.fp32_norms else self.width
@@ -247,7 +247,8 @@ class TorchStep:
         return terms
 
     def loading_bytes(self) -> int:
-        """Every rank loads the model; under FSDP one per node (accelerate's `fsdp_cpu_ram_efficient_loading`)."""
+        """Return the node's peak host memory while the model loads, in bytes. Every rank loads it; under FSDP one rank
+        per node (accelerate's `fsdp_cpu_ram_efficient_loading`)."""
         ranks, plan = self.cluster.gpus_per_node, self.plan.with_fields(zero_stage=0)
         loading = 1 if self.shards > 1 else ranks
         sharded = shard_tensors(self.tensors, self.cluster.world_size)
@@ -255,7 +256,7 @@ class TorchStep:
 
 
 def _layer_bytes(tensors: TensorSet) -> int:
-    """The largest layer as it is gathered; quantized weights travel quantized."""
+    """Return the bytes of the largest gathered layer; quantized weights are gathered quantized."""
     workload = tensors.workload
     if workload.method != "qlora":
         return tensors.layer_numel * workload.weight_bytes
@@ -275,25 +276,25 @@ _WHOLE = Formula("gradients", "w units", _FSDP2_SOURCE, _UNITS)
 
 
 class Fsdp2Step(TorchStep):
-    """The moments of a step under FSDP2, as accelerate starts it for a Trainer. With t = 4 bytes per trainable element
-    and w per gathered one:
+    """The phases of a step under FSDP2, as accelerate starts it for a Trainer. t = 4 bytes per trainable element and w
+    bytes per gathered one:
 
-    - accelerate makes trainable parameters fp32 before it shards them, whatever their type was. Gradients and states
-      are fp32 too, so that a parameter takes 16 bytes over N ranks; frozen ones keep their type.
+    - accelerate converts trainable parameters to fp32 before it shards them, whatever their type was. Gradients and
+      states are fp32 too, so that a parameter takes 16 bytes over N ranks; frozen ones keep their type.
     - Every layer is a unit, the token embedding another, the last norm and the head a third, which stays gathered from
-      the forward to the backward pass; tied, the embedding is in that one, and its gradient is reduced at the end
-      alone.
+      the forward to the backward pass. A tied embedding belongs to the third unit, and its gradient is reduced alone at
+      the end.
     - A unit is gathered into one buffer and copied out of it into tensors. In the forward pass the buffer lives until
-      the next unit is gathered, so that computing a layer holds two layers; in the backward pass the next one's buffer
+      the next unit is gathered, so that computing a layer holds two layers; in the backward pass the next unit's buffer
       is filled meanwhile.
     - A layer's gradients in w bytes are whole until its backward pass ends, then copied into a buffer that is reduced
       while the next layer computes.
-    - With accumulation every micro batch reduces its gradients (`sync_each_batch`): without it they would stay whole on
+    - With accumulation every micro batch reduces its gradients (`sync_each_batch`). Otherwise they would stay whole on
       every GPU, w bytes of each parameter.
 
     Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard`, `post_backward`,
-    `_backward_prefetch`), _fsdp_collectives.py; accelerate 1.15 utils/fsdp_utils.py `fsdp2_prepare_model`; held against
-    torch's own memory tracker by `benchmarks.fsdp2_memory`. Not covered: offload, quantized weights, HSDP,
+    `_backward_prefetch`), _fsdp_collectives.py; accelerate 1.15 utils/fsdp_utils.py `fsdp2_prepare_model`. Compared
+    with torch's own memory tracker by `benchmarks.fsdp2_memory`. Not covered: offload, quantized weights, HSDP,
     `torch.compile`.
     """
 
@@ -304,7 +305,7 @@ class Fsdp2Step(TorchStep):
         layer, trained_layer = tensors.layer_numel, sum(tensors.trainable_layer)
         head, embedding = tensors.head, 0 if tied else tensors.embedding
         kept, of_head = tied * head, head * tensors.trains_head
-        # The head's buffer is freed after the forward pass. The standard loss then has two bytes a logit still to come.
+        # The head's buffer is freed after the forward pass. The standard loss has yet to allocate two bytes per logit then.
         tokens = plan.micro_batch_size * workload.seq_len
         later = tokens * head // self.model.hidden_size if workload.loss == "standard" else 0
         buffer = 0 if tied else max(0, head - later)

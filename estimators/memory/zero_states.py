@@ -1,8 +1,8 @@
-"""What stays on each GPU from step to step: weights, master weights, optimizer states.
+"""Memory that stays on each GPU from step to step: weights, master weights, optimizer states.
 
-w is 2 bytes in bf16 and fp16, 4 in fp32; o the optimizer's bytes per master element. Pt' = ceil(Pt / 2N) 2N is the
-padded flat group of stages 1 and 2, Pt'' = sum of ceil(n / N) over the trainable tensors of n elements is one rank's
-shard at stage 3, Pf are frozen parameters.
+w is 2 bytes in bf16 and fp16, 4 in fp32. o is the optimizer's bytes per master element. Pt' = ceil(Pt / 2N) 2N is the
+padded flat group of stages 1 and 2. Pt'' = sum of ceil(n / N) over the trainable tensors of n elements is one rank's
+shard at stage 3. Pf are frozen parameters.
 
 | stage | weights                | masters | states  |
 |-------|------------------------|---------|---------|
@@ -10,14 +10,13 @@ shard at stage 3, Pf are frozen parameters.
 | 1, 2  | w Pt' + w Pf           | 4 Pt'/N | o Pt'/N |
 | 3     | w Pt'' + w Pf''        | 4 Pt''  | o Pt''  |
 
-m = 2 stands in the place of 4 where masters are in bf16 (`bf16_master_weights_and_grads`), which halves o too with
-`bf16_optimizer_states`.
+With bf16 masters (`bf16_master_weights_and_grads`), m = 2 replaces 4; `bf16_optimizer_states` then halves o as well.
 
-In fp32, stage 0 has no master weights, but stages 1 to 3 keep a second copy all the same. With the optimizer offloaded,
-masters and states leave the GPU; with the parameters offloaded, the shards do too. Sub-groups that an offload leaves on
-the GPU (`offload_optimizer_ratio`) have masters, states and, at all times, fp32 gradients there.
+In fp32, stage 0 has no master weights, but stages 1 to 3 keep a second copy. With the optimizer offloaded, masters and
+states leave the GPU; with the parameters offloaded, the shards do too. Sub-groups that an offload leaves on the GPU
+(`offload_optimizer_ratio`) keep masters, states and fp32 gradients there at all times.
 
-Source: deepspeed 0.19.8 runtime/engine.py `_do_optimizer_sanity_check` (which wrapper),
+Source: deepspeed 0.19.8 runtime/engine.py `_do_optimizer_sanity_check` (selects the wrapper),
 runtime/fp16/fused_optimizer.py and unfused_optimizer.py (stage 0), runtime/zero/stage_1_and_2.py and stage3.py
 `__init__`.
 """
@@ -78,17 +77,19 @@ _SECOND_COPY = Formula(
 
 @lru_cache(maxsize=256)
 def second_copy_numels(sharded: ShardedTensors, threshold: int) -> tuple[int, int]:
-    """Elements of trained and of frozen tensors in hpZ's second copy, padded to a multiple of N: trained ones that are
-    released, all frozen ones."""
+    """Return the elements of trained and of frozen tensors in hpZ's second copy, each padded to a multiple of N.
+    Counted are the trained tensors that are released, and all frozen ones."""
     ranks = sharded.world_size
     trained = sum(shard_numel(numel, ranks) for numel in sharded.tensors.trainable if numel > threshold)
     return ranks * trained, ranks * sharded.frozen_shard_total
 
 
 def second_copy(sharded: ShardedTensors, plan: Plan, unreleased: int) -> Terms:
-    """One rank's part of hpZ's second copy; `unreleased` elements have not been released since the step. A tensor's
-    copy is made at its first release after a step and dropped after the next step; a frozen one stays. Not covered:
-    copies made while loading, in the first iteration."""
+    """Return one rank's part of hpZ's second copy. `unreleased` elements have not been released since the step.
+
+    A tensor's copy is made at its first release after a step and dropped after the next step; a frozen one stays. Not
+    covered: copies made while loading, in the first iteration.
+    """
     group = plan.zero_hpz_partition_size
     if group == 1 or plan.offload_param != "none":
         return ()
@@ -98,9 +99,11 @@ def second_copy(sharded: ShardedTensors, plan: Plan, unreleased: int) -> Terms:
 
 
 def state_bytes(optimizer: OptimizerSpec, tensors: TensorSet, numel: int, *, stage: int, on_cpu: bool) -> int:
-    """Optimizer state of `numel` elements of one rank. Muon's momentum has the gradients' dtype under ZeRO without
-    offload, twice at stages 1 and 2 (a staged copy that a discarded step leaves unused), fp32 otherwise; embeddings,
-    norms and head keep Adam's states."""
+    """Return the bytes of optimizer state for `numel` elements of one rank.
+
+    Muon's momentum is fp32 at stage 0 and under offload, otherwise of the gradients' dtype, twice at stages 1 and 2 (a
+    staged copy that a discarded step does not apply). Embeddings, norms and head keep Adam's states.
+    """
     if not optimizer.per_matrix:
         return int(numel * ((optimizer.cpu_state_bytes if on_cpu else optimizer.state_bytes) or 0))
     width = tensors.workload.weight_bytes
@@ -110,7 +113,7 @@ def state_bytes(optimizer: OptimizerSpec, tensors: TensorSet, numel: int, *, sta
 
 
 def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters) -> Terms:
-    """Weights at rest on a GPU."""
+    """Return the weights that a GPU holds between passes."""
     tensors, width = sharded.tensors, sharded.tensors.workload.weight_bytes
     if plan.zero_stage == 3:
         resting = 0 if plan.offload_param != "none" else sharded.shard_total + sharded.frozen_shard_total
@@ -125,7 +128,7 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
 
 
 def reference_model(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters) -> Terms:
-    """Weights of the frozen reference model on a GPU, none where there is none. `gathered` is that of the policy."""
+    """Return the reference model's weights on a GPU, () without one. `gathered` is that of the policy."""
     if not has_reference_model(sharded.tensors.workload):
         return ()
     sharded = of_generator(sharded)
@@ -136,8 +139,8 @@ def reference_model(sharded: ShardedTensors, plan: Plan, gathered: GatheredParam
 
 
 def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec) -> Terms:
-    """Master weights and optimizer states on a GPU; under offload those of the sub-groups that stay, with fp32
-    gradients."""
+    """Return master weights and optimizer states on a GPU. Under offload: those of the sub-groups that stay on the GPU,
+    with their fp32 gradients."""
     if plan.offload_optimizer != "none":
         kept, m = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
         states = _KEPT_STATES.term(2 * m * kept, m=m, kept=kept)
