@@ -1,9 +1,9 @@
-"""ZeRO-3's gathered parameters: how much of the model each GPU holds whole while it computes.
+"""ZeRO-3's gathered parameters: the elements that each GPU holds whole during a step.
 
-Every module gathers its tensors before it runs and releases them after, but five rules keep more than one module alive;
-each is a method of `_Gathering`. Source: deepspeed 0.19.8 runtime/zero/, in the files that the methods name. Checked
-against dry runs of that engine. Not covered: the first two iterations, which record the trace and do not prefetch;
-modules that are used several times in a pass; mixtures of experts that skip experts.
+Every module gathers its tensors before it runs and releases them after, but five rules keep more than one module
+gathered; each is a method of `_Gathering`. Source: deepspeed 0.19.8 runtime/zero/, in the files that the methods name.
+Compared with dry runs of that engine. Not covered: the first two iterations, which record the trace and do not
+prefetch; modules that are used several times in a pass; mixtures of experts that skip experts.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ class GatheredParameters(NamedTuple):
     """Elements that are whole on each GPU, in the phases of a step (`gradients.GradientMemory`)."""
 
     persistent: int = 0
-    """Never released, and not part of the others."""
+    """Tensors that are never released; not included in the other fields."""
     first_layer: int = 0
-    """In the first layer's forward pass, everything prefetched and copied from the fullest flat buffer."""
+    """In the first layer's forward pass: everything prefetched, and the fullest flat buffer."""
     last_layer: int = 0
-    """In the last layer's forward pass, with the head already prefetched."""
+    """In the last layer's forward pass, including the prefetched head."""
     kept: int = 0
-    """Behind the forward pass."""
+    """After the forward pass."""
     available: int = 0
-    """At the loss, what the engine counts as whole and does not gather again."""
+    """At the loss: elements that the engine counts as whole and does not gather again."""
     loss: int = 0
     """At the loss; the following fields are in the order of the backward pass."""
     head: int = 0
     head_reduction: int = 0
     recomputed: int = 0
-    """While a layer runs forward again."""
+    """While a layer is recomputed."""
     layer: int = 0
     product: int = 0
-    """While the gradient of a layer's widest tensor is made."""
+    """While the gradient of a layer's largest tensor is made."""
     reduction: int = 0
     end: int = 0
     arriving_at_first_layer: int = 0
     arriving_at_last_layer: int = 0
     arriving_at_loss: int = 0
     arriving_in_layer: int = 0
-    """The part of the above that is still arriving in 8 bits."""
+    """The `arriving` fields: the part of the fields above that is still in transfer in 8 bits."""
     reference: int = 0
-    """In the forward pass of the policy without its adapters, which follows a trace that was recorded."""
+    """In the forward pass of the policy without its adapters, which follows a recorded trace."""
     unreleased: int = 0
-    """In the first layer's backward pass, after a pass without gradients; 0 without one."""
+    """In the first layer's backward pass, if a pass without gradients came before it; otherwise 0."""
 
 
 class _Limits(NamedTuple):
-    """The plan's settings that matter here, for a cache; in elements unless stated."""
+    """The plan's settings that determine gathering, as a cache key; in elements unless stated."""
 
     ranks: int
     threshold: int
@@ -65,15 +65,15 @@ class _Limits(NamedTuple):
     reduce_bucket: int
     checkpointing: bool
     swap_buffers: int
-    """Tensors that can be read from NVMe at a time; 0 without NVMe."""
+    """Number of tensors that can be read from NVMe at a time; 0 without NVMe."""
     bits_8: bool
-    """Weights travel in 8 bits."""
+    """Whether weights are gathered in 8 bits."""
     offloaded: bool
     autoep_size: int
 
 
 def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> GatheredParameters:
-    """Elements that stage 3 holds whole under a plan; none with one rank, whose shard is the tensor itself."""
+    """Return the elements that stage 3 holds whole under a plan; zeros with one rank, whose shard is the tensor."""
     if plan.zero_stage < 3 or (world_size == 1 and plan.offload_param == "none"):
         return GatheredParameters()
     in_memory = tensors.trainable_numel if plan.offload_param != "nvme" else plan.param_max_in_cpu * world_size
@@ -96,13 +96,13 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
     if not breaks and not workload.precompute_ref_log_probs:
         return found
     alone = _gathered(tensors, limits._replace(prefetch=0, max_reuse=0))
-    # TRL leaves the engine of the pass before the training on the policy, whose hooks release every module after its
-    # forward pass.
+    # The engine that TRL made for the pass before training keeps its hooks on the policy. They release every module
+    # after its forward pass.
     if not breaks and _Gathering(tensors, limits).everything:
         # Everything was prefetched in the forward pass, and is gathered again module by module.
         return found._replace(kept=alone.kept, available=alone.available, loss=alone.loss, head=alone.head)
     if not breaks:
-        # The head is gathered for itself, and does not count for the engine that prefetches.
+        # The head is gathered separately, and the engine that prefetches does not count it.
         return _gathered(tensors, limits._replace(max_live=limits.max_live + tensors.head))
     if workload.method != "full":
         kept = keeps_gathered(workload, plan)
@@ -118,10 +118,10 @@ def _gathered(tensors: TensorSet, limits: _Limits) -> GatheredParameters:
 
 
 class _Gathering:
-    """The sizes of one model's tensors, and what each rule keeps of them."""
+    """The sizes of one model's tensors, and the elements that each rule keeps gathered."""
 
     def __init__(self, tensors: TensorSet, limits: _Limits) -> None:
-        # TRL's chunked head is gathered for itself, at the loss and in its backward pass, and by no module of its own
+        # TRL's chunked head is gathered separately, at the loss and in its backward pass, not by a module of its own
         # (trl 1.16 trainer/utils.py `maybe_gather_lm_head_ctx`).
         apart = tensors.workload.loss == "chunked-head"
         self.tensors, self.limits, self.tied = tensors, limits, tensors.tied and not apart
@@ -134,7 +134,7 @@ class _Gathering:
         self.embeddings = self._released(tensors.embeddings)
         shardable = tensors.numel - self.persistent - tensors.unread - (0 if tensors.tied else self.head_apart)
         self.layers = max(0, shardable - self.embedding - (0 if self.tied else self.head))
-        # Under AutoEP over all ranks every expert is on one rank alone: nothing gathers it.
+        # Under AutoEP over all ranks every expert is on one rank only and is not gathered.
         self.experts_rest = tensors.spread_numel > 0 and limits.ranks == limits.autoep_size
         self.resting = self._released(compress(tensors.trainable, tensors.spread)) if self.experts_rest else 0
         self.prefetches = limits.prefetch > 0 and limits.max_live > 0
@@ -144,12 +144,12 @@ class _Gathering:
         if not self.everything:
             starts = range(len(self.layer_tensors))
             self.reached = max((self._up_to(self.ahead, start) for start in starts), default=self.ahead)
-        # A frozen embedding has no part in the backward pass, unless it is the head too, or checkpointing makes its
+        # A frozen embedding takes no part in the backward pass unless it is also the head, or checkpointing makes its
         # output require a gradient.
         stays = self.embedding if limits.checkpointing or self.tied else 0
         self.gone = 0 if tensors.trains_embedding else self.embeddings - stays
         self.embedding_in_backward = 0 if tensors.tied else max(0, self.embedding - self.gone)
-        # An offloaded shard comes to the GPU first; without a prefetch the tensor is gathered from it when needed.
+        # An offloaded shard goes to the GPU first. Without prefetch it is alive with the tensor gathered from it.
         self.fetched = 1 + 1 / limits.ranks if limits.offloaded and not self.prefetches else 1
         self.forward, self.backward = shardable, shardable - self.gone * self.everything
 
@@ -161,8 +161,8 @@ class _Gathering:
         return sum(numel for numel in numels if numel > self.limits.threshold)
 
     def _up_to(self, numel: int, start: int = 0) -> int:
-        """Elements of layers' tensors, one after the other from the `start`-th of a layer in the order of the backward
-        pass, until their sum reaches `numel`."""
+        """Return the elements of layers' tensors in the order of the backward pass, from the `start`-th of a layer on,
+        until their sum reaches `numel`."""
         if numel <= 0 or not self.layer:
             return 0
         backward = self.layer_tensors[::-1]
@@ -171,8 +171,8 @@ class _Gathering:
         return whole * self.layer + next(reached for reached in sums if reached >= rest)
 
     def _with_embedding(self) -> int:
-        """The same where the tensor that crosses the limit is the embedding, behind whole layers that reentrant
-        checkpointing keeps; 0 where none does."""
+        """Return the gathered elements when the embedding is the tensor that crosses the limit, after whole layers that
+        reentrant checkpointing keeps; 0 if no such layer exists."""
         layers = (self.ahead - self.head_apart - 1) // self.layer if self.layer else 0
         reentrant = self.limits.checkpointing and self.tensors.workload.software.reentrant
         if layers < 1 or not reentrant or self.limits.swap_buffers:
@@ -182,9 +182,9 @@ class _Gathering:
     def _reused(self) -> int:
         """Rule 2: a tensor is not released if it is needed again within `stage3_max_reuse_distance` elements.
 
-        The last layers of the forward pass stay for the backward pass. A tensor with T elements of layers after it
-        is used again after 2 (T + head) elements, or 3 T + 2 head with recomputation. The tensor that reaches the
-        distance stays too. Source: partitioned_param_coordinator.py `__params_to_release`.
+        The last layers of the forward pass stay for the backward pass. A tensor followed by T elements of layers is
+        used again after 2 (T + head) elements, or 3 T + 2 head with recomputation. The tensor that reaches the distance
+        also stays. Source: partitioned_param_coordinator.py `__params_to_release`.
         """
         passes, reach = 3 if self.limits.checkpointing else 2, self.limits.max_reuse - 2 * self.head
         reused = min(self.layers, self._up_to(-(-reach // passes)))
@@ -196,16 +196,16 @@ class _Gathering:
         """Rule 3: every call of a submodule prefetches at least one more tensor while fewer than
         `stage3_max_live_parameters` elements are alive.
 
-        Modules call more often than there are tensors, so the prefetch runs ahead up to that limit (`ahead`), and the
-        tensor that crosses it is gathered whole (`reached`, wherever in a layer it begins). With the default of 1e9 a
-        smaller model is gathered as a whole (`everything`). A prefetch of several tensors arrives in one flat buffer,
-        from which all are copied when the first of them is used; it lives until the last one is, which may be in
-        another layer. NVMe is prefetched no further than the swap buffers reach. Source:
+        There are more calls than tensors, so the prefetch runs ahead up to that limit (`ahead`), and the tensor that
+        crosses it is gathered whole (`reached`, for the worst start within a layer). With the default of 1e9 a smaller
+        model is gathered as a whole (`everything`). A prefetch of several tensors arrives in one flat buffer, from
+        which all are copied when the first of them is used. The buffer lives until the last one is used, possibly in
+        another layer. From NVMe, the prefetch reaches only as far as the swap buffers. Source:
         partitioned_param_coordinator.py `_fetch_sub_module_impl`, partition_parameters.py
         `AllGatherCoalescedHandle.wait`.
 
-        queue: the tensors of a layer, in the order in which they are prefetched. places: the largest buffer that lives
-        after one of these of them.
+        queue: the tensors of a layer in prefetch order. places: indices in `queue`; the returned size is that of the
+        largest buffer alive after one of them.
         """
         limits = self.limits
         flat = 0
@@ -222,16 +222,16 @@ class _Gathering:
         return flat
 
     def _in_8_bits(self, flat: int, widest: int) -> int:
-        """Elements, in the model's type, of a flat buffer in 8 bits and of its dequantized fp16; each tensor is put
-        together in fp16 before it is cast."""
+        """Return the elements, in the model's type, of a flat buffer in 8 bits and of its dequantized fp16. Each tensor
+        is assembled in fp16 before it is cast."""
         return flat * 3 // 2 + widest * (self.tensors.workload.precision == "bf16")
 
     def _viewed(self, reused: int) -> int:
-        """Rule 4: autograd keeps what it saved, released or not.
+        """Rule 4: autograd keeps the tensors that it saved, released or not.
 
-        DeepSpeed's linear layer saves no weight (linear.py), but fused experts are read through a transposed view,
-        which keeps the whole tensor from the forward to the backward pass: without checkpointing the experts of all
-        layers that are not whole anyway.
+        DeepSpeed's linear layer saves no weight (linear.py). Fused experts are read through a transposed view, which
+        keeps the whole tensor from the forward to the backward pass: without checkpointing the experts of all layers
+        that are not whole anyway.
         """
         if self.limits.checkpointing or self.everything or not self.layers or self.experts_rest:
             return 0
@@ -239,9 +239,10 @@ class _Gathering:
 
     def unreleased(self) -> tuple[int, int]:
         """Rule 5: a forward pass without gradients, between the forward and the backward pass of the same modules,
-        resets the counters by which their weights are released; the backward pass releases none of them before it ends.
+        resets the counters that trigger the release of their weights. The backward pass then releases none of them
+        before it ends.
 
-        Returns the elements in the first layer's backward pass and in the embedding's. Source: parameter_offload.py
+        Return the elements in the first layer's backward pass and in the embedding's. Source: parameter_offload.py
         `_post_backward_module_hook` (`ds_grads_remaining`), partitioned_param_coordinator.py
         `update_recompute_parameters`, `release_backward_leftovers`.
         """
@@ -249,13 +250,15 @@ class _Gathering:
         return whole, whole + int(self.embedding_in_backward * self.fetched)
 
     def _copied(self, numel: int, outside: int = 0) -> int:
-        """The whole elements that are copies, `outside` of them not in layers: experts that one rank has alone are not
-        copied, though they count for every limit (partition_parameters.py `_no_gather_coalesced`)."""
+        """Return the part of `numel` whole elements that are copies; `outside` of them are not in layers. Experts on
+        one rank only are not copied, though they count for every limit (partition_parameters.py
+        `_no_gather_coalesced`)."""
         in_layers = min(self.layers, max(0, numel - outside))
         return numel - in_layers * self.resting // self.layers if self.resting else numel
 
     def _reach(self, buffers: int) -> int:
-        """Elements of layers in `buffers` tensors from NVMe, widest first: whole layers, then tensors of one."""
+        """Return the elements of layers in `buffers` tensors from NVMe, largest first: whole layers, then tensors of
+        one."""
         smallest = SWAP_MIN_BYTES // self.tensors.workload.weight_bytes * self.limits.ranks
         swapped = sorted((numel for numel in self.layer_tensors if numel >= smallest), reverse=True)
         if not swapped:
@@ -264,7 +267,7 @@ class _Gathering:
         return layers * self.layer + sum(swapped[:rest])
 
     def _in_forward(self, flat: int) -> tuple[int, int]:
-        """Elements in the first and in the last layer's forward pass, without views."""
+        """Return the elements in the first and in the last layer's forward pass, without views."""
         if not self.prefetches:
             return 0, 0
         last = self._copied(min(self.forward, max(self.ahead + self.head, self.reached)), self.head) + flat
@@ -289,7 +292,7 @@ class _Gathering:
         recomputed = in_backward = in_product = flat
         if limits.bits_8 or self.tensors.model.module:
             pass
-        elif limits.checkpointing:  # A layer is gathered for its recomputation, and stays for the backward pass.
+        elif limits.checkpointing:  # A layer is gathered for its recomputation and stays for the backward pass.
             recomputed = self._flat_buffer(again, anywhere)
             in_backward = in_product = self._flat_buffer(again, anywhere[-1:])
         else:
@@ -297,28 +300,28 @@ class _Gathering:
         first_layer, last_layer = self._in_forward(flat)
         loss, flat_at_loss = reused + (head if limits.max_reuse else 0), 0
         if self.prefetches:
-            # The head alone may reach the limit; else what comes after it is prefetched already, unless the head is no
-            # module's.
+            # If the head alone does not reach the limit, the tensors after it are prefetched already, unless no module
+            # owns the head.
             further = 0 if self.head_apart else head if head >= ahead else self.reached
             loss = min(self.backward, max(loss, further))
-            # A prefetch that goes on behind the head takes tensors of the backward pass.
+            # A prefetch that continues after the head takes tensors of the backward pass.
             flat_at_loss = flat if head < min(ahead, limits.prefetch) else 0
         in_layer = self.layer if limits.checkpointing and limits.max_reuse else self.widest
         if self.prefetches and limits.swap_buffers:
             in_layer = max(in_layer, self._reach(limits.swap_buffers))
             reused = min(self.layers, self._reach(limits.swap_buffers - 1))
             last_layer = loss = max(loss, head + reused)
-        # A tied one is there already if nothing was released.
+        # A tied head is still gathered if nothing was released.
         apart = 0 if self.tensors.tied and loss >= self.forward else self.head_apart
         viewed = self._viewed(reused)
-        # The model has it as an external parameter, which its own backward hook would release: it has none, for token
-        # ids require no gradient (parameter_offload.py `ZeROOrderedDict.__getitem__`).
+        # The head is an external parameter of the model, which would release it in its backward hook. The model has
+        # none, as token ids require no gradient (parameter_offload.py `ZeROOrderedDict.__getitem__`).
         stays = 0 if self.tensors.tied else self.head_apart
         reached = max(self.reached + stays * self.everything, self._with_embedding())
         whole_in_layer = min(self.backward + stays, max(reused, reached, in_layer))
         layer = whole_in_layer + in_backward
         fetched = self.fetched
-        # When the bucket is full for the first time, as many elements have been released, and there is less left to
+        # When the bucket is full for the first time, that number of elements has been released, and less is left to
         # prefetch.
         reduced = min(limits.reduce_bucket, self.tensors.trainable_numel)
         first = last = at_loss = within_layer = 0
@@ -326,7 +329,7 @@ class _Gathering:
             whole = max(reused, in_layer)
             if self.everything:
                 first = self.backward - self.embedding
-            elif not self.tensors.frozen:  # adapters' layers are within reach of their reuse
+            elif not self.tensors.frozen:  # with adapters, the layers are within the reuse distance
                 last = last_layer - flat - whole
             at_loss, within_layer = loss - reused - head, layer - flat - whole
         return GatheredParameters(
@@ -337,7 +340,7 @@ class _Gathering:
             available=self._copied(loss, head) + apart,
             loss=self._copied(loss, head) + viewed + apart + flat_at_loss,
             head=self._copied(max(loss, int(head * fetched)), head) + viewed + apart + flat_at_loss,
-            # Once the head is released the prefetch fills its place.
+            # After the head is released, the prefetch takes its place.
             head_reduction=self._copied(min(max(0, self.backward - head), max(loss - head, ahead))) + viewed,
             recomputed=self._copied(whole_in_layer + recomputed) + viewed if limits.checkpointing else 0,
             layer=self._copied(layer) + viewed,
@@ -352,9 +355,9 @@ class _Gathering:
 
 
 def _flat_buffers(tensors: Iterable[tuple[int, bool]], prefetch: int, copied: Sequence[bool]) -> list[list[int]]:
-    """Elements in the flat buffers of each prefetch when everything is prefetched in the forward pass: one buffer per
-    `copied` kind (experts are shared by other ranks); none for a tensor that comes alone. tensors: elements and kind of
-    each."""
+    """Return the elements of the tensors in the flat buffers of each prefetch, when everything is prefetched in the
+    forward pass. A prefetch has one buffer per `copied` kind (other ranks share experts) and none for a single tensor.
+    tensors: elements and kind of each."""
     groups: list[list[tuple[int, bool]]] = [[]]
     filled = 0
     for numel, kind in tensors:

@@ -1,9 +1,9 @@
-"""What all ZeRO stages share of gradients, and stage 0, which keeps all of them, w Pt, until the step.
+"""Gradient memory: the part common to all ZeRO stages, and stage 0, which keeps all gradients, w Pt, until the step.
 
-A stage's methods give the terms of one GPU in the phases of a step:
+The methods of a stage return the terms of one GPU in the phases of a step:
 
     forward, tiled_loss      a micro batch runs forward; a tiled loss is computed again in the backward pass
-    head, head_reduction     the output head's gradient is made; it is reduced, and the logits are gone
+    head, head_reduction     the output head's gradient is made; it is reduced, and the logits are freed
     layer, reduction         the last layer runs backward, with the gradient of one of its weights; a full bucket is
                              reduced meanwhile
     end, step                the embedding's gradient is made; the optimizer steps
@@ -20,7 +20,7 @@ from ..plan import Plan
 from .trainable import ShardedTensors, gradient_buckets
 
 NORM_BYTES = 8
-"""Per element: gradients are cast to fp64 for their norm, tensor by tensor (deepspeed 0.19.8 runtime/zero/utils.py
+"""Bytes per element of a gradient cast to fp64 for its norm, tensor by tensor (deepspeed 0.19.8 runtime/zero/utils.py
 `get_norm_dtype`)."""
 
 SYMBOLS = {
@@ -41,7 +41,7 @@ STEP_NOT_COVERED = "optimizers that bring kernels of their own"
 
 
 class GradientMemory:
-    """Sizes of one plan, in elements, on the GPU where they are largest."""
+    """Gradient sizes of one plan, in elements, on the GPU with the largest ones."""
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         tensors = sharded.tensors
@@ -55,17 +55,17 @@ class GradientMemory:
         self.bucket_size = plan.reduce_bucket_size
         self.offloaded = plan.offload_optimizer != "none"
         self.accumulates = plan.gradient_accumulation_steps > 1
-        # Elements that are left of earlier micro batches.
+        # Elements of gradients from earlier micro batches.
         self.earlier = self.trainable if self.accumulates and plan.zero_stage < 2 else 0
         self.fills = gradient_buckets(tensors, self.bucket_size, stage=plan.zero_stage)
         # A bucket with gradients for several ranks is copied before it is reduced.
         self.copies = sharded.world_size > 1
-        # Single gradients: the widest of a layer, the head's, a tied head's (it waits for the embedding's through all
-        # layers) and the last one. at_end: all that are alive when the last one is made.
+        # Single gradients: the largest of a layer, the head's, a tied head's (alive through all layers until the
+        # embedding's is made) and the last one. at_end: all gradients that are alive when the last one is made.
         self.layer = max(tensors.trainable_layer, default=0)
-        # The gradient that is alive in a layer's backward pass; a module's passes have their own.
+        # The gradient alive in a layer's backward pass; 0 for a module, whose passes count gradients themselves.
         self.in_layer = 0 if tensors.model.module else self.layer
-        # One of a layer that is larger than the bucket stays until the next one comes. made: with one that is made.
+        # stays: a layer's gradient larger than the bucket, alive until the next one. made: with the gradient being made.
         backward = tensors.trainable_layer[::-1] if self.in_layer else ()
         large = [numel if numel > self.bucket_size else 0 for numel in backward]
         self.stays = max(large, default=0)
@@ -84,24 +84,24 @@ class GradientMemory:
 
     @property
     def unfit(self) -> int:
-        """Elements of the gradient in a layer that meets a full bucket."""
+        """Elements of the layer gradient that does not fit into the bucket."""
         return min(self.in_layer, self.fills.unfit)
 
     @property
     def largest_in_bucket(self) -> int:
-        """Elements of the largest tensor of a full bucket: an untied head that fits is in the first one."""
+        """Elements of the largest tensor in a full bucket. An untied head that fits is in the first bucket."""
         return max(self.layer, 0 if self.tied_head or self.large_head else self.head)
 
     @property
     def reduced(self) -> int:
-        """Elements of layers in the first full bucket, at least; it takes the head's first."""
+        """Minimum elements of layers in the first full bucket, which takes the head's gradient first."""
         if not self.plan.zero_stage or not self.fills.flushed:
             return 0
         head = 0 if self.tensors.tied or self.tensors.head > self.bucket_size else self.tensors.head
         return max(0, self.bucket_size - self.layer - head)
 
     def alive(self, numel: int, *, reduces: bool = False) -> Terms:
-        """Gradients of `numel` elements with the buffers that exist then. reduces: buckets have been made."""
+        """Return gradients of `numel` elements with the buffers alive then. reduces: whether buckets are allocated."""
         raise NotImplementedError
 
     def forward_terms(self) -> Terms:
@@ -116,7 +116,7 @@ class GradientMemory:
 
 
 ALLREDUCE_BUCKET = 500_000_000
-"""Elements that are flattened for one all-reduce (engine.py MEMORY_OPT_ALLREDUCE_SIZE)."""
+"""Maximum elements flattened for one all-reduce (engine.py MEMORY_OPT_ALLREDUCE_SIZE)."""
 
 _SOURCE = "deepspeed 0.19.8 runtime/engine.py allreduce_bucket"
 _GRADIENTS = Formula("gradients", "w alive", _SOURCE, SYMBOLS)
@@ -131,7 +131,7 @@ _STEP = Formula(
 
 
 class StageZero(GradientMemory):
-    """Backward adds a new gradient, a temporary, to the one of earlier micro batches."""
+    """Stage 0. The backward pass adds a new gradient, a temporary, to the one of earlier micro batches."""
 
     def alive(self, numel: int, *, reduces: bool = False) -> Terms:  # noqa: ARG002  there are no buckets
         return _GRADIENTS.term(self.width * numel, w=self.width, alive=numel)

@@ -305,7 +305,7 @@ class Fsdp2Step(TorchStep):
         layer, trained_layer = tensors.layer_numel, sum(tensors.trainable_layer)
         head, embedding = tensors.head, 0 if tied else tensors.embedding
         kept, of_head = tied * head, head * tensors.trains_head
-        # The head's buffer is freed after the forward pass. The standard loss has yet to allocate two bytes per logit then.
+        # The head's buffer is freed after the forward pass. The standard loss still has 2 bytes per logit to allocate.
         tokens = plan.micro_batch_size * workload.seq_len
         later = tokens * head // self.model.hidden_size if workload.loss == "standard" else 0
         buffer = 0 if tied else max(0, head - later)
