@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 @functools.cache
 def parse_version(text: str) -> Version:
-    """The version as PEP 440 orders it; of other text (`3.14.0+`) the leading numbers, or 0."""
+    """The PEP 440 version; for other text (`3.14.0+`) its leading numbers, or 0 without any."""
     try:
         return Version(text)
     except InvalidVersion:

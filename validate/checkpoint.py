@@ -1,7 +1,7 @@
-"""Whether a checkpoint of the Trainer under DeepSpeed is whole, by file.
+"""Check whether a checkpoint of the Trainer under DeepSpeed is complete, file by file.
 
-A training dies late, or goes on with wrong numbers, where one of the files is cut off or changed: torch checks no
-checksum when it loads. Nothing is unpickled here, and no torch is imported.
+torch verifies no checksums when it loads a checkpoint: with a truncated or altered file a training fails late or
+continues with wrong numbers. This module unpickles nothing and does not import torch.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from typing import Literal
 from ..ds_configs.files import write_config
 
 WHOLE = "ds_advise_whole"
-"""File in a checkpoint that every rank has written its part of. The Trainer itself resumes from the newest folder, also
-from one that a full disk or a killed rank left incomplete."""
+"""Marker file in a checkpoint that all ranks have written completely. The Trainer itself resumes from the newest
+folder, even if a full disk or a killed rank left it incomplete."""
 
 CHECKSUMS = "ds_advise_checksums.json"
-"""File in a checkpoint with the size in bytes and the CRC-32 of each file, by its path below the checkpoint."""
+"""File in a checkpoint with the size in bytes and the CRC-32 of each file, keyed by its path below the checkpoint."""
 
 _BLOCK_BYTES = 2**22
 _MOST_NAMED = 1000
-"""Missing files that are listed: a foreign name may have a rank of any size."""
+"""Maximum number of missing files that are listed: a foreign file name may contain a rank of any size."""
 
 _PICKLE = b"\x80"
-"""First byte of what `torch.save` wrote before its zip archives."""
+"""First byte of files that `torch.save` wrote before it used zip archives."""
 
 OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
-"""Files of a rank's optimizer states, by its number."""
+"""Name of a rank's file of optimizer states; the group is the rank."""
 
 SHARDED_MODEL_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_model_states\.pt$")
-"""Files of a rank's model states under ZeRO-3, by its number; the stages below have one for all ranks."""
+"""Name of a rank's file of model states under ZeRO-3; the group is the rank. Lower stages have one file for all
+ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +50,20 @@ class CheckpointFile:
     name: str
     """The path below the checkpoint."""
     size_bytes: int
-    """0 where it is missing."""
+    """0 if the file is missing."""
     problem: str = ""
-    """What is wrong with it; "" for a whole file."""
+    """The damage; "" for an intact file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The files of a checkpoint, also those that should be there and are missing."""
+    """The files of a checkpoint, including expected files that are missing."""
 
     folder: Path
     files: tuple[CheckpointFile, ...]
     evidence: Literal["checksums", "structure"]
-    """"checksums": the files are those that were saved. "structure": archives and JSON are complete, and the records in
-    torch's archives have their checksums; changed bytes in safetensors are not seen."""
+    """"checksums": the files equal the saved ones. "structure": archives and JSON are complete, and the records in
+    torch's archives match their checksums; altered bytes in safetensors are not detected."""
 
     @property
     def damaged(self) -> tuple[CheckpointFile, ...]:
@@ -74,25 +75,25 @@ class Checkpoint:
 
     @property
     def problem(self) -> str:
-        """The damaged files in one phrase; "" for a whole checkpoint."""
+        """The damaged files in one phrase; "" for an intact checkpoint."""
         first = [f"{file.name} {file.problem}" for file in self.damaged[:1]]
         more = len(self.damaged) - 1
         return "; ".join([*first, *([f"{more} more damaged file{'s' * (more > 1)}"] if more > 0 else [])])
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step of a Trainer's checkpoint, by its name `checkpoint-STEP`."""
+    """The optimizer step of a Trainer's checkpoint, from its name `checkpoint-STEP`."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The Trainer's checkpoints in its output folder, by rising step."""
+    """The Trainer's checkpoints in its output folder, in ascending order of steps."""
     found = (path for path in folder.glob("checkpoint-*") if path.is_dir())
     return sorted((path for path in found if path.name.removeprefix("checkpoint-").isdigit()), key=step_of)
 
 
 def tag_of(folder: Path) -> str:
-    """The folder of DeepSpeed's states in a checkpoint, which its file `latest` names; "" for none."""
+    """The folder of DeepSpeed's states in a checkpoint, from its file `latest`; "" if there is none."""
     try:
         return (folder / "latest").read_text(errors="replace").strip()
     except OSError:
@@ -102,7 +103,7 @@ def tag_of(folder: Path) -> str:
 def newest_usable(
     checkpoints: Iterable[Path], *, ranks: int | None = None, say: Callable[[str], None]
 ) -> tuple[Path | None, list[Checkpoint]]:
-    """(the last whole one of the checkpoints, None where none is; the damaged ones after it). Arguments as in
+    """(the newest intact checkpoint, or None; the damaged checkpoints that are newer). Arguments as in
     `read_checkpoint`."""
     damaged: list[Checkpoint] = []
     for folder in reversed(list(checkpoints)):
@@ -115,9 +116,10 @@ def newest_usable(
 
 
 def read_checkpoint(folder: Path, *, ranks: int | None = None) -> Checkpoint:
-    """Read every file of a checkpoint once, and compare it with the checksums in it, or else look at its structure.
+    """Read every file of a checkpoint once and verify it by the stored checksums, or by its structure if there are
+    none.
 
-    ranks: number of ranks whose optimizer states are files of their own (ZeRO 1 to 3); None: as many as there are.
+    ranks: number of ranks with a file of optimizer states each (ZeRO 1 to 3); None to infer it from the files.
     """
     listed = _listed(folder)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -129,15 +131,15 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None) -> Checkpoint:
 
 
 def write_checksums(folder: Path) -> None:
-    """Keep the size and the checksum of each file in a checkpoint that all ranks have saved.
+    """Store the size and the checksum of each file in a checkpoint that all ranks have saved.
 
-    Raises OSError where a file cannot be read, ConfigFileError where the list cannot be written.
+    Raises OSError if a file cannot be read, ConfigFileError if the list cannot be written.
     """
     write_config({name: _sum(folder / name) for name in names_in(folder)}, folder / CHECKSUMS, force=True)
 
 
 def names_in(folder: Path) -> list[str]:
-    """The files of a checkpoint by their paths below it, without those that this program adds."""
+    """The files of a checkpoint as paths relative to it, without those that this program adds."""
     # `os.walk`, because a training may remove the checkpoint meanwhile, where `rglob` raises
     walked = (
         (at, [*names, *(each for each in folders if each.endswith(".pt"))]) for at, folders, names in os.walk(folder)
@@ -147,7 +149,8 @@ def names_in(folder: Path) -> list[str]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file. Raises OSError for what is no file, such as a folder or a pipe, which would be read forever."""
+    """The size of a regular file in bytes. Raises OSError for anything else (a folder, a pipe): reading a pipe may
+    never end."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is no file")
@@ -198,7 +201,7 @@ def _examined(folder: Path, name: str) -> CheckpointFile:
 
 
 def _structure(path: Path) -> str:
-    """What is wrong with a file by its format; "" for a whole one and for other formats."""
+    """The damage of a file according to its format; "" for an intact file and for other formats."""
     if path.suffix in (".pt", ".pth", ".bin"):
         return _archive(path)
     try:
@@ -215,7 +218,7 @@ def _structure(path: Path) -> str:
 
 
 def _archive(path: Path) -> str:
-    """What is wrong with an archive of torch's."""
+    """The damage of a torch archive, or ""."""
     with path.open("rb") as stream:
         first = stream.read(1)
     if first == _PICKLE:
@@ -233,7 +236,7 @@ def _archive(path: Path) -> str:
 
 
 def _safetensors(path: Path) -> str:
-    """What is wrong with a file of safetensors: 8 bytes with the size of the header, the header, the tensors."""
+    """The damage of a safetensors file (8 bytes with the size of the header, the header, the tensors), or ""."""
     with path.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(min(header_bytes, 2**30)))
@@ -247,7 +250,7 @@ def ranks_of(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
 
 
 def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -> list[CheckpointFile]:
-    """Files that should be there: those of every rank, and the folder that `latest` names."""
+    """Expected files that are missing: those of every rank, and the folder that `latest` names."""
     names = [file.name for file in files]
     states, models = (ranks_of(names, kind) for kind in (OPTIMIZER_STATES, SHARDED_MODEL_STATES))
     count = ranks if ranks is not None else max(states | models, default=-1) + 1

@@ -1,8 +1,7 @@
-"""What a DeepSpeed checkpoint holds, and its weights as a Hugging Face model.
+"""The contents of a DeepSpeed checkpoint, and the conversion of its weights to a Hugging Face model.
 
-What lies in a folder is found by the names of its files. The weights are put together by DeepSpeed's own
-`zero_to_fp32`, a tensor at a time. A checkpoint is a pickle: one that names anything but the classes in `_KNOWN` is
-refused before it is loaded.
+The contents are determined from file names. DeepSpeed's own `zero_to_fp32` merges the weights, one tensor at a time. A
+checkpoint is a pickle: if it names a class outside `_KNOWN`, it is rejected before loading.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ _KNOWN = frozenset(
         "deepspeed.utils.tensor_fragment.fragment_address",
     )
 )
-"""Classes of DeepSpeed's states (0.19.8 runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py), in addition to
-those that torch loads without trust."""
+"""Classes in DeepSpeed's states (0.19.8 runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py), in addition to
+those that `torch.load` accepts with `weights_only`."""
 
 _FOREIGN = "it holds no states of DeepSpeed"
 
 _SHARD_BYTES = 5 * 10**9
-"""Largest file of weights, as `save_pretrained` writes them."""
+"""Maximum size of a weights file, as in `save_pretrained`."""
 
 PROCESS_BYTES = 700 * 2**20
 """RAM of a process that has imported torch and DeepSpeed (measured: torch 2.13, DeepSpeed 0.19.8)."""
@@ -61,40 +60,40 @@ PROCESS_BYTES = 700 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointContents:
-    """A checkpoint, by the names and sizes of its files."""
+    """Contents of a checkpoint, determined from the names and sizes of its files."""
 
     folder: str
     tag: str
-    """The folder of DeepSpeed's states; "" for none."""
+    """The folder of DeepSpeed's states; "" if there is none."""
     step: int | None
     stage: Literal["none", "0", "1 or 2", "3"]
-    """The ZeRO stage; "none" without DeepSpeed's states."""
+    """The ZeRO stage; "none" if there are no states of DeepSpeed."""
     ranks: int
-    """Ranks of data parallelism."""
+    """Number of data-parallel ranks."""
     model_ranks: int
-    """Ranks of tensor parallelism."""
+    """Number of tensor-parallel ranks."""
     size_bytes: int
     optimizer_bytes: int
     weights: tuple[str, ...]
-    """Files of safetensors that `from_pretrained` reads; none where ZeRO-3 kept the weights in shards."""
+    """Safetensors files for `from_pretrained`; empty if ZeRO-3 saved the weights as shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What it takes to get the weights out of a checkpoint."""
+    """The cost of extracting the weights from a checkpoint."""
 
     parameters: int
     dtype: str
     read_bytes: int
     written_bytes: int
     peak_bytes: int
-    """RAM, as RSS counts it: the process, and the largest of a file of model states, one file of weights with the two
-    fp32 copies of its largest tensor (one of them mapped from the optimizer's files), and at stages 1 and 2, where
-    `zero_to_fp32` joins the ranks' partitions, two fp32 copies of all weights; one stays."""
+    """Peak RAM (RSS): the process, plus the largest of these: a file of model states; one file of weights with the two
+    fp32 copies of its largest tensor (one of them mapped from the optimizer's files); and at stages 1 and 2, where
+    `zero_to_fp32` joins the ranks' partitions, two fp32 copies of all weights, one of which stays during writing."""
 
 
 def contents_of(folder: Path) -> CheckpointContents:
-    """What lies in the folder of a checkpoint, unread. Raises ConfigFileError where it is none."""
+    """The contents of a checkpoint folder; no file is read. Raises ConfigFileError if it is not a checkpoint."""
     files = (name for name in names_in(folder) if name.count("/") < 2)  # deeper ones belong to other checkpoints
     names = {name: size for name in files if (size := _size_bytes(folder / name))}
     tag, inside = tag_of(folder), checkpoints_in(folder)
@@ -125,7 +124,7 @@ def contents_of(folder: Path) -> CheckpointContents:
 
 
 def _size_bytes(path: Path) -> int:
-    """0 for a file that a training has removed meanwhile."""
+    """The size of a file; 0 if a training has removed it meanwhile."""
     try:
         return size_of(path)
     except OSError:
@@ -133,7 +132,7 @@ def _size_bytes(path: Path) -> int:
 
 
 def check_convertible(contents: CheckpointContents) -> None:
-    """Raises ConfigFileError for a checkpoint whose weights `zero_to_fp32` cannot put together."""
+    """Raises ConfigFileError for a checkpoint whose weights `zero_to_fp32` cannot merge."""
     reason, fix = "", "name the folder that holds `latest`"
     if contents.stage == "none":
         reason = "it holds no states of DeepSpeed; from_pretrained reads its weights" if contents.weights else _FOREIGN
@@ -148,7 +147,7 @@ def check_convertible(contents: CheckpointContents) -> None:
 
 
 class WeightsOf:
-    """The weights of a whole checkpoint under ZeRO. Raises ConfigFileError for one that cannot be converted."""
+    """The weights of an intact ZeRO checkpoint. Raises ConfigFileError if it cannot be converted."""
 
     def __init__(self, contents: CheckpointContents, dtype: Literal["auto"] | Precision) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for a GPU
@@ -193,7 +192,7 @@ class WeightsOf:
                 )
 
     def _check_names(self) -> None:
-        """Names and shapes are those of the model's own class. Aliases of tied weights are left out."""
+        """Check names and shapes against the model's own class, and remove aliases of tied weights."""
         if any(".lora_A." in name for name in self.tensors):
             raise ConfigFileError(
                 phrase("{folder} holds LoRA adapters", folder=self.folder),
@@ -219,7 +218,7 @@ class WeightsOf:
             )
 
     def conversion(self) -> Conversion:
-        """Figures of `write`."""
+        """The cost of `write`."""
         sizes = [tensor.shape.numel() for tensor in self.tensors.values()]
         width = 4 if self.dtype == "float32" else 2
         written = width * sum(sizes)
@@ -236,9 +235,9 @@ class WeightsOf:
         )
 
     def write(self, target: Path, *, force: bool, say: Callable[[str], None]) -> None:
-        """Write safetensors with the configuration and the tokenizer of the checkpoint into a new folder, at once.
+        """Write safetensors with the checkpoint's configuration and tokenizer into a new folder, atomically.
 
-        Raises ConfigFileError where the folder exists without `force`, holds other folders, or cannot be written.
+        Raises ConfigFileError if the folder exists and `force` is False, holds other folders, or cannot be written.
         """
         if target.exists() and not force:
             raise ConfigFileError(
@@ -293,10 +292,8 @@ class WeightsOf:
 
 
 def _release_mapped_pages(folder: Path) -> None:
-    """Take the pages of the folder's mapped files out of this process; they are unchanged and read again when used.
-
-    Only where the kernel lists the mappings (Linux).
-    """
+    """Unmap the resident pages of the folder's mapped files from this process. They are unchanged and are read again on
+    access. No effect without a list of mappings from the kernel (Linux only)."""
     try:
         mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -310,8 +307,8 @@ def _release_mapped_pages(folder: Path) -> None:
 
 
 def _own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of the tensors of the model's class, without aliases of tied weights; None for a class that transformers
-    does not have."""
+    """Shapes of the tensors of the model's class, without aliases of tied weights; None if transformers has no such
+    class."""
     import torch
     import transformers
 
@@ -326,7 +323,7 @@ def _own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None
 
 
 def _belongs_to_model(path: Path) -> bool:
-    """Configuration and tokenizer; no states of the training, weights or code."""
+    """Whether a file is part of the configuration or the tokenizer, and not training state, weights or code."""
     own = (WHOLE, CHECKSUMS, "trainer_state.json", "latest")
     return (
         path.is_file()

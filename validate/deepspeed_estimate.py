@@ -1,4 +1,4 @@
-"""A plan's memory by DeepSpeed's own estimators."""
+"""Memory of a plan according to DeepSpeed's own estimators."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from ..estimators.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedEstimate:
-    """The answer of one of DeepSpeed's functions."""
+    """The result of one of DeepSpeed's functions."""
 
     function: str
-    """The function that was called."""
+    """Name of the function."""
     gpu_bytes: int | None = None
-    """This and the next: per GPU and per node; None when it could not be called."""
+    """This and the next: bytes per GPU and per node; None if the function could not be called."""
     host_bytes: int | None = None
     leaves_out: tuple[Phrase, ...] = ()
-    """What the plan needs that the function does not count."""
+    """Parts of the plan that the function does not count."""
     problem: str = ""
-    """Why it could not be called, "" when it was."""
+    """Why the function could not be called; "" if it was."""
 
 
 def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepSpeedEstimate:
     """Call the installed DeepSpeed's estimator for a plan's model states.
 
-    There is one for ZeRO-2 and one for ZeRO-3; stages 0 and 1 get ZeRO-2's, and `leaves_out` states it. Both count
-    every parameter as trained in 16 bits with Adam. ZeRO-3's model is built in shards (zero_init), as by the Trainer.
+    DeepSpeed has one for ZeRO-2 and one for ZeRO-3; stages 0 and 1 use that of ZeRO-2, and `leaves_out` states it. Both
+    assume that every parameter is trained in 16 bits with Adam. ZeRO-3's model is built in shards (zero_init), as by
+    the Trainer.
 
-    Importing DeepSpeed imports torch, 1.5 s of a fresh process. Nothing is printed on stdout, where DeepSpeed logs. An
+    Importing DeepSpeed imports torch, 1.5 s of a fresh process. DeepSpeed's log messages on stdout are suppressed. An
     installation that cannot be imported is a `problem`, not an error.
     """
     stage3 = plan.zero_stage == 3
@@ -52,7 +53,7 @@ def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepS
             zero = importlib.import_module(f"deepspeed.runtime.zero.{module}")
         estimator: Callable[..., Any] = getattr(zero, function)
     except Exception as error:
-        # A broken installation of torch or DeepSpeed fails in as many ways as there are extensions that it loads.
+        # A broken installation of torch or DeepSpeed raises different errors, depending on the extension that fails.
         return DeepSpeedEstimate(function=function, problem=f"{type(error).__name__}: {error}".splitlines()[0])
     sizes: dict[str, Any] = {
         "num_gpus_per_node": cluster.gpus_per_node,
@@ -72,7 +73,7 @@ def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepS
 
 
 def largest_module_parameters(model: ModelShape) -> int:
-    """Parameters of the largest module that holds any itself (usually the embedding), DeepSpeed's "largest layer"."""
+    """Parameters of the largest module that directly owns some (usually the embedding), DeepSpeed's "largest layer"."""
     largest = 0
     for tensors in (model.outside, *(block.tensors for block in model.blocks)):
         modules: Counter[str] = Counter()
@@ -103,7 +104,7 @@ def _leaves_out(plan: Plan) -> tuple[Phrase, ...]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """For an import: nothing on stdout, where DeepSpeed's logger writes."""
+    """Suppress stdout during an import: DeepSpeed's logger writes there."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -111,7 +112,7 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-        # The logger keeps the stream that it was born with.
+        # The logger keeps the stream of its creation.
         for handler in logging.getLogger("DeepSpeed").handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
                 handler.setStream(sys.stdout)

@@ -1,4 +1,4 @@
-"""Whether DeepSpeed's ops can be compiled here: small programs are given to the compilers that torch uses.
+"""Check whether DeepSpeed's ops can be compiled here, by small programs for the compilers that torch uses.
 
 Requirements, from ops/op_builder/ of DeepSpeed 0.19.8 and torch/utils/cpp_extension.py of torch 2.13: a C++ compiler
 (`CXX`, else `c++`) with OpenMP and `-march=native`, for `-std=c++20` with torch 2.12 or newer, else `-std=c++17`;
@@ -28,35 +28,35 @@ from .host import Folder
 from .software import InstalledSoftware
 
 _LIMIT_S = 3.0
-"""Time for one small program; the result of a compiler that needs longer is unknown."""
+"""Time limit of one small program; the result of a slower compiler is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
     """The tools that compile DeepSpeed's ops at their first use.
 
-    A trial is the line that tells why a small program was not compiled, "" where it was, None where the compiler is
-    missing or did not end in time.
+    A trial is the line of output that explains why a small program was not compiled; "" if it was, None if the compiler
+    is missing or exceeded the time limit.
     """
 
     cxx: str = ""
-    """The C++ compiler of torch as it names itself ("g++ (Debian 12.2.0-14) 12.2.0"), "" for none."""
+    """torch's C++ compiler by its own description ("g++ (Debian 12.2.0-14) 12.2.0"); "" if there is none."""
     standard: str = "c++17"
     """The C++ standard that DeepSpeed uses."""
     cxx_trial: str | None = None
-    """A program in that standard with OpenMP for this processor."""
+    """Trial of a program in that standard with OpenMP for this processor."""
     python_trial: str | None = None
-    """A program that includes Python.h."""
+    """Trial of a program that includes Python.h."""
     aio_trial: str | None = None
-    """A program that calls libaio."""
+    """Trial of a program that calls libaio."""
     nvcc_trial: str | None = None
-    """A program for nvcc, which refuses C++ compilers that it does not know."""
+    """Trial of a program for nvcc, which rejects C++ compilers that it does not know."""
     cuda_home: str = ""
-    """The folder of the CUDA toolkit as torch finds it, "" for none."""
+    """The folder of the CUDA toolkit that torch would use; "" if there is none."""
     nvcc: str = ""
-    """Its version ("12.4"), "" for none."""
+    """Version of nvcc ("12.4"); "" if there is none."""
     ninja: bool = False
-    """The command is on PATH."""
+    """Whether the command ninja is on PATH."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +66,12 @@ class OpsFolder:
     path: str
     writable: bool = True
     locks: tuple[tuple[str, float], ...] = ()
-    """(op, age in seconds) of the locks that no process here has open. torch 2.13 utils/file_baton.py keeps its lock
-    open until the build ends, and waits without a message while the file exists."""
+    """(op, age in seconds) of each lock that no local process has open. torch 2.13 utils/file_baton.py keeps its lock
+    open until the build ends; other processes wait silently while the file exists."""
 
 
 def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: str) -> Toolchain:
-    """Compile the four programs in parallel. Raises TimeoutError for a compiler that does not answer."""
+    """Compile the four programs in parallel. Raises TimeoutError if a compiler does not answer."""
     cxx = environment.get("CXX", "").split() or ["c++"]  # `ccache g++` is two words
     cc = environment.get("CC", "").split() or ["cc"]
     standard = "c++20" if parse_version(torch_version).release >= (2, 12) else "c++17"
@@ -124,7 +124,7 @@ def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: s
 
 
 def find_cuda_home(environment: Mapping[str, str]) -> str:
-    """The folder of the CUDA toolkit, as torch/utils/cpp_extension.py `_find_cuda_home` finds it."""
+    """The CUDA toolkit's folder, found like `_find_cuda_home` in torch/utils/cpp_extension.py."""
     if named := environment.get("CUDA_HOME") or environment.get("CUDA_PATH"):
         return named
     if nvcc := which("nvcc", path=environment.get("PATH", os.defpath)):
@@ -133,7 +133,7 @@ def find_cuda_home(environment: Mapping[str, str]) -> str:
 
 
 def read_ops_folder(environment: Mapping[str, str]) -> OpsFolder:
-    """The folder of compiled ops, and the locks of builds that run or were killed."""
+    """The folder of compiled ops, and the locks of running or killed builds."""
     cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "~").expanduser() / ".cache")
     folder = Path(environment.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
     existing = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
@@ -150,7 +150,7 @@ def read_ops_folder(environment: Mapping[str, str]) -> OpsFolder:
 
 
 def compiler(toolchain: Toolchain, environment: Mapping[str, str]) -> Findings:
-    """A C++ compiler for the standard that DeepSpeed uses, with OpenMP."""
+    """Check for a C++ compiler with OpenMP that supports DeepSpeed's C++ standard."""
     if not toolchain.cxx:
         named = environment.get("CXX")
         yield problem(
@@ -176,7 +176,7 @@ def compiler(toolchain: Toolchain, environment: Mapping[str, str]) -> Findings:
 
 
 def python_headers(toolchain: Toolchain) -> Findings:
-    """Python.h, which every op includes."""
+    """Check for Python.h, which every op includes."""
     if toolchain.python_trial:
         yield problem(
             "Python.h of this Python is not installed",
@@ -188,7 +188,7 @@ def python_headers(toolchain: Toolchain) -> Findings:
 
 
 def ninja(toolchain: Toolchain, software: InstalledSoftware | None = None) -> Findings:
-    """The command ninja, which torch compiles with."""
+    """Check for the command ninja, which torch's builds use."""
     if toolchain.ninja:
         yield ok("ninja is on PATH")
     elif software and "ninja" in software.packages:
@@ -202,7 +202,7 @@ def ninja(toolchain: Toolchain, software: InstalledSoftware | None = None) -> Fi
 
 
 def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
-    """nvcc has the major CUDA version of torch."""
+    """Check that nvcc and torch have the same major CUDA version."""
     if not software.torch_cuda:
         return
     own = toolchain.nvcc
@@ -239,7 +239,7 @@ def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
 
 
 def nvcc_and_compiler(toolchain: Toolchain, software: InstalledSoftware) -> Findings:
-    """nvcc accepts the C++ compiler: each version refuses newer compilers."""
+    """Check that nvcc accepts the C++ compiler: each version rejects newer compilers."""
     if toolchain.nvcc_trial and software.torch_cuda:
         yield problem(
             phrase("nvcc cannot compile three lines: {error}", error=toolchain.nvcc_trial[:140]),
@@ -249,7 +249,7 @@ def nvcc_and_compiler(toolchain: Toolchain, software: InstalledSoftware) -> Find
 
 
 def async_io(toolchain: Toolchain, folder: Folder | None = None) -> Findings:
-    """libaio, which async_io needs to swap to NVMe."""
+    """Check for libaio, which async_io needs to swap to NVMe."""
     if toolchain.aio_trial:
         report = problem if folder is not None else warning
         yield report(
@@ -263,7 +263,7 @@ def async_io(toolchain: Toolchain, folder: Folder | None = None) -> Findings:
 
 
 def ops_folder(ops_folder: OpsFolder) -> Findings:
-    """The folder of compiled ops is writable, and has no lock of a killed build."""
+    """Check that the folder of compiled ops is writable and has no lock of a killed build."""
     if not ops_folder.writable:
         yield problem(
             phrase("{path} is not writable", path=ops_folder.path),

@@ -1,7 +1,7 @@
 """The facts of this machine, read in parallel, and the findings of all checks.
 
-A dead network drive or a driver that hangs blocks the reader, and such a call cannot be interrupted. Each reader
-therefore has a thread that the end of the program does not wait for.
+A dead network drive or a hanging driver blocks a reader, and such a call cannot be interrupted. Each reader therefore
+runs in a daemon thread, which does not keep the program alive.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .software import InstalledSoftware, read_software
 _Part = TypeVar("_Part")
 
 _LIMIT_S = 4.0
-"""Time for all readers; the programs they run end earlier."""
+"""Time limit of all readers; the programs that they run have shorter limits."""
 
 DoctorCheck = Callable[..., Findings]
-"""A check. Its parameters are named after fields of `MachineFacts`; those without a default are required."""
+"""A check. Its parameters are names of fields of `MachineFacts`; those without a default are required."""
 
 AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
     "versions": (
@@ -64,7 +64,7 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """The facts that the checks use; a part is None where it was not requested or could not be read."""
+    """The facts that the checks use. A part is None if it was not requested or could not be read."""
 
     software: InstalledSoftware | None = None
     toolchain: Toolchain | None = None
@@ -87,9 +87,10 @@ def gather(
     run: Runner = run_program,
     root: Path = Path("/"),
 ) -> MachineFacts:
-    """Read all facts; `unread` names the parts that fail. Raises ConfigFileError for an unreadable hostfile.
+    """Read all facts; `unread` lists the parts that could not be read. Raises ConfigFileError for an unreadable
+    hostfile.
 
-    nvme: a folder to swap to. hostfile: of the deepspeed launcher; its machines are examined over ssh.
+    nvme: folder for swapping. hostfile: the deepspeed launcher's hostfile; its machines are examined over ssh.
     """
     variables = os.environ if environment is None else environment
     hosts = read_hostfile(hostfile) if hostfile is not None else {}
@@ -126,7 +127,7 @@ def gather(
 
 
 def _start(reader: Callable[[], _Part]) -> Future[_Part]:
-    """Read in a daemon thread."""
+    """Run a reader in a daemon thread."""
     future: Future[_Part] = Future()
 
     def read() -> None:
@@ -141,7 +142,7 @@ def _start(reader: Callable[[], _Part]) -> Future[_Part]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkup:
-    """The result of all checks, which is also the JSON object."""
+    """The result of all checks; its fields are those of the JSON output."""
 
     schema_version: int = SCHEMA_VERSION
     worst: FindingStatus
@@ -152,7 +153,7 @@ class Checkup:
 
 
 def findings_of(check: DoctorCheck, facts: MachineFacts) -> tuple[DoctorFinding, ...]:
-    """The findings of one check; none where a required fact is unknown."""
+    """The findings of one check; empty if a required fact is unknown."""
     arguments = {name: getattr(facts, name) for name in signature(check).parameters}
     for name, parameter in signature(check).parameters.items():
         if arguments[name] is None and parameter.default is parameter.empty:
@@ -161,7 +162,7 @@ def findings_of(check: DoctorCheck, facts: MachineFacts) -> tuple[DoctorFinding,
 
 
 def judge(facts: MachineFacts) -> Checkup:
-    """The findings of all checks. A check has the name of its function (`cuda_toolkit`: cuda-toolkit)."""
+    """The findings of all checks. A check is named after its function (`cuda_toolkit`: cuda-toolkit)."""
     findings = [
         replace(finding, area=area, check=check.__name__.replace("_", "-"))
         for area, checks in AREAS.items()

@@ -1,4 +1,4 @@
-"""A finding of the doctor, and programs run with a time limit."""
+"""Findings of the doctor, and programs run with a time limit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Literal
 from ...estimators.phrase import Phrase, named, phrase
 
 FindingStatus = Literal["ok", "note", "warning", "problem", "unknown"]
-"""ok: nothing to do. note: worth knowing. warning: works, but slower or less reliably. problem: DeepSpeed fails, hangs
-or is killed. unknown: could not be examined."""
+"""ok: no action needed. note: worth knowing. warning: works, but slower or less reliably. problem: DeepSpeed fails,
+hangs or is killed. unknown: could not be examined."""
 
 STATUSES: tuple[FindingStatus, ...] = ("problem", "warning", "note", "unknown", "ok")
-"""The most serious first."""
+"""In descending order of severity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class DoctorFinding:
     what: str
     """The observation, a phrase without a full stop."""
     why: str = ""
-    """Why it matters to DeepSpeed; "" for a status of ok."""
+    """Why it matters to DeepSpeed; "" if the status is "ok"."""
     fix: str = ""
-    """The command or setting that corrects it; "" where there is none."""
+    """The command or setting that corrects it; "" if there is none."""
     area: str = ""
     check: str = ""
     """The name of the check, the same on every machine (`cuda-toolkit`)."""
@@ -47,13 +47,13 @@ unknown = partial(DoctorFinding, "unknown")
 
 
 def counted(number: int, noun: str) -> Phrase:
-    """`1 node`, `2 nodes`."""
+    """The number with its noun in singular or plural: `1 node`, `2 nodes`."""
     return phrase("{number} {things}", number=number, things=named(noun if number == 1 else f"{noun}s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRun:
-    """The outcome of a program. code: exit code, None where it did not start or did not end in time (`late`)."""
+    """The outcome of a program. code: exit code, None if it did not start or exceeded the time limit (`late`)."""
 
     code: int | None
     out: str = ""
@@ -66,7 +66,7 @@ Runner = Callable[[Sequence[str], str, float], ProgramRun]
 
 
 def run_program(command: Sequence[str], text: str, limit_s: float) -> ProgramRun:
-    """Run a command in the C locale and in its own process group, which is killed as a whole at the limit."""
+    """Run a command in the C locale in its own process group, which is killed as a whole at the time limit."""
     try:
         process = subprocess.Popen(
             command,

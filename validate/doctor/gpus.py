@@ -28,14 +28,14 @@ _IDLE_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """One NVIDIA GPU; None stands for a value that NVML does not report."""
+    """One NVIDIA GPU. A field is None if NVML does not report its value."""
 
     index: int
     name: str
     memory_bytes: int
     free_bytes: int
     processes: tuple[tuple[str, int], ...] = ()
-    """(name, bytes) of the processes that compute on it, the largest first."""
+    """(name, bytes) of the compute processes on the GPU, in descending order of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +43,24 @@ class Graphics:
     """The NVIDIA driver and its GPUs."""
 
     driver: str = ""
-    """Driver version, "" without one."""
+    """Driver version; "" if there is no driver."""
     driver_cuda: str = ""
-    """Newest CUDA version that the driver runs ("12.4"), "" without one."""
+    """Newest CUDA version that the driver supports ("12.4"); "" if there is no driver."""
     error: str = ""
-    """Why NVML does not answer, "" where it does."""
+    """Why NVML does not answer; "" if it does."""
     on_the_bus: int = 0
     """Number of NVIDIA GPUs among the PCI devices."""
     module_loaded: bool = False
-    """The kernel module of the driver is loaded."""
+    """Whether the driver's kernel module is loaded."""
     device_files: bool = False
-    """/dev/nvidiactl (or /dev/dxg under WSL) exists."""
+    """Whether /dev/nvidiactl (or /dev/dxg under WSL) exists."""
     other_vendor: str = ""
-    """"AMD" where only its accelerators are on the bus, else ""."""
+    """"AMD" if the bus has only AMD's accelerators, else ""."""
     gpus: tuple[GpuState, ...] = ()
 
 
 def read_graphics(root: Path = Path("/"), nvml: Any = None) -> Graphics:
-    """Query NVML, the PCI bus and the kernel. nvml: a module with the functions of pynvml, None for pynvml itself."""
+    """Query NVML, the PCI bus and the kernel. nvml: a module with the functions of pynvml; None for pynvml itself."""
     vendors = [vendor for device in sorted((root / "sys/bus/pci/devices").glob("*")) if (vendor := _vendor(device))]
     nvidia = vendors.count("NVIDIA")
     machine: dict[str, Any] = {
@@ -96,7 +96,7 @@ def _vendor(device: Path) -> str:
 
 
 def _query(nvml: Any, function: Callable[..., _Answer], *arguments: Any) -> _Answer | None:
-    """The answer of NVML; None where the GPU, the driver or missing permissions prevent one."""
+    """The result of an NVML query; None if the GPU, the driver or missing permissions prevent it."""
     try:
         return function(*arguments)
     except nvml.NVMLError:
@@ -123,7 +123,7 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
 
 
 def gpus(graphics: Graphics) -> Findings:
-    """All GPUs are of one model."""
+    """Check that all GPUs are of one model."""
     if not graphics.gpus:
         return
     models = [(gpu.name, gpu.memory_bytes) for gpu in graphics.gpus]
@@ -139,7 +139,7 @@ def gpus(graphics: Graphics) -> Findings:
 
 
 def gpu_memory(graphics: Graphics) -> Findings:
-    """No other process holds GPU memory."""
+    """Check that no other process holds GPU memory."""
     used = [gpu for gpu in graphics.gpus if gpu.memory_bytes - gpu.free_bytes > _IDLE_SHARE * gpu.memory_bytes]
     for gpu in used:
         by = ", ".join(f"{name} ({gib(size)} GiB)" if size else name for name, size in gpu.processes[:3])

@@ -1,4 +1,5 @@
-"""Host memory and its limits, the processor (from /proc, /sys and /dev, or a copy), and the folder of --nvme."""
+"""Host memory and its limits, the processor (from /proc, /sys and /dev, or a copy of them), and the folder of
+--nvme."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ _CAP_IPC_LOCK = 14
 """Bit of the capability that lifts RLIMIT_MEMLOCK (linux/capability.h)."""
 
 _LOW_SHARE = 0.1
-"""Share of the RAM below which the free rest is too small for any offload."""
+"""Share of free RAM below which no offload fits."""
 
 _MIN_SHARED_BYTES = 512 * 2**20
-"""DeepSpeed's own ds_report warns below it (env_report.py `get_shm_size`, 0.19.8)."""
+"""Minimum below which DeepSpeed's own ds_report warns (env_report.py `get_shm_size`, 0.19.8)."""
 
 _MIN_LOCKED_BYTES = 10**9
-"""The parameter swap buffers of one rank by default: 5 of 1e8 elements of 2 bytes."""
+"""Size of one rank's parameter swap buffers by default: 5 buffers of 1e8 elements of 2 bytes."""
 
 
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -43,18 +44,18 @@ class Memory:
     total_bytes: int
     available_bytes: int
     limit_bytes: int | None = None
-    """The limit of the container (cgroup), None for none."""
+    """The container's memory limit (cgroup); None without a limit."""
     limit_used_bytes: int | None = None
-    """Memory in use under the limit, without what the kernel can drop."""
+    """Memory in use under the limit, without pages that the kernel can drop."""
     killed: int = 0
-    """Number of processes in the container that the kernel killed because memory ran out."""
+    """Number of processes in the container that the kernel killed for lack of memory."""
     lockable_bytes: int | None = None
-    """RLIMIT_MEMLOCK, None for no limit."""
+    """RLIMIT_MEMLOCK; None without a limit."""
     shared_bytes: int | None = None
-    """The size of /dev/shm, None where it is missing."""
+    """The size of /dev/shm; None if it is missing."""
     shared_free_bytes: int | None = None
     rdma: bool = False
-    """There is an InfiniBand or RoCE adapter, whose buffers are locked."""
+    """Whether there is an InfiniBand or RoCE adapter, whose buffers are locked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +65,21 @@ class Processor:
     usable: int
     """Number of CPUs that this process may run on."""
     quota: float | None = None
-    """The container's share in CPUs, None for no limit."""
+    """The container's CPU quota in CPUs; None without a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A folder to swap to."""
+    """A folder for swapping."""
 
     path: str
     filesystem: str = ""
     error: str = ""
-    """Why it is unusable, "" where it is usable."""
+    """Why the folder is unusable; "" if it is usable."""
 
 
 def read_memory(root: Path) -> Memory:
-    """RAM, the container's limit, page locking and /dev/shm."""
+    """Read RAM, the container's limit, page locking and /dev/shm."""
     kib = {name: int(value.split()[0]) * 1024 for name, value in read_pairs(root / "proc/meminfo").items() if value}
     groups = memory_groups(root)
     limits = [(limit, group) for group in groups if (limit := group.limit_bytes) and limit < kib["MemTotal"]]
@@ -117,7 +118,7 @@ def _lockable_bytes(root: Path) -> int | None:
 
 
 def read_processor(root: Path) -> Processor:
-    """Usable cores and their quota."""
+    """Read the usable cores and their quota."""
     return Processor(usable=len(os.sched_getaffinity(0)), quota=cpu_quota(root))
 
 
@@ -136,7 +137,7 @@ def read_folder(path: str) -> Folder:
 
 
 def ram(memory: Memory) -> Findings:
-    """RAM is available."""
+    """Check the available RAM."""
     seen = phrase(
         "{available} of {total} GiB available", available=gib(memory.available_bytes), total=gib(memory.total_bytes)
     )
@@ -151,7 +152,7 @@ def ram(memory: Memory) -> Findings:
 
 
 def memory_limit(memory: Memory) -> Findings:
-    """The memory limit of the container, and the processes that the kernel killed in it."""
+    """Check the container's memory limit, and for processes that the kernel killed in it."""
     if memory.killed:
         yield warning(
             phrase(
@@ -180,9 +181,9 @@ def memory_limit(memory: Memory) -> Findings:
 
 
 def locked_memory(memory: Memory, folder: Folder | None = None) -> Findings:
-    """The limit of page-locked memory.
+    """Check the limit of page-locked memory.
 
-    It does not bind CUDA's pinned memory. It binds DeepSpeed's swap buffers, which are locked with mlock
+    It does not apply to CUDA's pinned memory, but to DeepSpeed's swap buffers, which are locked with mlock
     (ops/csrc/pin_memory/page_alloc.cpp, runtime/swap_tensor/ of 0.19.8), and the buffers of RDMA adapters.
     """
     limit = memory.lockable_bytes
@@ -200,7 +201,7 @@ def locked_memory(memory: Memory, folder: Folder | None = None) -> Findings:
 
 
 def shared_memory(memory: Memory, graphics: Graphics | None = None) -> Findings:
-    """/dev/shm, which NCCL and data loaders use."""
+    """Check /dev/shm, which NCCL and data loaders use."""
     free_bytes = memory.shared_free_bytes or 0
     fix = "docker run --shm-size=16g or --ipc=host; Kubernetes: an emptyDir of medium Memory at /dev/shm"
     if memory.shared_bytes is None:
@@ -223,7 +224,7 @@ def shared_memory(memory: Memory, graphics: Graphics | None = None) -> Findings:
 
 
 def cores(processor: Processor, graphics: Graphics | None = None) -> Findings:
-    """Cores for data loading and CPU Adam, and a quota that agrees with them."""
+    """Check the cores for data loading and CPU Adam, and whether the quota agrees with them."""
     usable = processor.usable
     ranks = max(1, len(graphics.gpus) if graphics else 1)
     if processor.quota is not None and processor.quota < 0.9 * usable:
@@ -245,7 +246,7 @@ def cores(processor: Processor, graphics: Graphics | None = None) -> Findings:
 
 
 def swap_folder(folder: Folder) -> Findings:
-    """The folder exists, is writable, and is on a drive of this machine."""
+    """Check that the folder exists, is writable, and is on a local drive."""
     filesystem = folder.filesystem
     if folder.error:
         yield problem(

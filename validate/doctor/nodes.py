@@ -1,4 +1,4 @@
-"""The machines of a hostfile: name resolution, ssh without a password, and the rendezvous port.
+"""The machines of a hostfile: name resolution, ssh without a password, and rendezvous port.
 
 Nothing is changed: no host key is accepted and no password is requested. The one command that runs on a node is `true`.
 """
@@ -16,12 +16,12 @@ from ...estimators.phrase import phrase
 from .findings import Findings, Runner, counted, ok, problem, unknown
 
 PARALLEL_NODES = 64
-"""Nodes that are examined at the same time."""
+"""Maximum number of nodes examined at the same time."""
 
 MAX_NODES = 1024
 
 PortAnswer = Literal["", "free", "in use", "no answer"]
-"""The state of the rendezvous port of a node; "" where it was not tried."""
+"""The state of the rendezvous port of a node; "" if it was not tried."""
 
 _LOOK_UP_S = 1.0
 _CONNECT_S = 2
@@ -34,10 +34,10 @@ class HostfileNode:
 
     name: str
     addresses: tuple[str, ...] = ()
-    """The addresses of its name; where there is none, `unresolved` gives the reason."""
+    """The addresses of the name; if empty, `unresolved` has the reason."""
     unresolved: str = ""
     ssh_error: str = ""
-    """Why a command cannot be run there without a password, "" where it can."""
+    """Why a command cannot be run there without a password; "" if it can."""
     port_answer: PortAnswer = ""
 
 
@@ -73,7 +73,7 @@ def read_nodes(names: Iterable[str], port: int, run: Runner) -> tuple[HostfileNo
 
 
 def port_state(address: str, port: int) -> PortAnswer:
-    """ "free" where the machine refuses the connection, "no answer" where the request is dropped."""
+    """The answer: "free" if the machine refuses the connection, "no answer" if the request is dropped."""
     try:
         socket.create_connection((address, port), timeout=_CONNECT_S).close()
     except OSError as error:
@@ -87,7 +87,7 @@ def _listed(nodes: Sequence[HostfileNode]) -> str:
 
 
 def names(nodes: Sequence[HostfileNode]) -> Findings:
-    """The names resolve, and not to loopback addresses."""
+    """Check that the names resolve, and not to loopback addresses."""
     unresolved = [node for node in nodes if node.unresolved]
     looped = [
         node
@@ -117,7 +117,7 @@ def names(nodes: Sequence[HostfileNode]) -> Findings:
 
 
 def ssh(nodes: Sequence[HostfileNode]) -> Findings:
-    """ssh works without a password."""
+    """Check that ssh works without a password."""
     refused = [node for node in nodes if node.ssh_error]
     if refused:
         message = refused[0].ssh_error
@@ -137,7 +137,7 @@ def ssh(nodes: Sequence[HostfileNode]) -> Findings:
 
 
 def rendezvous(nodes: Sequence[HostfileNode], environment: Mapping[str, str]) -> Findings:
-    """The rendezvous port of the first node is reachable and free."""
+    """Check that the rendezvous port of the first node is reachable and free."""
     if not nodes or not nodes[0].port_answer:
         return
     first = nodes[0]

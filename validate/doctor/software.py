@@ -22,23 +22,23 @@ from .nodes import HostfileNode
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "ninja")
 
 NO_NVIDIA_GPU = "no NVIDIA GPU"
-"""Found where neither the bus nor the kernel has one."""
+"""The observation if neither the bus nor the kernel has an NVIDIA GPU."""
 
 _FIRST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for a major CUDA version (CUDA Toolkit release notes, "minor version compatibility")."""
 
 _ON = ("1", "true", "on", "yes", "y")
-"""Values that NCCL, torch and CUDA accept for yes, in lower case."""
+"""Values in lower case that NCCL, torch and CUDA accept as true."""
 
 
 class VariableRule(NamedTuple):
-    """Values of a variable that are reported."""
+    """Values of an environment variable that are reported."""
 
     values: tuple[str, ...]
-    """In lower case; without any, every value counts that is not empty."""
+    """In lower case; empty for any non-empty value."""
     why: str
     fix: str = ""
-    """"" for `unset NAME`."""
+    """"" for the default fix, `unset NAME`."""
 
 
 RULES = {
@@ -63,27 +63,27 @@ RULES = {
     ),
     "DS_ACCELERATOR": VariableRule(("cpu",), "DeepSpeed uses the CPU instead of the GPUs"),
 }
-"""NCCL's by its user guide ("Environment Variables"), torch's by torch/csrc/distributed/c10d and c10/cuda, DeepSpeed's
-by accelerator/real_accelerator.py and ops/op_builder/builder.py of 0.19.8. Peer access of the RTX 4090: DeepSpeed issue
-4433, NVIDIA/nccl-tests issue 117."""
+"""Sources: NCCL's user guide ("Environment Variables"); torch/csrc/distributed/c10d and c10/cuda; DeepSpeed 0.19.8
+accelerator/real_accelerator.py and ops/op_builder/builder.py. Peer access of the RTX 4090: DeepSpeed issue 4433,
+NVIDIA/nccl-tests issue 117."""
 
 _BETWEEN_GPUS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledSoftware:
-    """Python packages, read without importing any."""
+    """Python packages; none is imported."""
 
     python: str
     packages: Mapping[str, str]
-    """Name -> version, of the installed ones among `PACKAGES`."""
+    """Name -> version of the installed packages among `PACKAGES`."""
     torch_cuda: str = ""
-    """CUDA version of the torch build ("12.8"), "" for a build without CUDA; `torch_hip` likewise for ROCm."""
+    """CUDA version of the torch build ("12.8"); "" for a build without CUDA. `torch_hip` is the same for ROCm."""
     torch_hip: str = ""
 
 
 def read_software() -> InstalledSoftware:
-    """Read package metadata, and the file of torch that names what it was built for."""
+    """Read package metadata, and torch's file with its build versions."""
     built: dict[str, str] = {}
     with suppress(PackageNotFoundError, OSError):
         text = Path(str(distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
@@ -97,7 +97,7 @@ def read_software() -> InstalledSoftware:
 
 
 def driver(graphics: Graphics) -> Findings:
-    """The NVIDIA driver answers, or the part of it that is missing is named."""
+    """Check that the NVIDIA driver answers, or identify its missing part."""
     if graphics.gpus:
         seen = phrase("NVIDIA driver {version}", version=graphics.driver)
         runs = phrase("{driver}, runs CUDA up to {cuda}", driver=seen, cuda=graphics.driver_cuda)
@@ -138,7 +138,7 @@ def driver(graphics: Graphics) -> Findings:
 
 
 def torch(software: InstalledSoftware, graphics: Graphics | None = None) -> Findings:
-    """torch is installed, in a build for the GPUs."""
+    """Check that torch is installed, in a build for the GPUs."""
     version = software.packages.get("torch")
     if version is None:
         yield problem(
@@ -159,7 +159,7 @@ def torch(software: InstalledSoftware, graphics: Graphics | None = None) -> Find
 
 
 def torch_and_driver(software: InstalledSoftware, graphics: Graphics) -> Findings:
-    """The driver runs the CUDA version of torch."""
+    """Check that the driver supports torch's CUDA version."""
     built = software.torch_cuda
     runs = graphics.driver_cuda
     if not built or not runs:
@@ -184,7 +184,7 @@ def torch_and_driver(software: InstalledSoftware, graphics: Graphics) -> Finding
 
 
 def deepspeed(software: InstalledSoftware) -> Findings:
-    """DeepSpeed is installed, in a version that ds-advise models."""
+    """Check that DeepSpeed is installed, in a version that ds-advise models."""
     found = software.packages.get("deepspeed")
     if found is None:
         yield problem(
@@ -206,7 +206,7 @@ def deepspeed(software: InstalledSoftware) -> Findings:
 def environment(
     environment: Mapping[str, str], nodes: Sequence[HostfileNode], graphics: Graphics | None = None
 ) -> Findings:
-    """Variables with a harmful value."""
+    """Check for environment variables with harmful values."""
     several = not graphics or len(graphics.gpus) != 1 or bool(nodes)
     is_sound = True
     for name, rule in RULES.items():

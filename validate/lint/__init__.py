@@ -1,4 +1,5 @@
-"""Lint of a ds_config: what DeepSpeed refuses, ignores, or does other than meant, with the place in the file.
+"""Lint of a ds_config: settings that DeepSpeed rejects, ignores, or interprets in an unintended way, with their place
+in the file.
 
 from ds_advise.validate.lint import lint, load_facts, read_document
 report = lint(read_document(Path("ds_config.json").read_bytes(), name="ds_config.json"), facts=load_facts())

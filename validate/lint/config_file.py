@@ -1,6 +1,6 @@
-"""The file of a configuration: reading it, and editing its text in place with a copy of the old one in the same folder.
+"""Read a configuration file, and edit it in place with a backup in the same folder.
 
-Edits change only the characters that must change, so that order and layout stay.
+Edits change only the necessary characters, so that order and layout stay.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ STANDARD_INPUT = Path("-")
 
 
 class Remove(NamedTuple):
-    """Take a key out."""
+    """Remove a key."""
 
     path: tuple[str, ...]
 
 
 class Rename(NamedTuple):
-    """Give a key another name, in its place."""
+    """Rename a key in its place."""
 
     path: tuple[str, ...]
     name: str
 
 
 class Replace(NamedTuple):
-    """Give a key another value."""
+    """Replace the value of a key."""
 
     path: tuple[str, ...]
     value: Any
@@ -46,9 +46,9 @@ Edit = Remove | Rename | Replace
 
 
 def apply(document: Document, edits: Sequence[Edit]) -> tuple[str, int]:
-    """The text with the edits, and the number of edits made.
+    """The edited text, and the number of edits made.
 
-    Skipped are edits whose key an earlier edit removed, and removals that would take a comment with them.
+    An edit is skipped if an earlier edit removed its key, or if it would remove a comment together with the key.
     """
     made = 0
     for edit in edits:
@@ -62,7 +62,7 @@ def apply(document: Document, edits: Sequence[Edit]) -> tuple[str, int]:
 
 
 def can_be_made(document: Document, edits: Sequence[Edit]) -> bool:
-    """Whether the first of a finding's edits, which the others follow, can be made."""
+    """Whether the first edit of a finding is possible; the others depend on it."""
     return bool(edits) and _span(document, edits[0]) is not None
 
 
@@ -86,7 +86,7 @@ def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
 def _removal(text: str, owner: DocumentNode, member: Member) -> tuple[int, int]:
     """The span of a member with one comma and its line break."""
     index = next(index for index, other in enumerate(owner.members) if other is member)
-    if index + 1 < len(owner.members):  # up to the next key, which takes its place
+    if index + 1 < len(owner.members):  # up to the next key, which moves to its place
         return member.start, owner.members[index + 1].start
     start = owner.members[index - 1].node.end if index else owner.start + 1
     comma = text.find(",", member.node.end, owner.end)
@@ -103,26 +103,25 @@ class ConfigFile:
 
 
 def read_config_file(path: Path) -> ConfigFile:
-    """The configuration in a file, `-` for standard input. Raises ConfigFileError where there is none."""
+    """Read the configuration in a file, `-` for standard input. Raises ConfigFileError if there is none."""
     raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == STANDARD_INPUT else read_file(path, MAX_BYTES, fix=FIX)
     return ConfigFile(path=path, raw=raw, document=read_document(raw, name=shown_name(path)))
 
 
 def shown_name(path: Path) -> str:
-    """The file's name in messages."""
+    """The name of the file in messages."""
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 
 def correct(
     file: ConfigFile, edits: Sequence[Edit], *, keep_byte_order_mark: bool = False
 ) -> tuple[ConfigFile, Path] | None:
-    """Make the edits in the file: (the file now, the copy of the old one), None where nothing changes.
+    """Apply the edits to the file. Returns (the edited file, the backup), or None if nothing changes.
 
-    The text goes to the place of the file, the old bytes to FILE.bak (or .bak.1, ...). No existing file is overwritten
-    with the copy, and no link is followed for it; where the file itself is a link, its target is corrected and the
-    copy is in the target's folder.
+    The file is replaced, and its old bytes go to FILE.bak (or .bak.1, ...). The backup never overwrites an existing
+    file and follows no link. If the file is a link, its target is edited and the backup is in the target's folder.
 
-    Raises ConfigFileError where either cannot be written; the file then is unchanged.
+    Raises ConfigFileError if either cannot be written; the file is then unchanged.
     """
     text, made = apply(file.document, edits)
     if not made and (keep_byte_order_mark or not file.document.byte_order_mark):

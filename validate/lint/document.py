@@ -1,8 +1,8 @@
-"""A ds_config as text: every key and value with its place, in JSON and in the Hjson that DeepSpeed reads.
+"""Parser of a ds_config that keeps the place of every key and value, for JSON and the Hjson that DeepSpeed reads.
 
 DeepSpeed reads a file with hjson (runtime/config.py, `DeepSpeedConfig`): JSON with comments, unquoted keys and strings,
-and optional commas. The Trainer and accelerate read it with Python's json. So what is more than JSON is accepted here
-and noted.
+and optional commas. The Trainer and accelerate read it with Python's json. Syntax beyond JSON is therefore accepted
+here and recorded.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import named, phrase
 
 MAX_BYTES = 150_000
-"""A configuration has kilobytes. What is beyond this is another file, and would take longer than a second."""
+"""Maximum size of a file. A configuration has kilobytes; a larger file is not one, and would take more than a
+second."""
 
 MAX_DEPTH = 60
-"""DeepSpeed's deepest key has five names; a parser's stack ends at about a thousand."""
+"""Maximum nesting depth. DeepSpeed's deepest key has five names; a parser's stack ends at about a thousand."""
 
 _MAX_DIGITS = 400
-"""Digits of a number; the largest float has 309. Python refuses to read integers beyond 4300."""
+"""Maximum digits of a number. The largest float has 309; Python refuses to read integers beyond 4300."""
 
 FIX = "give the JSON file that you pass to DeepSpeed or to TrainingArguments(deepspeed=...), or see ds-advise from"
 
@@ -36,18 +37,18 @@ _STRING = {'"': re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"'), "'": re.compile(r"'
 _LITERAL = re.compile(r"(true|false|null)(?=[\s,}\]#/]|$)")
 _NON_FINITE = re.compile(r"(NaN|-?Infinity)(?=[\s,}\]#/]|$)")
 _PYTHON_CONSTANT = re.compile(r"(True|False|None)[ \t]*[,}\]]")
-"""Hjson reads it as text up to the end of the line: `True,`."""
+"""Python constants: Hjson reads `True,` as text up to the end of the line."""
 
 _BARE_KEY = re.compile(r"[^\s:,{}\[\]\"'#]+(?=[ \t\r\n]*:)")
 _BARE_STRING = re.compile(r"[^\r\n]+")
 _BLANKS = re.compile(r"[ \t]*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""Numbers that Python's json takes, and that JSON does not have."""
+"""Numbers that Python's json accepts and JSON does not have."""
 
 
 class Departure(NamedTuple):
-    """What is more than JSON: its kind ("comment", "trailing comma", ...) and place."""
+    """Syntax beyond JSON: its kind ("comment", "trailing comma", ...) and place."""
 
     kind: str
     start: int
@@ -56,7 +57,7 @@ class Departure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentNode:
-    """A value as Python has it, its place, and its members or items."""
+    """A value as a Python object, its place, and its members or items."""
 
     value: Any
     start: int
@@ -65,7 +66,7 @@ class DocumentNode:
     items: tuple[DocumentNode, ...] = ()
 
     def member(self, key: str) -> Member | None:
-        """The member of this name, the last where there are several."""
+        """The member of this name, the last one of several; None if there is none."""
         return next((member for member in reversed(self.members) if member.key == key), None)
 
 
@@ -81,13 +82,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Document:
-    """A configuration that was read."""
+    """A parsed configuration."""
 
     text: str
     root: DocumentNode
     departures: tuple[Departure, ...]
     byte_order_mark: bool
-    """The file begins with one; it is not part of `text`."""
+    """Whether the file begins with one; it is not part of `text`."""
 
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column of a position, both from 1."""
@@ -105,7 +106,7 @@ class Document:
         return member
 
     def duplicates(self) -> Iterator[tuple[tuple[str, ...], Member]]:
-        """(path, member) of every repetition of a key in its object."""
+        """(path, member) of every repeated key in its object."""
         return _duplicates(self.root, ())
 
     @cached_property
@@ -126,7 +127,7 @@ def _duplicates(node: DocumentNode, path: tuple[str, ...]) -> Iterator[tuple[tup
 
 
 def read_document(raw: bytes, *, name: str) -> Document:
-    """The document in a file's bytes. Raises ConfigFileError, with line and column, where there is no object in it."""
+    """Parse a file's bytes. Raises ConfigFileError, with line and column, if they do not hold an object."""
     if len(raw) > MAX_BYTES:
         raise ConfigFileError(
             phrase("{name}: larger than {most:,} bytes, so it is not a ds_config", name=name, most=MAX_BYTES), fix=FIX
@@ -147,7 +148,7 @@ def read_document(raw: bytes, *, name: str) -> Document:
 
 
 class _Reader:
-    """A recursive reader of one text."""
+    """A recursive-descent parser of one text."""
 
     def __init__(self, text: str, name: str) -> None:
         self.text, self.name = text, name
@@ -177,10 +178,10 @@ class _Reader:
         self.departures.append(Departure(kind, start, end))
 
     def _skip(self, at: int) -> int:
-        """Past white space and comments."""
+        """Skip white space and comments."""
         text = self.text
         while True:
-            at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it also matches ""
             if text.startswith(("#", "//"), at):
                 end = text.find("\n", at)
             elif text.startswith("/*", at):
@@ -223,8 +224,8 @@ class _Reader:
         return DocumentNode(value=bare[0].strip(), start=at, end=at + len(bare[0].rstrip()))
 
     def _value_ends(self, at: int) -> bool:
-        """Whether only white space is between here and a comma, bracket, comment or the end of the line."""
-        end = _BLANKS.match(self.text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        """Whether only white space precedes the next comma, bracket, comment or end of line."""
+        end = _BLANKS.match(self.text, at).end()  # type: ignore[union-attr]  # it also matches ""
         return self.text[end : end + 1] in ("", ",", "}", "]", "#", "/", "\n", "\r")
 
     def _number(self, match: re.Match[str]) -> int | float:
@@ -281,7 +282,7 @@ class _Reader:
         return DocumentNode(value=[item.value for item in items], start=at, end=here + 1, items=tuple(items))
 
     def _separator(self, at: int, closing: str) -> int:
-        """Past the comma, if there is one, to the next key, value or closing bracket."""
+        """Skip the comma, if there is one, up to the next key, value or closing bracket."""
         comma = self._skip(at)
         found = self.text[comma : comma + 1]
         if found == ",":

@@ -1,4 +1,4 @@
-"""What a DeepSpeed version knows of a configuration: its keys, their types, defaults, deprecations and successors."""
+"""The configuration keys of a DeepSpeed version: types, defaults, deprecations and successors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class FieldType:
     """The type of a key's value."""
 
     name: str
-    """bool, int, float, str, path, dict, any; unwritable (an object that no file can hold); list (of the one in
-    `parts`); union (of `parts`); choice (an enumeration of `choices`, to which values are converted); literal (one of
+    """bool, int, float, str, path, dict, any; unwritable (an object that no file can hold); list (items of the type in
+    `parts`); union (of `parts`); choice (an enumeration; values are converted to one of `choices`); literal (one of
     `choices`)."""
     optional: bool = False
     choices: tuple[Any, ...] = ()
@@ -25,24 +25,24 @@ class FieldType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigField:
-    """A key of a block that DeepSpeed checks."""
+    """A key of a block that DeepSpeed validates."""
 
     name: str
     type: FieldType
     alias: str = ""
-    """The usual name in files, "" where it is `name`."""
+    """The usual name in files; "" if it is `name`."""
     default: Any = None
     default_known: bool = False
     bounds: tuple[tuple[str, float], ...] = ()
     """(sign, number) pairs; the signs are "gt", "ge", "lt" and "le"."""
     description: str = ""
-    """DeepSpeed's own words, "" where it has none."""
+    """DeepSpeed's own description; "" if it has none."""
     block: str = ""
-    """The path of the block that is its value, "" for a plain value."""
+    """The path of the block that is the value; "" for a plain value."""
     deprecated: bool = False
     successor: str = ""
     moves: bool = False
-    """DeepSpeed gives a deprecated key's value to the successor, and refuses both together."""
+    """Whether DeepSpeed assigns a deprecated key's value to the successor and rejects both together."""
 
     @property
     def usual_name(self) -> str:
@@ -59,22 +59,22 @@ class ConfigBlock:
 
     path: str
     strict: bool
-    """A pydantic class checks it: DeepSpeed refuses keys that are not in `fields`."""
+    """Whether a pydantic class validates the block: DeepSpeed then rejects keys that are not in `fields`."""
     fields: tuple[ConfigField, ...] = ()
     keys: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Key -> DeepSpeed's value without it, of the keys with a plain one."""
+    """Key -> DeepSpeed's default, for keys with a plain default."""
 
     def field(self, key: str) -> ConfigField | None:
-        """By its name or its alias."""
+        """The field with this name or alias; None if there is none."""
         return next((known for known in self.fields if key in known.names), None)
 
     def names(self) -> tuple[str, ...]:
-        """Every key that it may have, under the name that files use."""
+        """All keys of the block, under their usual names in files."""
         return self.keys + tuple(known.usual_name for known in self.fields)
 
     def path_of(self, key: str) -> str:
-        """The path of one of its keys."""
+        """The path of a key of the block."""
         return f"{self.path}.{key}" if self.path else key
 
 
@@ -87,25 +87,25 @@ class Parameter:
 
 
 Signatures = Mapping[str, tuple[Parameter, ...]]
-"""Classes with their arguments."""
+"""Class name -> its arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedFacts:
-    """What a version knows. It is kept as JSON (`estimators.json_form`)."""
+    """The facts of one DeepSpeed version, stored as JSON (`estimators.json_form`)."""
 
     version: str
     blocks: tuple[ConfigBlock, ...]
     removed: Mapping[str, str] = field(default_factory=dict)
-    """Path of a key that it refuses because the feature is gone -> its message."""
+    """Path of a key that DeepSpeed rejects because its feature was removed -> its message."""
     optimizers: tuple[str, ...] = ()
-    """Names (in lower case) for which DeepSpeed has code; other names are classes of torch.optim."""
+    """Optimizer names (in lower case) that DeepSpeed implements; other names are classes of torch.optim."""
     optimizer_classes: Signatures = field(default_factory=dict)
     schedulers: Signatures = field(default_factory=dict)
     torch_optimizers: Signatures = field(default_factory=dict)
     torch_schedulers: Signatures = field(default_factory=dict)
     origin: Literal["installed", "bundled"] = "installed"
-    """Whether these are the facts of the installed version or of the one that this package carries."""
+    """The source of the facts: the installed version, or the version bundled with this package."""
 
     @cached_property
     def _by_path(self) -> dict[str, ConfigBlock]:
@@ -123,17 +123,17 @@ class DeepSpeedFacts:
         return owners
 
     def owners(self, key: str) -> list[str]:
-        """The paths of all blocks that know a key."""
+        """The paths of all blocks that have a key."""
         return self._owners.get(key, [])
 
     def find_field(self, path: str) -> ConfigField | None:
-        """A key of a strict block."""
+        """The field at the path of a strict block's key; None if there is none."""
         owner, _, name = path.rpartition(".")
         block = self.block(owner)
         return block.field(name) if block else None
 
     def default(self, path: str) -> Any:
-        """DeepSpeed's value without the key, None where it has no plain one."""
+        """DeepSpeed's default of a key; None if it has no plain one."""
         owner, _, name = path.rpartition(".")
         block = self.block(owner)
         known = block.field(name) if block is not None else None

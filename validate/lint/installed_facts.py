@@ -1,4 +1,4 @@
-"""The facts of the DeepSpeed that is installed, from this user's cache or from its sources."""
+"""The facts of the installed DeepSpeed, from this user's cache or from its sources."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ...probes.store_path import store_path
 from .facts import DeepSpeedFacts
 
 BUNDLED = Path(__file__).with_name("bundled_facts.json")
-"""The facts of one version, for machines on which no DeepSpeed is installed."""
+"""The facts of one version, for machines without DeepSpeed."""
 
 _FORM = 3
-"""Version of the cached file: another one whenever its form changes, or what is read from the sources."""
+"""Version of the cached file; changes with its form and with what is read from the sources."""
 
 
 def load_facts() -> DeepSpeedFacts:
-    """The installed version's facts; without one, the bundled version's.
+    """The facts of the installed DeepSpeed, or the bundled ones if none is installed.
 
-    A cached file that cannot be read is written anew, and nothing fails where the cache cannot be written.
+    An unreadable cache file is written again; a cache that cannot be written is not an error.
     """
     version = installed_version("deepspeed")
     folder = source_folder("deepspeed") if version else None
@@ -46,6 +46,6 @@ def load_facts() -> DeepSpeedFacts:
 
 
 def source_folder(package: str) -> Path | None:
-    """Where an installed package's sources are, without importing it."""
+    """The folder of an installed package's sources; the package is not imported."""
     spec = find_spec(package)
     return Path(spec.origin).parent if spec is not None and spec.origin else None

@@ -1,4 +1,4 @@
-"""A configuration checked: every rule of the DeepSpeed version, and its findings in the order of the file."""
+"""Apply every rule of the DeepSpeed version to a configuration; findings are in the order of the file."""
 
 from __future__ import annotations
 
@@ -54,27 +54,27 @@ RULES: tuple[Rule, ...] = tuple(
         key=lambda rule: rule.code,
     )
 )
-"""All rules, by subject. A code is never given to another rule."""
+"""All rules, by subject. The code of a removed rule is never reused."""
 
 MOST_FINDINGS = 200
-"""A file with more is not a configuration."""
+"""Maximum number of findings; a file with more is not a configuration."""
 
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding:
-    """A violation with its rule's words and its place."""
+    """A violation with the texts of its rule and its place."""
 
     code: str
     severity: Severity
     title: str
     path: KeyPath
     line: int
-    """From 1, as `column`: of the key, or of its block where the key is missing."""
+    """From 1, like `column`: the place of the key, or of its block if the key is missing."""
     column: int
     length: int
-    """Characters of the key or of the place, within its line or beyond it."""
+    """Number of characters of the key or of the place, which may extend beyond the line."""
     what: str
     why: str
     fix: str
@@ -90,7 +90,7 @@ class LintFinding:
         return self.what if is_key else self.what[:1].upper() + self.what[1:]
 
     def excerpt(self, text: str, columns: int) -> tuple[str, str]:
-        """The finding's line of the file and carets below its place, cut to a number of columns around it."""
+        """The finding's line of the file with carets below its place, cut to a number of columns around it."""
         line = "".join(char if char.isprintable() else " " for char in text.split("\n")[self.line - 1].rstrip())
         first, margin = self.column - 1, f"{self.line} | "
         room = columns - len(margin)
@@ -106,21 +106,21 @@ class LintReport:
 
     document: Document
     findings: tuple[LintFinding, ...]
-    """Errors first, each severity in the order of the file."""
+    """Errors first; within each severity in the order of the file."""
     more: int
     """Number of findings beyond `MOST_FINDINGS`."""
     facts: DeepSpeedFacts
     framework: Framework
     framework_is_assumed: bool
     batch: FilledBatch = NOTHING_FILLED
-    """What filled an `auto` batch, for memory and speed."""
+    """Values assumed for an `auto` batch, for memory and speed."""
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def fixable(self) -> int:
-        """Number of findings that `--fix` mends."""
+        """Number of findings that `--fix` corrects."""
         return sum(bool(finding.edits) for finding in self.findings)
 
     @property
@@ -129,7 +129,7 @@ class LintReport:
 
 
 def _columns(text: str) -> int:
-    """Columns that a terminal takes for it."""
+    """The width of a text in columns of a terminal."""
     return sum(2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
@@ -145,7 +145,7 @@ def lint(
 ) -> LintReport:
     """Check a configuration.
 
-    framework: the reader of the file. None: the Trainer or accelerate where the file has an `auto` that only they fill,
+    framework: the reader of the file. None: the Trainer or accelerate if the file has an `auto` that only they fill,
                else plain DeepSpeed.
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     batch:     fills `auto` for memory and speed.
@@ -183,7 +183,7 @@ def lint(
 def _finding(document: Document, rule: Rule, violation: Violation) -> LintFinding:
     start, end = document.root.start, document.root.start + 1
     node = document.root
-    for name in violation.path:  # the key, or the innermost of its blocks that is there
+    for name in violation.path:  # the key, or the innermost of its blocks that exists
         member = node.member(name)
         if member is None:
             break
@@ -210,7 +210,7 @@ def _finding(document: Document, rule: Rule, violation: Violation) -> LintFindin
 
 
 def _as_read(node: DocumentNode, framework: Framework) -> Any:
-    """The value that the file's reader makes: hjson turns whole floats below 1e10 into integers."""
+    """The value that the file's reader produces: hjson converts whole floats below 1e10 to integers."""
     if node.members:
         return {member.key: _as_read(member.node, framework) for member in node.members}
     if node.items:
@@ -222,8 +222,8 @@ def _as_read(node: DocumentNode, framework: Framework) -> Any:
 
 
 def _first_tuned(values: Any) -> Any:
-    """With `autotuning` on, a list in zero_optimization is a choice; the autotuner tries every member
-    (DeepSpeed 0.19.8, autotuning/utils.py get_all_configs); the first of each is checked."""
+    """The values with the first item of each list in zero_optimization if `autotuning` is on: such a list holds
+    candidates, which the autotuner tries in turn (DeepSpeed 0.19.8, autotuning/utils.py get_all_configs)."""
     tuned, zero = (values.get("autotuning"), values.get("zero_optimization")) if isinstance(values, dict) else ({}, {})
     if not (isinstance(tuned, dict) and tuned.get("enabled") is True and isinstance(zero, dict)):
         return values

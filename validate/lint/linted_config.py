@@ -1,8 +1,9 @@
-"""A configuration as rules see it: as DeepSpeed gets it, with what is known of the version, the model and the GPUs.
+"""The configuration that rules check: as DeepSpeed receives it, with the known facts of the version, the model and the
+GPUs.
 
-`problem` decides by pydantic's rules whether DeepSpeed takes a value; it imports no pydantic, which browsers lack. The
-readers of `LintedConfig` answer with the type that they promise whatever the file holds; a value of another type is
-reported by other rules.
+`problem` decides by pydantic's rules whether DeepSpeed accepts a value, without importing pydantic, which browsers
+lack. The accessors of `LintedConfig` return the declared type whatever the file holds; other rules report values of a
+wrong type.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ _WORDS: Mapping[str, str] = {
     "list": "a list",
     "dict": "an object",
 }
-"""Name of a type -> words."""
+"""Name of a type -> its description."""
 
 
 def problem(field: ConfigField, value: Any) -> Phrase | None:
-    """What is wrong with a value, None where DeepSpeed takes it. value: not "auto", which DeepSpeed drops before."""
+    """Why DeepSpeed rejects a value; None if it accepts it. value: never "auto", which DeepSpeed drops before
+    validation."""
     try:
         taken = _taken(field.type, value)
     except ValueError:
@@ -57,7 +59,7 @@ def problem(field: ConfigField, value: Any) -> Phrase | None:
 
 
 def is_converted_text(field: ConfigField, value: Any) -> bool:
-    """A number or truth value that is written as text; DeepSpeed converts it, others who read the file do not."""
+    """Whether a value is a number or truth value written as text: DeepSpeed converts it, other readers do not."""
     numeric = field.type.name in ("bool", "int", "float") or (
         field.type.name == "choice" and all(isinstance(choice, int) for choice in field.type.choices)
     )
@@ -65,7 +67,7 @@ def is_converted_text(field: ConfigField, value: Any) -> bool:
 
 
 def number_in(value: Any) -> int | float | None:
-    """The finite number that a text writes, a whole one without a point as an integer; None for anything else."""
+    """The finite number written in a text, an integer if it has no decimal point; None for anything else."""
     if not isinstance(value, str):
         return None
     try:
@@ -78,7 +80,7 @@ def number_in(value: Any) -> int | float | None:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON writes it, cut to a short length."""
+    """A value in JSON, cut to a short length."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except ValueError:
@@ -87,12 +89,12 @@ def shown(value: Any) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """The known name that a misspelled one is near, "" where none is."""
+    """The known name closest to a misspelled one; "" if none is close."""
     return next(iter(get_close_matches(name[:60], list(known), n=1, cutoff=cutoff)), "")
 
 
 def wanted(kind: FieldType) -> Phrase:
-    """`a whole number`, `one of "none", "cpu", "nvme"`."""
+    """The description of a type: `a whole number`, `one of "none", "cpu", "nvme"`."""
     if kind.choices:
         return phrase("one of {values}", values=", ".join(map(shown, kind.choices)))
     if kind.name == "union":
@@ -115,7 +117,7 @@ def _plainly_right(kind: FieldType, value: Any) -> bool:
 
 _YES, _NO = ("1", "on", "t", "true", "y", "yes"), ("0", "off", "f", "false", "n", "no")
 TRUTHS = dict.fromkeys(_YES, True) | dict.fromkeys(_NO, False)
-"""Words that pydantic takes for a truth value, in lower case."""
+"""Words in lower case that pydantic accepts as a truth value."""
 
 _INTEGER = re.compile(r"\s*([+-]?\d+(?:_\d+)*)(?:\.0+)?\s*", re.ASCII)
 
@@ -125,7 +127,7 @@ def _taken(kind: FieldType, value: Any) -> Any:
 
 
 def _converted(kind: FieldType, value: Any) -> Any:
-    """The value that pydantic makes of another type's. Raises ValueError where it makes none.
+    """The value that pydantic converts a value of another type to. Raises ValueError if it rejects the value.
 
     Source: pydantic-core 2 (input/shared.rs, validators/enum_.rs).
     """
@@ -159,13 +161,14 @@ def _whole(value: Any) -> int:
 
 
 class FilledBatch(NamedTuple):
-    """The values for an `auto` batch, None where the file leaves none open, and what no file has."""
+    """Values for an `auto` batch, and gradient checkpointing, which no file contains; a size is None if it needs no
+    value."""
 
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     gradient_checkpointing: bool = True
     words: str = ""
-    """What was filled in by the advice, "" for nothing."""
+    """The description of values that the advice filled in; "" if none."""
 
     def plan(self, config: Mapping[str, Any], model: ModelShape, cluster: Cluster) -> Plan:
         """The plan of a configuration with these values. Raises as `plan_from_ds_config`."""
@@ -184,25 +187,25 @@ NOTHING_FILLED = FilledBatch()
 
 @dataclass(frozen=True, kw_only=True)
 class LintedConfig:
-    """A configuration with what is known besides it; `cluster`, `model` and `workload` may be unknown."""
+    """A configuration with its context; `cluster`, `model` and `workload` may be unknown."""
 
     document: Document
     values: dict[str, Any]
-    """What DeepSpeed makes of the file, `auto` still in it."""
+    """The values as DeepSpeed reads them, including `auto`."""
     facts: DeepSpeedFacts
     framework: Framework
-    """Who reads the file: "hf" (the Trainer or accelerate, which fill `auto`) or "deepspeed"."""
+    """The reader of the file: "hf" (the Trainer or accelerate, which fill `auto`) or "deepspeed"."""
     cluster: Cluster | None = None
     model: ModelShape | None = None
     workload: Workload | None = None
     batch: FilledBatch = NOTHING_FILLED
-    """What fills `auto`."""
+    """The values for `auto`."""
 
     def has(self, path: str) -> bool:
         return self.document.member(tuple(path.split("."))) is not None
 
     def get(self, path: str) -> Any:
-        """The value at a path, None where there is none."""
+        """The value at a path; None if there is none."""
         node: Any = self.values
         for name in path.split("."):
             if not isinstance(node, dict) or name not in node:
@@ -211,28 +214,28 @@ class LintedConfig:
         return node
 
     def knows(self, key: str) -> bool:
-        """Whether this version reads a key of the top level."""
+        """Whether this version has a key at the top level."""
         block = self.facts.block("")
         return block is not None and key in block.keys
 
     def block(self, path: str) -> dict[str, Any]:
-        """The object at a path, empty where there is none."""
+        """The object at a path; empty if there is none."""
         found = self.get(path)
         return found if isinstance(found, dict) else {}
 
     def number(self, path: str) -> int | float | None:
-        """A finite number, or None."""
+        """The finite number at a path, or None."""
         found = self.get(path)
         right = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < 1e300
         return found if right else None
 
     def flag(self, path: str) -> bool:
-        """Whether the value is one that DeepSpeed reads as true."""
+        """Whether DeepSpeed reads the value as true."""
         found = self.get(path)
         return is_true(found) or (isinstance(found, int | float) and bool(found))
 
     def off(self, path: str) -> bool:
-        """Whether the value is one that DeepSpeed reads as false."""
+        """Whether DeepSpeed reads the value as false."""
         found = self.get(path)
         if isinstance(found, str):
             return not TRUTHS.get(found.lower(), True)
@@ -243,7 +246,7 @@ class LintedConfig:
         return found if isinstance(found, str) else ""
 
     def zero(self, name: str) -> Any:
-        """A value of zero_optimization under any of its names, DeepSpeed's default where it is absent or `auto`."""
+        """A value of zero_optimization under any of its names; DeepSpeed's default if it is absent or `auto`."""
         for path in self._zero_paths(name):
             value = self.get(path)
             if value is not None and value != "auto":
@@ -251,16 +254,16 @@ class LintedConfig:
         return self.facts.default(f"zero_optimization.{name}")
 
     def zero_number(self, name: str) -> int:
-        """A whole number of zero_optimization, 0 for any other value."""
+        """A whole number of zero_optimization; 0 for any other value."""
         value = self.zero(name)
         return int(value) if isinstance(value, int | float) and abs(value) < 1e300 else 0
 
     def zero_path(self, name: str) -> str:
-        """The path of a value of zero_optimization in the file, "" if it is not there."""
+        """The path of a value of zero_optimization in the file; "" if it is absent."""
         return next(filter(self.has, self._zero_paths(name)), "")
 
     def zero_place(self, name: str) -> str:
-        """The same, with the usual name for a value that the file does not have."""
+        """As `zero_path`, with the usual name if the value is absent."""
         field = self.facts.find_field(f"zero_optimization.{name}")
         return self.zero_path(name) or f"zero_optimization.{field.usual_name if field else name}"
 
@@ -270,7 +273,7 @@ class LintedConfig:
 
     @cached_property
     def stage(self) -> int:
-        """The ZeRO stage; 0 where none or none that exists is set."""
+        """The ZeRO stage; 0 if it is absent or does not exist."""
         value = self.get("zero_optimization")
         if isinstance(value, bool):
             return int(value)
@@ -280,7 +283,7 @@ class LintedConfig:
         return int(stage) if isinstance(stage, int | float) and stage in (0, 1, 2, 3) else 0
 
     def offload(self, what: str) -> str:
-        """Where `optimizer` or `param` goes: "none", "cpu" or "nvme"; the deprecated flags are read, too."""
+        """The device of `optimizer` or `param`: "none", "cpu" or "nvme"; deprecated flags are considered."""
         device = self.get(f"zero_optimization.offload_{what}.device")
         if device in ("cpu", "nvme"):
             return str(device)
@@ -289,7 +292,7 @@ class LintedConfig:
 
     @cached_property
     def bf16_block(self) -> str:
-        """The name of the block that DeepSpeed takes as bf16."""
+        """The name of the block that DeepSpeed reads as bf16."""
         return "bfloat16" if self.get("bf16") is None and self.get("bfloat16") is not None else "bf16"
 
     @property
@@ -302,23 +305,24 @@ class LintedConfig:
 
     @property
     def optimizer(self) -> str:
-        """DeepSpeed's name for the optimizer in lower case, a class name of torch.optim as it is, "" without one."""
+        """DeepSpeed's optimizer name in lower case, or the class name of a torch.optim optimizer unchanged; "" if there
+        is none."""
         name = self.text("optimizer.type")
         return name.lower() if name.lower() in self.facts.optimizers else name
 
     @cached_property
     def optimizer_spec(self) -> OptimizerSpec | None:
-        """The row of the optimizer block's type; None without a block, and for an unknown optimizer."""
+        """The row of the optimizer block's type; None without a block or for an unknown optimizer."""
         return optimizer_of_type(self.optimizer)
 
     @property
     def has_adam(self) -> bool:
-        """The optimizer block names DeepSpeed's Adam or AdamW."""
+        """Whether the optimizer block names DeepSpeed's Adam or AdamW."""
         return self.optimizer_spec is not None and self.optimizer_spec.is_adam
 
     @property
     def may_have_adam(self) -> bool:
-        """DeepSpeed's Adam by the optimizer block, or the Trainer's own AdamW without one."""
+        """Whether the optimizer is DeepSpeed's Adam (optimizer block), or the Trainer's own AdamW (no block)."""
         return not self.optimizer or self.has_adam
 
     @property
@@ -327,7 +331,7 @@ class LintedConfig:
 
     @cached_property
     def plan(self) -> Plan | None:
-        """The plan that the configuration is on this cluster, None where it is none or nothing is known of them."""
+        """The plan of the configuration on this cluster; None if it is invalid or the context is unknown."""
         if self.model is None or self.cluster is None:
             return None
         try:

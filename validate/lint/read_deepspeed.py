@@ -1,7 +1,7 @@
 """Facts of a DeepSpeed version, parsed from its sources without running them.
 
-Blocks that pydantic classes check come with fields, types, defaults and deprecations; other blocks with the keys that
-code looks up by name; optimizers and schedulers with their arguments.
+Blocks with a pydantic class yield fields, types, defaults and deprecations; other blocks the keys that the code looks
+up by name; optimizers and schedulers their arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from .facts import ConfigBlock, ConfigField, DeepSpeedFacts, FieldType, Parameter, Signatures
 
 UNKNOWN = object()
-"""A value that only running the code would tell."""
+"""A value that is known only by running the code."""
 
 CLASSES = {
     "zero_optimization": ("runtime/zero/config.py", "DeepSpeedZeroConfig"),
@@ -34,7 +34,7 @@ CLASSES = {
     "weight_quantization": ("inference/config.py", "WeightQuantConfig"),
     "tensor_parallel": ("runtime/tensor_parallel/config.py", "TPTrainingConfig"),
 }
-"""Block -> the file and class that check it."""
+"""Block -> the file and class that validate it."""
 
 _FILES = (
     *sorted({file for file, _ in CLASSES.values()}),
@@ -69,17 +69,17 @@ _HOLDERS = {
 _GETTERS = ("get_scalar_param", "get_dict_param", "get_list_param")
 
 _PARTS = ("autotuning/config.py", "runtime/model_checkpointing/config.py")
-"""Files whose `param_dict` is no whole configuration."""
+"""Files whose `param_dict` is not the whole configuration."""
 
 _OTHER_KEYS = {
     "communication_data_type": UNKNOWN,  # runtime/config.py get_communication_data_type: the default of an argument
     "seq_parallel_communication_data_type": "fp32",
     "data_efficiency": UNKNOWN,  # runtime/data_pipeline/config.py: deeper levels under the same name
-    "compression_training": UNKNOWN,  # this and the next: before 0.19.7, in files of their own
+    "compression_training": UNKNOWN,  # this and the next: before 0.19.7, in separate files
     "curriculum_learning": UNKNOWN,
     "elasticity": UNKNOWN,
 }
-"""Keys of the top level that are looked up in another way."""
+"""Keys of the top level that are looked up in other ways."""
 
 _OPTIMIZERS = (
     "ops/adam/fused_adam.py",
@@ -104,7 +104,7 @@ _OPEN = (
     "compression_training",
     "curriculum_learning",
 )
-"""Blocks with keys that are not read here: a class's arguments, or deeper levels."""
+"""Blocks with keys that are not read here: arguments of a class, or deeper levels."""
 
 _PLAIN = {
     "bool": "bool",
@@ -161,7 +161,7 @@ def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> 
 
 
 class _Sources:
-    """The files that are read; those that are missing or cannot be parsed are left out."""
+    """The parsed source files, without those that are missing or cannot be parsed."""
 
     def __init__(self, folder: Path) -> None:
         self.trees = {name: tree for name in _FILES if (tree := _parse(folder / name)) is not None}
@@ -170,7 +170,7 @@ class _Sources:
         self.constants: dict[str, Any] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         self.aliases: dict[str, ast.Subscript] = {}
-        """Types that have a name of their own."""
+        """Type aliases by name."""
         for tree in (*modules, *self.trees.values()):
             self.classes |= {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
             for name, value in _assignments(tree):
@@ -212,7 +212,7 @@ class _Sources:
             return UNKNOWN
 
     def class_blocks(self, name: str, path: str) -> Iterator[ConfigBlock]:
-        """The block of a class, and those of the classes that its fields hold."""
+        """The blocks of a class and of the classes of its fields."""
         if name not in self.classes:
             return
         fields = []
@@ -224,8 +224,8 @@ class _Sources:
         yield ConfigBlock(path=path, strict=True, fields=tuple(fields))
 
     def _annotations(self, name: str) -> Iterator[tuple[ast.AnnAssign, ast.stmt | None]]:
-        """The fields of a class and of its bases, each with the statement that follows it; its own definition of a
-        field comes first."""
+        """The fields of a class and its bases, each with the following statement. The class's own definition of a field
+        replaces that of a base."""
         if name not in self.classes:
             return
         node = self.classes[name]
@@ -255,7 +255,7 @@ class _Sources:
         optional = isinstance(node.annotation, ast.Subscript) and ast.unparse(node.annotation.value) == "Optional"
         words = known.get("description", "")
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            words = following.value.value  # a string that stands alone describes the field above it
+            words = following.value.value  # a string expression describes the field above it
         return ConfigField(
             name=name,
             alias=alias,
@@ -296,8 +296,8 @@ class _Sources:
         return self._type(self.aliases[name]) if name in self.aliases else FieldType(name=_PLAIN.get(name, "any"))
 
     def looked_up_keys(self) -> dict[str, dict[str, Any]]:
-        """Path of a block -> the keys that are looked up in it, with their defaults: the constant NAME_DEFAULT is that
-        of the key that NAME holds."""
+        """Path of a block -> keys that the code looks up in it, with defaults: NAME_DEFAULT is the default of the key
+        in NAME."""
         keys: dict[str, dict[str, Any]] = {"": {}}
         for file, tree in self.trees.items():
             places = {name: path for name, path in _HOLDERS.items() if path or file not in _PARTS}
@@ -317,7 +317,7 @@ class _Sources:
         return keys
 
     def _place(self, node: ast.expr, places: dict[str, str]) -> str | None:
-        """The path of the block that an expression holds, None if it holds none."""
+        """The path of the block that an expression holds; None if it holds none."""
         if ast.unparse(node) in places:
             return places[ast.unparse(node)]
         found = _lookup(node)
@@ -337,7 +337,7 @@ def _parse(file: Path) -> ast.Module | None:
 
 
 def _assignments(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    """(name, expression) of each NAME = expression of a module or class."""
+    """(name, expression) of each NAME = expression in a module or class."""
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -345,7 +345,7 @@ def _assignments(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.exp
 
 
 def _class_name(annotation: ast.expr) -> str:
-    """The class in `Class` or `Optional[Class]`."""
+    """The name of the class in `Class` or `Optional[Class]`."""
     inner = annotation.slice if isinstance(annotation, ast.Subscript) else annotation
     return inner.id if isinstance(inner, ast.Name) else ""
 
@@ -367,8 +367,8 @@ def _lookup(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _signatures(*files: Path) -> Signatures:
-    """Each public class of these files with its arguments except `self` and the first one, the optimizer or its
-    parameters."""
+    """Each public class of these files with its arguments, without `self` and the first one (the optimizer or its
+    parameters)."""
     return {
         node.name: _parameters(function.args)
         for file in files

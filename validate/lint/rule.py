@@ -1,4 +1,4 @@
-"""A rule of lint: its code, its words and its check."""
+"""A lint rule: its code, texts and check."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A place where a rule applies."""
+    """A place at which a rule is violated."""
 
     path: KeyPath
     """The path of the key; a missing key is reported at the line of its block."""
     what: str
-    """What happens, a sentence with the values of this configuration."""
+    """The effect, as a sentence with the values of this configuration."""
     fix: str = ""
-    """What to do, where it depends on them."""
+    """The fix if it depends on the values; else ""."""
     severity: Severity | None = None
-    """Where it differs from the rule's."""
+    """The severity if it differs from the rule's."""
     edits: tuple[Edit, ...] = ()
-    """What `--fix` does, where the fix is not `REMOVAL`: only what cannot change the training."""
+    """Edits of `--fix` if the fix is not `REMOVAL`; only edits that cannot change the training."""
     span: tuple[int, int] | None = None
-    """Where it is in the text, for a place that is not a key."""
+    """The span in the text for a place that is not a key."""
 
 
 REMOVAL = ("remove it", "remove the key", "remove the block")
-"""Fixes that take the key of the violation out, which `--fix` does. Rules that leave a choice use other words."""
+"""Fixes that remove the key of the violation; `--fix` applies them. Rules that leave a choice use other words."""
 
 
 def violation(
@@ -52,7 +52,7 @@ def violation(
     edits: tuple[Edit, ...] = (),
     **fields: object,
 ) -> Violation:
-    """A violation at a path written with dots. fields: of the template `what`."""
+    """A violation at a dotted path. fields: values for the template `what`."""
     what = filled(what, **fields) if fields else what
     return Violation(path=tuple(path.split(".")), what=what, fix=fix, severity=severity, edits=edits)
 
@@ -60,24 +60,24 @@ def violation(
 def bad_value(
     config: LintedConfig, path: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()
 ) -> Violation:
-    """A violation by the value at a path."""
+    """A violation for the value at a path."""
     what = phrase("{name} is {value}", name=path.rpartition(".")[2], value=shown(config.get(path)))
     return violation(path, what, fix=fix, severity=severity, edits=edits)
 
 
 def removed(path: str) -> tuple[Edit, ...]:
-    """The edit that takes a key out."""
+    """The edit that removes a key."""
     return (Remove(tuple(path.split("."))),)
 
 
 def unknown_name(path: KeyPath, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "") -> Violation:
-    """A violation by a name that is not known. The fix is the nearest known name, and `fix` where none is near."""
+    """A violation for an unknown name. The fix is the closest known name, or `fix` if none is close."""
     near = nearest(path[-1], known, cutoff=cutoff)
     return Violation(path=path, what=what, fix=phrase("rename it to {near}", near=near) if near else fix)
 
 
 def unquoted(path: str, value: Any) -> tuple[Edit, ...]:
-    """The edit that replaces a number's text by the number; none for any other value."""
+    """The edit that replaces a number written as text by the number; none for any other value."""
     number = number_in(value)
     return () if number is None else (Replace(tuple(path.split(".")), number),)
 
@@ -86,42 +86,41 @@ RuleCheck = Callable[[LintedConfig], Iterator[Violation]]
 
 
 class RuleExample(NamedTuple):
-    """Two configurations, each as a dict or as the text of a file, and the command's options with which they are
-    read."""
+    """Two configurations, each as a dict or as the text of a file, and the command's options for them."""
 
     bad: Mapping[str, Any] | str
-    """It violates the rule."""
+    """Violates the rule."""
     good: Mapping[str, Any] | str
-    """It does not."""
+    """Satisfies the rule."""
     options: Mapping[str, Any] = MappingProxyType({})
 
 
 @cache
 def _examples() -> dict[str, dict[str, Any]]:
-    """The fields of `RuleExample` by the rule's code; every rule has an example."""
+    """Rule code -> fields of its `RuleExample`; every rule has one."""
     found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("rule_examples.json").read_text("utf-8"))
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A check with its words."""
+    """A check with its texts."""
 
     code: str
     severity: Severity
     title: str
     subject: str
-    """Heading of its table in the manual."""
+    """Heading of the rule's table in the manual."""
     check: RuleCheck
     why: str
-    """Why it matters."""
+    """Why the violation matters."""
     source: str
-    """The file of DeepSpeed (or transformers, accelerate) that shows it."""
+    """The file of DeepSpeed (or transformers, accelerate) that the rule follows."""
     fix: str = ""
-    """What to do, where it is the same for every violation."""
+    """The fix if it is the same for every violation."""
     since: str = "0.18"
     until: str = ""
-    """The first DeepSpeed version without it."""
+    """The first DeepSpeed version to which the rule no longer applies."""
 
     @property
     def example(self) -> RuleExample:
@@ -134,15 +133,15 @@ class Rule:
         return phrase("{since} and later", since=self.since)
 
     def holds_for(self, facts: DeepSpeedFacts) -> bool:
-        """Whether it is a rule of this version."""
+        """Whether the rule applies to this version."""
         return facts.at_least(self.since) and not (self.until and facts.at_least(self.until))
 
 
 class Rules:
-    """The rules of one subject, in the order in which they are written.
+    """The rules of one subject, in the order of their definition.
 
-    `error`, `warning` and `advice` make a rule of checks, which are arguments, or of the function that they decorate.
-    The code and the title are one string, the other words are the fields of `Rule` of the same names.
+    `error`, `warning` and `advice` create a rule from the checks in their arguments or from the decorated function.
+    Code and title are one string; the other keyword arguments are the fields of `Rule` with the same names.
     """
 
     def __init__(self, subject: str) -> None:

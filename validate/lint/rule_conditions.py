@@ -1,8 +1,8 @@
-"""Checks of a key's value: `at`, and the conditions that it takes.
+"""Checks of a key's value: `at`, and its conditions.
 
     at("zero_optimization.legacy_stage1", on & stages(1, 2, 3))
 
-reports the key where it is on at one of these stages.
+reports the key if it is on at one of these stages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _DTYPE_NAMES = {
     "int8": ("int8", "torch.int8"),
 }
 DTYPES = {name: dtype for dtype, names in _DTYPE_NAMES.items() for name in names}
-"""The names of `runtime/config.py DtypeEnum`."""
+"""Dtype names of `runtime/config.py DtypeEnum`."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A statement about a configuration and the key that a rule is about; `&` and `|` join two, `~` negates one."""
+    """A predicate of a configuration and the key that a rule checks; `&` and `|` join two, `~` negates one."""
 
     holds: Callable[[LintedConfig, str], bool]
 
@@ -62,10 +62,10 @@ swaps = Condition(
     lambda config, _: config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param"))
 )
 to_nvme = Condition(lambda config, path: config.offload(_offload_of(path)) == "nvme")
-"""The offload block of the key is on NVMe."""
+"""The key's offload block is on NVMe."""
 
 in_use = Condition(lambda config, path: config.offload(_offload_of(path)) != "none")
-"""The offload block of the key offloads."""
+"""The key's offload block offloads."""
 
 one_node = Condition(lambda config, _: config.cluster is not None and config.cluster.nodes == 1)
 
@@ -78,7 +78,7 @@ splits_ranks_unevenly = Condition(
         and config.world_size % size > 0
     )
 )
-"""The value is a size of groups that does not divide the number of GPUs."""
+"""The value is a group size that does not divide the number of GPUs."""
 
 
 def _offload_of(path: str) -> str:
@@ -94,7 +94,7 @@ def equals(*values: Any) -> Condition:
 
 
 def number(test: Callable[[float], bool]) -> Condition:
-    """The value is a number that passes the test."""
+    """The value is a number that satisfies the test."""
 
     def holds(config: LintedConfig, path: str) -> bool:
         found = config.number(path)
@@ -119,7 +119,7 @@ def is_missing(other: str) -> Condition:
 
 
 def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {value}", /, **more: object) -> RuleCheck:
-    """A check that reports each of the keys for which the condition holds.
+    """A check that reports each key that satisfies the condition.
 
     what:   a sentence with {name}, the key's last name; {block}, the name before it; {value}, its value as JSON;
         {number}, its value as a number; {stage}, {optimizer} and {ranks}, the number of GPUs; and the fields in `more`,

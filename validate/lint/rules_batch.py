@@ -129,19 +129,19 @@ BATCH_RULES.error(
 
 
 def _positive(config: LintedConfig, name: str) -> int:
-    """A whole number above zero, 0 for anything else."""
+    """The whole number above zero under a key; 0 for anything else."""
     value = config.number(name)
     return int(value) if value is not None and value > 0 and not value % 1 else 0
 
 
 def _steps(config: LintedConfig) -> int:
-    """The accumulation steps, 0 where they are not known. accelerate writes 1 into a file without the key
-    (accelerate 1.15, utils/dataclasses.py `DeepSpeedPlugin.__post_init__`)."""
+    """The accumulation steps; 0 if unknown. accelerate writes 1 into a file without the key (accelerate 1.15,
+    utils/dataclasses.py `DeepSpeedPlugin.__post_init__`)."""
     return 1 if config.framework == "hf" and not config.has(STEPS) else _positive(config, STEPS)
 
 
 def _data_parallel_ranks(config: LintedConfig) -> int | None:
-    """How many ranks a batch is divided over, None where it is not known."""
+    """The number of ranks that a batch is divided over; None if unknown."""
     ranks = config.world_size
     if ranks is None:
         return None
@@ -176,7 +176,7 @@ _READ_AS_THEY_ARE = (
     "seq_parallel_communication_data_type",
     "gradient_allreduce_op",
 )
-"""Keys where plain DeepSpeed fails with the text "auto"."""
+"""Keys for which plain DeepSpeed fails on the text "auto"."""
 
 
 @TRAINER_RULES.error(
@@ -201,8 +201,8 @@ def unfilled(config: LintedConfig) -> Iterator[Violation]:
 
 
 def is_for_the_trainer(values: Any, facts: DeepSpeedFacts) -> bool:
-    """Whether a file with these settings must be meant for the Trainer or accelerate: it leaves them an "auto" that
-    plain DeepSpeed does not take as its default, or only such as they fill."""
+    """Whether a file must be meant for the Trainer or accelerate: they fill all its "auto" values, or plain DeepSpeed
+    does not replace one of them by its default."""
     paths = list(_autos(values)) if isinstance(values, dict) else []
     blocks = [facts.block(".".join(path[:-1])) for path in paths]
     dropped = all(block is not None and block.strict for block in blocks)
@@ -210,13 +210,13 @@ def is_for_the_trainer(values: Any, facts: DeepSpeedFacts) -> bool:
 
 
 def _filled(path: KeyPath) -> bool:
-    """Whether the Trainer or accelerate replaces an "auto" there."""
+    """Whether the Trainer or accelerate fills an "auto" at this path."""
     known = CONFIG_KEYS.get(".".join(path))
     return (known is not None and known.filled) or ".".join(path) in _ACCELERATES
 
 
 def _autos(node: dict[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
-    """The places of "auto"; accelerate looks into objects, not into lists."""
+    """The paths of all "auto" values. accelerate searches objects, not lists."""
     for name, value in node.items():
         if isinstance(value, dict):
             yield from _autos(value, (*above, name))

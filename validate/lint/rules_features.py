@@ -20,7 +20,7 @@ _SOURCE = "module_inject/auto_ep_config.py validate_autoep_post_detection; modul
 
 
 def _size(config: LintedConfig) -> int:
-    """autoep_size where AutoEP is on, else 0."""
+    """autoep_size if AutoEP is on, else 0."""
     size = config.number("expert_parallel.autoep_size")
     return int(size if size is not None else 1) if config.flag("expert_parallel.enabled") else 0
 
@@ -185,7 +185,7 @@ def secret(config: LintedConfig) -> Iterator[Violation]:
 
 
 _MONITOR_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
-"""Block -> the package that it imports (monitor/utils.py)."""
+"""Block -> package that it imports (monitor/utils.py)."""
 
 
 @LOGGING_RULES.warning(
@@ -202,7 +202,7 @@ def missing_package(config: LintedConfig) -> Iterator[Violation]:
                 "{block} is enabled, and the package {package} is not installed here",
                 block=block,
                 package=package,
-                severity=None if config.facts.origin == "installed" else "advice",  # elsewhere than the training
+                severity=None if config.facts.origin == "installed" else "advice",  # it may run elsewhere
             )
 
 
@@ -217,7 +217,7 @@ _WORDS = {
     "checkpoint.writer.data_parallel": ("replica", "socket", "machine"),
     "checkpoint.parallel_write.pipeline_stage": (True, False, 0, 1),
 }
-"""Keys that no class of DeepSpeed checks, and the values that it knows, in any case of letters."""
+"""Keys that no class of DeepSpeed validates -> accepted values, in any case of letters."""
 
 
 @COMMUNICATION_RULES.error(

@@ -59,7 +59,7 @@ def duplicate(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _path_at(node: DocumentNode, found: Departure) -> KeyPath:
-    """The key with this place in its value or name, or the key before the place."""
+    """The key whose name or value contains this position, or the key before it."""
     before = [member for member in node.members if member.start <= found.start]
     if not before:
         return ()
@@ -68,8 +68,8 @@ def _path_at(node: DocumentNode, found: Departure) -> KeyPath:
 
 TYPE_RULES = Rules("Types and ranges")
 _LEAF = "zero_optimization.leaf_module"
-"""The block that takes a name in the place of a list of names, and null for itself
-(runtime/zero/leaf_module_config.py `_coerce_container_types`)."""
+"""The block that accepts a name instead of a list of names, and null for itself (runtime/zero/leaf_module_config.py
+`_coerce_container_types`)."""
 _NESTED = ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write")
 _NOT_READ_HERE = (
     "pipeline",
@@ -139,7 +139,8 @@ def text(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _checked_values(config: LintedConfig) -> Iterator[tuple[str, ConfigField, Any]]:
-    """(path, field, value) of each key of the checked blocks, without `auto`, which DeepSpeed drops before it looks."""
+    """(path, field, value) of each key of the validated blocks, without `auto`, which DeepSpeed drops before
+    validation."""
     for block in config.facts.blocks:
         for key, value in config.block(block.path).items() if block.strict and not _unread(config, block.path) else ():
             field = block.field(key)
@@ -153,7 +154,7 @@ def _checked_values(config: LintedConfig) -> Iterator[tuple[str, ConfigField, An
     source="runtime/engine.py, runtime/config.py",
 )
 def unchecked(config: LintedConfig) -> Iterator[Violation]:
-    for name in ("wall_clock_breakdown", "flops_profiler.enabled"):  # joined by | when the file is read
+    for name in ("wall_clock_breakdown", "flops_profiler.enabled"):  # DeepSpeed joins them by | when it reads the file
         value = config.get(name)
         if not isinstance(value, bool | int) and config.has(name):
             yield violation(
@@ -165,7 +166,7 @@ def unchecked(config: LintedConfig) -> Iterator[Violation]:
                 edits=_truth(name, value),
             )
     size = config.get("vocabulary_size")
-    if size and not isinstance(size, int | float):  # its remainder by 8 is looked at
+    if size and not isinstance(size, int | float):  # DeepSpeed computes its remainder by 8
         edits = unquoted("vocabulary_size", size)
         yield bad_value(config, "vocabulary_size", fix="write a whole number", edits=edits)
     for name in ("gradient_clipping", "gradient_predivide_factor"):
@@ -177,13 +178,13 @@ def unchecked(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _truth(path: str, value: object) -> tuple[Edit, ...]:
-    """The edit that writes true or false in the place of its text."""
+    """The edit that writes true or false in place of its text."""
     truth = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else None
     return () if truth is None else (Replace(tuple(path.split(".")), truth),)
 
 
 def _unread(config: LintedConfig, path: str) -> bool:
-    """Whether the block is bfloat16 and bf16 exists too."""
+    """Whether the block is bfloat16 and bf16 exists too, so that DeepSpeed ignores it."""
     return path == "bfloat16" and config.get("bf16") is not None
 
 

@@ -23,7 +23,7 @@ _TELLING = (
     "checkpoint",
     "data_types",
 )
-"""Blocks with unambiguous keys. Elsewhere names are common words ("mode", "group", "debug") or belong to one service
+"""Blocks with unambiguous keys. In others names are common words ("mode", "group", "debug") or specific to one service
 ("api_key")."""
 _LONGEST_NAME = 60
 
@@ -36,7 +36,7 @@ _LONGEST_NAME = 60
 def refused(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if block.strict and not place:
-            dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these before it looks
+            dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these first
             yield replace(_no_such_key(path, block, fix="remove it"), severity="warning" if dropped else None)
 
 
@@ -161,7 +161,7 @@ def two_names(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, ConfigField]]:
-    """(path, block, field) of every field of a checked block that the file has under its own name."""
+    """(path, block, field) of every field of a validated block that the file has under the field's own name."""
     for block in config.facts.blocks:
         for field in block.fields:
             path = block.path_of(field.name)
@@ -170,10 +170,10 @@ def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, Conf
 
 
 def _unknown(config: LintedConfig) -> Iterator[tuple[KeyPath, ConfigBlock, str]]:
-    """(path, its block, the block that it belongs in or "") of every key that its block does not know."""
+    """(path, its block, the block where it belongs or "") of every key that its block does not have."""
     for block in config.facts.blocks:
         if block.path == "bfloat16" and config.get("bf16") is not None:
-            continue  # it is not read
+            continue  # DeepSpeed does not read bfloat16 then
         found = config.block(block.path) if block.path else config.values
         for key in found:
             path = block.path_of(key)
@@ -189,18 +189,19 @@ def _no_such_key(path: KeyPath, block: ConfigBlock, *, fix: str) -> Violation:
 
 
 def _is_comment(key: str, block: ConfigBlock) -> bool:
-    """A key that is a remark, where DeepSpeed ignores it."""
+    """Whether a key is a remark that DeepSpeed ignores."""
     return not block.strict and key.startswith(("_", "//", "#", "comment"))
 
 
 def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
-    """The only other block that has this key, "" if none or several do; at the top level, ZeRO's before others.
+    """The only other block that has this key; "" if there are none or several. At the top level zero_optimization takes
+    precedence.
 
-    Only blocks around this one or within it count, and blocks of `_TELLING` keys: in others a key of the same name is
-    another thing.
+    Only blocks that contain this one or lie in it count, and blocks in `_TELLING`: in others a key of the same name has
+    another meaning.
     """
     if block.path in ("bf16", "bfloat16"):
-        return ""  # what it lacks is fp16's loss scaling, which bf16 does without
+        return ""  # it lacks only keys of fp16's loss scaling, which bf16 does not need
     places = [path for path in config.facts.owners(key) if path != block.path and path in _TELLING]
     if "zero_optimization" in places and not block.path:
         return "zero_optimization"
@@ -215,7 +216,7 @@ def _around(one: str, other: str) -> bool:
 
 
 def _usual_name(block: ConfigBlock, name: str) -> str:
-    """A key under the name that files use."""
+    """The usual name of a key in files."""
     field = block.field(name)
     return field.usual_name if field is not None else name
 
@@ -227,7 +228,7 @@ def _successor_stands(config: LintedConfig, block: ConfigBlock, field: ConfigFie
 
 
 def _succession(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:
-    """The same setting under its new name."""
+    """Edits that express the same setting under its new name."""
     name, value = path[-1], config.get(".".join(path))
     if name in ("cpu_offload", "cpu_offload_param"):
         renamed = (*path[:-1], successor)

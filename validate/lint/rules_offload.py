@@ -23,7 +23,7 @@ def _both(name: str) -> tuple[str, ...]:
 
 
 def _fits_pinned(known: Situation | None) -> bool:
-    """Whether the RAM holds what is offloaded when it is page-locked; True where that is not known."""
+    """Whether the RAM can hold the offloaded tensors in page-locked memory; True if unknown."""
     return known is None or has_room_for_pinned(known.model, known.workload, known.cluster, known.plan)
 
 

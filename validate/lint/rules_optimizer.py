@@ -18,7 +18,7 @@ _lamb = Condition(lambda config, _: config.optimizer == "lamb")
 _ENGINE = "runtime/engine.py _configure_basic_optimizer"
 _SCHEDULES = "runtime/lr_schedules.py"
 _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
-"""DeepSpeed 0.18 still has them (runtime/config.py ONEBIT_ADAM_OPTIMIZER and the two after it)."""
+"""1-bit optimizers, which DeepSpeed 0.18 still has (runtime/config.py ONEBIT_ADAM_OPTIMIZER and the two after it)."""
 
 
 @OPTIMIZER_RULES.error(
@@ -97,7 +97,7 @@ def wrong_argument(config: LintedConfig) -> Iterator[Violation]:
         if taken is None:
             continue
         for name in config.block(f"{block}.params"):
-            if name not in taken and (block, name) != ("optimizer", "max_grad_norm"):  # which DS503 finds
+            if name not in taken and (block, name) != ("optimizer", "max_grad_norm"):  # DS503 reports it
                 yield unknown_name(
                     (block, "params", name),
                     phrase("{kind} takes no {name}", kind=kind, name=f"{name[:40]!r}"),
@@ -196,7 +196,7 @@ def text(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _arguments(config: LintedConfig) -> list[str] | None:
-    """The arguments that the configuration can give the class that will be made; None where it is not known."""
+    """The arguments that the configuration can pass to the optimizer's class; None if unknown."""
     facts, name = config.facts, config.optimizer
     offloaded = config.offload("optimizer") != "none"
     spec = config.optimizer_spec
@@ -303,6 +303,6 @@ SCHEDULER_RULES.error(
 
 
 def _parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
-    """The arguments of the scheduler's class, None for a class that is not known."""
+    """The arguments of the scheduler's class; None if the class is unknown."""
     kind = config.text("scheduler.type")
     return config.facts.schedulers.get(kind) or config.facts.torch_schedulers.get(kind)

@@ -48,7 +48,7 @@ _filled = Condition(lambda config, _: any(config.is_auto(f"{name}.enabled") for 
 _may_be_accelerates = when.for_trainer & Condition(
     lambda config, _: not any(config.has(name) for name in (*_HALF, "bfloat16"))
 )
-"""Under accelerate a file without either block gets the one that mixed_precision names."""
+"""Under accelerate a file without either block gets the block that mixed_precision names."""
 
 PRECISION_RULES.advice(
     "DS203 training in fp32",
@@ -128,7 +128,7 @@ _decided = ~when.for_trainer | Condition(
         config.has(f"{name}.enabled") and not config.is_auto(f"{name}.enabled") for name in (*_HALF, "bfloat16")
     )
 )
-"""Neither the Trainer nor accelerate decides about the precision."""
+"""Neither the Trainer nor accelerate decides the precision."""
 _other_type = Condition(lambda config, path: _dtype(config, path) not in (None, _model_type(config))) & _decided
 
 PRECISION_RULES.error(
@@ -218,7 +218,7 @@ PRECISION_RULES.warning(
 
 
 def _number(value: object) -> float | None:
-    """A number, or text that is one."""
+    """The number in a value, also if it is written as text; None for anything else."""
     try:
         return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""DS9xx: the model on these GPUs: what does not fit, and what is slower than need be. Predictions, not measurements."""
+"""The model on these GPUs: memory and avoidable slowness (DS9xx). Predictions, not measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .rule import Rules, Violation, violation
 RESOURCE_RULES = Rules("Model and GPUs")
 
 GAIN = 1.10
-"""A prediction of less is within the error of the time model."""
+"""Minimum predicted speedup; less is within the error of the time model."""
 
 _SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
 
@@ -126,7 +126,7 @@ def left_out(config: LintedConfig) -> Iterator[Violation]:
 )
 def with_temporaries(config: LintedConfig) -> Iterator[Violation]:
     situation = Situation.of(config)
-    if not situation or situation.workload.software.optimizer_step == "auto":  # DeepSpeed's own
+    if not situation or situation.workload.software.optimizer_step == "auto":  # DeepSpeed's own optimizer
         return
     fused = replace(situation.workload.software, optimizer_step="fused")
     without = replace(situation, workload=replace(situation.workload, software=fused))
@@ -144,7 +144,7 @@ def with_temporaries(config: LintedConfig) -> Iterator[Violation]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """A model on GPUs, with a plan that the closed forms can predict."""
+    """A model on GPUs with a plan that the closed forms can predict."""
 
     model: ModelShape
     workload: Workload
@@ -170,7 +170,7 @@ class Situation:
         return fit_probability(self.memory(), self.cluster)
 
     def gain(self, other_plan: Plan) -> float:
-        """How many times as many tokens per second another plan gives; 0 where it does not fit or gains nothing."""
+        """The speedup of another plan in tokens per second; 0 if it does not fit or gains nothing."""
         if unsupported(self.model, self.workload, other_plan, self.cluster):
             return 0.0
         other = replace(self, plan=other_plan)
@@ -178,7 +178,7 @@ class Situation:
         return gain if gain >= GAIN else 0.0
 
     def _rate(self) -> float:
-        """Micro batches per second."""
+        """The speed of a plan in micro batches per second."""
         step_s = estimate_time(self.model, self.workload, self.cluster, self.plan).step_s
         return self.plan.gradient_accumulation_steps / step_s
 

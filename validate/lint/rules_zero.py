@@ -54,7 +54,7 @@ def offload_at_0(config: LintedConfig) -> Iterator[Violation]:
     if config.optimizer:
         spec = config.optimizer_spec
         moved = spec is not None and spec.has_cpu_kernel and not config.flag("optimizer.params.torch_adam")
-    else:  # the script's own, which must be DeepSpeed's CPU Adam or Lion
+    else:  # an optimizer of the script, which must be DeepSpeed's CPU Adam or Lion
         moved = not config.off("zero_force_ds_cpu_optimizer")
     offloaded = config.stage == 0 and config.offload("optimizer") != "none"
     if offloaded and isinstance(config.get("zero_optimization"), dict):
