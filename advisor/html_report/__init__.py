@@ -1,1 +1,1 @@
-"""Pictures made of plain data with the standard library alone, as SVG text; no terminal, no network, no torch."""
+"""Charts as SVG text, made from plain data with the standard library alone: no terminal, no network, no torch."""

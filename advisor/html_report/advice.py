@@ -22,11 +22,8 @@ from .plans import best_plans, host_bars, memory_bars, time_bars
 
 
 def advice_report(answer: Recommendation, config_path: str, picture: str = "") -> doc.Report:
-    """The report, and its chart.
-
-    config_path: the path of the configuration in the commands.
-    picture:     the name of the chart's file without its suffix: `scaling`, or else every plan's memory.
-    """
+    """Return the report with its chart. config_path: path of the configuration in the commands. picture: name of the
+    chart's file without suffix; `scaling` draws the scaling series, any other name the memory of every plan."""
     view = AnswerView(answer, config_path, details=True)
     chosen = answer.recommended
     series = () if chosen is None else scaling_of(answer.question, chosen)
@@ -145,11 +142,11 @@ def _charts(answer: Recommendation, every_series: Sequence[Series]) -> list[doc.
 
 
 _FIRST_COLUMNS = ("rung", "tokens_per_s", "verdict")
-"""What a phone has room for."""
+"""Columns that fit on a phone."""
 
 
 def _plans_table(view: AnswerView) -> Markup:
-    """A row for every plan; a rung without a plan has its reason alone."""
+    """Return a row for every plan; a rung without a plan has only its reason."""
     named = {"verdict": "verdict", **view.columns}
     titles = {name: named[name] for name in dict.fromkeys((*_FIRST_COLUMNS, *view.columns))}
     rows = [[_cell(row, name, getattr(row, name)) for name in titles] for row in view.ladder]

@@ -1,4 +1,4 @@
-"""Bars of parts against a limit."""
+"""Charts of stacked bars with a limit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from . import canvas as svg
 from .canvas import GIB, WIDE, Markup, Scale, Unit
 
 _SHADES = (1.0, 0.78, 0.6)
-"""Opacities of neighbours in one colour."""
+"""Opacities of adjacent parts of one colour."""
 
 _LEAST_WIDTH = 0.4
-"""Pixels below which a part is not drawn."""
+"""Least width of a drawn part in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a bar. ink: a name of the palette. hint: shown where a pointer rests on it."""
+    """A part of a bar. ink: a name of the palette. hint: text shown on hover."""
 
     name: str
     value: float
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A row. note: the figure at its end. words: the row for screen readers."""
+    """A row of the chart. note: figure at the bar's end. words: description for screen readers."""
 
     label: str
     parts: tuple[Part, ...]
@@ -45,7 +45,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class StackedBars:
-    """Rows in their order, on one scale that begins at 0."""
+    """Bars in their order, on a common scale from 0."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -53,13 +53,13 @@ class StackedBars:
     limit: float | None = None
     limit_words: str = ""
     ends_at: float | None = None
-    """The scale's end, where longer bars are cut; None: the longest bar."""
+    """End of the scale, at which longer bars are cut; None selects the longest bar."""
     inks: tuple[str, ...] = ()
-    """The families in the order of the legend, and of the parts of every bar."""
+    """Families in the order of the legend and of each bar's parts."""
 
 
 def draw_stacked_bars(chart: StackedBars, width: int = WIDE) -> Markup:
-    """The chart as SVG; where it is narrow, each row's label stands above its bar."""
+    """Return the chart as SVG. In a narrow chart, the label of a row stands above its bar."""
     narrow, longest = svg.is_narrow(width), max((bar.value for bar in chart.bars), default=0.0)
     scale = (max(longest, chart.limit or 0.0) if chart.ends_at is None else chart.ends_at) or 1.0
     limit = chart.limit if chart.limit is not None and chart.limit <= scale else None
@@ -87,7 +87,7 @@ def draw_stacked_bars(chart: StackedBars, width: int = WIDE) -> Markup:
 
 
 def _row(bar: Bar, inks: Sequence[str], limit: float | None, x_of: Scale, y: float, width: int) -> Markup:
-    """One bar with its label and its figure; a keyboard stops at it."""
+    """Return one bar with its label and figure; it can have the keyboard focus."""
     narrow, scale = svg.is_narrow(width), x_of.last
     thick, above, height = (14, 20, 38) if narrow else (16, 6, 28)
     end = x_of(min(bar.value, scale))

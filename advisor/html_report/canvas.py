@@ -1,7 +1,7 @@
-"""Elements of SVG and HTML, and the parts of every chart: colours, text, lines, scales, axes, a legend, the frame.
+"""Elements of SVG and HTML, and the parts of every chart: colours, text, lines, scales, axes, legend, frame.
 
-Every text and every attribute is escaped; the drawing is a function of the data alone. A colour stands in the markup as
-a plain attribute, so that every program that knows SVG draws it; the style sheet replaces it on a dark screen.
+Every text and attribute is escaped, and the drawing is a function of the data alone. Colours are plain attributes in
+the markup, so every SVG program draws them; the style sheet replaces them on a dark screen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..text.labels import MEMORY_FAMILIES, TIME_FAMILIES
 
 
 class Ink(NamedTuple):
-    """What is drawn in one colour."""
+    """A named colour with its light and dark value."""
 
     title: str
     light: str
@@ -49,11 +49,11 @@ INKS: Final[Mapping[str, Ink]] = {
     "good": Ink("", "#1f7a3d", "#5cc27e"),
     "limit": Ink("", "#b3261e", "#ff8a80"),
 }
-"""Colour by name. The components of a plan share seven hues, one for each family."""
+"""Colours by name. The components of a plan share seven hues, one per family."""
 
 
 def dark_rules() -> str:
-    """Rules that replace each light colour by its dark one."""
+    """Return CSS rules that replace each light colour by its dark one."""
     return "\n".join(
         f".f-{name}{{fill:{ink.dark}}} .s-{name}{{stroke:{ink.dark}}} .b-{name}{{background:{ink.dark}}}"
         for name, ink in INKS.items()
@@ -61,38 +61,38 @@ def dark_rules() -> str:
 
 
 def dark_style(condition: str) -> str:
-    """The style sheet under a condition of a media query."""
+    """Return the dark style sheet under the condition of a media query."""
     return f"@media {condition} {{\n{dark_rules()}\n}}"
 
 
 WIDE, NARROW = 720, 340
-"""Widths of a chart in pixels: on a screen or paper, and on a telephone."""
+"""Widths of a chart in pixels: for screens and paper, and for phones."""
 
 TEXT, SMALL = 13, 11.5
-"""Sizes of letters."""
+"""Font sizes in pixels."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 Attribute: TypeAlias = str | float | bool | None
-"""A value of an attribute; None and False leave it out, True writes it empty."""
+"""Value of an attribute. None and False omit the attribute, True writes it empty."""
 
 Anchor = Literal["start", "middle", "end"]
 
 _LEAVES = frozenset(("rect", "path", "line", "circle", "polyline", "use", "meta", "link", "br", "hr", "input", "col"))
-"""Elements that are closed at once where they hold nothing."""
+"""Elements that are self-closing if they are empty."""
 
 _SPACES = "\n\t\N{NO-BREAK SPACE}"
-"""Characters that Python calls unprintable and that a text may have."""
+"""White space that Python counts as unprintable and that is kept in texts."""
 
 
 class Markup(str):
-    """Text that is markup already, and is not escaped again."""
+    """Text that is already markup and is not escaped again."""
 
     __slots__ = ()
 
 
 def escaped(text: str) -> Markup:
-    """Text for an element or an attribute; unprintable characters become replacement characters."""
+    """Return text escaped for an element or an attribute; unprintable characters become replacement characters."""
     allowed = str(text)
     if not allowed.isprintable():
         allowed = "".join(
@@ -102,14 +102,14 @@ def escaped(text: str) -> Markup:
 
 
 def number(value: float) -> str:
-    """A coordinate with at most two decimals: `12`, `3.5`, `0.25`."""
+    """Return a coordinate with at most two decimals: `12`, `3.5`, `0.25`."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
 
 def element(name: str, /, *children: str | None, **attributes: Attribute) -> Markup:
-    """One element; `class_` is `class`, and `stroke_width` is `stroke-width`. Children that are not `Markup` are
-    text."""
+    """Return one element. `class_` becomes `class`, and `stroke_width` becomes `stroke-width`. Children that are not
+    `Markup` are escaped."""
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     inner = joined(*children)
     if not inner and name in _LEAVES:
@@ -118,7 +118,7 @@ def element(name: str, /, *children: str | None, **attributes: Attribute) -> Mar
 
 
 def joined(*children: str | None) -> Markup:
-    """Children one after the other; None is nothing."""
+    """Return the concatenated children; None is skipped."""
     return Markup(
         "".join(child if isinstance(child, Markup) else escaped(child) for child in children if child is not None)
     )
@@ -142,7 +142,7 @@ _WIDTHS = {**dict.fromkeys("iljtf.,:;|' -", 0.36), **dict.fromkeys("mwMW", 0.95)
 
 @lru_cache(maxsize=1024)
 def text_width(text: str, size: float = TEXT) -> float:
-    """Pixels of a text: an upper estimate, since the browser's sans-serif font is not known."""
+    """Return the width of a text in pixels: an upper estimate, since the browser's sans-serif font is unknown."""
     return size * sum(_WIDTHS.get(char, 0.7 if char.isupper() else 0.62) for char in text)
 
 
@@ -164,7 +164,7 @@ def label(
     size: float = TEXT,
     bold: bool = False,
 ) -> Markup:
-    """Text with its baseline at y."""
+    """Return text with its baseline at y."""
     return element(
         "text",
         text,
@@ -178,25 +178,25 @@ def label(
 
 
 def small(x: float, y: float, text: str, *, anchor: Anchor = "start", ink: str = "soft") -> Markup:
-    """A label of an axis or a legend."""
+    """Return a label of an axis or legend."""
     return label(x, y, text, anchor=anchor, ink=ink, size=SMALL)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, ink: str = "grid") -> Markup:
-    """A line of the grid, or a dashed one for a limit."""
+    """Return a grid line, or a dashed line for a limit."""
     width, dashes = (1.5, "5 4") if ink == "limit" else (None, None)
     ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
     return element("line", **ends, stroke_width=width, stroke_dasharray=dashes, **stroke(ink))
 
 
 def curve(points: Iterable[tuple[float, float]]) -> Markup:
-    """A line through points in pixels."""
+    """Return a line through points in pixels."""
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     return element("path", d=path, fill="none", stroke_width=1.8, **stroke("weights"))
 
 
 class Unit(NamedTuple):
-    """The unit of an axis: values are round and written when counted in it."""
+    """Unit of an axis: tick values are round in this unit, and labels are written in it."""
 
     title: str
     size: float
@@ -209,12 +209,12 @@ GIB: Final = Unit("GiB", 2**30)
 
 
 def time_unit(longest_s: float) -> Unit:
-    """Seconds, or milliseconds where the longest time is below a second."""
+    """Return seconds, or milliseconds if the longest time is below a second."""
     return Unit("s", 1) if longest_s >= 1 else Unit("ms", 1e-3)
 
 
 class Scale(NamedTuple):
-    """Maps values to pixels: `first` to `start`, and `last` to `end`."""
+    """Linear map from values to pixels: `first` to `start`, and `last` to `end`."""
 
     first: float
     last: float
@@ -226,8 +226,8 @@ class Scale(NamedTuple):
 
 
 def round_steps(highest: float, count: int, unit: float = 1) -> list[float]:
-    """About `count` values from 0 to at most `highest`, round when counted in units: steps of 1, 2, 2.5 or 5 times a
-    power of ten of them."""
+    """Return about `count` values from 0 to at most `highest`: multiples of 1, 2, 2.5 or 5 times a power of ten
+    units."""
     highest /= unit
     if highest <= 0 or not math.isfinite(highest):
         return [0.0]
@@ -238,17 +238,17 @@ def round_steps(highest: float, count: int, unit: float = 1) -> list[float]:
 
 
 Ticks = Sequence[tuple[float, str]]
-"""Values of an axis with their labels."""
+"""Axis values with their labels."""
 
 
 def ticks(values: Sequence[float], write: Callable[[float], str], unit: str = "") -> Ticks:
-    """Values with their labels; the last label has the unit."""
+    """Return values with their labels; the last label includes the unit."""
     *others, last = ((value, write(value)) for value in values)
     return [*others, (last[0], f"{last[1]} {unit}".rstrip())]
 
 
 def horizontal_axis(values: Ticks, x_of: Scale, top: float, bottom: float) -> Markup:
-    """Grid lines with their values under them."""
+    """Return grid lines with their values below."""
     return joined(
         *(line(x_of(value), top, x_of(value), bottom) for value, _ in values),
         *(
@@ -261,7 +261,7 @@ def horizontal_axis(values: Ticks, x_of: Scale, top: float, bottom: float) -> Ma
 def vertical_axis(
     values: Ticks, ends: tuple[float, float], top: float, bottom: float, right: float
 ) -> tuple[Markup, float, Scale]:
-    """(grid lines with their values at the left, where they begin, the scale between its ends)."""
+    """Return (grid lines with their values at the left, where they begin, the scale between its ends)."""
     left, y_of = 12 + max(text_width(text, SMALL) for _, text in values), Scale(*ends, bottom, top)
     rows = joined(
         *(line(left, y_of(value), right, y_of(value)) for value, _ in values),
@@ -271,7 +271,7 @@ def vertical_axis(
 
 
 def vertical_limit(x: float, words: str, y: float, stretches: Sequence[tuple[float, float]], width: int) -> Markup:
-    """A dashed line over stretches of the height, with its words centred above it inside the chart."""
+    """Return dashed lines over stretches of the height, with a centred label above each, inside the chart."""
     half = text_width(words, SMALL) / 2
     middle = min(max(x, half + 2), width - half - 2)
     return joined(
@@ -281,7 +281,7 @@ def vertical_limit(x: float, words: str, y: float, stretches: Sequence[tuple[flo
 
 
 def legend(inks: Sequence[str], width: int) -> tuple[Markup, float]:
-    """(coloured squares with their words on one line or more, the height that they take)."""
+    """Return (coloured squares with labels on one or more lines, the height of the legend)."""
     marks, x, y = [], 0.0, 0.0
     for ink in inks:
         words = INKS[ink].title
@@ -295,7 +295,7 @@ def legend(inks: Sequence[str], width: int) -> tuple[Markup, float]:
 
 
 def frame(title: str, width: int, height: float, *parts: Markup | None) -> Markup:
-    """The chart as an SVG element with its title for screen readers."""
+    """Return the chart as an SVG element with a title for screen readers."""
     return element(
         "svg",
         element("title", title),
@@ -312,7 +312,7 @@ def frame(title: str, width: int, height: float, *parts: Markup | None) -> Marku
 
 
 def _folded_heading(heading: str, width: float) -> list[str]:
-    """The heading in lines, broken after its parts."""
+    """Return the heading in lines, broken between its parts."""
     lines = [""]
     for part in heading.split(" · "):
         longer = f"{lines[-1]} · {part}" if lines[-1] else part
@@ -324,7 +324,7 @@ def _folded_heading(heading: str, width: float) -> list[str]:
 
 
 def standing_alone(picture: Markup, heading: str) -> str:
-    """A chart as a file of its own: on paper, with a style sheet for dark screens and a heading."""
+    """Return a chart as a file of its own: with a background, a heading, and a style sheet for dark screens."""
     size = re.search(r'viewBox="0 0 (\S+) (\S+)"', picture)
     assert size is not None
     margin, lines = 16, _folded_heading(heading, float(size[1]))

@@ -13,7 +13,7 @@ from .plans import memory_bars, time_bars
 
 
 def comparison_report(comparison: Comparison) -> doc.Report:
-    """The report, and the chart of both sides' memory."""
+    """Return the report, with the chart of both sides' memory."""
     question, charts, chart = comparison.question, list[doc.Section](), None
     subject = " · ".join(f"{letter}: {side.name}" for letter, side in zip("AB", comparison.sides, strict=True))
     if question is not None:

@@ -1,6 +1,7 @@
-"""The report as one HTML file: sections, tables and figures, with style and script within, nothing from elsewhere.
+"""The report as one HTML file: sections, tables and figures, with inline style and script and no external resources.
 
-Its path and that of the chart are checked before anything takes long. Files are never overwritten without --force.
+The paths of report and chart are checked before the long computations. Existing files are overwritten only with
+--force.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from ..text.units import gib, rate, seconds
 from .canvas import NARROW, WIDE, Markup, dark_style, element, escaped, joined, standing_alone
 
 _ZOOM = 2
-"""Pixels of a PNG for each pixel of the SVG, for sharp screens."""
+"""Pixels of a PNG per pixel of the SVG, for high-resolution screens."""
 
 
 def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
-    """See that the report and the chart can be written.
+    """Check that the report and the chart can be written.
 
-    Raises ConfigFileError for a path that is not a file in an existing folder that may be written to, for a file that
-    exists, unless `force`, for a chart with another suffix than .svg and .png, and for .png without the renderer.
+    Raises ConfigFileError for a path that is not a file in an existing writable folder, for an existing file unless
+    `force`, for a chart with a suffix other than .svg and .png, and for .png without the renderer.
     """
     if html is not None:
         check_target(html, "--html", force=force)
@@ -65,7 +66,7 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
 
 
 def check_target(path: Path, option: str, *, force: bool) -> None:
-    """Raises ConfigFileError where the file that an option names cannot be written, or exists, unless `force`."""
+    """Raise ConfigFileError if the file that an option names cannot be written, or exists and `force` is not set."""
     what, why = phrase("{path} cannot be written", path=path), ""
     fix: str = f"pass another file to {option}"
     if path.exists() and not path.is_file():
@@ -87,7 +88,7 @@ def check_target(path: Path, option: str, *, force: bool) -> None:
 
 
 def write_file(content: bytes, path: Path, option: str) -> None:
-    """Write the file at once. Raises ConfigFileError where it cannot be written after all."""
+    """Write the file atomically. Raises ConfigFileError if it cannot be written."""
     try:
         replace_file(Path(os.path.realpath(path)), content)
     except OSError as error:
@@ -99,7 +100,7 @@ def write_file(content: bytes, path: Path, option: str) -> None:
 
 
 def write_picture(picture: Markup, heading: str, path: Path) -> None:
-    """Write a chart with a heading, as SVG or PNG by the suffix; a PNG has light colours."""
+    """Write a chart with a heading, as SVG or PNG by the path's suffix; a PNG has light colours."""
     text = standing_alone(picture, heading)
     content = text.encode()
     if path.suffix.lower() == ".png":
@@ -113,7 +114,7 @@ Chart = TypeVar("Chart")
 
 
 class Section(NamedTuple):
-    """A part of the report with a heading; one with an empty body is left out. name: its anchor."""
+    """A section of the report with a heading; a section with an empty body is left out. name: its anchor."""
 
     name: str
     title: str
@@ -122,7 +123,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A report in the order in which it is read."""
+    """A report, with its parts in reading order."""
 
     subject: str
     verdict: str
@@ -130,16 +131,16 @@ class Report:
     lead: Sequence[str]
     """Sentences after the verdict."""
     tiles: Sequence[tuple[str, str, str]] = ()
-    """Figures in boxes: a title, the figure, and a few words under it."""
+    """Figures in boxes: title, figure, and a short text below."""
     sections: Sequence[Section]
     data: Any
-    """What `--json` prints; dataclasses become objects."""
+    """The data that `--json` prints; dataclasses become objects."""
     chart: Callable[[], Markup] | None = None
-    """Draws the picture of `--plot`."""
+    """Function that draws the chart of `--plot`."""
 
 
 def html_of(report: Report) -> str:
-    """The file's text. A policy in it forbids the browser to load anything."""
+    """Return the file's text. Its content security policy forbids the browser to load anything."""
     sections = [section for section in report.sections if section.body]
     tiles = [
         element("div", element("dt", title), element("dd", figure, element("small", words) if words else None))
@@ -162,10 +163,7 @@ def html_of(report: Report) -> str:
 
 
 def write_report(report: Report, html: Path | None, say: Callable[[str], None], *, plot: Path | None = None) -> None:
-    """Write the report and its chart, as far as they have a path.
-
-    Raises ConfigFileError if a file cannot be written.
-    """
+    """Write the report and its chart if they have a path. Raises ConfigFileError if a file cannot be written."""
     if html is not None:
         write_file(html_of(report).encode(), html, "--html")
         say(phrase("wrote {file}", file=html))
@@ -179,18 +177,18 @@ def _text(name: str) -> str:
 
 
 def bullets(sentences: Sequence[str]) -> Markup:
-    """A list, each sentence with a capital letter unless it begins with the name of a rung; empty without sentences."""
+    """Return a list; each sentence is capitalized unless it begins with the name of a rung. Empty without sentences."""
     capital = (each[:1].upper() + each[1:] if each.partition(" ")[0].isalpha() else each for each in sentences)
     return element("ul", *(element("li", sentence) for sentence in capital)) if sentences else Markup()
 
 
 def note(text: str) -> Markup:
-    """A sentence in a softer tone; empty without text."""
+    """Return a sentence in a muted style; empty without text."""
     return element("p", text, class_="note") if text else Markup()
 
 
 def copyable(text: str) -> Markup:
-    """Text in a fixed font with a button that copies it; empty without text."""
+    """Return text in a fixed-width font with a copy button; empty without text."""
     if not text:
         return Markup()
     button = element("button", "Copy", type="button", data_copy=True)
@@ -198,12 +196,12 @@ def copyable(text: str) -> Markup:
 
 
 def folded(title: str, body: Markup) -> Markup:
-    """A part that is opened by a click, and on paper; empty without a body."""
+    """Return a part that a click opens, and that is open on paper; empty without a body."""
     return element("details", element("summary", title), body) if body else Markup()
 
 
 def as_printed(render: Callable[[Console], object], title: str = "The answer as it is printed") -> Markup:
-    """The text that an answer has in a terminal."""
+    """Return the text of an answer as printed on a terminal."""
     page = io.StringIO()
     render(Console(file=page, width=80, highlight=False, color_system=None))
     return folded(title, element("pre", page.getvalue().strip("\n"), tabindex="0"))
@@ -213,8 +211,8 @@ _HINT = re.compile(r"<title>[^<]*</title>")
 
 
 def figure(chart: Chart, draw: Callable[[Chart, int], Markup], alternative: Markup | None = None) -> Markup:
-    """The chart for a screen and for a telephone, with its figures as a table beneath. The narrow one has no hints,
-    since a finger does not hover and the table has them."""
+    """Return the chart for screens and for phones, with its figures as a table below. The narrow chart has no hints,
+    because touch screens do not hover and the table has the figures."""
     head, _, rest = draw(chart, NARROW).partition("</title>")
     narrow = Markup(f"{head}</title>{_HINT.sub('', rest)}")
     wide = element("div", draw(chart, WIDE), class_="wide")
@@ -222,7 +220,7 @@ def figure(chart: Chart, draw: Callable[[Chart, int], Markup], alternative: Mark
 
 
 class Figure(NamedTuple):
-    """A number as text, and exactly."""
+    """A number as text, and its exact value."""
 
     text: str
     value: float | None
@@ -231,16 +229,16 @@ class Figure(NamedTuple):
 Cell = str | Figure
 
 NOTHING = "\N{EN DASH}"
-"""A figure that is not known, or zero."""
+"""Placeholder for an unknown or zero figure."""
 
 
 def figure_of(value: float | None, unit: Callable[[Any], str]) -> Figure:
-    """A number as its unit writes it."""
+    """Return a number in the format of its unit."""
     return Figure(NOTHING if value is None else unit(value), value)
 
 
 def size(size_bytes: int | None) -> Figure:
-    """GiB."""
+    """Return a size in GiB."""
     return Figure(gib(size_bytes) if size_bytes else NOTHING, size_bytes)
 
 
@@ -253,7 +251,7 @@ def duration(taken_s: float | None) -> Figure:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, classes: Sequence[str] = ()) -> Markup:
-    """A table with its columns of figures at the right, empty without rows; classes: of the rows."""
+    """Return a table with right-aligned columns of figures; empty without rows. classes: CSS classes of the rows."""
     if not rows:
         return Markup()
     numeric = [any(isinstance(row[column], Figure) for row in rows) for column in range(len(head))]
@@ -276,19 +274,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, classes: Seque
 
 
 def _cell(cell: Cell) -> Markup:
-    """A figure has its exact value as an attribute for programs."""
+    """Return a cell; a figure has its exact value as an attribute for programs."""
     if isinstance(cell, Figure):
         return element("td", cell.text, class_="n", data_value=None if cell.value is None else repr(cell.value))
     return element("td", cell)
 
 
 def figures_table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
-    """The figures of a chart."""
+    """Return a table of a chart's figures."""
     return folded("Figures as a table", table(head, rows))
 
 
 def parts_table(bars: Sequence[tuple[str, Mapping[str, float]]], unit: Callable[[Any], Figure], what: str) -> Markup:
-    """The figures of a chart of bars: components down, the largest first, bars across."""
+    """Return a table of a bar chart's figures: components in rows, the largest first, and bars in columns."""
     most: dict[str, float] = {}
     for _, parts in bars:
         for name, value in parts.items():
@@ -301,14 +299,14 @@ def parts_table(bars: Sequence[tuple[str, Mapping[str, float]]], unit: Callable[
 
 
 def plan_tables(plans: Mapping[str, Candidate]) -> tuple[Markup, Markup]:
-    """(bytes by component, seconds of a step by component) of every plan."""
+    """Return (bytes by component, seconds of a step by component) of every plan."""
     memory = [(name, plan.memory.components) for name, plan in plans.items()]
     time = [(name, plan.time.components) for name, plan in plans.items()]
     return parts_table(memory, size, "GiB"), parts_table(time, duration, "of one step")
 
 
 def terms_table(terms: Sequence[MemoryTerm | TimeTerm]) -> Markup:
-    """Terms with formula, numbers and source, the largest first."""
+    """Return terms with formula, numbers and source, the largest first."""
     rows: list[tuple[str, Figure, Markup]] = []
     for term in terms:
         numbers = with_numbers(term)
@@ -325,7 +323,7 @@ def terms_table(terms: Sequence[MemoryTerm | TimeTerm]) -> Markup:
 
 
 def configuration(config: Mapping[str, Any] | None, name: str, title: str = "The configuration") -> Section:
-    """A ds_config to copy, and what each of its keys decides; an empty section for None."""
+    """Return a ds_config to copy, and what each key decides; an empty section for None."""
     if not config:
         return Section("configuration", title, Markup())
     known = [(path, value, meaning(path)) for path, value in _flat(config)]
@@ -339,7 +337,7 @@ def configuration(config: Mapping[str, Any] | None, name: str, title: str = "The
 
 
 def key_and_meaning(path: str, words: str) -> Markup:
-    """A key, and under it what it decides."""
+    """Return a key with its meaning below."""
     return joined(element("code", path), element("div", words, class_="soft") if words else None)
 
 

@@ -1,4 +1,4 @@
-"""The report of a launch, or of a record of one: its end, measured and predicted figures, and the loss."""
+"""The report of a launch or of its record: its end, measured and predicted figures, and the loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TONES: Mapping[LaunchStatus, Tone] = {"finished": "good", "stopped": "unsure", 
 
 
 def launch_report_of(session: Session) -> doc.Report:
-    """The report of the last attempt."""
+    """Return the report of the last attempt."""
     form, following = launch_report(session), session.following
     text = doc.as_printed(lambda console: render_session(session, console))
     evidence = doc.Section("evidence", "How it is known", text)
@@ -77,10 +77,8 @@ def launch_report_of(session: Session) -> doc.Report:
 
 
 def record_report(record: Record) -> doc.Report:
-    """The report of a training that was kept; its losses and the ranks' output were not.
-
-    Raises WorkloadError for a record of another kind.
-    """
+    """Return the report of a recorded training. Losses and the ranks' output are not recorded. Raises WorkloadError for
+    a record of another kind."""
     if record.kind != "training":
         raise WorkloadError(
             f"record {record.id} is a {record.kind}",

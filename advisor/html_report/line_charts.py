@@ -1,4 +1,4 @@
-"""Charts of two quantities: the loss over steps, points with the best of them, and speed above memory for a series."""
+"""Line and scatter charts: the loss over steps, points with their Pareto front, and speed above memory for a series."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from . import canvas as svg
 from .canvas import GIB, SMALL, WIDE, Markup, Scale, Ticks
 
 _MOST_POINTS = 1000
-"""Points of a curve; of more, evenly spaced ones are drawn."""
+"""Largest number of points of a curve; longer curves are thinned evenly."""
 
 _TOP, _PANEL, _GAP = 48.0, 110.0, 34.0
-"""Heights of what is above the panels, of a panel, and of the space between two."""
+"""Heights of the space above the panels, of a panel, and of the space between two."""
 
 _HEIGHT = _TOP + 2 * _PANEL + _GAP + 42.0
 
 MOST_MEMORY = 2.0
-"""Plans that need more than this multiple of the GPU's memory are not drawn, or cut."""
+"""Plans that need more than this multiple of the GPU's memory are left out or cut."""
 
 _LEAST_NAMED = 0.3
-"""Points of the front below this share of its highest have no name, since they are crowded at the foot."""
+"""Points of the front below this share of the highest are not labelled, because they crowd at the bottom."""
 
 
 def draw_losses(losses: Sequence[tuple[int, float]], width: int = WIDE) -> Markup:
-    """The loss of each step, by rising step, as SVG; both scales begin at 0."""
+    """Return the loss of each step, by rising step, as SVG; both scales begin at 0."""
     height, top, right = 200.0 if svg.is_narrow(width) else 240.0, 24.0, width - 12
     every = -(-len(losses) // _MOST_POINTS) or 1
     points = [*losses[::every], *losses[-1:]] if every > 1 else losses
@@ -52,7 +52,7 @@ def draw_losses(losses: Sequence[tuple[int, float]], width: int = WIDE) -> Marku
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A point. hint: shown where a pointer rests on it."""
+    """A point of a chart. hint: text shown on hover."""
 
     label: str
     x: float
@@ -64,7 +64,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A scale between two values. limit: a value within it and its words, drawn as a dashed line."""
+    """A scale between two values. limit: a value within the scale and its label, drawn as a dashed line."""
 
     title: str
     ticks: Ticks
@@ -74,8 +74,7 @@ class Axis:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other beats in one quantity without losing in the other, by rising x and y. Low x and high y
-    are good."""
+    """Return the Pareto front by rising x and y. Low x and high y are better."""
     best: list[Point] = []
     for point in sorted(points, key=lambda point: (point.x, -point.y)):
         if not best or point.y > best[-1].y:
@@ -86,7 +85,7 @@ def front(points: Sequence[Point]) -> list[Point]:
 def draw_speed_against_memory(
     plans: Sequence[Candidate], width: int = WIDE, *, cluster: Cluster, chosen: Candidate | None
 ) -> Markup:
-    """Every plan as a point, as SVG; those that need more than twice the GPU's memory are left out."""
+    """Return every plan as a point, as SVG; plans that need more than twice the GPU's memory are left out."""
     narrow, limit, device = svg.is_narrow(width), cluster.gpu.memory_bytes, device_label(cluster)
     points = [
         Point(
@@ -137,7 +136,7 @@ def draw_points(
     named: Sequence[Point],
     joins_best: bool = False,
 ) -> Markup:
-    """Points with their hints, the best of them larger and joined by a line if asked for, as SVG."""
+    """Return points with hints, as SVG; the points of the front are larger, and joined by a line if requested."""
     top, bottom, right, limits = 34.0, height - 40, width - 12.0, list[Markup]()
     rows, left, y_of = svg.vertical_axis(y.ticks, (y.first, y.last), top, bottom, right)
     x_of = Scale(x.first, x.last, left, right)
@@ -181,7 +180,7 @@ def _point(point: Point, x_of: Scale, y_of: Scale, on_front: bool) -> Markup:
 def _circle(
     x: float, y: float, r: float, hint: str, paint: dict[str, str], *, opacity: float | None = None, stops: bool = True
 ) -> Markup:
-    """A circle with its hint. stops: a keyboard stops at it."""
+    """Return a circle with its hint. stops: whether it can have the keyboard focus."""
     title, tabindex = svg.element("title", hint), "0" if stops else None
     place = {"cx": x, "cy": y, "r": r, "fill_opacity": opacity, "tabindex": tabindex}
     return svg.element("circle", title, **place, role="img", aria_label=hint, **paint)
@@ -190,8 +189,8 @@ def _circle(
 def _names(
     points: Sequence[Point], x_of: Scale, y_of: Scale, size: float, taken: list[tuple[float, float, float, float]]
 ) -> list[Markup]:
-    """Names of points, the chosen first, each where nothing is drawn or written yet. taken: left, top, right and bottom
-    of what is drawn."""
+    """Return labels of points, the chosen one first, each placed where nothing is drawn yet. taken: left, top, right
+    and bottom of the drawn elements."""
     drawn: dict[str, Markup] = {}
     for point in sorted(points, key=lambda point: (not point.chosen, -point.y)):
         if point.label in drawn:
@@ -210,7 +209,7 @@ def _names(
 
 
 def draw_all(cluster: Cluster, every: Sequence[Series], width: int = WIDE) -> Markup:
-    """All series, one under the other."""
+    """Return the charts of all series, one below the other."""
     drawn = [draw_series(cluster, series, width) for series in every]
     placed = (svg.element("g", each, transform=f"translate(0 {_HEIGHT * row:g})") for row, each in enumerate(drawn))
     return svg.frame(
@@ -219,7 +218,7 @@ def draw_all(cluster: Cluster, every: Sequence[Series], width: int = WIDE) -> Ma
 
 
 def draw_series(cluster: Cluster, series: Series, width: int = WIDE) -> Markup:
-    """The chart as SVG."""
+    """Return the chart of one series as SVG."""
     limit_bytes, device = cluster.gpu.memory_bytes, device_label(cluster)
     shown = [(index, plan) for index, plan in enumerate(series.plans) if plan is not None]
     speeds = {index: plan.tokens_per_s for index, plan in shown}
@@ -268,7 +267,7 @@ def draw_series(cluster: Cluster, series: Series, width: int = WIDE) -> Markup:
 
 
 def _strategies(series: Series, x_of: Scale, top: float, bottom: float) -> list[Markup]:
-    """The name of each strategy above the first value that has it, with a line where it begins."""
+    """Return the name of each strategy above its first value, with a line where it begins."""
     drawn, before, free = [], "", [0.0, 0.0]
     for index, plan in enumerate(series.plans):
         name = "nothing fits" if plan is None else plan.rung

@@ -1,4 +1,4 @@
-"""Charts of plans: memory, time, speed against memory."""
+"""Charts of plans: memory, time, and speed against memory."""
 
 from __future__ import annotations
 
@@ -26,21 +26,19 @@ from .canvas import time_unit
 from .line_charts import MOST_MEMORY
 
 _SLOWEST = 3.0
-"""Bars of time are cut at this multiple of the fastest plan that fits."""
+"""Bars of time are cut at this multiple of the time of the fastest plan that fits."""
 
 
 def best_plans(answer: Recommendation) -> dict[str, Candidate]:
-    """Every rung's best plan."""
+    """Return the best plan of each rung."""
     return {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
 
 
 def memory_bars(
     plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candidate | None = None, with_sources: bool = False
 ) -> StackedBars:
-    """Device memory of each plan by component, against the GPU's memory.
-
-    plans: by the labels of their bars; chosen: the plan to mark; with_sources: hints have formulas and sources.
-    """
+    """Return device memory of each plan by component, against the GPU's memory. plans: keyed by the labels of their
+    bars. chosen: the plan to mark. with_sources: hints include formulas and sources."""
     limit, device = cluster.gpu.memory_bytes, device_label(cluster)
     bars = []
     for name, plan in plans.items():
@@ -51,7 +49,7 @@ def memory_bars(
 
 
 def host_bars(plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candidate | None = None) -> StackedBars:
-    """Host RAM of a node by component, against its RAM where that is known."""
+    """Return host RAM of a node by component, against its RAM if that is known."""
     bars = []
     for name, plan in plans.items():
         terms = (*plan.memory.host_pinned_terms, *plan.memory.host_pageable_terms)
@@ -96,14 +94,14 @@ def _sizes(title: str, bars: Sequence[Bar], limit: int | None, limit_words: str)
 
 
 def memory_parts(components: Mapping[str, int], terms: Iterable[MemoryTerm] = ()) -> tuple[Part, ...]:
-    """Parts of a bar from bytes by component. terms: for the formula and the source in a part's hint."""
+    """Return the parts of a bar from bytes by component. terms: supply formula and source for a part's hint."""
     return _parts(components, 1, memory_family, lambda size: f"{gib(int(size))} GiB ({size:,} bytes)", terms)
 
 
 def time_bars(
     plans: Mapping[str, Candidate], *, chosen: Candidate | None = None, with_sources: bool = False
 ) -> StackedBars:
-    """Time for a thousand tokens of each plan by component, since steps of unequal batches do not compare."""
+    """Return the time per thousand tokens of each plan by component; steps of different batches are not comparable."""
     bars = []
     for name, plan in plans.items():
         step_s, terms = plan.time.step_s, plan.time.terms if with_sources else ()

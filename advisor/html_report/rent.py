@@ -14,11 +14,11 @@ from .canvas import WIDE, Markup, is_narrow, joined
 from .line_charts import Axis, Point, draw_points
 
 _MOST_COST = 10.0
-"""Machines that cost more than this multiple of the cheapest are left out of the picture."""
+"""Machines above this multiple of the lowest cost are left out of the chart."""
 
 
 def rent_report(advice: RentAdvice) -> doc.Report:
-    """The report, and the chart of cost against hours."""
+    """Return the report, with the chart of cost against hours."""
     (first, _), *more = verdict(advice)
     shown = advice.recommended or advice.cheapest
     evidence = doc.Section("evidence", "As printed", doc.as_printed(lambda console: render(advice, console)))
@@ -60,7 +60,7 @@ def rent_report(advice: RentAdvice) -> doc.Report:
 
 
 def draw_offers(advice: RentAdvice, width: int = WIDE) -> Markup:
-    """Every offer as a point, with the deadline and the budget, as SVG."""
+    """Return every offer as a point, with deadline and budget, as SVG."""
     sign, narrow = advice.table.sign, is_narrow(width)
     most = _MOST_COST * advice.offers[0].figures.cost
     shown = [offer for offer in advice.offers if offer.figures.cost <= most or offer.figures.on_pareto_front]
@@ -91,7 +91,8 @@ def draw_offers(advice: RentAdvice, width: int = WIDE) -> Markup:
 
 
 def _axis(title: str, logarithms: Sequence[float], limit: tuple[float, str] | float | None) -> Axis:
-    """A logarithmic scale, with 1, 2 and 5 times the powers of ten. limit: drawn where it lies within the scale."""
+    """Return a logarithmic scale with ticks at 1, 2 and 5 times the powers of ten. limit: drawn if it lies within the
+    scale."""
     first, last = min(logarithms) - 0.1, max(logarithms) + 0.1
     values = (10.0**power * factor for power in range(int(first) - 2, int(last) + 2) for factor in (1, 2, 5))
     drawn = (log10(limit[0]), limit[1]) if isinstance(limit, tuple) else None

@@ -1,4 +1,4 @@
-"""The reports of a dry run (memory over the run, its parts, the time of a step) and of a probe."""
+"""Reports of a dry run (memory over the run, memory by part, time of a step) and of a probe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .plans import memory_parts
 
 _PHASES = ("forward", "backward", "step")
 _FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations", "loss", "generation", "buffers")
-"""Families that stay at the bottom, those that come and go above them."""
+"""Families from the bottom of the chart to the top: persistent ones first, temporary ones above."""
 
 _MODULES, _TENSORS = 12, 20
 _CONFIGURATION = "The configuration, as DeepSpeed got it"
@@ -40,7 +40,7 @@ _PHASE_COLUMNS = {
 
 
 def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
-    """The report, and the chart of memory over the run."""
+    """Return the report, with the chart of memory over the run."""
     result, peak, step, cluster = answer.result, answer.result.peak, answer.step, answer.run.cluster
     offer, timeline, chart = cluster.gpu.memory_bytes, Markup(), partial(draw_stacked_bars, _by_phase(answer))
     if result.timeline:
@@ -154,7 +154,8 @@ def _time(answer: DryRunAnswer) -> Markup:
 
 
 def draw_timeline(points: Sequence[TimelinePoint], width: int = WIDE, *, limit_bytes: int) -> Markup:
-    """The chart as SVG. Its horizontal axis counts allocations and frees; a script can show a stretch of it alone."""
+    """Return the chart as SVG. The horizontal axis counts allocations and frees; a script can zoom into a part of
+    it."""
     rows = [memory_by_family(point.by_category) for point in points]
     present = {family for row in rows for family in row}
     families = [family for family in dict.fromkeys((*_FROM_THE_BOTTOM, *MEMORY_FAMILIES)) if family in present]
@@ -196,7 +197,8 @@ def draw_timeline(points: Sequence[TimelinePoint], width: int = WIDE, *, limit_b
 def _areas(
     times: Sequence[int], rows: Sequence[dict[str, int]], families: Sequence[str], x_of: Scale, y_of: Scale
 ) -> Iterator[Markup]:
-    """Each family between the sum of those beneath it and its own; memory changes in steps, so areas do too."""
+    """Return each family as the area between the sum of the families below and its own sum. Memory and areas change in
+    steps."""
     sums = [list(accumulate((row.get(family, 0) for family in families), initial=0)) for row in rows]
     xs = [x_of(time) for time in times]
     outlines = [_steps(xs, [y_of(row[level]) for row in sums]) for level in range(len(families) + 1)]
@@ -206,7 +208,7 @@ def _areas(
 
 
 def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
-    """A line that changes its height at the next point; points on a level are left out."""
+    """Return a line that changes its height at the next point; points without a change are left out."""
     points: list[tuple[float, float]] = []
     for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
         if index and abs(y - points[-1][1]) < 0.05 and index < len(xs) - 1:
@@ -220,7 +222,7 @@ def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
 def _phase_areas(
     points: Sequence[TimelinePoint], x_of: Scale, top: float, bottom: float
 ) -> Iterator[tuple[Markup, Markup]]:
-    """(the phase's area with its hint, its name, hidden where there is no room)."""
+    """Return (area of the phase with its hint, name of the phase; the name is hidden if there is no room)."""
     groups = [list(own) for _, own in groupby(points, key=lambda point: (point.iteration, point.phase))]
     ends = [own[0].begins for own in groups[1:]] + [points[-1].event + 1]
     free = 0.0
@@ -248,7 +250,7 @@ def _phase_areas(
 
 
 def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
-    """The report."""
+    """Return the report of a probe."""
     result, failure = answer.result, answer.result.failure
     lead, tiles, figures = f"{probe_place(answer)}; random weights and tokens unless a checkpoint was given.", [], []
     if failure is not None:

@@ -1,1 +1,1 @@
-"""The what-if page: the advice in a browser, by the same Python, with or without a server behind it."""
+"""The what-if page: the advice in a browser, computed by the same Python code, with or without a server."""

@@ -1,7 +1,5 @@
-"""The requests of the page and the answers to them, as JSON texts with everything that the page shows.
-
-The worker of a static page calls these functions under Pyodide, `ds-advise page` behind its local server.
-"""
+"""Requests of the page and their answers, as JSON texts with all content of the page. The worker of a static page calls
+these functions under Pyodide; `ds-advise page` calls them in its local server."""
 
 from __future__ import annotations
 
@@ -39,10 +37,11 @@ if TYPE_CHECKING:
 CONFIG_FILE = "ds_config.json"
 
 FIRST = {"model": "Qwen2.5-14B", "gpus": "2x32GB"}
-"""The question of a page that is opened without one; a build keeps its answer's intermediate results."""
+"""The question of a page that is opened without one; a build stores the intermediate results of its answer."""
 
 PICTURES = ("memory", "ram", "time", "scatter")
-"""Drawn with each answer: memory and host RAM of every rung's best plan, time of those that may fit, all plans."""
+"""Charts of each answer: memory and host RAM of every rung's best plan, time of the plans that may fit, and all
+plans."""
 
 COLUMNS = {
     "rung": "strategy",
@@ -54,17 +53,17 @@ COLUMNS = {
     "batch": "batch",
     "checkpointing": "checkpointing",
 }
-"""Titles of the table's columns by field of `LadderRow`; a phone has room for the first three."""
+"""Titles of the table's columns by field of `LadderRow`; the first three fit on a phone."""
 
 _EXCERPT_COLUMNS = 60
-"""Columns of a line of a configuration; a phone shows 40 and scrolls."""
+"""Columns per line of a configuration excerpt; a phone shows 40 and scrolls."""
 
 MEMORY_SIZES_GB = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
-"""GPUs that are named by their memory alone."""
+"""Memory sizes of GPUs that are offered by memory alone."""
 
 
 def choices() -> str:
-    """Values to choose from, and the style rules of pictures on a dark screen."""
+    """Return the values to choose from, and the style rules of charts on a dark screen."""
     return json.dumps(
         {
             "version": __version__,
@@ -79,11 +78,12 @@ def choices() -> str:
 
 
 def answer(request: str) -> Iterator[str]:
-    """The answer to `{"state": {...}, "picture": name, "width": pixels}` in parts that are shown at once.
+    """Yield the parts of the answer to `{"state": {...}, "picture": name, "width": pixels}`; each part is shown at
+    once.
 
-    "answer" has everything but the changes, with the named picture; "pictures" has the others; "pause" is empty and
-    lets a caller with a newer question stop; "whole" has the changes, the job files, and the answer as
-    `ds-advise --json` prints it. "error" stands alone, with the reason why there is no answer.
+    "answer" holds everything but the changes, with the named chart; "pictures" holds the other charts; "pause" is
+    empty, and a caller with a newer question stops there; "whole" holds the changes, the job files, and the answer as
+    `ds-advise --json` prints it. "error" comes alone, with the reason why there is no answer.
     """
     asked = json.loads(request)
     state, width = asked["state"], int(asked["width"])
@@ -136,7 +136,7 @@ def _shown(answer: Recommendation) -> dict[str, Any]:
 
 
 def picture(answer: Recommendation, name: str, width: int) -> str:
-    """One of `PICTURES` as SVG, at most `width` pixels wide; "" where there is nothing to draw."""
+    """Return one of `PICTURES` as SVG, at most `width` pixels wide; "" if there is nothing to draw."""
     cluster, width = answer.question.cluster, min(max(width, NARROW), WIDE)
     plans = best_plans(answer)
     if name == "time":  # the time of a plan that cannot fit is of no use
@@ -152,10 +152,8 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
 
 
 def scaling(request: str) -> str:
-    """Speed and memory against sequence length, micro batch and GPUs, for the request of `answer`; "" if nothing fits.
-
-    Not a part of the answer, since it asks twenty questions more.
-    """
+    """Return speed and memory against sequence length, micro batch and GPUs, for a request of `answer`; "" if nothing
+    fits. A separate request, because it asks twenty more questions."""
     asked = json.loads(request)
     recommendation = predicted(question_of(asked["state"]))
     question, chosen = recommendation.question, recommendation.recommended
@@ -182,7 +180,8 @@ def _start(answer: Recommendation) -> dict[str, Any] | None:
 
 
 def judge(request: str) -> str:
-    """Lint of `{"config": text, "state": {...} or null}`: findings; with a state for its model, GPUs and length."""
+    """Return the lint findings of `{"config": text, "state": {...} or null}`; a state supplies model, GPUs and
+    length."""
     asked = json.loads(request)
     try:
         report = _linted(asked["config"], asked["state"])
@@ -227,7 +226,7 @@ def _linted(text: str, state: State | None) -> LintReport:
 
 
 def _error(error: DsAdviseError) -> dict[str, str]:
-    """A question that cannot be answered, as one sentence or two."""
+    """Return the reason why a question cannot be answered, in one or two sentences."""
     reason = f"{error.what}: {error.why}" if error.why else error.what
     return {"part": "error", "sentence": " ".join(filter(None, (_sentence(reason), _sentence(error.fix))))}
 
@@ -243,4 +242,4 @@ REQUESTS: Mapping[str, Callable[[str], Iterator[str]]] = {
     "scaling": lambda request: iter((scaling(request),)),
     "judge": lambda request: iter((judge(request),)),
 }
-"""What may be asked, by name; each yields JSON texts."""
+"""Functions by the name of the request; each yields JSON texts."""

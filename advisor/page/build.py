@@ -23,13 +23,13 @@ from ...estimators.phrase import phrase
 from .answers import FIRST
 
 VERSION = "314.0.7"
-"""The version of Pyodide, with Python 3.14.2; a page is tested with this one alone."""
+"""Version of Pyodide, with Python 3.14.2; the page is tested with this version only."""
 
 _SHA_512 = (
     "d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
     "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4"
 )
-"""The checksum of the npm package's file `pyodide-314.0.7.tgz`."""
+"""Checksum of the npm package's file `pyodide-314.0.7.tgz`."""
 
 FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 """Files of Pyodide."""
@@ -43,15 +43,15 @@ TYPES = {
 """Media types of the page's own files."""
 
 WORKER_FILES = ("worker.js", "service_worker.js")
-"""Further files of a static page."""
+"""Additional files of a static page."""
 
 TEMPLATES = frozenset(("index.html", "service_worker.js"))
 
 PACKAGE = "ds_advise.bin"
-"""This package's files, as a tar archive compressed by gzip (under a name that no server takes for that)."""
+"""This package's files, as a gzip-compressed tar archive. No server recognizes one by this suffix."""
 
 MEMORY = "python_memory.bin"
-"""Python's memory with this package imported, compressed alike."""
+"""Python's memory with this package imported, compressed with gzip."""
 
 _LEFT_OUT = (
     "advisor/cli",
@@ -68,23 +68,20 @@ _LEFT_OUT = (
     "probes/real_run",
     "validate/doctor",
 )
-"""Modules that the page does not use: commands of a terminal, and what needs torch."""
+"""Modules that the page does not use: terminal commands, and modules that need torch."""
 
 _MOST_S = 300
-"""Seconds after which npm and Node are stopped; they need about five."""
+"""Timeout of npm and Node in seconds; they need about five."""
 
 _MARK = "built-by-ds-advise"
-"""A file that marks a built folder: a build goes into such a folder or an empty one."""
+"""File that marks a built folder; a build accepts only such a folder or an empty one."""
 
 
 def page_file(
     name: str, *, answers: Literal["worker", "server"], build: str = "", kept: str = "[]", shown: str = "null"
 ) -> bytes:
-    """One of the page's own files as it is served.
-
-    answers: where the answers are calculated; build: names this build's cache; kept: JSON, the files in it;
-    shown: JSON, what the page shows before Python runs.
-    """
+    """Return one of the page's own files as served. answers: where the answers are computed. build: name of this
+    build's cache. kept: JSON, the files in the cache. shown: JSON, the content of the page before Python runs."""
     raw = files(__package__).joinpath("static", name).read_bytes()
     if name not in TEMPLATES:
         return raw
@@ -97,9 +94,8 @@ def page_file(
 def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
     """Write the page's files into a folder, and return them.
 
-    pyodide: the npm package's file, or a folder with its files; None asks npm.
-
-    Raises DsAdviseError for a folder with other files in it or that cannot be written, and where there is no Pyodide.
+    pyodide: the npm package's file, or a folder with its files; None downloads it with npm. Raises DsAdviseError for a
+    folder with other files, a folder that is not writable, and a missing Pyodide.
     """
     if folder.exists() and not folder.is_dir():
         raise DsAdviseError(phrase("{folder} is a file", folder=folder), fix="name a folder")
@@ -131,9 +127,10 @@ def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
 
 
 def _imported(contents: Mapping[str, bytes]) -> tuple[bytes, str] | None:
-    """Python's memory with this package imported, and its answer to `FIRST`; None without Node, or where that fails.
+    """Return Python's memory with this package imported, and its answer to `FIRST`; None without Node or on failure.
 
-    Node runs the same WebAssembly as browsers do. Two builds differ in it (seeds of hashes), so it names no build.
+    Node runs the same WebAssembly as browsers. The memory differs between builds (hash seeds), so it is not part of the
+    build's name.
     """
     node = shutil.which("node")
     if node is None:
@@ -164,10 +161,8 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def pyodide_files(place: Path | None) -> Mapping[str, bytes]:
-    """Pyodide's files by name, from a folder, from the npm package's file, or from npm.
-
-    Raises DsAdviseError where they are missing or of another version.
-    """
+    """Return Pyodide's files by name, from a folder, from the npm package's file, or from npm. Raises DsAdviseError if
+    files are missing or of another version."""
     if place is None:
         with tempfile.TemporaryDirectory() as folder:
             return _from_package(_downloaded(Path(folder)))
@@ -224,7 +219,7 @@ def _unusable(what: str) -> DsAdviseError:
 
 
 def package_archive() -> bytes:
-    """This package, and `packaging` that lint needs, as `PACKAGE`; the same to the byte for the same sources."""
+    """Return this package, and `packaging` for lint, as `PACKAGE`. The same sources give the same bytes."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, file in _packed_files():

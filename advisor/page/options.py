@@ -1,4 +1,4 @@
-"""The options of the page: those of `ds-advise MODEL`, as texts by their names on the command line."""
+"""Options of the page: the options of `ds-advise MODEL` as texts, keyed by their names on the command line."""
 
 from __future__ import annotations
 
@@ -18,44 +18,42 @@ from ..question.options import CpuOptions, ModuleOptions, names_in
 from ..question.question import Question
 
 PASTED = "./config.json"
-"""The name of a model with a pasted `config.json`, and the file that the command line reads."""
+"""Model name of a pasted `config.json`; the same name is the file in the command line."""
 
 _LONGEST_TEXT = 200
-"""Characters of an option."""
+"""Largest number of characters of an option."""
 
 _LONGEST_CONFIG = 2**20
-"""Characters of a pasted configuration of a model."""
+"""Largest number of characters of a pasted model configuration."""
 
 _LEFT_OUT = (*names_in(CpuOptions, ModuleOptions), "data", "packing", "eval_split", "model_size", "offline")
-"""Options that need files or this machine, or do not change the recommendation."""
+"""Options that need files or this machine, or that do not change the recommendation."""
 
 OPTIONS: Mapping[str, Option] = {
     name.replace("_", "-"): option for name, option in QUESTION_OPTIONS.items() if name not in _LEFT_OUT
 }
-"""The options by name."""
+"""Options by name."""
 
 State = Mapping[str, str]
-"""`model`, `config` (a pasted `config.json`, which then is the model) and options by name; an empty text is none."""
+"""`model`, `config` (a pasted `config.json`, which replaces the model) and options by name; an empty text means
+unset."""
 
 
 def words_of(option: Option) -> tuple[str, ...]:
-    """The values to choose from; () for an option that takes a text or a number."""
+    """Return the values to choose from; () for an option that takes a text or a number."""
     if option.name == "optimizer":
         return tuple(OPTIMIZERS)
     return ("", "yes") if option.kind == "switch" else option.choices
 
 
 def default_of(option: Option) -> str:
-    """The default as a text; "" for none."""
+    """Return the default as a text; "" for none."""
     return "" if option.default is None or option.default is False else str(option.default)
 
 
 def question_of(state: State) -> Question:
-    """The question that the page's options ask.
-
-    Raises DsAdviseError for options that are unknown, impossible or contradictory, and for a pasted text that is not a
-    model's configuration.
-    """
+    """Return the question of the page's options. Raises DsAdviseError for unknown, impossible or contradictory options,
+    and for a pasted text that is not a model's configuration."""
     options = {name: text for name, text in state.items() if name not in ("model", "config") and text}
     if options.get("gpus", "auto") == "auto":
         raise WorkloadError(
@@ -65,10 +63,8 @@ def question_of(state: State) -> Question:
 
 
 def model_of(state: State) -> ModelShape:
-    """The catalogue's model, or that of the pasted configuration.
-
-    Raises DsAdviseError where there is no such model, and for a text that is not a model's configuration.
-    """
+    """Return the catalogue's model, or the model of the pasted configuration. Raises DsAdviseError for an unknown
+    model, and for a text that is not a model's configuration."""
     if text := state.get("config"):
         if len(text) > _LONGEST_CONFIG:
             raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
@@ -88,7 +84,7 @@ def model_of(state: State) -> ModelShape:
 
 
 def command_of(state: State) -> str:
-    """The same question as a command line."""
+    """Return the same question as a command line."""
     words = ["ds-advise", PASTED if state.get("config") else state.get("model", "").strip()]
     for name, text in state.items():
         if name not in ("model", "config") and text:
@@ -97,7 +93,8 @@ def command_of(state: State) -> str:
 
 
 def options_in(flags: str) -> dict[str, str]:
-    """The options that a change names, as the page holds them: `--gpus 4x32GB --ram 2TB`; a drive has some folder."""
+    """Return the options of a change such as `--gpus 4x32GB --ram 2TB` as the page stores them; a drive gets a
+    placeholder folder."""
     found: dict[str, str] = {}
     for word in shlex.split(flags):
         if word.startswith("--"):

@@ -1,4 +1,4 @@
-"""The page on this machine: a local server that answers with this Python."""
+"""The page on this machine: a local HTTP server that computes the answers with this Python."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .build import TYPES, page_file
 ADDRESS = "127.0.0.1"
 
 _MOST_BYTES = 4 * 2**20
-"""Largest request; a pasted configuration has kilobytes."""
+"""Largest request in bytes; a pasted configuration has a few kilobytes."""
 
 
 def page_server(port: int) -> ThreadingHTTPServer:
-    """A server at a port of this machine, 0 for a free one. Raises DsAdviseError where the port is taken."""
+    """Return a server at a port of this machine; 0 selects a free port. Raises DsAdviseError if the port is in use."""
     try:
         return ThreadingHTTPServer((ADDRESS, port), _Handler)
     except (OSError, OverflowError) as error:
@@ -31,11 +31,11 @@ def page_server(port: int) -> ThreadingHTTPServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Files by GET, answers by POST as one JSON text per line, each written at once."""
+    """Handler of GET for files, and of POST for answers: one JSON text per line, each written at once."""
 
     protocol_version = "HTTP/1.1"
     turn = threading.Lock()
-    """One question at a time, since two at once slow each other down."""
+    """Lock that serializes questions, since two concurrent ones slow each other down."""
 
     def do_GET(self) -> None:
         name = self.path.split("?")[0].removeprefix("/") or "index.html"
@@ -71,18 +71,18 @@ class _Handler(BaseHTTPRequestHandler):
             pass  # the page has a newer question
 
     def _is_ours(self) -> bool:
-        """Whether the page asks, and no page of another site that this browser has open."""
+        """Whether the request comes from the page and not from another site in this browser."""
         port = self.connection.getsockname()[1]
         hosts = (f"{ADDRESS}:{port}", f"localhost:{port}")
         origin = self.headers.get("Origin")
         return self.headers.get("Host") in hosts and (origin is None or origin.removeprefix("http://") in hosts)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the terminal is the user's."""
+        """Discard log messages, to keep the user's terminal clean."""
 
 
 def _parts(answered: Iterator[str]) -> Iterator[str]:
-    """The parts of an answer; an error of ds-advise itself is one too."""
+    """Yield the parts of an answer; an internal error becomes a part too."""
     try:
         yield from answered
     except Exception as error:

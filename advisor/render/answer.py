@@ -1,4 +1,4 @@
-"""The answer on a terminal: verdict, ladder, memory, reasons, next commands."""
+"""The answer on a terminal: verdict, ladder, memory, reasons, and next commands."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _WIDTHS = {
     "ram_gib": 7,
     "tokens_per_s": 8,
 }
-"""The widths of the ladder's columns; negative: aligned to the left."""
+"""Widths of the ladder's columns; a negative width aligns to the left."""
 
 _FEW_CHANGES = 4
 """Changes that are printed without `details`."""
 
 _MOST_LINES = 45
-"""Lines of an answer without `details`, on a terminal of 80 columns."""
+"""Largest number of lines of an answer without `details`, on a terminal of 80 columns."""
 
 _GIVE_WAY = ("time", "memory", "phases", "ladder")
-"""What is left out, one after the other, where the script needs many lines; of the ladder the plans that do not fit."""
+"""Parts that are left out, in this order, if the script needs many lines; the ladder loses the plans that do not
+fit."""
 
 TONES = {"good": "bold green", "unsure": "bold yellow", "bad": "bold red"}
 
@@ -45,9 +46,9 @@ def print_answer(
     all_candidates: bool = False,
     details: bool = False,
 ) -> None:
-    """Print the answer: the verdict and what to do next, then the plans, and why.
+    """Print the answer: the verdict and next steps, then the plans and the reasons.
 
-    details: with the reasons, DeepSpeed's own estimate, what is assumed, and all lines of the script.
+    details: also print the reasons, DeepSpeed's own estimate, the assumptions, and all lines of the script.
     """
     view = AnswerView(answer, config_path, all_candidates=all_candidates, details=details)
     for count in range(len(_GIVE_WAY) + 1):
@@ -95,7 +96,7 @@ def _print_view(view: AnswerView, console: Console, *, left_out: Sequence[str]) 
 
 
 def _print_steps(view: AnswerView, console: Console) -> None:
-    """What was written, and what to do next."""
+    """Print the written files and the next steps."""
     if view.steps:
         blank(console)
     files = view.answer.files
@@ -107,7 +108,7 @@ def _print_steps(view: AnswerView, console: Console) -> None:
 
 
 def paragraph(console: Console, *lines: str, title: str = "", style: str = "") -> None:
-    """Sentences after an empty line; nothing where all are empty."""
+    """Print sentences after an empty line; nothing if all are empty."""
     if any(lines):
         blank(console)
         for line, own in ((title, "bold"), *((line, style) for line in lines)):
@@ -116,7 +117,7 @@ def paragraph(console: Console, *lines: str, title: str = "", style: str = "") -
 
 
 def _print_ladder(view: AnswerView, console: Console, *, only_fitting: bool) -> None:
-    """A row for each strategy; where the terminal is too narrow, a sentence. Empty columns are left out."""
+    """Print a row for each strategy, or a sentence if the terminal is too narrow. Empty columns are left out."""
     ladder = [step for step in view.ladder if step.tokens_per_s or not only_fitting]
     titles = {name: translate(title) for name, title in view.columns.items()}
     widths = {name: width for name, width in _WIDTHS.items() if any(getattr(step, name) for step in ladder)}
@@ -147,7 +148,8 @@ def _print_ladder(view: AnswerView, console: Console, *, only_fitting: bool) -> 
 
 
 def _ladder_line(step: LadderRow, widths: dict[str, int]) -> str:
-    """A row with its verdict, which begins in the last column where a plan that does not fit has no speed."""
+    """Return a row with its verdict. For a plan that does not fit, the verdict starts in the last column, since it has
+    no speed."""
     values = {name: translate(getattr(step, name)) for name in widths}
     if not values.get("tokens_per_s"):
         values.pop("tokens_per_s", None)

@@ -1,4 +1,4 @@
-"""A checkpoint for people and for programs."""
+"""A checkpoint on a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ..text.lines import blank, commands, sentence
 from ..text.units import count, gib, printable
 
 _MOST_FILES = 5
-"""Damaged files that are listed."""
+"""Largest number of damaged files that are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointAnswer:
-    """What lies in a checkpoint, and what was written of it."""
+    """Contents of a checkpoint, its damage, and its conversion."""
 
     schema_version: int = SCHEMA_VERSION
     contents: CheckpointContents
     evidence: Literal["checksums", "structure"]
-    """checksums: the files are those that were saved; structure: their archives are complete."""
+    """checksums: the files equal the saved ones; structure: the files' archives are complete."""
     damaged: tuple[CheckpointFile, ...]
     conversion: Conversion | None
-    """Null where nothing was converted."""
+    """Null if nothing was converted."""
     written: str
-    """The folder with the model; "" for none."""
+    """The folder with the model; "" if none was written."""
 
 
 def render_checkpoint(answer: CheckpointAnswer, console: Console) -> None:
-    """What it is, whether it is whole, and what can be done with it."""
+    """Print what the checkpoint is, whether it is whole, and its possible uses."""
     contents, damaged = answer.contents, answer.damaged
     style = "bold red" if damaged else "bold green"
     state = "is damaged" if damaged else "is whole"

@@ -1,4 +1,4 @@
-"""A comparison for people: the verdict, the figures side by side, where they come from, and the keys that differ."""
+"""A comparison on a terminal: the verdict, the figures side by side, their basis, and the keys that differ."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..text.lines import blank, named_row, padded, row, sentence
 from ..text.units import gib, percent, printable, rate, times
 
 _WIDTHS = 34, 13
-"""Columns of a row's name, and of each of the three figures after it."""
+"""Width of a row's name, and of each of the three figures after it."""
 
 _KEY_WIDTHS = 46, 15
-"""Columns of a key, and of each of its two values."""
+"""Width of a key, and of each of its two values."""
 
 _SAME_SPEED = 0.03
-"""Predictions closer than this are called equal; the search calls them so too."""
+"""Relative difference below which two predictions are reported as equal; the search uses the same threshold."""
 
 _SMALL_SHARE = 0.01
 _SAME = 0.005
@@ -37,7 +37,7 @@ _LONGEST_VALUE = 24
 
 
 def render_comparison(comparison: Comparison, console: Console) -> None:
-    """The verdict, the figures side by side, their basis, and the keys that differ."""
+    """Print the verdict, the figures side by side, their basis, and the keys that differ."""
     for line, style in zip(verdict(comparison), ("bold", ""), strict=False):
         sentence(console, line, style=style)
     blank(console)
@@ -56,7 +56,7 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def verdict(comparison: Comparison) -> tuple[str, ...]:
-    """The first sentences of the comparison."""
+    """Return the first sentences of the comparison."""
     count = len([found for found in comparison.differences if found.acts])
     if len(comparison.candidates) < 2:
         if not count:
@@ -90,7 +90,7 @@ def _speed(first: Candidate, second: Candidate) -> Phrase:
 
 
 def subject_of(question: Question) -> Phrase:
-    """The model, its training and the machines."""
+    """Return the model, its training and the machines."""
     return phrase(
         "{model} · {method} · sequence {tokens} · {machines}",
         model=question.model.name,
@@ -101,7 +101,7 @@ def subject_of(question: Question) -> Phrase:
 
 
 class FigureRow(NamedTuple):
-    """A figure of both sides. is_size: in bytes; the difference is shown, and for other figures the ratio."""
+    """A figure of both sides. is_size: the figure is in bytes and its difference is shown; otherwise the ratio is."""
 
     title: str
     values: tuple[float, ...]
@@ -110,7 +110,7 @@ class FigureRow(NamedTuple):
 
 
 def figure_rows(comparison: Comparison) -> list[FigureRow]:
-    """Speed and memory of both plans, and duration and cost of the job if its amount is known."""
+    """Return speed and memory of both plans, and duration and cost of the job if its amount is known."""
     plans, question = comparison.candidates, comparison.question
     rows = [FigureRow("tokens/s", tuple(plan.tokens_per_s for plan in plans), rate)]
     for title, name in (
@@ -154,7 +154,7 @@ def _figures(comparison: Comparison, console: Console) -> None:
 
 
 def _parts(plans: Sequence[Candidate], console: Console) -> None:
-    """Both plans' memory, and the time of a step where both have the same tokens, otherwise of the same number of
+    """Print both plans' memory, and the time of a step if both have the same tokens per step, otherwise of 1,000
     tokens."""
     first, second = (phase_title(plan.memory.peak.name) for plan in plans)
     title = phrase("Where a GPU's memory goes, GiB (peak: {moment})", moment=first)
@@ -178,7 +178,8 @@ def _parts(plans: Sequence[Candidate], console: Console) -> None:
 def _table(
     title: str, columns: Sequence[Mapping[str, float]], cells: Callable[[Any, Any], Sequence[str]], console: Console
 ) -> None:
-    """The components of both sides, the largest first; those that are small on both sides together as `other`."""
+    """Print the components of both sides, the largest first; components that are small on both sides add up to
+    `other`."""
     first, second = columns
     rows = {name: (first.get(name, 0), second.get(name, 0)) for name in dict.fromkeys([*first, *second])}
     least = [_SMALL_SHARE * sum(column.values()) for column in columns]
@@ -193,7 +194,7 @@ def _table(
 
 
 def _differences(differences: Sequence[Difference], console: Console) -> None:
-    """The keys under their blocks, each with both values and what it decides."""
+    """Print the keys by block, each with both values and what it decides."""
     acting = [found for found in differences if found.acts]
     if acting:
         blank(console)
@@ -222,7 +223,7 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
 
 
 def value_label(setting: Setting) -> str:
-    """A value as configurations write it, with `*` for a default; `-` for none."""
+    """Return a value in the notation of configurations, with `*` for a default; `-` for none."""
     value = setting.value
     if setting.origin == "unset":
         return "-"
@@ -238,7 +239,7 @@ def value_label(setting: Setting) -> str:
 
 
 def _number(value: int | float) -> str:
-    """`50,000,000` as `5e7` where that is exact, as configurations write it."""
+    """Return `50,000,000` as `5e7` if that is exact, which is the notation of configurations."""
     if isinstance(value, int) and not 1e5 <= abs(value) < 1e15:
         return f"{value:,}"
     short = f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
@@ -278,7 +279,7 @@ def _signed(text: str, difference: float) -> str:
 def _row(
     name: str, values: Sequence[str], console: Console, *, widths: tuple[int, int] = _WIDTHS, bold: bool = False
 ) -> None:
-    """A name and its figures."""
+    """Print a name and its figures."""
     label, cell = widths
     figures = "".join(padded(translate(value), cell) for value in values)
     named_row(console, f" {translate(name)}", figures, width=1 + label, style="bold" if bold else "")

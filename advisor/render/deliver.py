@@ -1,4 +1,4 @@
-"""What the user gets: the printed answer, JSON or Markdown, the configuration file, and the exit code."""
+"""Output of an answer: the printed text, JSON or Markdown, the configuration file, and the exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
 _ALIGNMENT = ("---", "---", "---:", "---:", "---:", "---")
 
 Destination = Path | Literal["-"] | None
-"""Where the configuration goes: a file, stdout, or nowhere."""
+"""Destination of the configuration: a file, stdout, or none."""
 
 
 def deliver(
@@ -42,9 +42,9 @@ def deliver(
     """Write the recommended configuration, show the answer, and return the exit code. JSON, Markdown and files are
     English.
 
-    emit: job files to write next to it.
+    emit: job files to write next to the configuration.
 
-    Where a file may not be written, the answer is shown first, then the error is raised.
+    If a file cannot be written, the answer is shown before the error is raised.
     """
     config, failure = recommended_config(answer), None
     if isinstance(destination, Path):
@@ -78,7 +78,7 @@ def deliver(
 def _written(
     answer: Recommendation, destination: Path, emit: tuple[JobKind, ...], *, force: bool
 ) -> tuple[Recommendation, DsAdviseError | None]:
-    """The answer with the files that were written, and why one could not be."""
+    """Return the answer with the written files, and the error if one could not be written."""
     chosen = answer.recommended
     plans = ((chosen, destination), (answer.try_first, try_first_path(destination)))
     try:
@@ -98,7 +98,7 @@ def _written(
 
 
 def advice_markdown(answer: Recommendation, config_path: str) -> str:
-    """Verdict, ladder, what would change it, and, folded, configuration and commands."""
+    """Return the verdict, the ladder, what would change the answer, and, folded, configuration and commands."""
     from ..answer.view import AnswerView  # imported here: JSON needs no sentences
 
     view = AnswerView(answer, config_path, details=True)
@@ -129,7 +129,8 @@ def _ladder(view: AnswerView) -> str:
 
 
 def _folded(title: str, language: str, text: str) -> str:
-    """A part that a click opens; text in a language stands in a fence that is longer than any in it."""
+    """Return a part that a click opens. With a language, the text stands in a fence that is longer than any fence in
+    it."""
     if not text:
         return ""
     longest = max((len(found) for found in re.findall("`+", text)), default=0)
@@ -139,5 +140,5 @@ def _folded(title: str, language: str, text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text without markup and mentions."""
+    """Return text with markup and mentions escaped."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

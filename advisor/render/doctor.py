@@ -1,4 +1,4 @@
-"""The doctor's findings for people."""
+"""The doctor's findings on a terminal."""
 
 from __future__ import annotations
 

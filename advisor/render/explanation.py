@@ -1,4 +1,4 @@
-"""A plan explained on a terminal: every component with its formula, numbers and source; and a key of a ds_config."""
+"""The explanation of a plan (each component with formula, numbers and source) or of a ds_config key, on a terminal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..text.units import gib, rate, seconds
 from .answer import paragraph
 
 _INDENT = 14
-"""Columns before the name of a term in an explanation: its figure and the unit."""
+"""Columns before the name of a term, for its figure and unit."""
 
 
 def render_explanation(explanation: Explanation, console: Console) -> None:
-    """Print every section of an explanation, the terms of each by falling size, and the moments of a step."""
+    """Print every section of an explanation, its terms in falling order, and the moments of a step."""
     candidate = explanation.candidate
     plan, memory = candidate.plan, candidate.memory
     size = phrase("micro batch {size}", size=plan.micro_batch_size)
@@ -40,7 +40,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
 
 
 def section_title(explanation: Explanation, section: Section) -> str:
-    """The total of a section and what it is."""
+    """Return the total of a section with its meaning."""
     memory = explanation.candidate.memory
     if section.name == "time":
         return phrase("{time} for one optimizer step", time=seconds(section.total))
@@ -85,7 +85,7 @@ def _print_term(term: Term, console: Console) -> None:
 
 
 def render_key(key: KeyExplanation, console: Console) -> None:
-    """Meaning, type and default, where it acts, the rules about it, and the figures by value."""
+    """Print meaning, type, default, conditions, rules, and the figures by value."""
     sentence(console, key.path, style="bold")
     if key.meaning:
         sentence(console, ended(capitalised(translate(named(key.meaning)))))

@@ -1,4 +1,4 @@
-"""Measurements for people: a benchmark's speeds, and the list of everything that was kept."""
+"""Measurements on a terminal: the speeds of a benchmark, and the list of stored records."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ _BENCH_TITLES = {
     "all_gather": "all-gather",
     "reduce_scatter": "reduce-scatter",
 }
-"""Titles of benchmarks; the others are named by their kind."""
+"""Titles of benchmarks; other benchmarks are shown by their kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """All records, or those of some numbers."""
+    """All stored records, or those with the given numbers."""
 
     schema_version: int
     records: tuple[Record, ...]
 
 
 def history_of(records: Sequence[Record]) -> History:
-    """The records in the order of the store."""
+    """Return the records in the order of the store."""
     return History(schema_version=SCHEMA_VERSION, records=tuple(records))
 
 
 def render_history(records: Sequence[Record], console: Console, *, path: Path, more: bool) -> None:
-    """One line a record, below the machine that it was measured on; more: there are older ones."""
+    """Print one line per record, below the machine on which it was measured. more: older records exist."""
     if not records:
         sentence(
             console,
@@ -78,7 +78,7 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
 
 
 def render_forgotten(gone: Sequence[int], wanted: Sequence[int], console: Console) -> None:
-    """Which records were removed, and which of those that were named do not exist."""
+    """Print which records were removed, and which of the given records do not exist."""
     missing = sorted(set(wanted) - set(gone))
     line = f"Forgot {', '.join(map(str, gone))}." if gone else "Forgot nothing."
     sentence(console, line + (f" There is no {', '.join(map(str, missing))}." if missing else ""))
@@ -108,7 +108,7 @@ def _line(record: Record) -> str:
 
 
 def _plan(record: Record) -> str:
-    """`zero2-offload 4x2`: rung, micro batch and accumulation steps."""
+    """Return `zero2-offload 4x2`: rung, micro batch and accumulation steps."""
     zero = record.plan.get("zero_optimization") or {}
     devices: dict[str, Any] = {
         block: (zero.get(block) or {}).get("device", "none") for block in ("offload_optimizer", "offload_param")
@@ -121,7 +121,7 @@ def _plan(record: Record) -> str:
 
 
 def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Tokens per second of the job, memory of its highest rank; "-" where the result has none."""
+    """Return tokens per second of the job and memory of its highest rank; "-" if the result has none."""
     if "peaks" in result:  # of a whole training
         peaks, speed = result["peaks"], result.get("tokens_per_s")
         return rate(speed) if speed else "-", gib(peaks["device_bytes"] or peaks["host_bytes"])
@@ -139,7 +139,7 @@ def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def render_bench(record: Record, console: Console) -> None:
-    """A benchmark: every speed with its spread, and what was not measured."""
+    """Print a benchmark: every speed with its spread, and what was not measured."""
     result = from_json(BenchResult, record.result)
     sentence(console, f"This machine: {machine_title(record.machine)}.", style="bold")
     versions = f"torch {result.versions['torch']}, DeepSpeed {result.versions['deepspeed']}"
@@ -161,7 +161,7 @@ def render_bench(record: Record, console: Console) -> None:
 
 
 def machine_title(machine: Machine) -> str:
-    """`2 x L4, AMD EPYC 7742, 8 cores, 64.0 GiB of RAM`."""
+    """Return `2 x L4, AMD EPYC 7742, 8 cores, 64.0 GiB of RAM`."""
     kinds = [f"{machine.gpus.count(name)} x {name}" for name in dict.fromkeys(machine.gpus)]
     cores = counted_noun(machine.cpu_cores, "core")
     return ", ".join((*kinds, machine.cpu, cores, f"{gib(machine.ram_bytes)} GiB of RAM"))

@@ -1,4 +1,4 @@
-"""How a launch ended, for people and as JSON."""
+"""The end of a launch, on a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _REFUSED = re.compile(
     r"we were given deepspeed configs|arguments are not used by the HfArgumentParser.*--deepspeed",
     flags=re.IGNORECASE,
 )
-"""Errors of argparse, Click, DeepSpeed and transformers for a script that does not take the configuration."""
+"""Errors of argparse, Click, DeepSpeed and transformers for a script that does not accept the configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextLaunch:
-    """How to go on after memory ran out."""
+    """The next step after memory ran out."""
 
     what: str
     command: str | None
@@ -60,7 +60,7 @@ class LaunchReport:
 
 
 def launch_report(session: Session) -> LaunchReport:
-    """The JSON of a launch."""
+    """Return a launch as data for JSON."""
     following = session.following
     return LaunchReport(
         started=not session.objections,
@@ -71,7 +71,7 @@ def launch_report(session: Session) -> LaunchReport:
 
 
 def show_dry(request: LaunchRequest, output: Output) -> int:
-    """Print what would run on each node; returns the exit code."""
+    """Print what would run on each node, and return the exit code."""
     lines = dry_lines(request)
 
     def render(console: Console) -> None:
@@ -84,7 +84,7 @@ def show_dry(request: LaunchRequest, output: Output) -> int:
 
 
 def emit_jobs(request: LaunchRequest, kinds: tuple[JobKind, ...], output: Output, *, force: bool) -> int:
-    """Write the job files next to the configuration, and print how to start them; returns the exit code."""
+    """Write the job files next to the configuration, print how to start them, and return the exit code."""
     files = job_files(job_of(request), kinds, request.config_path.parent)
     for file in files:
         write_text(file.text, file.path, force=force)
@@ -138,7 +138,7 @@ def render_session(session: Session, console: Console) -> None:
 
 
 def end_sentence(outcome: LaunchOutcome, took: str = "") -> str:
-    """`Finished after step 9.`, or the failure with its rank and step. took: how long it took, after a comma."""
+    """Return `Finished after step 9.`, or the failure with its rank and step. took: the duration, after a comma."""
     failure = outcome.failure
     if failure is not None:
         return _failure_sentence(failure, took)
@@ -152,7 +152,7 @@ def _failure_sentence(failure: TrainingFailure, took: str) -> str:
 
 
 def render_failure(failure: TrainingFailure, console: Console, *, took: str = "", style: str = "bold") -> None:
-    """The failure with its place and step, its message and its evidence."""
+    """Print the failure with its rank and step, its message and its evidence."""
     sentence(console, _failure_sentence(failure, took), style=style)
     sentence(console, failure.message)
     for evidence in failure.evidence:
@@ -162,8 +162,8 @@ def render_failure(failure: TrainingFailure, console: Console, *, took: str = ""
 
 
 def render_figures(attempt: Attempt, console: Console) -> None:
-    """Measured and predicted figures, the step for as many tokens as were measured; figures that the device has no
-    counter for are left out."""
+    """Print measured and predicted figures; the predicted step has the measured number of tokens. Figures without a
+    counter on the device are left out."""
     request, outcome = attempt.request, attempt.outcome
     cells(console, f" {'':<20}{'measured':>12}{'predicted':>12}", style="bold")
     for name, measured, predicted, unit in measured_and_predicted(attempt):
@@ -176,11 +176,11 @@ def render_figures(attempt: Attempt, console: Console) -> None:
 
 
 MeasuredAndPredicted = tuple[str, float | None, float | None, Callable[[Any], str]]
-"""A figure's name, its measured and its predicted value, and its format."""
+"""Name of a figure, measured value, predicted value, and format."""
 
 
 def measured_and_predicted(attempt: Attempt) -> list[MeasuredAndPredicted]:
-    """The figures of a training; a step of shorter samples is predicted for as many tokens as were measured."""
+    """Return the figures of a training. The predicted step time is scaled to the measured number of tokens per step."""
     outcome, prediction = attempt.outcome, attempt.request.prediction
     predicted: tuple[float | None, ...] = (None,) * 6
     if prediction is not None and not outcome.differences:
@@ -198,7 +198,7 @@ def measured_and_predicted(attempt: Attempt) -> list[MeasuredAndPredicted]:
 
 
 def figures_of(outcome: LaunchOutcome, predicted: tuple[float | None, ...]) -> list[MeasuredAndPredicted]:
-    """predicted: in the order of the figures below."""
+    """Return the measured figures with the predicted ones. predicted: values in the order of the list below."""
     peaks = outcome.peaks
     measured: list[tuple[str, float | None, Callable[[Any], str]]] = [
         ("tokens/s", outcome.tokens_per_s, rate),

@@ -1,4 +1,4 @@
-"""The findings of lint, for people and for programs."""
+"""The findings of lint, on a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ _STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
 
 @dataclass(frozen=True, kw_only=True)
 class FindingFigures:
-    """What is wrong in one place."""
+    """One finding at one place."""
 
     code: str
     severity: str
     title: str
     path: str
-    """Names joined by dots."""
+    """Key names joined by dots."""
     line: int
     column: int
     what: str
     why: str
     fix: str
     versions: str
-    """The versions of DeepSpeed."""
+    """Affected versions of DeepSpeed."""
     source: str
     can_fix: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class LintFigures:
-    """A configuration that was checked; after --fix, the corrected one."""
+    """A checked configuration; after --fix, the corrected one."""
 
     schema_version: int
     file: str
     framework: str
-    """The reader of the file, hf or deepspeed."""
+    """The framework that reads the file: hf or deepspeed."""
     framework_is_assumed: bool
     deepspeed: str
     facts: str
-    """installed, or bundled where no DeepSpeed is."""
+    """installed, or bundled if DeepSpeed is not installed."""
     errors: int
     warnings: int
     advice: int
     more: int
-    """Findings that are not listed."""
+    """Number of findings that are not listed."""
     written: str | None
     copy: str | None
     findings: tuple[FindingFigures, ...]
 
 
 def lint_figures(answer: LintAnswer) -> LintFigures:
-    """The answer as data."""
+    """Return the answer as data."""
     report = answer.report
     return from_attributes(
         LintFigures,
@@ -85,12 +85,12 @@ def lint_figures(answer: LintAnswer) -> LintFigures:
 
 
 def finding_figures(finding: LintFinding) -> FindingFigures:
-    """One finding as data."""
+    """Return one finding as data."""
     return from_attributes(FindingFigures, finding, path=".".join(finding.path), can_fix=bool(finding.edits))
 
 
 def render_answer(answer: LintAnswer, console: Console) -> None:
-    """The changes of `--fix`, then the findings."""
+    """Print the changes of `--fix`, then the findings."""
     name = shown_name(answer.path)
     if answer.copy is not None:
         render_diff(name, f"{name} (corrected)", answer.old_text, answer.text, console)
@@ -107,9 +107,9 @@ def render_answer(answer: LintAnswer, console: Console) -> None:
 
 
 def render_findings(name: str, report: LintReport, console: Console, basis: Phrase | None = None) -> None:
-    """A line with counts, then every finding: its place, its line of the file, what, why (once per rule), and fix.
+    """Print a line with counts, then every finding: place, line of the file, problem, reason (once per rule), and fix.
 
-    basis: the training that the predictions are for, where no other line states it.
+    basis: the training for which memory and speed are predicted, if no other line states it.
     """
     counts = list(_counts(report))
     found = listed(counts) if counts else phrase("nothing found")
@@ -165,14 +165,14 @@ def _render(finding: LintFinding, text: str, console: Console, *, why: bool) -> 
 
 
 def render_diff(name: str, new_name: str, old: str, new: str, console: Console) -> None:
-    """The changes from one text to the other."""
+    """Print the changes from one text to the other."""
     for line in difflib.unified_diff(old.splitlines(), new.splitlines(), name, new_name, n=1, lineterm=""):
         style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
         row(console, Text(printable(f"   {line}"), style=style))
 
 
 def render_rule(rule: Rule, console: Console) -> None:
-    """One rule with its examples."""
+    """Print one rule with its examples."""
     severity = translate(_SEVERITIES[rule.severity])
     sentence(console, f"{rule.code} {severity}: {translate(named(rule.title))}", style=_STYLES[rule.severity])
     sentence(console, phrase("Why: {reason}", reason=ended(translate(named(rule.why)))))
@@ -189,7 +189,7 @@ def render_rule(rule: Rule, console: Console) -> None:
 
 
 def render_rules(rules: Sequence[Rule], console: Console) -> None:
-    """A line for every rule."""
+    """Print one line per rule."""
     for rule in rules:
         severity = padded(translate(_SEVERITIES[rule.severity]), -8)
         sentence(console, f"{rule.code} {severity} {translate(named(rule.title))}", hang=15)

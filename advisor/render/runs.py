@@ -1,4 +1,4 @@
-"""A dry run and a probe for people: the verdict, memory by phase, measured and predicted figures, the step's time."""
+"""A dry run or a probe on a terminal: verdict, memory by phase, measured and predicted figures, and the step's time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..verification.dry_run import PLAIN_SPARKS, SPARKS, spark, sparkline
 from ..verification.probe import ProbeAnswer
 
 SMALLEST_SHARE = 0.03
-"""Smaller parts of a step are left out of the sentence about it."""
+"""Parts of a step below this share are left out of the sentence about it."""
 
 FAILURE_SENTENCES = {
     "out_of_memory": phrase("Out of memory."),
@@ -36,7 +36,7 @@ FAILURE_SENTENCES = {
 
 
 def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = False) -> None:
-    """Print a dry run; `explain` adds the modules and tensors that are largest at the peak."""
+    """Print a dry run. explain: also print the modules and tensors that are largest at the peak."""
     result, peak = answer.result, answer.result.peak
     sentence(console, dry_run_verdict(answer.fit))
     for line in dry_run_summary(answer):
@@ -84,7 +84,7 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
 
 
 def dry_run_verdict(fit: Fit) -> Text:
-    """The verdict, with the probability where it is not clear."""
+    """Return the verdict, with the probability if the verdict is uncertain."""
     if fit.fits:
         return Text(translate(phrase("It fits.")), style="bold green")
     if fit.verdict == "does not fit":
@@ -95,7 +95,8 @@ def dry_run_verdict(fit: Fit) -> Text:
 
 
 def dry_run_summary(answer: DryRunAnswer, *, shares: bool = True) -> list[str]:
-    """What is needed and how long a step takes, a sentence each; shares: and what the step's time consists of."""
+    """Return a sentence each on the required memory and the time of a step. shares: add the parts of the step's
+    time."""
     result, peak, cluster = answer.result, answer.result.peak, answer.run.cluster
     have, host = cluster.host_memory_bytes_per_node, answer.required_host_bytes_per_node
     needed = phrase(
@@ -141,7 +142,8 @@ def dry_run_summary(answer: DryRunAnswer, *, shares: bool = True) -> list[str]:
 
 
 def _cached(answer: DryRunAnswer) -> str:
-    """What nvidia-smi shows of a training that fits: PyTorch caches freed blocks while the GPU has room for them."""
+    """Return the memory that nvidia-smi shows for a training that fits: PyTorch caches freed blocks while the GPU has
+    room."""
     needed, there = answer.required_device_bytes_per_gpu, answer.run.cluster.gpu.memory_bytes
     shown = min(answer.device_bytes_per_gpu, there)
     if needed >= there or gib(shown) == gib(needed):
@@ -152,7 +154,7 @@ def _cached(answer: DryRunAnswer) -> str:
 
 
 def _other_allocator(answer: DryRunAnswer) -> str:
-    """What the other setting of `expandable_segments` would need, where that is another figure."""
+    """Return the need under the other setting of `expandable_segments`, if it differs."""
     peak, needed = answer.result.peak, answer.required_device_bytes_per_gpu
     required = peak.required_bytes_per_gpu
     plain = required == peak.with_expandable_segments.required_bytes_per_gpu
@@ -166,7 +168,7 @@ def _other_allocator(answer: DryRunAnswer) -> str:
 
 
 def _print_phases(answer: DryRunAnswer, console: Console, sparks: str) -> None:
-    """One row a phase, with a spark for its GPU peak; an iteration like the one before is only named."""
+    """Print one row per phase, with a spark for its GPU peak; repeated iterations take one line."""
     phases = answer.result.phases
     top, last = max(phase.gpu_peak_bytes for phase in phases), max(phase.iteration for phase in phases)
     if answer.result.library_workspace_bytes:
@@ -197,7 +199,7 @@ def _print_phases(answer: DryRunAnswer, console: Console, sparks: str) -> None:
 
 
 def render_probe(answer: ProbeAnswer, console: Console) -> None:
-    """Print a probe: how it ended, figures measured and predicted, and the parts of the step."""
+    """Print a probe: its end, measured and predicted figures, and the parts of the step."""
     result = answer.result
     if result.failure is not None:
         failure = result.failure
@@ -233,7 +235,8 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
 
 
 def probe_place(answer: ProbeAnswer) -> str:
-    """`2 ranks on 2 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC 7742)`, `rank 3 of 8, alone, of 8 x H100-SXM5`."""
+    """Return `2 ranks on 2 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC 7742)`, or `rank 3 of 8, alone, of 8 x
+    H100-SXM5`."""
     result, place = answer.result, cluster_title(answer.run.cluster)
     if result.solo:
         return f"rank {result.ranks[0].rank} of {result.world_size}, alone, of {place}"
@@ -245,16 +248,16 @@ UNITS: Mapping[str, Callable[[Any], str]] = {
     "s": seconds,
     "tokens/s": rate,
 }
-"""Format of a figure, by its unit."""
+"""Format of a figure by its unit."""
 
 
 def signed(error: float | None) -> str:
-    """A relative error: `+3 %`; "" for none."""
+    """Return a relative error such as `+3 %`; "" for none."""
     return "" if error is None else f"{'+' if error >= 0 else '-'}{percent(abs(error))}"
 
 
 def _step_parts(result: ProbeResult) -> str:
-    """The parts of the slowest rank's step, by the engine's calls."""
+    """Return the parts of the slowest rank's step, by engine call."""
     slowest = max(result.ranks, key=lambda report: report.step_s)
 
     def share(name: str) -> float:

@@ -7,11 +7,11 @@ from ...estimators.time.job import HOUR_S, JobDuration, Price
 from .units import gib, percent, seconds
 
 _LEAST_WASTE = 0.05
-"""Least share of a micro batch's time for padding and waiting that is mentioned."""
+"""Least share of a micro batch's time in padding and waiting that is mentioned."""
 
 
 def hours(duration_s: float) -> str:
-    """`3.2 h` with two digits, `12 h`, `1,240 h`; less than two hours in minutes."""
+    """Return `3.2 h` with two digits, `12 h`, `1,240 h`; less than two hours in minutes."""
     if duration_s < 2 * HOUR_S:
         return f"{duration_s / 60:.0f} min" if duration_s >= 100 else seconds(duration_s)
     value = duration_s / HOUR_S
@@ -19,7 +19,7 @@ def hours(duration_s: float) -> str:
 
 
 def money(amount: float, currency: str) -> str:
-    """`$64`, `$6.37`, `1,240`."""
+    """Return `$64`, `$6.37`, `1,240`."""
     figure = f"{amount:.2f}" if amount < 99.995 else f"{amount:,.0f}"
     return f"{currency}{figure}" if len(currency) < 2 else f"{figure} {currency.upper()}"
 
@@ -34,7 +34,7 @@ def price_label(price: Price) -> Phrase:
 
 
 def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
-    """Steps, hours, GPU-hours and cost, each with its interval."""
+    """Return steps, hours, GPU-hours and cost, each with its interval."""
     between, steps, value = duration.duration_s_range, duration.steps, duration.gpu_hours
     count = f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
     gpu_hours = phrase("{count} GPU-hours", count=count)
@@ -55,7 +55,7 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
 
 
 def with_ends(figure: str, ends: tuple[str, str] | None, *, named: bool = False) -> str:
-    """A figure, and its interval in brackets where the ends differ. named: says what the interval is."""
+    """Return a figure with its interval in brackets if the ends differ. named: describes the interval."""
     if ends is None or ends[0] == ends[1]:
         return figure
     if named:
@@ -64,10 +64,8 @@ def with_ends(figure: str, ends: tuple[str, str] | None, *, named: bool = False)
 
 
 def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[Phrase]:
-    """What the duration consists of, what padding and waiting waste, and how often to save.
-
-    packing_helps: whether `--packing` would leave less padding.
-    """
+    """Return sentences on the parts of the duration, the waste by padding and waiting, and how often to save.
+    packing_helps: whether `--packing` would reduce the padding."""
     saving = duration.saving
     checkpoints = {"count": f"{saving.count:,}", "time": hours(saving.total_s)}
     parts = [

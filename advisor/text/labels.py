@@ -1,4 +1,4 @@
-"""Plain words for plans, components and resources, and the families of components, used by every rendering."""
+"""Titles of plans, components and resources, and the families of components, shared by every output format."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ...estimators.workload import Workload
 
 
 def checkpointing_label(plan: Plan) -> Phrase:
-    """`on`, `off`, or `host` where what checkpointing keeps waits there."""
+    """Return `on`, `off`, or `host` if checkpointed layer inputs are held in host RAM."""
     if plan.cpu_checkpointing:
         return phrase("host")
     return phrase("on") if plan.gradient_checkpointing else phrase("off")
 
 
 def checkpointing_title(plan: Plan) -> Phrase:
-    """`gradient checkpointing on`, and where its layers' inputs are if not on the GPU."""
+    """Return `gradient checkpointing on`, and where the layers' inputs are held if not on the GPU."""
     if plan.cpu_checkpointing:
         return phrase("gradient checkpointing on, its layers' inputs in host RAM")
     return phrase("gradient checkpointing on") if plan.gradient_checkpointing else phrase("gradient checkpointing off")
 
 
 def batch_label(plan: Plan) -> str:
-    """`4`, `2x8` with accumulation, `1/4` where four GPUs compute each sample together."""
+    """Return `4`, `2x8` with accumulation, or `1/4` if four GPUs compute each sample together."""
     steps, shared = plan.gradient_accumulation_steps, plan.ranks_per_sample
     return f"{plan.micro_batch_size}" + (f"/{shared}" if shared > 1 else "") + (f"x{steps}" if steps > 1 else "")
 
 
 def plan_title(plan: Plan) -> str:
-    """`ZeRO-3 with optimizer and parameters in host RAM`; `ZeRO-2 (states in bf16)`."""
+    """Return `ZeRO-3 with optimizer and parameters in host RAM` or `ZeRO-2 (states in bf16)`."""
     title: str = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else phrase("Plain data parallelism (ZeRO-0)")
     if plan.sharding != "zero":
         titles = {"fsdp": phrase("PyTorch's FSDP"), "fsdp2": phrase("PyTorch's FSDP2"), "none": phrase("Plain PyTorch")}
@@ -65,7 +65,7 @@ def _place(where: str) -> Phrase:
 
 
 def method_title(workload: Workload) -> Phrase:
-    """`full fine-tuning`, `LoRA r=8 on all linear layers`, `full fine-tuning, vision-tower frozen`."""
+    """Return `full fine-tuning`, `LoRA r=8 on all linear layers`, or `full fine-tuning, vision-tower frozen`."""
     title = _method_title(workload)
     return (
         phrase("{title}, {parts} frozen", title=title, parts=", ".join(workload.freeze)) if workload.freeze else title
@@ -87,16 +87,17 @@ def _method_title(workload: Workload) -> Phrase:
 
 
 def device_label(cluster: Cluster) -> Phrase:
-    """What a rank trains on, after "per" and "the": a GPU, or on the CPU its part of the machine, which is called the
-    rank."""
+    """Return the device of a rank, after "per" and "the": a GPU, or on the CPU the rank's share of the machine, called
+    the rank."""
     return phrase("rank") if cluster.gpu.is_cpu else phrase("GPU")
 
 
 def cluster_title(cluster: Cluster, *, speed: bool = True) -> Phrase:
-    """The machines. speed: names the GPU from which an assumed speed is taken.
+    """Return a title of the machines. speed: name the GPU from which an assumed speed is taken.
 
-    `2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`,
-    `2 ranks on the CPU (AMD EPYC 7742)`."""
+    `2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC
+    7742)`.
+    """
     gpu, count = cluster.gpu, cluster.gpus_per_node
     if gpu.is_cpu:
         return (
@@ -142,12 +143,12 @@ _MOMENTS = {
 
 
 def phase_title(name: str) -> str:
-    """When the GPU's memory peaks: `the loss`, `the optimizer step`."""
+    """Return the moment of the GPU's memory peak: `the loss`, `the optimizer step`."""
     return _MOMENTS.get(name, name.replace("_", " "))
 
 
 def component_title(name: str) -> Phrase:
-    """`master_weights` -> `master weights`."""
+    """Return `master_weights` as `master weights`."""
     phase, _, part = name.partition(": ")
     if part:  # of a recorded step
         return phrase("{phase}: {part}", phase=named(phase), part=component_title(part))
@@ -155,17 +156,17 @@ def component_title(name: str) -> Phrase:
 
 
 def component_key(name: str) -> str:
-    """A component's name as a JSON key: `gradient of logits` -> `gradient_of_logits`."""
+    """Return a component's name as a JSON key: `gradient of logits` -> `gradient_of_logits`."""
     return name.lower().replace(" ", "_").replace("-", "_")
 
 
 def versions_label(versions: Mapping[str, str]) -> str:
-    """`torch 2.8.0, deepspeed 0.19.8`."""
+    """Return `torch 2.8.0, deepspeed 0.19.8`."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def shape_label(plan: Any) -> str:
-    """`micro batch 2 x 8, checkpointing on`, of a `Plan` or of what has its fields."""
+    """Return `micro batch 2 x 8, checkpointing on` for a `Plan` or an object with its fields."""
     steps = plan.gradient_accumulation_steps
     checkpointing = "to the host" if plan.cpu_checkpointing else "on" if plan.gradient_checkpointing else "off"
     parts = (
@@ -189,7 +190,7 @@ MEMORY_FAMILIES: Final[Mapping[str, Phrase]] = {
     "runtime": phrase("runtime, allocator"),
     "other": phrase("other"),
 }
-"""Titles, in the order in which a bar shows them."""
+"""Titles of the memory families, in the order of a bar's parts."""
 
 TIME_FAMILIES: Final[Mapping[str, Phrase]] = {
     "compute": phrase("matrix products and attention"),
@@ -219,7 +220,7 @@ _MEMORY: Final[Mapping[str, str]] = _by_name(
     runtime="cuda_context nccl_buffers allocator_overhead library_workspace",
     other="other processes loading_the_model",
 )
-"""Family of a component of memory; every other component is an activation."""
+"""Family of a memory component; components that are not listed are activations."""
 
 _TIME: Final[Mapping[str, str]] = _by_name(
     compute="matrix_products attention recomputation reference_model reward_model passes_without_gradients",
@@ -230,21 +231,21 @@ _TIME: Final[Mapping[str, str]] = _by_name(
     host="optimizer_on_the_host tensor_operations_on_the_host",
     launch="launch_overhead launches_of_the_step launches hooks deepspeed's_python_code",
 )
-"""Family of a component of time; every other component is memory-bound work, or NVMe by its name."""
+"""Family of a time component; components that are not listed are memory-bound work, or NVMe by their name."""
 
 
 def memory_family(name: str) -> str:
-    """The key in `MEMORY_FAMILIES` of a component of memory."""
+    """Return the key in `MEMORY_FAMILIES` of a memory component."""
     return _MEMORY.get(component_key(name), "activations")
 
 
 def time_family(name: str) -> str:
-    """The key in `TIME_FAMILIES` of a component of time."""
+    """Return the key in `TIME_FAMILIES` of a time component."""
     return "nvme" if "nvme" in component_key(name) else _TIME.get(component_key(name), "memory")
 
 
 def memory_by_family(components: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by family, in the order of `MEMORY_FAMILIES`, from bytes by component."""
+    """Return bytes by family, in the order of `MEMORY_FAMILIES`, from bytes by component."""
     sizes = dict.fromkeys(MEMORY_FAMILIES, 0)
     for name, size in components.items():
         sizes[memory_family(name)] += size

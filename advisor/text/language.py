@@ -1,6 +1,6 @@
-"""The language in which an answer is printed: English, or another by a catalogue (`*.po`, gettext's format).
+"""The language of a printed answer: English, or another one with a catalogue (`*.po`, gettext's format).
 
-A catalogue is read as it is, without being compiled, and only when it is used: English costs nothing.
+A catalogue is parsed without compilation, and only if it is used, so English has no cost.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 Language = Literal["en", "zh"]
 
 _LOCALES: Mapping[str, Language] = {"zh": "zh", "zh_CN": "zh", "zh_SG": "zh", "zh_Hans": "zh"}
-"""Locales that are not answered in English. zh_TW and zh_HK write traditional characters, which no catalogue has."""
+"""Locales with a language other than English. zh_TW and zh_HK use traditional characters, which no catalogue has."""
 
 _VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
-"""In gettext's order: the first that is set decides. LANGUAGE may list several, the best first."""
+"""Environment variables in gettext's order; the first one that is set decides. LANGUAGE may list several, the best
+first."""
 
 SAMPLES: Mapping[Language, str] = {"en": "", "zh": "显存"}
-"""Characters of each language, for a test of the terminal's encoding."""
+"""Characters of each language, to test the terminal's encoding."""
 
 _NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000-\u303f])"
 """Spaces next to wide punctuation."""
 
 _templates: dict[str, str] = {}
-"""Templates of the language in use; empty for English."""
+"""Templates of the current language; empty for English."""
 
 
 def language_of_environment() -> Language:
-    """The language that the environment asks for."""
+    """Return the language that the environment selects."""
     wanted = next((value for name in _VARIABLES if (value := os.environ.get(name))), "")
     for locale in wanted.split(":"):
         name = locale.partition(".")[0].partition("@")[0]
@@ -47,7 +48,7 @@ def language_of_environment() -> Language:
 
 
 def catalogue(name: str) -> dict[str, str]:
-    """The translation of every template in a file of this folder."""
+    """Return the translation of every template from a file of this folder."""
     # Imported here: English needs neither.
     import json
     from importlib.resources import files
@@ -80,12 +81,12 @@ def use_language(language: Language) -> Iterator[None]:
 
 
 def is_translated(text: str) -> bool:
-    """Whether a text that is shown is in another language than English, and not only names in it."""
+    """Whether a displayed text has been translated from English, apart from names in it."""
     return bool(_templates) and any(char >= "\u3000" for char in text)
 
 
 def in_language(console: Console, language: Language) -> AbstractContextManager[None]:
-    """Sentences in this language, or in English where the terminal cannot show it."""
+    """Return sentences in this language, or in English if the terminal cannot display it."""
     return use_language(language if can_encode(console, SAMPLES[language]) else "en")
 
 
@@ -98,7 +99,7 @@ def can_encode(console: Console, text: str) -> bool:
 
 
 def translate(text: str) -> str:
-    """A text in the language in use: unchanged unless it is a `Phrase` that the catalogue has."""
+    """Return a text in the current language: unchanged unless it is a `Phrase` in the catalogue."""
     if not _templates or not isinstance(text, Phrase):
         return text
     template = _templates.get(text.template, text.template)

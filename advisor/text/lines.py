@@ -15,26 +15,26 @@ from .language import can_encode, is_translated, translate
 from .units import gib, printable
 
 WIDTH = 80
-"""Columns that tables and bars take; a narrower terminal folds them (`cells`)."""
+"""Width of tables and bars in columns; a narrower terminal folds them (`cells`)."""
 
 LONGEST = 120
-"""Columns that sentences take at most: longer lines are hard to read."""
+"""Largest width of sentences in columns: longer lines are hard to read."""
 
 NARROWEST = 40
 
 GLUE, FIRM = "\ue000", "\ue001"
-"""Spaces at which no line is broken; they are printed as spaces. What has a firm one in it is never broken at all."""
+"""Non-breaking spaces, printed as spaces. A word with a firm one is never broken at all."""
 
 _UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|\u500d|s|ms|min|GiB|GB|tokens/s|samples/s)(?:\W|$))|(?<=batch) (?=\d)")
 
 _WIDE = "\u3000-\u9fff\uff00-\uffef"
-"""Characters of two columns each, between which a line may be broken: Chinese ones and their punctuation."""
+"""Characters of two columns each, between which a line may be broken: Chinese characters and their punctuation."""
 
 _WORD = rf"(?:[{_WIDE}]|[^\s{_WIDE}]+(?:(?<={GLUE})[{_WIDE}])?)"
 
 _PIECES = rf"\s*(?:\S*{FIRM}\S*|\uff08*{_WORD}[\uff0c\u3002\uff1b\uff1a\u3001\uff09]*)\s*"
-"""What stays on one line: a word, or a wide character with the punctuation that belongs to it. (Compiled where there is
-one: that takes as long as to print the answer.)"""
+"""Unbreakable pieces: a word, or a wide character with its punctuation. Compiled only for texts with wide characters,
+because compilation takes as long as printing the answer."""
 
 
 def _pieces(text: str) -> Iterator[re.Match[str]]:
@@ -43,12 +43,12 @@ def _pieces(text: str) -> Iterator[re.Match[str]]:
 
 
 def glued(text: str, space: str = GLUE) -> str:
-    """The text with another space between a figure and its unit, at which no line is to be broken."""
+    """Return the text with a non-breaking space between a figure and its unit."""
     return _UNBREAKABLE.sub(space, text)
 
 
 def sentence(console: Console, text: str | Text, *, style: str = "", hang: int = 2) -> None:
-    """A sentence, wrapped but not between a figure and its unit; the continuation lines are indented by `hang`."""
+    """Print a sentence, wrapped but not between a figure and its unit; continuation lines are indented by `hang`."""
     styled = Text(translate(text), style=style) if isinstance(text, str) else text
     styled.plain = glued(styled.plain)
     width = min(LONGEST, max(console.width, NARROWEST)) - 1
@@ -61,8 +61,8 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
 
 
 def wrapped(text: str, columns: int) -> str:
-    """A message in lines of a terminal's width. Words and paths are not broken, nor are commands up to their options'
-    values; one that is longer than a line overflows, so that it can be copied."""
+    """Return a message in lines of the terminal's width. Words and paths are not broken, nor are commands within an
+    option and its value; a longer one overflows, so that it can be copied."""
     width = min(LONGEST, max(columns, NARROWEST)) - 1
     command = r"(?:ds-advise|pip install|npm pack) \S+(?: --?[\w-]+(?: [^\s-]\S*)?)*|--[\w-]+ [^\s-]\S*"
     text = glued(re.sub(command, lambda found: found[0].replace(" ", FIRM), text))
@@ -72,7 +72,8 @@ def wrapped(text: str, columns: int) -> str:
 
 
 def _breaks(text: str, first: int, following: int, *, cuts: bool = True) -> list[int]:
-    """Where lines end, given the columns of the first and of the following lines. cuts: a longer piece is cut."""
+    """Return where lines end, given the columns of the first and of the following lines. cuts: whether a longer piece
+    is cut."""
     breaks, room, start, filled = list[int](), first, 0, 0
     for piece in _pieces(text):
         columns = cell_len(piece[0].rstrip())
@@ -92,20 +93,20 @@ def _breaks(text: str, first: int, following: int, *, cuts: bool = True) -> list
 
 
 def padded(text: str, width: int) -> str:
-    """A table's cell. A wide character takes two columns; a negative width aligns to the left."""
+    """Return a table's cell. A wide character takes two columns; a negative width aligns to the left."""
     space = " " * (abs(width) - cell_len(text))
     return text + space if width < 0 else space + text
 
 
 def copyable(console: Console, lines: Sequence[str]) -> None:
-    """Lines of a file: never wrapped, so that they can be copied."""
+    """Print lines of a file without wrapping, so that they can be copied."""
     for line in lines:
         row(console, Text(f"   {line}", style="bold"))
 
 
 def commands(console: Console, lines: Sequence[str]) -> None:
-    """Shell commands or Python: where the terminal is too narrow for a line, it goes on after a backslash, as both
-    languages read it."""
+    """Print shell commands or Python; on a narrow terminal, a line continues after a backslash, which is valid in both
+    languages."""
     for command in lines:
         columns = max(console.width, NARROWEST)
         if command.startswith("#"):  # a comment ends with its line
@@ -119,9 +120,11 @@ def commands(console: Console, lines: Sequence[str]) -> None:
 
 
 def _continued(command: str, columns: int) -> list[str]:
-    """The lines of a command, broken at a space, or after `=`, a comma or a parenthesis in a word that is longer than
-    a line: what stands on both sides of the backslash is joined, so the rest of a word is not indented. Quoted text
-    and comments are not broken."""
+    """Return the lines of a command, broken at a space; a word longer than a line is broken after `=`, a comma or a
+    parenthesis.
+
+    The backslash joins both sides, so the rest of a word is not indented. Quoted text and comments are not broken.
+    """
     parts, indent, rest = [], "   ", command
     while len(indent) + len(rest) > columns:
         room = columns - len(indent) - 2
@@ -138,7 +141,7 @@ def _continued(command: str, columns: int) -> list[str]:
 
 
 def row(console: Console, line: str | Text, *, style: str = "") -> None:
-    """One line as it is, however wide the terminal; what its encoding lacks is replaced by the nearest ASCII."""
+    """Print one line unwrapped; characters missing in the encoding are replaced by the nearest ASCII."""
     text = Text(translate(line), style=style) if isinstance(line, str) else line
     text.plain = printable(text.plain.replace(GLUE, " ").replace(FIRM, " "))  # a name may have an escape byte
     if not can_encode(console, text.plain):
@@ -148,7 +151,7 @@ def row(console: Console, line: str | Text, *, style: str = "") -> None:
 
 
 def cells(console: Console, line: str, *, style: str = "") -> None:
-    """A table's line; where the terminal is too narrow for it, its cells go on in further lines, in the same order."""
+    """Print a table's line; on a narrow terminal, its cells continue on further lines in the same order."""
     if len(line) <= max(console.width, NARROWEST):
         row(console, line, style=style)
     else:
@@ -156,8 +159,8 @@ def cells(console: Console, line: str, *, style: str = "") -> None:
 
 
 def named_row(console: Console, name: str, figures: str, *, width: int, style: str = "") -> None:
-    """A table's line: a name, and figures from column `width` on; a longer name stands above them. Where the terminal
-    is too narrow for both, the figures keep their columns at its right edge."""
+    """Print a table's line: a name, and figures from column `width` on; a longer name stands above them. On a terminal
+    too narrow for both, the figures keep their columns at the right edge."""
     width = min(width, max(console.width, NARROWEST) - cell_len(figures))
     if cell_len(name) > width:
         sentence(console, name[1:], style=style, hang=4)
@@ -166,7 +169,7 @@ def named_row(console: Console, name: str, figures: str, *, width: int, style: s
 
 
 def ended(text: str) -> str:
-    """A sentence with a full stop, unless another's words have ended it already."""
+    """Return a sentence with a full stop, unless quoted text already ends it."""
     if text.endswith((".", "!", "?")):
         return text
     return f"{text}\u3002" if is_translated(text) else f"{text}."
@@ -191,16 +194,16 @@ _INKS = {
     "runtime": ("═", ""),
     "other": ("·", ""),
 }
-"""Filling and colour of each family of memory. The initial letter is the filling where the encoding has no blocks."""
+"""Fill character and colour of each memory family. The initial letter replaces the fill if the encoding has no
+blocks."""
 
 
 _LEAST_SHARE = 0.03
-"""Several smaller families are drawn as one: a bar has some 68 characters."""
+"""Families below this share are drawn as one if there are several: a bar has about 68 characters."""
 
 
 def bar(parts: Mapping[str, int], console: Console) -> None:
-    """Draw `parts` (bytes by component) as a bar of families, and their sizes below it; small ones count as
-    other."""
+    """Draw `parts` (bytes by component) as a bar of families, with their sizes below; small families count as other."""
     sizes, has_blocks = memory_by_family(parts), can_encode(console, "".join(ink for ink, _ in _INKS.values()))
     drawn, legend, width = Text(" "), Text(), min(WIDTH, max(console.width, NARROWEST)) - 12
     total = sum(sizes.values())

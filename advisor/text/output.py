@@ -1,4 +1,4 @@
-"""Where every command's answer goes: text for people, one JSON object for programs, or nothing but the exit code."""
+"""Output of every command: text for people, one JSON object for programs, or only the exit code."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ OutputMode = Literal["human", "json", "quiet"]
 
 
 class Output(NamedTuple):
-    """The answer on stdout in one of the modes, and what happens meanwhile on stderr, line by line."""
+    """Output of a command in one of the modes: the answer on stdout, progress on stderr line by line."""
 
     mode: OutputMode
     language: Language = "en"
-    """The language of the text on stdout."""
+    """Language of the text on stdout."""
 
     def say(self, text: str) -> None:
-        """A line of progress or a warning; it never goes to stdout."""
+        """Print a line of progress or a warning to stderr, never to stdout."""
         if self.mode != "quiet":
             to_stderr(self.translated(text))
 
     def translated(self, text: str) -> str:
-        """A phrase in the language of the answer."""
+        """Return a phrase in the language of the answer."""
         from .language import translate
 
         with self.speaking():
             return translate(text)
 
     def speaking(self) -> AbstractContextManager[None]:
-        """The language of the answer, for what is shown meanwhile."""
+        """Context that translates the messages shown before the answer into its language."""
         from .language import use_language
 
         return use_language(self.language)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[str], None]]:
-        """A function that takes the phase of a task again and again, and shows it with the time since the start: in one
-        line of a terminal, elsewhere in a line for the first phase and every five seconds."""
+        """Return a function that shows the current phase of a task and the elapsed time: on one line of a terminal,
+        elsewhere on a line for the first phase and every five seconds."""
         started = time.monotonic()
 
         def line(phase: str) -> str:
@@ -67,21 +67,21 @@ class Output(NamedTuple):
             yield seldom(lambda phase: self.say(line(phase)), first_at_once=True)
 
     def show(self, form: Callable[[], Any], render: Callable[[Console], object]) -> None:
-        """Print the answer, made by one of the two functions: as JSON (dataclasses become objects), or for people."""
+        """Print the answer of one of the two functions: as JSON (dataclasses become objects), or as text."""
         if self.mode == "json":
             print(json.dumps(to_json(form()), indent=1))
         elif self.mode == "human":
             self.print(render, self.console())
 
     def print(self, render: Callable[[Console], object], console: Console) -> None:
-        """Print for people, in their language where the terminal can show it."""
+        """Print text in the user's language if the terminal can display it."""
         from .language import in_language  # imported here: JSON needs none
 
         with in_language(console, self.language):
             render(console)
 
     def console(self, *, on_stderr: bool = False) -> Console:
-        """A terminal for people."""
+        """Return a console for text."""
         from rich.console import Console  # imported here: JSON needs no terminal library
 
         file = sys.stderr if on_stderr else sys.stdout
@@ -89,13 +89,13 @@ class Output(NamedTuple):
 
 
 def _phase(name: str) -> Phrase:
-    """`backward of iteration 1`, as a recording names it."""
+    """Return `backward of iteration 1` from the name in a recording."""
     phase, _, number = name.partition(" of iteration ")
     return phrase("{phase} of iteration {number}", phase=named(phase), number=number) if number else named(name)
 
 
 def to_stderr(text: str) -> None:
-    """A line on stderr; on a terminal it is wrapped."""
+    """Print a line on stderr; on a terminal it is wrapped."""
     line = f"ds-advise: {printable(text)}"
     if sys.stderr.isatty():
         # Imported here: pipes and files need none.
@@ -112,7 +112,7 @@ _EVERY_S = 5.0
 
 
 def seldom(say: Callable[[str], None], *, first_at_once: bool = False) -> Callable[[str], None]:
-    """`say`, without lines that come within five seconds of the last one; of this call, unless `first_at_once`."""
+    """Return `say` restricted to one line per five seconds; the first one waits as long, unless `first_at_once`."""
     last = -math.inf if first_at_once else time.monotonic()
 
     def say_seldom(line: str) -> None:

@@ -1,4 +1,4 @@
-"""Bytes, counts and rates as people read them, and text from elsewhere as a terminal may show it."""
+"""Formats of bytes, counts and rates, and safe display of external text on a terminal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...estimators.phrase import whole_gib as whole_gib
 
 
 def printable(text: str) -> str:
-    """Text from elsewhere without characters that would steer the terminal."""
+    """Return external text without control characters, which could steer the terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def count(number: int) -> str:
-    """A parameter count: `14.77 B`, `124.4 M`, `315,722`."""
+    """Return a parameter count: `14.77 B`, `124.4 M`, `315,722`."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
         if number >= size:
             return f"{number / size:.4g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
@@ -26,12 +26,12 @@ def count(number: int) -> str:
 
 
 def counted_noun(number: int, noun: str) -> str:
-    """`1 row`, `1,204 rows`."""
+    """Return `1 row`, `1,204 rows`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def rate(per_s: float) -> str:
-    """Tokens per second with two or three significant digits, no more than the prediction is worth."""
+    """Return tokens per second with two or three significant digits, the precision of the prediction."""
     if per_s >= 1e7:
         return f"{per_s / 1e6:.3g} M" if per_s < 9.995e8 else f"{per_s / 1e6:,.0f} M"
     if per_s >= 1000:
@@ -41,12 +41,12 @@ def rate(per_s: float) -> str:
 
 
 def rough_rate(per_s: float) -> str:
-    """The same with two significant digits, for the ends of an interval."""
+    """Return tokens per second with two significant digits, for the ends of an interval."""
     return rate(float(f"{per_s:.2g}"))
 
 
 def seconds(duration_s: float) -> str:
-    """`3.2 s`, `48 ms`, `2 min 5 s`, `25 h 31 min`."""
+    """Return `3.2 s`, `48 ms`, `2 min 5 s`, `25 h 31 min`."""
     if duration_s >= 2 * 3600 - 0.5:
         hours, minutes = divmod(round(duration_s / 60), 60)
         return f"{hours} h {minutes} min"
@@ -59,7 +59,7 @@ def seconds(duration_s: float) -> str:
 
 
 def age(duration_s: float) -> Phrase:
-    """How long ago: `just now`, `12 min ago`, `5 h ago`, `3 days ago`."""
+    """Return the time since an event: `just now`, `12 min ago`, `5 h ago`, `3 days ago`."""
     if duration_s < 60:
         return phrase("just now")
     if duration_s < 3600:
@@ -70,7 +70,7 @@ def age(duration_s: float) -> Phrase:
 
 
 def times(ratio: float) -> Phrase:
-    """A ratio with two or three digits: `1.14 x`, `2.6 x`, `24 x`."""
+    """Return a ratio with two or three digits: `1.14 x`, `2.6 x`, `24 x`."""
     digits = 2 if ratio < 1.995 else 1 if ratio < 9.95 else 0
     return phrase("{ratio} x", ratio=f"{ratio:.{digits}f}")
 
@@ -80,7 +80,7 @@ def percent(share: float) -> str:
 
 
 def whole_percents(shares: Sequence[float]) -> list[int]:
-    """Shares of a whole as percents that add up to theirs: rounded down, and the largest remainders up."""
+    """Return shares as whole percents whose sum is the rounded total: rounded down, then the largest remainders up."""
     exact = [100 * share for share in shares]
     whole = [int(value) for value in exact]
     missing = round(sum(exact)) - sum(whole)
@@ -103,13 +103,13 @@ _PREFIXES = (
 
 
 def amount(value: float, unit: str) -> str:
-    """A rate or time in the decimal unit that leaves one to three digits before the point: `612 Tflop/s`, `21 us`."""
+    """Return a rate or time in the decimal unit that leaves one to three integer digits: `612 Tflop/s`, `21 us`."""
     prefix, scale = _prefix(value)
     return f"{_three_digits(value / scale)} {prefix}{unit}"
 
 
 def amounts(values: Sequence[float], middle: float) -> str:
-    """`598 to 615`: values in the unit that `amount` takes for `middle`."""
+    """Return values in the unit that `amount` chooses for `middle`: `598 to 615`."""
     return " to ".join(_three_digits(value / _prefix(middle)[1]) for value in values)
 
 
@@ -122,7 +122,7 @@ def _prefix(value: float) -> tuple[str, float]:
 
 
 def size(size_bytes: int) -> str:
-    """A buffer's size in binary units: `8 B`, `64 KiB`, `256 MiB`."""
+    """Return a buffer's size in binary units: `8 B`, `64 KiB`, `256 MiB`."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.3g} {unit}"
