@@ -1,1 +1,1 @@
-"""The largest of what may grow, a sequence, a micro batch or a model, at which some plan may still be recommended."""
+"""The search for the fastest plan of a question, and for the largest sequence, micro batch or model that fits."""

@@ -1,7 +1,8 @@
-"""The plans that differ in the micro batch only: their prediction, and the search for the fastest that fits.
+"""Plans that differ only in the micro batch: their prediction, and the search for the fastest that fits.
 
-Memory and speed rise with the micro batch. The exception is a global batch: a plan without accumulation, the largest
-micro batch, saves the gradients kept between micro batches, and may need less memory than smaller ones.
+Memory and speed rise with the micro batch. The exception is a question with a global batch: a plan without
+accumulation, which has the largest micro batch, keeps no gradients between micro batches and may need less memory than
+smaller ones.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _time = lru_cache(maxsize=1024)(estimate_time)
 
 
 class BatchSweep:
-    """The plans of one question that differ in the batch shape (micro batch, accumulation steps) only."""
+    """The plans of one question that differ only in the batch shape (micro batch, accumulation steps)."""
 
     def __init__(
         self, question: Question, preset: Plan, fields: Mapping[str, Any], *, has_settings: bool = False
     ) -> None:
-        """fields: fields of `Plan` that replace the preset's. has_settings: the user set some of them."""
+        """fields: fields of `Plan` that replace the preset's. has_settings: whether the user set some of them."""
         self.question = question
         self.has_settings = has_settings
         ranks_per_sample = fields["sequence_parallel_size"] * fields["autotp_size"]
@@ -51,7 +52,7 @@ class BatchSweep:
         )
         self.least = LEAST[question.risk]
         self.doubles = question.is_batch_free and len(self.shapes) > 1
-        """Micro batches are doubled, without accumulation, and may be refined in between."""
+        """Whether micro batches are doubled without accumulation, with optional refinement in between."""
         self._of = question.model, question.workload, question.cluster_without_storage
         self._plans = {self.shapes[0]: self.smallest_plan}
         self._candidates: dict[tuple[int, int], Candidate] = {}
@@ -68,7 +69,7 @@ class BatchSweep:
         return _time(*self._of, self.plan(shape))
 
     def candidate(self, shape: tuple[int, int]) -> Candidate:
-        """The candidate of a batch shape; its time is computed when it is needed."""
+        """Return the candidate of a batch shape; its time is computed on demand."""
         if shape not in self._candidates:
             self._candidates[shape] = self._candidate_of(self.plan(shape))
         return self._candidates[shape]
@@ -81,24 +82,24 @@ class BatchSweep:
 
     @property
     def obstacle(self) -> str | None:
-        """Why none of the plans can run at all."""
+        """Reason why none of the plans can run; None if they can."""
         question = self.question
         return unsupported(question.model, question.workload, self.smallest_plan, question.cluster)
 
     @property
     def can_run(self) -> bool:
-        """Whether the plans can run, and need no NVMe that the question does not name."""
+        """Whether the plans can run without NVMe that the question does not name."""
         plan, nvme = self.smallest_plan, self.question.cluster.nvme_bytes_per_node
         return ("nvme" not in (plan.offload_optimizer, plan.offload_param) or bool(nvme)) and self.obstacle is None
 
     @cached_property
     def resident_bytes(self) -> int:
-        """Bytes that stay on each GPU, for any batch."""
+        """Bytes that stay on each GPU for any batch."""
         return total_bytes(resident_terms(*self._of, self.smallest_plan))
 
     @cached_property
     def is_hopeless(self) -> bool:
-        """Whether lower bounds on memory already exceed the GPU for every batch."""
+        """Whether lower bounds on memory already exceed the GPU's memory for every batch."""
         offer = self.question.cluster.gpu.memory_bytes
         if self.resident_bytes > offer:  # cheaper to compute
             return True
@@ -106,11 +107,11 @@ class BatchSweep:
         return all(least_bytes(*self._of, self.plan(shape)) > offer for shape in ends)
 
     def known_fits(self) -> Iterator[Fit]:
-        """The verdicts on the candidates computed so far."""
+        """Return the verdicts on the candidates computed so far."""
         return (candidate.fit for candidate in self._candidates.values())
 
     def smallest_fits(self) -> Iterator[Fit]:
-        """The verdicts on the plans that may need least memory; none where the sweep is hopeless."""
+        """Yield the verdicts on the plans that may need least memory; none if the sweep is hopeless."""
         first, last = self.shapes[0], self.shapes[-1]
         if first not in self._candidates and self.is_hopeless:
             return
@@ -126,7 +127,7 @@ class BatchSweep:
         return fit.probability >= self.least
 
     def rising(self) -> list[Candidate]:
-        """The candidates by rising micro batch, up to the first that likely does not fit, and the one without
+        """Return the candidates by rising micro batch, up to the first that likely does not fit, and the one without
         accumulation if it likely fits."""
         found: list[Candidate] = []
         for shape in self.shapes:
@@ -139,8 +140,8 @@ class BatchSweep:
         return found
 
     def largest(self, near: float) -> list[Candidate]:
-        """The largest doubled micro batch that is acceptable, the smaller ones that are as fast, and the next larger
-        one; none if the smallest is not acceptable. near: the micro batch at which the search begins."""
+        """Return the largest doubled micro batch that is acceptable, the smaller ones that are as fast, and the next
+        larger one; empty if the smallest is not acceptable. near: the micro batch at which the search begins."""
         index = max((index for index, (micro, _) in enumerate(self.shapes) if micro <= near), default=0)
         while index >= 0 and not self.acceptable(self.candidate(self.shapes[index]).fit):
             index -= 1
@@ -157,11 +158,9 @@ class BatchSweep:
         return [self.candidate(shape) for shape in self.shapes[first : end + 1]]
 
     def refined(self, found: Sequence[Candidate], least_speed: float) -> list[Candidate]:
-        """Candidates of doubled micro batches, by rising size, with those between the last acceptable one and the next
-        and the best with a part of the offloaded optimizer on the GPU.
-
-        least_speed: tokens per second below which micro batches in between are of no use.
-        """
+        """Return candidates of doubled micro batches by rising size, those between the last acceptable one and the
+        next, and the best one with a part of the offloaded optimizer on the GPU. least_speed: tokens per second below
+        which micro batches in between are skipped."""
         if not self.question.is_batch_free:
             return list(found)
         refined = list(found)
@@ -176,10 +175,11 @@ class BatchSweep:
         return refined
 
     def _between(self, fits: Candidate, fails: Candidate, least_speed: float) -> Iterator[Candidate]:
-        """Candidates of micro batches between an acceptable and a larger, unacceptable one, by bisection.
+        """Return candidates of micro batches between an acceptable and a larger, unacceptable one, by bisection.
 
-        It ends where the next acceptable one would be faster by less than `RESOLVED`, or slower than `least_speed`:
-        its speed is at most that of the batch that is too large, and rises at most in proportion to the batch.
+        The bisection ends if the next acceptable one would be faster by less than `RESOLVED`, or slower than
+        `least_speed`. Its speed is at most that of the batch that is too large, and rises at most in proportion to the
+        batch.
         """
         speed, enough, too_many = fits.tokens_per_s, fits.plan.micro_batch_size, fails.plan.micro_batch_size
         speed_of_too_many = self.time((too_many, 1)).tokens_per_s
@@ -195,8 +195,8 @@ class BatchSweep:
                 too_many = candidate.plan.micro_batch_size
 
     def _with_optimizer_on_gpu(self, fastest: Candidate) -> Iterator[Candidate]:
-        """The plan with the most sub-groups of its offloaded optimizer on the GPU that fit (`offload_optimizer.ratio`),
-        if it is faster by more than `SAME_SPEED`."""
+        """Return the plan with the most sub-groups of its offloaded optimizer on the GPU that fit
+        (`offload_optimizer.ratio`), if it is faster by more than `SAME_SPEED`."""
         question, plan = self.question, fastest.plan
         cluster, share = question.cluster, self.host_optimizer_share(fastest.time)
         if share <= SAME_SPEED or cluster.gpu.is_cpu:
@@ -222,7 +222,8 @@ class BatchSweep:
                 yield candidate
 
     def host_optimizer_share(self, time: TimeEstimate) -> float:
-        """The share of a step that the optimizer on the host takes; 0 where it cannot be moved to the GPU."""
+        """Return the share of the optimizer on the host in a step's time; 0 if the optimizer cannot be moved to the
+        GPU."""
         plan = self.smallest_plan
         if plan.zero_stage < 3 or plan.offload_optimizer != "cpu" or self.has_settings:
             return 0.0

@@ -24,16 +24,16 @@ from ..text.units import percent, times, whole_gib
 Verdict = Literal["fits", "likely fits", "unlikely", "does not fit"]
 
 LIKELY = 0.5
-"""Least probability of the verdict "likely fits", as `SURE` is that of "fits"."""
+"""Least probability for the verdict "likely fits"; `SURE` is the least for "fits"."""
 
 LEAST: dict[Risk, float] = {"safe": SURE, "balanced": 0.8, "bold": LIKELY}
-"""Least probability of fitting of a recommended plan."""
+"""Least probability of fitting of a recommended plan, by risk."""
 
 RAN_OUT, NEEDS_MORE, FAILED = phrase("ran out of memory"), phrase("needs more yet"), phrase("failed")
 """Reasons from probes: the plan ran out of memory, needs more than one that did, or failed for another reason."""
 
 NEEDS_RAM = phrase("needs --ram")
-"""Reason of a plan that needs more than `MOST_HOST_BYTES` where the RAM is unknown."""
+"""Reason for a plan that needs more than `MOST_HOST_BYTES` if the RAM is unknown."""
 
 _VERDICTS = {
     "likely fits": phrase("likely fits"),
@@ -50,12 +50,12 @@ class Fit(NamedTuple):
     reason: str
     """A short phrase for a table ("needs 1.2 x the memory", "likely fits, 84 %", "fits")."""
     utilization: float
-    """The largest of need / offer over GPU, host and NVMe."""
+    """Largest ratio of need to available amount over GPU, host and NVMe."""
     limit: str
-    """The first of "gpu", "host", "nvme" that is or may be exceeded; "" where the plan fits."""
+    """The first of "gpu", "host", "nvme" that is or may be exceeded; "" if the plan fits."""
     assumed_host_bytes: int = 0
-    """RAM per node that the verdict presumes: what the plan needs where the RAM is unknown and the need is larger than
-    the memory of the node's GPUs. 0: known, or no more than that, which nearly every host has."""
+    """RAM per node that the verdict assumes: the plan's need, if the RAM is unknown and the need exceeds the memory of
+    the node's GPUs. 0 if the RAM is known or the need is smaller, which nearly every host meets."""
 
     @property
     def fits(self) -> bool:
@@ -72,7 +72,7 @@ class Fit(NamedTuple):
 
 
 def verdict_of(probability: float) -> Verdict:
-    """The verdict for a probability of fitting; "does not fit" where it is below 1 - `SURE`."""
+    """Return the verdict for a probability of fitting: "does not fit" below 1 - `SURE`."""
     if probability >= LIKELY:
         return "fits" if probability >= SURE else "likely fits"
     return "unlikely" if probability >= 1 - SURE else "does not fit"
@@ -81,8 +81,9 @@ def verdict_of(probability: float) -> Verdict:
 def fit_of(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     """Compare a plan's predicted needs with the cluster.
 
-    The GPU is judged on device memory (never on allocated or reserved). Host memory and NVMe are taken as predicted.
-    Unknown host memory counts as `MOST_HOST_BYTES`; NVMe must be named, since it cannot be configured otherwise.
+    The GPU is judged on device memory (never on allocated or reserved memory). Host memory and NVMe are compared
+    without an error margin. Unknown host memory counts as `MOST_HOST_BYTES`. NVMe must be named by the user, since
+    DeepSpeed cannot be configured without its path.
     """
     known, nvme = cluster.host_memory_bytes_per_node, cluster.nvme_bytes_per_node
     host = _share(memory.host_bytes_per_node, cluster.most_host_bytes_per_node)
@@ -108,7 +109,7 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster) -> Fit:
 
 
 def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, cluster: Cluster) -> Fit:
-    """Compare the needs that a dry run measured with the cluster. transient_bytes: the part of device_bytes that is not
+    """Compare the needs measured by a dry run with the cluster. transient_bytes: the part of device_bytes that is not
     held for the whole training."""
     host = _share(host_bytes, cluster.host_memory_bytes_per_node)
     if host > 1:
@@ -118,7 +119,7 @@ def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, clu
 
 
 def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float) -> Fit:
-    """The verdict on the GPU alone. others: utilization of host and NVMe."""
+    """Return the verdict on the GPU alone. others: utilization of host and NVMe."""
     share = need_bytes / cluster.gpu.memory_bytes
     utilization = max(share, others)
     if probability >= SURE:
@@ -137,15 +138,18 @@ def _share(need: int, offer: int | None) -> float:
 
 
 def chance(probability: float) -> str:
-    """`84 %`, never rounded to 0 or 100 %."""
+    """Return `84 %`, never rounded to 0 or 100 %."""
     if probability <= 0.005:
         return phrase("under 1 %")
     return phrase("over 99 %") if probability >= 0.995 else percent(probability)
 
 
 def fits_sentence(plan: str, fit: Fit) -> Phrase:
-    """`ZeRO-3 fits.`, `ZeRO-3 probably fits (84 %).`, `ZeRO-3 is unlikely to fit (3 %).` or `ZeRO-3 does not fit.`
-    With its condition, if it has one: `ZeRO-3 fits if the host has 353 GiB of RAM.`"""
+    """Return `ZeRO-3 fits.`, `ZeRO-3 probably fits (84 %).`, `ZeRO-3 is unlikely to fit (3 %).` or `ZeRO-3 does not
+    fit.`
+
+    A condition is added: `ZeRO-3 fits if the host has 353 GiB of RAM.`
+    """
     templates = {
         "fits": phrase("{plan} fits", plan=plan),
         "likely fits": phrase("{plan} probably fits ({chance})", plan=plan, chance=chance(fit.probability)),
@@ -161,19 +165,19 @@ def fits_sentence(plan: str, fit: Fit) -> Phrase:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One plan with its estimate and the verdict on it."""
+    """One plan with its estimate and verdict."""
 
     plan: Plan
     memory: MemoryEstimate
     fit: Fit
     make_estimate: Callable[[], Estimate] = field(repr=False, compare=False)
-    """Called on first use of `estimate`: the time of most plans that do not fit is never needed."""
+    """Function called on first use of `estimate`: most plans that do not fit never need their time."""
     measured_bytes: int | None = None
-    """Device memory as a probe measured it; None without a probe."""
+    """Device memory measured by a probe; None without a probe."""
 
     @classmethod
     def of(cls, estimate: Estimate, fit: Fit, *, measured_bytes: int | None = None) -> Candidate:
-        """The candidate of a complete estimate."""
+        """Return the candidate of a complete estimate."""
         return cls(
             plan=estimate.plan,
             memory=estimate.memory,
@@ -183,7 +187,7 @@ class Candidate:
         )
 
     def with_estimate(self, estimate: Estimate) -> Candidate:
-        """The same verdict with another estimate."""
+        """Return the candidate with another estimate and the same verdict."""
         return replace(self, memory=estimate.memory, make_estimate=lambda: estimate)
 
     @cached_property
@@ -204,18 +208,18 @@ class Candidate:
 
     @property
     def device_bytes(self) -> int:
-        """Required device memory, measured or else predicted."""
+        """Required device memory: measured, or else predicted."""
         return self.memory.device_bytes_per_gpu if self.measured_bytes is None else self.measured_bytes
 
 
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
-    """The candidate of one plan."""
+    """Return the candidate of one plan."""
     estimate = estimate_plan(model, workload, cluster, plan)
     return Candidate.of(estimate, fit_of(estimate.memory, cluster))
 
 
 def duration_of(question: Question, candidate: Candidate) -> JobDuration | None:
-    """Duration of the question's job under a plan; None for a question without a job."""
+    """Return the duration of the question's job under a plan; None for a question without a job."""
     if question.job is None:
         return None
     model, workload, cluster = question.model, question.workload, question.cluster
@@ -233,7 +237,7 @@ class LadderStep(NamedTuple):
 
     @classmethod
     def of(cls, rung: Rung, candidate: Candidate, least: float) -> LadderStep:
-        """least: the probability required to be taken."""
+        """Return the step of a rung. least: the probability of fitting required for `taken`."""
         return cls(rung, candidate, candidate.fit.probability >= least, candidate.fit.reason)
 
     @property

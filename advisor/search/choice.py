@@ -1,4 +1,4 @@
-"""The choice among candidates: the best of a rung, and over all rungs the fastest or a simpler one of equal speed."""
+"""The choice among candidates: the best of each rung; over all rungs the fastest, or a simpler one of equal speed."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from ..question.options import Risk
 from .candidate import LEAST, LIKELY, Candidate, LadderStep
 
 SAME_SPEED = 0.03
-"""Relative difference below which two predicted speeds are equal: the resolution of the time model."""
+"""Relative difference below which two predicted speeds count as equal: the resolution of the time model."""
 
 LEAST_GAIN = 0.10
-"""Least relative gain of a plan that offloads, shares samples or gathers weights over one that does not. Its time rests
-on more assumed figures (PCIe shared by the GPUs, host memory bandwidth, cores, links), with an error of about this
-size. Over 19 published pairs that differ in stage 3 alone, stage 3 took 12 % longer than predicted on average, and
-more than 50 % longer in three (`benchmarks/accuracy/stage_three.py`)."""
+"""Least relative gain of a plan that offloads, shares samples or gathers weights over one that does not.
+
+The time of such a plan depends on more assumed figures (PCIe shared by the GPUs, host memory bandwidth, cores, links),
+with an error of about this size. In 19 published pairs that differ only in stage 3, stage 3 took 12 % longer than
+predicted on average, and more than 50 % longer in three (`benchmarks/accuracy/stage_three.py`).
+"""
 
 COMFORTABLE = 0.9
 """Highest utilization at which a plan is preferred for its simplicity alone."""
 
 WORTH_A_RISK = 1.2
-"""Least speed-up over the recommended plan of a plan that only likely fits, to be tried first: a failed start costs
+"""Least speed-up of a plan that only likely fits over the recommended plan, to be tried first: a failed start costs
 some minutes."""
 
 SAME_PROBABILITY = 0.05
-"""Difference below which two probabilities of fitting are equal."""
+"""Difference below which two probabilities of fitting count as equal."""
 
 
 class Timed(Protocol):
@@ -43,10 +45,10 @@ PlanWithSpeed = TypeVar("PlanWithSpeed", bound=Timed)
 
 
 def best_of_rung(candidates: Sequence[Candidate], least: float) -> Candidate | None:
-    """The simplest of the fastest candidates that fit with the probability `least`.
+    """Return the simplest of the fastest candidates that fit with the probability `least`.
 
-    Without any: the same among those that likely fit, then among those limited by host or NVMe. If the GPU limits all,
-    the one closest to fitting, with checkpointing if equal.
+    If there are none, candidates that likely fit are considered, then those limited by host or NVMe. If the GPU limits
+    all, the result is the one closest to fitting, with checkpointing on a tie.
     """
     if not candidates:
         return None
@@ -68,7 +70,7 @@ def _complexity(candidate: Candidate) -> tuple[int, int, bool, int, int]:
 
 
 def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
-    """The fastest candidate that may be taken and is not dominated (`drop_dominated`), or a simpler one within
+    """Return the fastest candidate that may be taken and is not dominated (`drop_dominated`), or a simpler one within
     `SAME_SPEED`: the lowest rung that fits comfortably without more costly features than the lowest of all, or else the
     lowest."""
     candidates = drop_dominated(step.candidate for step in ladder if step.taken and step.candidate is not None)
@@ -82,9 +84,9 @@ def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
 
 
 def drop_dominated(plans: Iterable[PlanWithSpeed]) -> list[PlanWithSpeed]:
-    """The plans, in order, that gain at least `LEAST_GAIN` over every kept plan with fewer costly features.
+    """Return, in order, the plans that gain at least `LEAST_GAIN` over every kept plan with fewer costly features.
 
-    The fastest of them is slower than the fastest of all by less than `LEAST_GAIN`.
+    The fastest kept plan is slower than the fastest of all by less than `LEAST_GAIN`.
     """
     given = list(plans)
     features = [costly_features(plan.plan) for plan in given]
@@ -97,7 +99,7 @@ def drop_dominated(plans: Iterable[PlanWithSpeed]) -> list[PlanWithSpeed]:
 
 
 def costly_features(plan: Plan) -> frozenset[str]:
-    """Those of offloading, sample sharing and weight gathering (stage 3) that a plan uses."""
+    """Return the costly features of a plan: offloading, sample sharing and weight gathering (stage 3)."""
     used = {"offload": plan.offloads, "share": plan.ranks_per_sample > 1, "gather": plan.zero_stage == 3}
     return frozenset(feature for feature, is_used in used.items() if is_used)
 
@@ -105,11 +107,11 @@ def costly_features(plan: Plan) -> frozenset[str]:
 def worth_trying_first(
     candidates: Iterable[Candidate], recommended: Candidate | None, risk: Risk = "safe"
 ) -> Candidate | None:
-    """The candidate that only likely fits with the highest expected speed, if it is `WORTH_A_RISK` times as fast as the
-    recommended one.
+    """Return the candidate with the highest expected speed among those that only likely fit, if it is `WORTH_A_RISK`
+    times as fast as the recommended one.
 
-    Expected speed: its own times its probability, the recommended plan's otherwise. Of equally fast and equally
-    probable ones, the first on the ladder.
+    Expected speed: the candidate's speed with its probability of fitting, the recommended plan's speed otherwise. On a
+    tie of speed and probability, the first on the ladder is returned.
     """
     safe = 0.0 if recommended is None else recommended.tokens_per_s
     likely = [
@@ -125,11 +127,11 @@ def worth_trying_first(
 
 
 def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
-    """Whether a candidate is as fast as the fastest within `SAME_SPEED`, or `LEAST_GAIN` if that one has more costly
-    features."""
+    """Whether a candidate is as fast as the fastest within `SAME_SPEED`, or within `LEAST_GAIN` if the fastest has more
+    costly features."""
     return candidate.tokens_per_s >= fastest.tokens_per_s * (1 - tolerance(fastest.plan, candidate.plan))
 
 
 def tolerance(plan: Plan, other: Plan) -> float:
-    """The relative gain below which `plan` is not preferred to `other`."""
+    """Return the relative gain below which `plan` is not preferred to `other`."""
     return LEAST_GAIN if costly_features(plan) > costly_features(other) else SAME_SPEED

@@ -1,6 +1,6 @@
-"""The largest micro batch, sequence or model at which some plan may be recommended: `--micro-batch max` and others.
+"""The largest micro batch, sequence or model for which a plan may be recommended: `--micro-batch max` and others.
 
-Memory rises with the micro batch and the sequence, so these are found by bisection. What a model needs follows from
+Memory rises with the micro batch and the sequence, so these are found by bisection. The memory of a model depends on
 more than its parameters, so the models of a family are tried from the largest down.
 """
 
@@ -16,28 +16,29 @@ from ..question.question import Largest, Question
 from .search import any_fits
 
 LARGEST_MICRO_BATCH = 2**20
-"""Samples at which the search ends."""
+"""Micro batch at which the search ends."""
 
 STEP = 1024
-"""Tokens; the longest sequence is a multiple, which heads and GPUs that share samples divide."""
+"""Tokens. The longest sequence is a multiple of this, which heads and GPUs that share samples divide."""
 
 SHORT_STEP = 128
-"""Tokens; used where not even `STEP` fits."""
+"""Tokens; replaces `STEP` if not even `STEP` fits."""
 
 LONGEST = 2**26
-"""Tokens at which the search ends: four times the longest sequence known to have been trained on."""
+"""Sequence length in tokens at which the search ends: four times the longest known in training."""
 
 PARTS = 64
-"""The longest sequence is found to one part in 64, or to a step: memory is not known more precisely."""
+"""Resolution of the longest sequence, one part in 64 or one step: memory is not predicted more precisely."""
 
 
 def largest(holds: Callable[[int], bool], most: int, *, parts: int = 0) -> tuple[int, int]:
-    """(the largest number found that holds, the smallest found that does not) of 1 to `most`, for a property that holds
-    of every number below one that it holds of.
+    """Return (the largest number found for which `holds` is true, the smallest found for which it is false) in 1 to
+    `most`.
 
-    Numbers are doubled until one does not hold; the gap is halved until it is 1, or less than the lower end / `parts`.
-    If none holds: (0, 1); if all do: (most, most + 1). The numbers tried do not depend on the property, so the answer
-    rises with it. At most 2 log2(most) calls.
+    `holds` must be monotonic: true for every number below one for which it is true. Numbers are doubled until it is
+    false; the gap is then halved until it is 1, or less than the lower end / `parts`. The result is (0, 1) if it is
+    never true, and (most, most + 1) if it is always true. The numbers tried form a fixed grid, so the answer is
+    monotonic in the property. At most 2 log2(most) calls.
     """
     low, high = 0, 1
     while high <= most and holds(high):
@@ -50,9 +51,9 @@ def largest(holds: Callable[[int], bool], most: int, *, parts: int = 0) -> tuple
 
 
 def with_largest_micro_batch(question: Question) -> Question:
-    """The question with the largest micro batch that fits; with one sample where none does.
+    """Return the question with the largest micro batch that fits, or one sample if none does.
 
-    With a global batch, those that divide its part of each GPU are searched.
+    With a global batch, the search covers the divisors of each GPU's part.
     """
 
     def with_size(size: int) -> Question:
@@ -71,17 +72,17 @@ def with_largest_micro_batch(question: Question) -> Question:
 
 
 def with_longest_sequence(question: Question) -> Question:
-    """The question with the longest sequence that fits; with the shortest tried where none does.
+    """Return the question with the longest sequence that fits, or the shortest tried if none does.
 
-    Learned positions limit it, rotary positions do not, although a model may have been trained for fewer. Where the
-    number of GPUs is not a power of two, lengths that any number of GPUs can share are searched separately.
+    Learned positions limit the sequence, rotary positions do not, although a model may have been trained for fewer. If
+    the number of GPUs is not a power of two, lengths that any number of GPUs can share are searched separately.
     """
 
     def with_length(seq_len: int) -> Question:
         return replace(question, workload=replace(question.workload, seq_len=seq_len))
 
     def searched(step: int, limit: int) -> tuple[int, int]:
-        """(the longest multiple of the step that fits or 0, a longer one that does not)."""
+        """Return (the longest multiple of the step that fits, or 0; a longer one that does not)."""
         fits, fails = largest(lambda steps: any_fits(with_length(steps * step)), limit // step, parts=PARTS)
         return fits * step, min(limit, fails * step)
 
@@ -100,11 +101,10 @@ def with_longest_sequence(question: Question) -> Question:
 
 
 def of_largest_model(name: str, question_of: Callable[[ModelShape], Question]) -> Question:
-    """The question about the model of a family with the most parameters that fits; about the smallest where none does.
+    """Return the question about the model of a family with the most parameters that fits, or the smallest if none does.
 
-    question_of: the question about one model.
-
-    Raises UnknownModelError for a name that is not a family of the catalogue, and the errors of `question_of`.
+    question_of: returns the question about one model. Raises UnknownModelError for a name that is not a family of the
+    catalogue, and the errors of `question_of`.
     """
     found, too_large = None, None
     for model in reversed(family(name)):

@@ -1,4 +1,4 @@
-"""What a configuration leaves open with `auto`: the batch that the advice gives it."""
+"""The batch that the advice chooses if a configuration leaves it open with `auto`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def filled_batch(
     gradient_accumulation_steps: int | None = None,
     gradient_checkpointing: bool | None = None,
 ) -> FilledBatch:
-    """The batch of a configuration: the file's value, else the given one, else the advice's for this model on these
-    GPUs: the fastest that fits with all other settings of the file, 1 where no plan can be predicted.
+    """Return the batch of a configuration: the file's value, else the given one, else the advice's for this model and
+    these GPUs. The advice's is the fastest that fits with all other settings of the file, or 1 if no plan can be
+    predicted.
 
-    gradient_checkpointing: None leaves it to the advice too, where the micro batch is the advice's; otherwise it is on.
-
-    Raises ConfigFileError for what DeepSpeed refuses.
+    gradient_checkpointing: None leaves it to the advice if the micro batch is the advice's, and is on otherwise. Raises
+    ConfigFileError for a configuration that DeepSpeed refuses.
     """
     auto_steps = config.get("gradient_accumulation_steps") == "auto"
     if micro_batch_size is not None or config.get("train_micro_batch_size_per_gpu") != "auto":

@@ -1,8 +1,8 @@
-"""The search for what generates the completions: the GPUs that train, or how many others.
+"""The search for the generator of the completions: the training GPUs, or a server on some number of GPUs.
 
-A server's GPUs generate while the others wait, and wait while the others train. With R GPU seconds of generation and T
-of the rest in a step, k of N GPUs generate best where R / k + T / (N - k) is least: k / (N - k) = sqrt(R / T). The
-search begins there and goes on to the neighbours while they are faster.
+A server's GPUs generate while the others wait, and wait while the others train. With R GPU-seconds of generation and T
+of other work in a step, the best number k of N GPUs for generation minimizes R / k + T / (N - k): k / (N - k) = sqrt(R
+/ T). The search begins there and moves to the neighbours while they are faster.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .search import fastest
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutOutcome:
-    """The fastest plan with one choice of what generates."""
+    """The fastest plan for one choice of generator."""
 
     question: Question
     best: Candidate | None
-    """None where nothing fits."""
+    """None if nothing fits."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -30,8 +30,8 @@ class RolloutOutcome:
 
 
 def with_fastest_rollout(question: Question) -> tuple[Question, tuple[RolloutOutcome, ...]]:
-    """(the question with the settings of rollouts that are fastest, the best of the other choices); where nothing fits
-    the first."""
+    """Return (the question with the fastest rollout settings, the best of the other choices). If nothing fits, the
+    question has the first settings."""
     choices = rollout_choices(question)
     if len(choices) == 1:
         return choices[0], ()
@@ -57,7 +57,7 @@ def _speed(outcome: RolloutOutcome) -> float:
 
 
 def _best_split(servers: dict[int, Question], other: RolloutOutcome | None) -> RolloutOutcome:
-    """The fastest split between training and server. other: the best plan without a server."""
+    """Return the fastest split between training and server. other: the best plan without a server."""
     sizes, found = sorted(servers), dict[int, RolloutOutcome]()
     gpus = sizes[0] + servers[sizes[0]].cluster.world_size
     ratio = 1 / 3  # a quarter of the GPUs generates

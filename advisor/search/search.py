@@ -2,8 +2,8 @@
 
 `predict_all` sweeps everything, for an answer that shows the whole ladder. `fastest` finds the recommended plan alone,
 with about a quarter of the work, for answers that ask dozens of questions: it visits the sweeps of a stage by falling
-upper bound on their speed and skips those that cannot be chosen (branch and bound). `any_fits` asks only the smallest
-batches.
+upper bound on their speed and skips those that cannot be chosen (branch and bound). `any_fits` predicts only the
+smallest batches.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .choice import COMFORTABLE, LEAST_GAIN, SAME_SPEED, best_of_rung, costly_fe
 from .search_space import NO_SETTINGS, PlanFields, Stage, stages_of
 
 _LEAST_OF_STAGES = 0.96
-"""Lower bound on the bytes of one more sample at one stage in those at another: the stages differ in what the allocator
-rounds, by at most 3.6 % in dense, encoder-decoder, vision-language and expert models, whole or with adapters."""
+"""Least ratio of the bytes of one more sample between two stages. The stages differ only in the allocator's rounding,
+by at most 3.6 % in dense, encoder-decoder, vision-language and expert models, whole or with adapters."""
 
 SampleBytes = dict[tuple[Any, ...], float]
-"""Device bytes of one more sample in a large micro batch, by what they depend on; shared by questions about the same
-training."""
+"""Device bytes of one more sample in a large micro batch, keyed by the settings that determine them; shared by
+questions about the same training."""
 
 
 @gc_paused()
 def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
-    """The ladder (each rung with its best candidate) and all candidates."""
+    """Return the ladder (each rung with its best candidate) and all candidates."""
     least = LEAST[question.risk]
     found, obstacles = dict[Rung, list[Candidate]](), dict[Rung, str]()
     for rung in RUNGS:
@@ -49,10 +49,8 @@ def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candi
 def candidates_of(
     rung: Rung | PlainPyTorch, question: Question, *, settings: PlanFields = NO_SETTINGS
 ) -> tuple[list[Candidate], str]:
-    """(all candidates of a rung or of plain PyTorch, ""), or ([], the obstacle to running it).
-
-    settings: fields of `Plan` to set apart from the rung's preset.
-    """
+    """Return (all candidates of a rung or of plain PyTorch, ""), or ([], the obstacle to running it). settings: fields
+    of `Plan` that replace the rung's preset."""
     candidates: list[Candidate] = []
     for sweeps in _until_memory_suffices(stages_of(rung, question, settings)):
         obstacle = None if candidates else sweeps[0].obstacle
@@ -67,8 +65,8 @@ def candidates_of(
 
 
 def any_fits(question: Question) -> bool:
-    """Whether some rung has a plan that fits as surely as the question's risk requires, with the loss that needs least
-    where it is free."""
+    """Whether some rung has a plan that fits with the probability that the question's risk requires. If the loss is
+    free, the one with the least memory is assumed."""
     question, least = question.with_offered_loss or question, LEAST[question.risk]
     return any(
         fit.probability >= least
@@ -80,7 +78,7 @@ def any_fits(question: Question) -> bool:
 
 
 def _runnable(rung: Rung, question: Question) -> Iterator[list[BatchSweep]]:
-    """`_until_memory_suffices` of a rung; nothing where it cannot run."""
+    """Yield the sweeps of a rung (`_until_memory_suffices`); nothing if it cannot run."""
     stages = _until_memory_suffices(stages_of(rung, question))
     first = next(stages)
     if first[0].can_run:
@@ -89,8 +87,9 @@ def _runnable(rung: Rung, question: Question) -> Iterator[list[BatchSweep]]:
 
 
 def _until_memory_suffices(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]]:
-    """The sweeps of one stage after the other, up to the first stage with a plan that surely fits the GPU (memory rises
-    with the batch, so the smallest decide); of the first alone if not even the last sweep of the last stage may fit."""
+    """Yield the sweeps stage by stage, up to the first stage with a plan that surely fits the GPU. Memory rises with
+    the batch, so the smallest batches decide. Only the first stage is yielded if not even the last sweep of the last
+    stage may fit."""
     last: list[BatchSweep] = []
     for number, stage in enumerate(stages):
         sweeps = last if last and number == len(stages) - 1 else stage.sweeps()
@@ -107,18 +106,18 @@ def _until_memory_suffices(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]
 
 @gc_paused()
 def fastest(question: Question, sample_bytes: SampleBytes | None = None, *, enough: float = 0.0) -> Candidate | None:
-    """The plan that `fastest_that_fits` takes from the ladder, or one of the same speed.
+    """Return the plan that `fastest_that_fits` takes from the ladder, or one of the same speed.
 
-    sample_bytes: shared by questions about the same training. enough: tokens per second below which no plan is of use;
-    where none reaches it the answer is None or a slower one.
+    sample_bytes: shared by questions about the same training. enough: least useful speed in tokens per second; if no
+    plan reaches it, the result is None or a slower plan.
     """
     return _BranchAndBound(question, {} if sample_bytes is None else sample_bytes, enough).best()
 
 
 def of_any_loss(question: Question, best: Candidate, sample_bytes: SampleBytes) -> Candidate:
-    """What an answer takes where the loss is free, for a question whose `fastest` is `best`.
+    """Return the answer's plan if the loss is free, for a question whose `fastest` is `best`.
 
-    The plan with the loss that one argument turns on where it gains `LEAST_GAIN`, else the one without.
+    The plan with the loss that one argument enables is returned if it gains `LEAST_GAIN`, else the one without.
     """
     offered = question.with_offered_loss
     if offered is not None:
@@ -167,17 +166,18 @@ class _BranchAndBound:
         return fastest_that_fits(self._ladder())
 
     def _may_be_useful(self, sweep: BatchSweep) -> bool:
-        """Whether a plan of the sweep would be fast enough, were memory no limit and the optimizer on the host free."""
+        """Whether a plan of the sweep would be fast enough if memory were unlimited and the optimizer on the host took
+        no time."""
         if not self.enough:
             return True
         time = sweep.time(sweep.shapes[-1])
         return time.tokens_per_s >= self.enough * (1 - sweep.host_optimizer_share(time))
 
     def _bound(self, sweep: BatchSweep) -> tuple[float, float]:
-        """(tokens per second that no plan of the sweep exceeds, micro batch above which none fits).
+        """Return (upper bound on tokens per second of the sweep's plans, micro batch above which none fits).
 
-        A batch needs what stays on the GPU and, per sample, the bytes of one more sample in a large batch. The bound is
-        the speed of the smallest batch too large for that, were the optimizer on the host free.
+        A batch needs the resident bytes of the GPU and, per sample, the bytes of one more sample in a large batch. The
+        bound is the speed of the smallest batch too large for that, if the optimizer on the host took no time.
         """
         shapes, near = sweep.shapes, float(sweep.shapes[-1][0])
         if not sweep.doubles:
@@ -198,9 +198,9 @@ class _BranchAndBound:
         return time.tokens_per_s / (1 - sweep.host_optimizer_share(time)), near
 
     def _floor(self) -> float:
-        """Tokens per second below which a plan can neither be taken nor keep another from being taken: within
-        `SAME_SPEED` of the best of its rung, which matters within `SAME_SPEED` of the fastest, or `LEAST_GAIN` where
-        that has costly features."""
+        """Return the tokens per second below which a plan can neither be taken nor keep another from being taken. A
+        plan must be within `SAME_SPEED` of the best of its rung, which must be within `SAME_SPEED` of the fastest, or
+        within `LEAST_GAIN` if the fastest has costly features."""
         found = [candidate for own in self.found.values() for candidate in own]
         if not found:
             return self.least_speed
@@ -209,8 +209,8 @@ class _BranchAndBound:
         return max(self.least_speed, best.tokens_per_s * (1 - gain) * (1 - SAME_SPEED))
 
     def _is_needless(self, rung: Rung, sweep: BatchSweep, bound: float) -> bool:
-        """Whether no plan of a sweep can displace the one that is taken so far: that is lower on the ladder, fits
-        comfortably, and is as fast as the sweep can be, or has more costly features and gains enough for them."""
+        """Whether no plan of a sweep can displace the plan taken so far: it is lower on the ladder, fits comfortably,
+        and is as fast as the sweep can be, or has more costly features and gains enough for them."""
         taken = fastest_that_fits(self._ladder())
         if taken is None or taken.fit.utilization > COMFORTABLE or RUNGS.index(rung) <= RUNGS.index(taken.rung):
             return False

@@ -1,8 +1,8 @@
 """The plans of a rung: the product of the dimensions below, in stages of falling GPU memory.
 
 The first stage gives each GPU whole samples. A later stage shares each sample among more GPUs, or holds checkpointed
-layer inputs on the host: it needs changes to the training script or costs time, and gains nothing but memory. So it is
-searched only where the stages before lack GPU memory. The members of a stage are sweeps of the micro batch.
+layer inputs on the host: it needs changes to the training script or costs time, and saves only memory. So it is
+searched only if the earlier stages lack GPU memory. The members of a stage are sweeps of the micro batch.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ SHAPE_FIELDS = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumula
 
 
 class Stage(NamedTuple):
-    """What the values of the dimensions follow from."""
+    """A stage of the search, from which the dimensions derive their values."""
 
     rung: Rung | PlainPyTorch
     preset: Plan
     question: Question
     settings: PlanFields
-    """Fields of `Plan` that the user sets; a dimension that they decide has one value."""
+    """Fields of `Plan` that the user sets; a dimension with a field set has one value."""
     checkpointing: tuple[CheckpointingChoice, ...]
     ranks_per_sample: int
 
     def sweeps(self) -> list[BatchSweep]:
-        """The product of the dimensions."""
+        """Return the product of the dimensions as sweeps."""
         in_bf16 = self.question.options["optimizer_dtype"] == "bf16"
         states = {"bf16_master_weights_and_grads": in_bf16, "bf16_optimizer_states": in_bf16}
         product: list[PlanFields] = [states]
@@ -57,8 +57,8 @@ def _checkpointing(stage: Stage, _: PlanFields) -> Iterator[PlanFields]:
 
 
 def _sample_sharing(stage: Stage, _: PlanFields) -> Iterator[PlanFields]:
-    """Ulysses; also AutoTP, which splits layers, for a global batch below the number of GPUs: only there may it be
-    faster."""
+    """Yield a Ulysses degree and, for a global batch below the number of GPUs, an AutoTP degree, which splits layers:
+    AutoTP can be faster only there."""
     question, ranks = stage.question, stage.ranks_per_sample
     split = stage.settings.get("autotp_size", 1)
     if split > 1:
@@ -75,7 +75,8 @@ def _sample_sharing(stage: Stage, _: PlanFields) -> Iterator[PlanFields]:
 
 
 def _expert_groups(stage: Stage, chosen: PlanFields) -> Iterator[PlanFields]:
-    """AutoEP: groups that divide experts and GPUs, and divide a node or consist of whole ones."""
+    """Yield AutoEP group sizes that divide the experts and the GPUs, and that divide a node or consist of whole
+    nodes."""
     question = stage.question
     yield {"autoep_size": 1}
     if question.options["experts"] == "zero" or stage.settings or stage.rung not in ("zero1", "zero2", "zero3"):
@@ -90,7 +91,8 @@ def _expert_groups(stage: Stage, chosen: PlanFields) -> Iterator[PlanFields]:
 
 
 def _secondary_copy(stage: Stage, chosen: PlanFields) -> Iterator[PlanFields]:
-    """hpZ: a copy of the weights in each node, for ZeRO-3 over a network slower than the links of a node."""
+    """Yield hpZ settings: a copy of the weights in each node, for ZeRO-3 over a network slower than the links of a
+    node."""
     cluster = stage.question.cluster
     yield {"zero_hpz_partition_size": 1}
     has_choice = stage.rung == "zero3" and "zero_hpz_partition_size" not in stage.settings
@@ -100,7 +102,8 @@ def _secondary_copy(stage: Stage, chosen: PlanFields) -> Iterator[PlanFields]:
 
 
 def _quantized_collectives(stage: Stage, chosen: PlanFields) -> Iterator[PlanFields]:
-    """ZeRO++: weights of ZeRO-3 sent in 8 bits and, between nodes, gradients in 4, if the user allows it."""
+    """Yield ZeRO++ settings: ZeRO-3's weights sent in 8 bits and, between nodes, gradients in 4, if the user allows
+    it."""
     question = stage.question
     yield {}
     if not question.options["zeropp"] or stage.rung not in ("zero3", "zero3-offload-param", "zero3-offload"):
@@ -114,14 +117,12 @@ def _ranks_together(chosen: PlanFields) -> int:
 
 
 DIMENSIONS = (_checkpointing, _sample_sharing, _expert_groups, _secondary_copy, _quantized_collectives)
-"""Each gives the fields of `Plan` to try, given the stage and the fields chosen by the dimensions before it."""
+"""Functions that yield the fields of `Plan` to try, given the stage and the fields chosen by earlier dimensions."""
 
 
 def stages_of(rung: Rung | PlainPyTorch, question: Question, settings: PlanFields = NO_SETTINGS) -> list[Stage]:
-    """The stages of a rung, each needing less GPU memory than the one before. Plain PyTorch has the first alone.
-
-    settings: fields of `Plan` to set apart from the rung's preset.
-    """
+    """Return the stages of a rung, each needing less GPU memory than the one before. Plain PyTorch has only the first.
+    settings: fields of `Plan` that replace the rung's preset."""
     preset = plan_for(
         rung,
         question.model,

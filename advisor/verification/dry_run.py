@@ -33,11 +33,10 @@ def compared_dry_run(
     expandable_segments: bool | None = None,
     on_progress: OnProgress = lambda _phase: None,
 ) -> DryRunAnswer:
-    """A dry run, or its earlier result (`past_results`), with the closed form.
+    """Return a dry run, or its earlier result (`past_results`), with the closed form.
 
-    expandable_segments: the allocator's setting; None: on where the printed start commands set it (NVIDIA GPUs).
-
-    Raises DsAdviseError for what cannot be run.
+    expandable_segments: the allocator's setting; None enables it for NVIDIA GPUs, like the printed start commands.
+    Raises DsAdviseError for a run that is impossible.
     """
     world_size = run.cluster.world_size
     if rank is not None and rank >= world_size:
@@ -51,7 +50,7 @@ def compared_dry_run(
 
 
 def compare_with_closed_form(run: Run, result: DryRunResult, age_s: float | None = None) -> DryRunAnswer:
-    """A result with the closed form for the plan of its configuration, with `auto` filled."""
+    """Return a result with the closed form for the plan of its configuration, with `auto` filled."""
     step = analytic = analytic_time = None
     generation_bytes = 0
     with suppress(ClusterError):  # a GPU of unknown speed still has a memory
@@ -75,7 +74,8 @@ def compare_with_closed_form(run: Run, result: DryRunResult, age_s: float | None
 
 
 def _without_generation(memory: MemoryEstimate) -> tuple[MemoryEstimate, int]:
-    """(the phases that a dry run has, device bytes of the largest rollout): it generates nothing."""
+    """Return (the estimate without rollout phases, device bytes of the largest rollout): a dry run does not
+    generate."""
     rollouts = [phase for phase in memory.phases if phase.name.startswith("rollout")]
     others = tuple(phase for phase in memory.phases if phase not in rollouts)
     beyond = memory.device_bytes_per_gpu - memory.allocated_bytes_per_gpu
@@ -93,13 +93,13 @@ def no_such_rank(rank: int, world_size: int) -> WorkloadError:
 
 
 def spark(size_bytes: int, top_bytes: int, sparks: str) -> str:
-    """The spark for a share of the top; the lowest stands for less than an eighth."""
+    """Return the spark for a share of the top; the lowest spark means less than an eighth."""
     return sparks[min(len(sparks) - 1, size_bytes * len(sparks) // max(1, top_bytes))]
 
 
 def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tuple[str, str]:
-    """GPU memory over the run, each column the highest of its stretch; and a line that marks where iterations (by
-    number) and phases (by initial) begin, in their column or, for lack of room, up to three later."""
+    """Return GPU memory over the run, each column the peak of its interval, and a line that marks the start of
+    iterations (by number) and phases (by initial), in their column or, for lack of room, up to three later."""
     end = points[-1].event + 1
     heights = [0] * columns
     for point in points:
@@ -121,12 +121,12 @@ def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tup
 
 
 def trace(answer: DryRunAnswer) -> dict[str, Any]:
-    """The run in Chrome's trace event format, which Perfetto and chrome://tracing open, as two processes.
+    """Return the run in Chrome's trace event format, which Perfetto and chrome://tracing open, as two processes.
 
-    Memory: one event of the run (an allocation or a free) is a microsecond on the axis, so the order is true and the
+    Memory: one event of the run (an allocation or a free) takes a microsecond on the axis, so the order is real and the
     duration is not. Counters are bytes; spans are iterations and phases. Time: the last step, simulated from its
-    schedule, in true microseconds; the threads are the host thread, the GPU's streams, the links, the copies and the
-    drive.
+    schedule, in simulated microseconds; the threads are the host thread, the GPU's streams, the links, the copies and
+    the drive.
     """
     result = answer.result
     points = result.timeline
@@ -164,7 +164,7 @@ def trace(answer: DryRunAnswer) -> dict[str, Any]:
 
 
 def _lanes(step: SimulatedStep) -> list[dict[str, Any]]:
-    """The spans of a played step: a thread for the host, and one for each stream and resource."""
+    """Return the spans of a simulated step: a thread for the host, and one for each stream and resource."""
     events = [_named(2, f"one step, {step.time.step_s:.3f} s"), _named(2, "host", thread=0)]
     events += [
         _span(2, 0, stretch.name or "waits for the GPU", stretch.begins_s * 1e6, stretch.ends_s * 1e6)

@@ -1,6 +1,6 @@
-"""Earlier dry runs and probes in the store that answer for the same run.
+"""Earlier dry runs and probes in the store that are valid for the same run.
 
-Two runs are the same if everything that decides their result is equal: the whole configuration, the workload, the
+Two runs are the same if everything that determines their result is equal: the whole configuration, the workload, the
 versions of the libraries, and the conditions of each kind below.
 """
 
@@ -41,12 +41,11 @@ def _versions(*libraries: str) -> dict[str, str]:
 def dry_run_once(
     run: Run, *, on_progress: OnProgress = lambda _phase: None, **settings: Any
 ) -> tuple[DryRunResult, float | None]:
-    """(the result, its age in seconds or None if it ran now).
+    """Return (the result, its age in seconds or None if it ran now).
 
-    An earlier result is taken if model, cluster, settings and the code of ds-advise are the same too. A module of the
-    user's own is run each time: what its file imports may have changed.
-
-    on_progress, settings: of `dry_run`. Raises DryRunError as it does.
+    An earlier result is reused if model, cluster, settings and the code of ds-advise are also the same. A user's module
+    is run each time, because the imports of its file may have changed. on_progress, settings: of `dry_run`. Raises
+    DryRunError as `dry_run` does.
     """
     if isinstance(run.model, str):
         return dry_run(run, on_progress=on_progress, **settings), None
@@ -71,16 +70,16 @@ def dry_run_once(
 
 
 def probe_and_keep(run: Run, *, memory_limit_bytes: int | None = None, **settings: Any) -> ProbeResult:
-    """Probe it on this machine and keep the result; settings: of `probe`."""
+    """Probe a run on this machine and keep the result. settings: of `probe`."""
     result = probe(run, memory_limit_bytes=memory_limit_bytes, **settings)
     keep_probe(result, run, memory_limit_bytes=memory_limit_bytes)
     return result
 
 
 def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None) -> int | None:
-    """Keep a probe, also a failed one. Returns its number; None where the store cannot be used (a line on stderr).
+    """Keep a probe, also a failed one. Return its number; None if the store cannot be used (a line on stderr).
 
-    The configuration is kept as given, with its `auto` batch sizes filled. A successful result has it complete.
+    The configuration is stored as given, with its `auto` batch sizes filled. A successful result has it complete.
     """
     record = record_of(run, "probe", result.to_json(), config=_with_batch(run), memory_limit_bytes=memory_limit_bytes)
     return try_store(lambda store: store.add(record), None)
@@ -98,8 +97,8 @@ class PastProbe:
 class PastProbes:
     """The earlier probes of a model on this machine.
 
-    A probe answers for a run on the same number of ranks. Of failures only a lack of memory is an answer: a crash or a
-    timeout may have had a temporary reason. Solo probes have no usable time.
+    A probe is valid for a run on the same number of ranks. Among failures, only a lack of memory is reused: a crash or
+    a timeout may have had a temporary reason. Solo probes have no usable time.
     """
 
     def __init__(self, shape: ModelShape, workload: Workload, cluster: Cluster) -> None:
@@ -112,7 +111,7 @@ class PastProbes:
             self._records.setdefault(same, []).append(record)
 
     def of_plan(self, plan: Plan) -> PastProbe | None:
-        """The newest probe that answers for a plan, in the configuration that is written for it."""
+        """Return the newest valid probe for a plan, in the configuration that is written for it."""
         if not self._records:
             return None
         try:
@@ -121,7 +120,7 @@ class PastProbes:
             return None
 
     def of(self, run: Run) -> PastProbe | None:
-        """The newest probe that answers for a run of this model."""
+        """Return the newest valid probe for a run of this model."""
         for record in self._records.get(_probe_digest(_with_batch(run), workload_of(run), _versions(*LIBRARIES)), ()):
             assert record.id is not None, "it is from the store"
             try:
@@ -134,13 +133,14 @@ class PastProbes:
 
 
 def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    """The batch is in the configuration, the limit is compared by size, and a probe does not evaluate."""
+    """Return the digest of a probe. It excludes the batch (part of the configuration), the memory limit (compared by
+    size), and the evaluation (not part of a probe)."""
     apart = ("global_batch_size", "memory_limit_bytes", "eval_batch", "eval_logits", "eval_samples", "eval_new_tokens")
     return _digest(config, {name: value for name, value in workload.items() if name not in apart}, versions)
 
 
 def _with_batch(run: Run) -> dict[str, Any]:
-    """The configuration with its `auto` batch sizes filled."""
+    """Return the configuration with its `auto` batch sizes filled."""
     batch = {
         "train_micro_batch_size_per_gpu": run.micro_batch_size,
         "gradient_accumulation_steps": run.gradient_accumulation_steps,
@@ -150,7 +150,8 @@ def _with_batch(run: Run) -> dict[str, Any]:
 
 
 def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:
-    """Whether a probe under a memory limit (CPU; None: the rank's share of the RAM) answers for the question's."""
+    """Whether a probe under a memory limit is valid for the question's limit (CPU only). limit_bytes: None means the
+    rank's share of the RAM."""
     if result.solo or cluster.nodes > 1:  # a probe of all ranks is one of this machine
         return False
     if result.world_size != cluster.world_size or (result.device == "cpu") != cluster.gpu.is_cpu:

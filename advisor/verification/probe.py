@@ -21,7 +21,7 @@ from .past_results import probe_and_keep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFigure:
-    """A quantity on its highest rank, measured and predicted; null: not known that way."""
+    """A quantity on its highest rank, measured and predicted; null if not available."""
 
     name: str
     unit: str
@@ -29,7 +29,7 @@ class ProbeFigure:
     measured: float | None
     analytic: float | None
     analytic_error: float | None
-    """Relative: predicted over measured, less 1."""
+    """Relative error: predicted over measured, minus 1."""
     dry_run: float | None
     dry_run_error: float | None
 
@@ -46,12 +46,12 @@ class ProbeAnswer:
     run: Run
     result: ProbeResult
     estimate: Estimate | None
-    """The closed form for the same plan; None for a model or an optimizer that it does not know."""
+    """The closed form for the same plan; None if it does not know the model or the optimizer."""
     dry_run: DryRunResult | None
 
     @property
     def figures(self) -> tuple[ProbeFigure, ...]:
-        """Memory first, then time; empty after a failure."""
+        """Memory figures, then time figures; empty after a failure."""
         result, time = self.result, None if self.estimate is None else self.estimate.time
         if result.failure is not None:
             return ()
@@ -121,18 +121,18 @@ def _figure(
 
 
 def cpu_rank_bytes(memory: MemoryEstimate, ranks_per_node: int) -> int:
-    """Predicted bytes of one rank on the CPU device, where the tensors of the "GPU" and of the host share the RAM."""
+    """Return the predicted bytes of one rank on the CPU device, where the tensors of the "GPU" and of the host share
+    the RAM."""
     return memory.device_bytes_per_gpu + memory.host_tensor_bytes_per_node // ranks_per_node
 
 
 def compared_probe(
     run: Run, *, rank: int, steps: int, dry: bool, on_progress: Callable[[str], None], **settings: Any
 ) -> ProbeAnswer:
-    """Run it for a few steps and keep the result. dry: make a dry run for comparison. settings: of `probe`.
+    """Run a configuration for a few steps, keep the result, and return it with the predictions.
 
-    Weights are read if the model was named by a folder with safetensors.
-
-    Raises DsAdviseError for what cannot be run at all; a job that fails is an answer.
+    dry: make a dry run for comparison. settings: of `probe`. Weights are loaded if the model is a folder with
+    safetensors. Raises DsAdviseError for a run that is impossible; a job that fails is a valid answer.
     """
     if rank >= run.cluster.world_size:
         raise no_such_rank(rank, run.cluster.world_size)

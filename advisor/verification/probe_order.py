@@ -1,13 +1,13 @@
 """The cheapest sequence of probes that settles which plan is the fastest that fits.
 
 Every candidate has a predicted speed and a predicted need of memory. A probe corrects both, most for the plans most
-like it. The next probe is the candidate with the highest expected speed; of those as fast within `SAME_SPEED`, the one
-with the shortest steps. Candidates are struck out that cannot beat the best measured one by more than `SAME_SPEED`,
-that cannot fit, or whose probe may outlast the time left. The series ends when none is left.
+like it. The next probe is the candidate with the highest expected speed; among those as fast within `SAME_SPEED`, the
+one with the shortest steps. A candidate is eliminated if it cannot beat the best measured one by more than
+`SAME_SPEED`, cannot fit, or has a probe that may exceed the time left. The series ends when none is left.
 
-Each failure strikes out its own series (rung, checkpointing) from that micro batch on; each success leaves of its
-series only what is predicted to be faster. So a series is run at most once for each doubling of the micro batch above
-the first (`ProbeOrder.bound`).
+Each failure eliminates its own series (rung, checkpointing) from that micro batch on; each success leaves of its series
+only candidates that are predicted to be faster. So a series is run at most once for each doubling of the micro batch
+above the first (`ProbeOrder.bound`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from ..search.choice import SAME_SPEED
 
 UNKNOWN_MACHINE, OTHER_RUNG, SAME_SERIES = 0.5, 0.3, 0.1
 """Relative margin of a speed above its prediction: before a probe on this machine; after one of another rung; after one
-of the same rung and checkpointing. Well above the median errors on the CPU (docs/probe.md: up to 31 % without a probe,
-6 to 9 % after one of another rung), since a plan that is struck out is never run; within a series assumed."""
+of the same rung and checkpointing. The first two are well above the median errors on the CPU (docs/probe.md: up to 31 %
+without a probe, 6 to 9 % after one of another rung), since an eliminated plan is never run; the last is assumed."""
 
 MEMORY_UNKNOWN, MEMORY_KNOWN = 0.15, 0.05
-"""Relative margin of a need of memory below its prediction: before and after a probe of the same rung and
+"""Relative margin of a memory need below its prediction: before and after a probe of the same rung and
 checkpointing."""
 
 START_S = 25.0
-"""Seconds of a first probe besides its steps: processes, libraries, model and engine. 7 s on two idle cores, 24 s with
-twice as many processes as cores (docs/probe.md), without the extensions that DeepSpeed compiles at their first use."""
+"""Seconds of a first probe apart from its steps: processes, libraries, model and engine. 7 s on two idle cores, 24 s
+with twice as many processes as cores (docs/probe.md), without DeepSpeed's extensions, which are compiled at first
+use."""
 
 _LINKS = frozenset(("gpu links", "network"))
 _OPTIMIZER = frozenset(("optimizer", "optimizer on the host"))
@@ -45,10 +46,10 @@ _OPTIMIZER = frozenset(("optimizer", "optimizer on the host"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Measured over predicted seconds, by kind of work.
+    """Ratios of measured to predicted seconds, by kind of work.
 
-    The closed form knows the proportions of the work, a probe the machine. Where the device does not report waiting
-    separately (CUDA), all factors are equal.
+    The closed form supplies the proportions of the work, a probe the speed of the machine. If the device does not
+    report waiting separately (CUDA), all factors are equal.
     """
 
     device: float = 1.0
@@ -58,7 +59,7 @@ class Calibration:
     """Collectives."""
 
     def apply(self, time: TimeEstimate) -> TimeEstimate:
-        """The estimate with each term scaled by the factor of its kind."""
+        """Return the estimate with each term scaled by the factor of its kind."""
         factors = [getattr(self, _kind(term)) for term in time.terms]
         terms = (
             term._replace(seconds=term.seconds * factor, hidden_s=term.hidden_s * factor)
@@ -72,7 +73,7 @@ def uniform(ratio: float) -> Calibration:
 
 
 def calibration(result: ProbeResult, predicted: TimeEstimate) -> Calibration:
-    """The factors that make the prediction of a plan equal to its probe."""
+    """Return the factors that make the prediction of a plan equal to its probe."""
     slowest = max(result.ranks, key=lambda report: report.step_s)
     whole = result.step_s / predicted.step_s
     if slowest.steps[0].waiting_s is None:
@@ -90,10 +91,8 @@ def calibration(result: ProbeResult, predicted: TimeEstimate) -> Calibration:
 
 
 def as_measured(estimate: Estimate, result: ProbeResult) -> Estimate:
-    """A plan's estimate with the time that its probe measured, term by term.
-
-    The spread is the middle 80 % of the slowest rank's steps.
-    """
+    """Return a plan's estimate with the time that its probe measured, term by term. The spread is the middle 80 % of
+    the slowest rank's steps."""
     slowest = max(result.ranks, key=lambda report: report.step_s)
     steps = sorted(step.total_s for step in slowest.steps)
     beyond = int(len(steps) / 10)
@@ -115,12 +114,12 @@ class ProbeVerdict:
     tokens_per_s: float | None
     """None after a failure."""
     need_bytes: int | None = None
-    """The measured need, on the scale of the prediction; None if it was not measured."""
+    """Measured need, on the scale of the prediction; None if it was not measured."""
     out_of_memory: bool = False
     calibration: Calibration | None = None
-    """Factors for the times of others; None: the ratio of the speeds."""
+    """Factors for the times of other candidates; None selects the ratio of the speeds."""
     start_s: float | None = None
-    """Seconds of the probe besides its steps; None if unknown."""
+    """Seconds of the probe apart from its steps; None if unknown."""
 
 
 class NextProbe(NamedTuple):
@@ -143,16 +142,14 @@ class ProbeOrder:
 
     @property
     def bound(self) -> int:
-        """The most probes of a series over these candidates, without earlier ones."""
+        """Largest number of probes of a series over these candidates, without earlier ones."""
         series = {_series(candidate) for candidate in self.candidates}
         sizes = {candidate.plan.micro_batch_size for candidate in self.candidates}
         return min(len(self.candidates), len(series) + len(sizes))
 
     def choose(self, within_s: float = inf) -> NextProbe | None:
-        """The candidate to probe next; one that is predicted to fit before one that might fit.
-
-        within_s: the time left; a probe that may take longer is not chosen.
-        """
+        """Return the candidate to probe next; candidates that are predicted to fit come before those that might fit.
+        within_s: the time left; a probe that may take longer is not chosen."""
         rivals = self.rivals()
         if within_s < inf:
             rivals = [candidate for candidate in rivals if self.probe_s(candidate) <= within_s]
@@ -165,33 +162,33 @@ class ProbeOrder:
         return NextProbe(chosen, self._reason(chosen, risky=not safe))
 
     def quickest_s(self) -> float | None:
-        """The least seconds that a probe of a rival may take; None without rivals."""
+        """Return the least seconds that a probe of a rival may take; None without rivals."""
         return min(map(self.probe_s, self.rivals()), default=None)
 
     def probe_s(self, candidate: Candidate) -> float:
-        """Seconds within which nine of ten probes end: the slowest start so far, and steps at the lower end of the
-        speed's 80 % interval."""
+        """Return the seconds within which nine of ten probes end: the slowest start so far, and steps at the lower end
+        of the speed's 80 % interval."""
         starts = [verdict.start_s for verdict in self.verdicts.values() if verdict.start_s is not None]
         time = self.expected_time(candidate)
         return max(starts, default=START_S) + STEPS * time.step_s / (time.spread.low if time.spread else 1.0)
 
     def learn(self, candidate: Candidate, verdict: ProbeVerdict, *, from_before: bool = False) -> None:
-        """Record a probe. from_before: an earlier one, which does not count towards the bound."""
+        """Record a probe. from_before: whether it is an earlier one, which does not count towards the bound."""
         self.verdicts[candidate.plan] = verdict
         self._probed[candidate.plan] = candidate
         self._known_before += from_before
 
     def cut_off(self, candidate: Candidate) -> None:
-        """Record that a probe was ended without a result: no candidate with longer steps is chosen any more."""
+        """Record that a probe was ended without a result: no candidate with longer steps is chosen from then on."""
         self._shortest_cut_off_s = min(self._shortest_cut_off_s, candidate.time.step_s)
 
     @property
     def best_speed(self) -> float:
-        """The highest measured speed; 0 if nothing ran."""
+        """Highest measured speed; 0 if nothing ran."""
         return max((verdict.tokens_per_s or 0.0 for verdict in self.verdicts.values()), default=0.0)
 
     def rivals(self) -> list[Candidate]:
-        """The candidates that could still win."""
+        """Return the candidates that could still win."""
         enough = self.best_speed * (1 + SAME_SPEED)
         return [
             candidate
@@ -204,8 +201,8 @@ class ProbeOrder:
         ]
 
     def too_large(self, candidate: Candidate) -> bool:
-        """Whether it needs more than a plan that ran out of memory, or, even at the lower margin of its prediction,
-        more than there is."""
+        """Whether a candidate needs more than a plan that ran out of memory, or more than the available memory even at
+        the lower margin of its prediction."""
         for plan, verdict in self.verdicts.items():
             failed = self._probed[plan]
             above = 1 if _series(failed) == _series(candidate) else 1 + MEMORY_UNKNOWN
@@ -216,7 +213,7 @@ class ProbeOrder:
         return self._expected_need(candidate) * (1 - (MEMORY_KNOWN if known else MEMORY_UNKNOWN)) > self.memory_bytes
 
     def expected_time(self, candidate: Candidate) -> TimeEstimate:
-        """The candidate's time, corrected by the probe of the plan most like it."""
+        """Return the candidate's time, corrected by the probe of the plan most like it."""
         nearest = self._nearest(candidate, "tokens_per_s")
         if nearest is None:
             return candidate.time
@@ -240,7 +237,7 @@ class ProbeOrder:
         return phrase("{predicted}, but up to {ratio} x", predicted=predicted, ratio=highest)
 
     def _nearest(self, candidate: Candidate, measured: Literal["tokens_per_s", "need_bytes"]) -> Candidate | None:
-        """The probed candidate most like this one, of those whose probe measured it."""
+        """Return the probed candidate most like this one, among those with the quantity measured."""
         probed = [self._probed[plan] for plan, verdict in self.verdicts.items() if getattr(verdict, measured)]
 
         def distance(other: Candidate) -> tuple[bool, bool, float]:
@@ -266,7 +263,7 @@ class ProbeOrder:
         return predicted * (self.verdicts[nearest.plan].need_bytes or 0) / _predicted_need(nearest)
 
     def _fails(self, candidate: Candidate) -> bool:
-        """Whether a plan of its series failed for another reason than memory."""
+        """Whether a plan of the candidate's series failed for a reason other than memory."""
         return any(
             verdict.tokens_per_s is None
             and not verdict.out_of_memory
@@ -276,7 +273,7 @@ class ProbeOrder:
 
 
 def _predicted_need(candidate: Candidate) -> int:
-    """The prediction, also of measured candidates: one scale for all."""
+    """Return the predicted need, also for measured candidates, so that all needs have one scale."""
     return candidate.memory.device_bytes_per_gpu
 
 

@@ -1,8 +1,9 @@
-"""Runs that back an answer: `--verify` dry-runs the recommendation, `--probe` runs plans on this machine, and earlier
-probes are taken from the store.
+"""Runs that support an answer: `--verify` dry-runs the recommendation, `--probe` runs plans on this machine, and
+earlier probes are taken from the store.
 
-After probes, a plan that ran has its measured speed; one that ran out of memory does not fit, nor a plan that needs
-more of the same kind. All others are predicted anew: their times are corrected by the probe of the plan most like them.
+After probes, a plan that ran has its measured speed. A plan that ran out of memory does not fit, nor does a plan of the
+same kind that needs more. All others are predicted anew: their times are corrected by the probe of the plan most like
+them.
 """
 
 from __future__ import annotations
@@ -33,23 +34,22 @@ from .probe import cpu_rank_bytes
 from .probe_order import ProbeOrder, ProbeVerdict, as_measured, calibration
 
 _JUST_TOO_LARGE = 1.01
-"""Utilization of a plan that was predicted to fit and did not."""
+"""Utilization assigned to a plan that was predicted to fit and did not."""
 
 ProbeCandidate = Callable[[Candidate, float], ProbeResult]
-"""Probes a candidate within a number of seconds."""
+"""Function that probes a candidate within a number of seconds."""
 
 OnProbe = Callable[[Candidate, str, int], None]
-"""Called before each probe with the candidate, the reason, and the number of rivals."""
+"""Function called before each probe with the candidate, the reason, and the number of rivals."""
 
 
 def verify(
     answer: Recommendation, *, offline: bool = False, on_start: Callable[[Candidate], None] = lambda _candidate: None
 ) -> Recommendation:
-    """The answer after dry runs: the fastest plan whose dry run fits too, with all dry runs.
+    """Return the answer after dry runs, with all of them: the fastest plan whose dry run also fits.
 
-    on_start: called before each dry run, which takes from ten seconds to a minute.
-
-    Raises DryRunError where a run fails, DsAdviseError where the model's config.json is not available.
+    on_start: called before each dry run, which takes from ten seconds to a minute. Raises DryRunError if a run fails,
+    DsAdviseError if the model's config.json is not available.
     """
     question, least = answer.question, LEAST[answer.question.risk]
     made: dict[Plan, Verification] = {}
@@ -66,7 +66,7 @@ def verify(
             try_first = proven
 
     def judged(step: LadderStep) -> LadderStep:
-        """With the dry run's verdict; the chosen plan is the best of its rung."""
+        """Return the step with the dry run's verdict; the chosen plan becomes the best of its rung."""
         if chosen is not None and chosen.rung == step.rung:
             return LadderStep.of(step.rung, chosen, least)
         if step.candidate is None or step.candidate.plan not in made:
@@ -87,7 +87,7 @@ def verify(
 
 
 def by_speed(answer: Recommendation) -> list[Candidate]:
-    """The recommended plan, then the best of each other rung that fits, the fastest first."""
+    """Return the recommended plan, then the best of each other rung that fits, the fastest first."""
     fitting = [step.candidate for step in answer.ladder if step.taken and step.candidate is not None]
     rivals = [candidate for candidate in fitting if candidate is not answer.recommended]
     rivals.sort(key=lambda candidate: -candidate.tokens_per_s)
@@ -121,10 +121,8 @@ def settle(
     offline: bool,
     say: Callable[[str], None],
 ) -> Recommendation:
-    """The answer after probes on this machine, within the budget.
-
-    Raises ClusterError where the question is about another machine.
-    """
+    """Return the answer after probes on this machine within the budget. Raises ClusterError if the question is about
+    another machine."""
     budget_s = parse_duration("--budget", budget)
     question = answer.question
     if not question.cluster.is_this_machine:
@@ -174,11 +172,12 @@ def settle(
 def run_series(
     answer: Recommendation, probe_candidate: ProbeCandidate, *, budget_s: float, on_probe: OnProbe = lambda *_: None
 ) -> tuple[ProbeSeries, ProbeOrder]:
-    """Probe until the answer is settled, the budget is spent, or the user interrupts; also what was learned.
+    """Probe until the answer is settled, the budget is spent, or the user interrupts. Return the series and the order
+    with the learned corrections.
 
-    Plans with an earlier probe (`answer.past_probes`) are not run again. No probe is started that may not end in time.
-    Until one has run, the time of the quickest is kept in reserve: a slower plan is ended after the rest, and the
-    quickest still runs.
+    Plans with an earlier probe (`answer.past_probes`) are not run again. A probe that may exceed the deadline is not
+    started. Until one has run, the time of the quickest is kept in reserve: a slower probe is stopped before the
+    reserve, and the quickest still runs.
     """
     order = ProbeOrder(runnable(answer), answer.question.cluster.gpu.memory_bytes)
     probes = list(answer.past_probes)
@@ -212,10 +211,10 @@ def run_series(
 
 
 def after_series(answer: Recommendation, series: ProbeSeries, order: ProbeOrder) -> Recommendation:
-    """The answer after a series of probes: the fastest plan that ran, at its measured speed.
+    """Return the answer after a series of probes, with the fastest plan that ran, at its measured speed.
 
-    None where the series is settled and nothing ran; where it ended before anything ran, the plan that is now predicted
-    to be fastest.
+    No plan is recommended if the series is settled and nothing ran. If the series ended early and nothing ran, the plan
+    that is now predicted to be fastest is recommended.
     """
     candidates = _corrected(answer, order, {probe.candidate.plan: probe.result for probe in series.probes})
     chosen = _fastest_that_ran(candidates)
@@ -225,9 +224,9 @@ def after_series(answer: Recommendation, series: ProbeSeries, order: ProbeOrder)
 
 
 def with_past_probes(answer: Recommendation) -> Recommendation:
-    """The answer with the earlier probes in the store; a plan that ran is preferred to one of the same speed.
+    """Return the answer with the earlier probes in the store; a plan that ran is preferred to one of the same speed.
 
-    The answer itself where no probe is of any of its plans, or where the store cannot be used (a line on stderr).
+    The answer is unchanged if its plans have no probes, or if the store cannot be used (a line on stderr).
     """
     question = answer.question
     past = PastProbes(question.model, question.workload, question.cluster)
@@ -253,7 +252,7 @@ def with_past_probes(answer: Recommendation) -> Recommendation:
 
 
 def runnable(answer: Recommendation) -> list[Candidate]:
-    """The candidates that a run can judge: those that do not lack RAM or NVMe."""
+    """Return the candidates that a run can judge: those that have enough RAM and NVMe."""
     has_nvme = bool(answer.question.cluster.nvme_path)
     return [
         candidate
@@ -308,7 +307,7 @@ def _refused(candidate: Candidate, reason: str) -> Candidate:
 def _ladder(
     candidates: Sequence[Candidate], answer: Recommendation, chosen: Candidate | None = None
 ) -> tuple[LadderStep, ...]:
-    """Every rung's best plan; the chosen plan is the best of its rung."""
+    """Return the best plan of each rung; the chosen plan is the best of its rung."""
     ladder, least = [], LEAST[answer.question.risk]
     for step in answer.ladder:
         of_rung = [candidate for candidate in candidates if candidate.rung == step.rung]
