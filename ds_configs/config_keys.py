@@ -1,4 +1,4 @@
-"""Every key of a ds_config that is explained, compared or checked: the plan's keys and those that no plan holds."""
+"""The keys of a ds_config that are explained, compared or checked: those of a plan and others."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     _key("wall_clock_breakdown", "times every part of a step, and waits for the GPU to do so"),
     _key("steps_per_print", "steps between two lines of the log", filled=True),
 )
-"""Keys by their effect, the largest first; a string is a field of `Plan`. Fields that are not here have no rank."""
+"""Keys in descending order of effect; a string is a field of `Plan`. Other fields have no rank."""
 
 
 def _keys() -> Iterator[ConfigKey]:
@@ -108,7 +108,7 @@ _BLOCKS = tuple(dict.fromkeys(path.partition(".")[0] for path in _RANKED))
 
 
 def meaning(path: str) -> str:
-    """What the key decides, "" for a key that only DeepSpeed's class describes."""
+    """The effect of a key; "" if only DeepSpeed's class describes it."""
     known = CONFIG_KEYS.get(path)
     return (known.meaning if known is not None else "") or MEANINGS.get(path, "")
 
@@ -120,7 +120,7 @@ def acts_at(path: str, stage: int) -> bool:
 
 
 def rank(path: str) -> tuple[int, str, int, str]:
-    """Sorts keys by their effect: first the blocks, then the keys of a block."""
+    """Sort key of keys by effect: first the blocks, then the keys of a block."""
     block = path.partition(".")[0]
     first = _BLOCKS.index(block) if block in _BLOCKS else len(_BLOCKS)
     return first, block, _RANKED.index(path) if path in _RANKED else len(_RANKED), path
@@ -279,7 +279,7 @@ _WITHOUT_DESCRIPTION: Mapping[str, Mapping[str, str]] = {
         "name_suffixes": "ends of names of modules that are gathered whole",
     },
 }
-"""What keys decide that no plan holds and that DeepSpeed's classes leave without a description (read in 0.19.8)."""
+"""Meanings of keys that no plan has and DeepSpeed's classes do not describe (from the code of 0.19.8)."""
 
 MEANINGS: Mapping[str, str] = {
     f"{block}.{name}".lstrip("."): text for block, keys in _WITHOUT_DESCRIPTION.items() for name, text in keys.items()

@@ -1,4 +1,4 @@
-"""Plans written as DeepSpeed configurations."""
+"""DeepSpeed configurations of plans."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ AIO = {
     "single_submit": False,
     "overlap_events": True,
 }
-"""Requests of 1 MiB, 32 in flight, 8 threads, which keep a modern drive busy. `ds_nvme_tune` finds a drive's best."""
+"""Requests of 1 MiB, 32 in flight, 8 threads, which saturate a modern drive. `ds_nvme_tune` finds the best values for a
+drive."""
 
 _OPTIMIZER_PARAMS: dict[str, Any] = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
-"""TrainingArguments' defaults, so that both flavours train alike."""
+"""TrainingArguments' defaults, so that both flavors train alike."""
 
 _FILLED_PARAMS = ("lr", "weight_decay")
 """Parameters that both the Trainer and accelerate fill in. For betas and eps accelerate refuses `auto`, and the Trainer
@@ -46,21 +47,21 @@ _KEYS_OF_A_PLAN = (
 def ds_config(
     plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster, *, flavor: Framework
 ) -> dict[str, Any]:
-    """The JSON-ready configuration of a plan. It has only keys that have an effect at the plan's stage.
+    """The JSON-ready configuration of a plan. It contains only keys with an effect at the plan's stage.
 
     flavor "hf" or "trl": `auto` for what both the Trainer and accelerate fill in (batch sizes, clipping, precision,
-    learning rate, weight decay), so that the file and the arguments cannot contradict each other. Buckets and
-    thresholds are numbers: the Trainer's values for `auto` differ from those of the memory estimate. There is no
-    scheduler, so the Trainer's own runs.
+    learning rate, weight decay), so that file and arguments cannot conflict. Buckets and thresholds are numbers: the
+    Trainer's values for `auto` differ from those of the memory estimate. The configuration has no scheduler, so the
+    Trainer uses its own.
 
     flavor "deepspeed": every value explicit, for `deepspeed.initialize(config=...)`.
 
     Gradient checkpointing is a setting of the script (see `training_arguments`).
 
-    Raises ClusterError where a plan swaps to NVMe and the cluster names no folder for it, and WorkloadError where the
+    Raises ClusterError if the plan swaps to NVMe and the cluster has no folder for it, and WorkloadError if the
     optimizer cannot be offloaded.
     """
-    by_accelerate = OBJECTIVES[workload.objective].value_model  # it has no arguments that fill in anything
+    by_accelerate = OBJECTIVES[workload.objective].value_model  # its arguments fill in nothing
     auto = flavor != "deepspeed" and not by_accelerate
     micro, accumulation = plan.micro_batch_size, plan.gradient_accumulation_steps
     config: dict[str, Any] = {
@@ -70,7 +71,7 @@ def ds_config(
         "gradient_clipping": GRADIENT_CLIPPING,
     }
     if by_accelerate:
-        del config["train_batch_size"]  # zero.Init reads it before the ranks have met, and counts one
+        del config["train_batch_size"]  # zero.Init reads it before the process group exists, and counts one rank
     if auto:
         config = dict.fromkeys(config, "auto")
         if plan.sequence_parallel_size > 1:
@@ -80,7 +81,7 @@ def ds_config(
         config[workload.precision] = {"enabled": "auto" if auto else True} | _keys_of("bf16", plan)
     if plan.sequence_parallel_size > 1:
         config["sequence_parallel_size"] = plan.sequence_parallel_size
-        # Gradients are reduced as they are without it; the default is fp32, twice the bytes.
+        # The type of the gradients without sequence parallelism; the default is fp32, twice the bytes.
         config["seq_parallel_communication_data_type"] = workload.precision
     if plan.communication_data_type:
         config["communication_data_type"] = plan.communication_data_type
@@ -104,7 +105,7 @@ def ds_config(
 
 
 def _keys_of(block: str, plan: Plan, *, nvme: bool = False) -> dict[str, Any]:
-    """The keys of a block that the plan holds and its stage uses. nvme: with those for NVMe only."""
+    """The keys of a block that are fields of the plan and used at its stage. nvme: include keys for NVMe only."""
     keys = {}
     for name, known in PLAN_FIELDS.items():
         owner, _, key = known.path.rpartition(".")
@@ -143,7 +144,7 @@ def _offload(name: str, plan: Plan, cluster: Cluster) -> dict[str, Any]:
 
 
 def _can_gather(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> bool:
-    """Whether the first rank's host has the RAM for all weights, so that saving leaves a model and not only shards."""
+    """Whether the first rank's host has the RAM for all weights, so that saving writes a model and not only shards."""
     if cluster.host_memory_bytes_per_node is None:
         return plan.offload_param != "nvme"  # weights are on NVMe because RAM cannot hold them
     return model.parameters * workload.weight_bytes < cluster.host_memory_bytes_per_node
@@ -154,9 +155,9 @@ def optimizer_block(workload: Workload, plan: Plan, *, auto: bool) -> dict[str, 
     zero_allow_untested_optimizer if needed.
 
     auto: leave the learning rate and the weight decay to the Trainer or accelerate.
-    With the states in RAM, DeepSpeed turns AdamW and Adam into DeepSpeedCPUAdam, Adagrad and Lion into their CPU forms.
+    With the states in RAM, DeepSpeed replaces AdamW and Adam by DeepSpeedCPUAdam, Adagrad and Lion by their CPU forms.
 
-    Raises WorkloadError where the optimizer cannot run with its states in host RAM.
+    Raises WorkloadError if the optimizer cannot run with its states in host RAM.
     """
     spec = OPTIMIZERS[workload.optimizer]
     if plan.offload_optimizer != "none" and spec.cpu_state_bytes is None:
@@ -180,10 +181,10 @@ def optimizer_block(workload: Workload, plan: Plan, *, auto: bool) -> dict[str, 
 def merge_plan_into_config(own: Mapping[str, Any], written: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """A training's `own` configuration with the batch sizes and the ZeRO block of `written`, which was made for `plan`.
 
-    Optimizer, scheduler, precision, logging and all other keys stay the training's. An optimizer that the script
-    creates stays with the script, unless the plan offloads the states: then DeepSpeed must create it (0.19.8
-    runtime/engine.py `_configure_optimizer`, zero_force_ds_cpu_optimizer), and `torch_adam`, which would select
-    torch's, is left out. Gradients are clipped only if `own` clips them.
+    Optimizer, scheduler, precision, logging and all other keys are those of `own`. The script still creates its
+    optimizer, unless the plan offloads the states: then DeepSpeed must create it (0.19.8 runtime/engine.py
+    `_configure_optimizer`, zero_force_ds_cpu_optimizer), and `torch_adam`, which would select torch's, is left out.
+    Gradients are clipped only if `own` clips them.
     """
     kept = {name: value for name, value in own.items() if name not in _KEYS_OF_A_PLAN}
     config = {**written, **kept}

@@ -1,4 +1,4 @@
-"""Files of users: read within bounds, written without ever losing one."""
+"""Bounded reads and safe, atomic writes of users' files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..estimators.errors import ConfigFileError, DsAdviseError
 from ..estimators.phrase import phrase
 
 _MOST_JSON_BYTES = 10_000_000
-"""Largest JSON file that is read; a configuration has kilobytes."""
+"""Maximum size of a JSON file; a configuration has kilobytes."""
 
 
 def read_file(path: Path, most_bytes: int, *, fix: str, error: type[DsAdviseError] = ConfigFileError) -> bytes:
-    """At most `most_bytes` + 1 bytes of a regular file. Raises `error` for anything else (a pipe, a device)."""
+    """Read at most `most_bytes` + 1 bytes of a regular file. Raises `error` for anything else (a pipe, a device)."""
     try:
         if not path.is_file():
             if path.exists():
@@ -32,8 +32,8 @@ def read_file(path: Path, most_bytes: int, *, fix: str, error: type[DsAdviseErro
 
 
 def read_text(path: Path, most_bytes: int, *, what: str, fix: str, error: type[DsAdviseError] = ConfigFileError) -> str:
-    """The UTF-8 text of a regular file, without a byte order mark. Raises `error`, also for a file that is too large to
-    be `what`."""
+    """Read the UTF-8 text of a regular file, without a byte order mark. Raises `error`, also if it is too large to be
+    `what`."""
     raw = read_file(path, most_bytes, fix=fix, error=error)
     if len(raw) > most_bytes:
         raise error(f"{path}: larger than {most_bytes:,} bytes, so it is not {what}", fix=fix)
@@ -44,20 +44,20 @@ def read_text(path: Path, most_bytes: int, *, what: str, fix: str, error: type[D
 
 
 def read_json_object(path: Path, *, error: type[DsAdviseError], what: str, fix: str) -> dict[str, Any]:
-    """The object in a JSON file. Raises `error`, with `fix`, if the file cannot be read, is too large to be `what`, or
-    holds something else."""
+    """Read the object in a JSON file. Raises `error`, with `fix`, if the file cannot be read, is too large to be
+    `what`, or does not hold an object."""
     text = read_text(path, _MOST_JSON_BYTES, what=what, fix=fix, error=error)
     return parse_json_object(text, name=str(path), error=error, fix=fix)
 
 
 def parse_json_object(text: str, *, name: str, error: type[DsAdviseError], fix: str) -> dict[str, Any]:
-    """The object in a text called `name`. Raises `error`, with `fix`, if it holds something else."""
+    """Parse the object in a text called `name`. Raises `error`, with `fix`, if the text does not hold an object."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as problem:
         place = f"line {problem.lineno}, column {problem.colno}"
         raise error(f"{name}: not JSON: {problem.msg} ({place})", fix=fix) from problem
-    except (ValueError, RecursionError) as problem:  # a number of thousands of digits, or thousands of open brackets
+    except (ValueError, RecursionError) as problem:  # a number with thousands of digits, or thousands of open brackets
         raise error(f"{name}: not JSON that can be read", fix=fix) from problem
     if not isinstance(value, dict):
         raise error(f"{name}: holds no JSON object", fix=fix)
@@ -65,22 +65,22 @@ def parse_json_object(text: str, *, name: str, error: type[DsAdviseError], fix: 
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """The text of a configuration file: indented by two, a newline at the end."""
+    """The text of a configuration file: indented by two spaces, with a newline at the end."""
     return json.dumps(config, indent=2) + "\n"
 
 
 def write_config(config: Mapping[str, Any], path: Path, *, force: bool) -> None:
-    """Write a configuration as `write_text` writes its text. Raises what that raises."""
+    """Write a configuration by `write_text`, with the same errors."""
     write_text(config_text(config), path, force=force)
 
 
 def write_text(text: str, path: Path, *, force: bool) -> None:
-    """Write `text` to `path` at once: a reader sees the old file or the new one, never a part.
+    """Write `text` to `path` atomically: a reader sees the old file or the new one, never a part.
 
-    A file with the same content is left alone, one with other content is replaced only with `force`. Symbolic links are
-    followed, so that the link stays. The folder must exist.
+    A file with the same content is not changed; one with other content is replaced only with `force`. Symbolic links
+    are followed and kept. The folder must exist.
 
-    Raises ConfigFileError when a file with other content is there, or the path cannot be written or is no regular file.
+    Raises ConfigFileError if a file with other content exists, or the path is not a regular file or cannot be written.
     """
     try:
         target = path.resolve()
@@ -119,7 +119,7 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
 
 def replace_file(target: Path, content: str | bytes) -> None:
     """Write to a temporary file in the same folder and rename it, keeping the target's permissions."""
-    import tempfile  # here, because most answers write nothing
+    import tempfile  # imported here, because most answers write nothing
 
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
@@ -135,17 +135,17 @@ def replace_file(target: Path, content: str | bytes) -> None:
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """The process's umask. The system returns it only when it is set."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space where the folder is or will be."""
+    """Free space in bytes on the file system of a folder, which need not exist yet."""
     existing = folder.resolve()
     while not existing.exists():
         existing = existing.parent
-    import shutil  # here: it loads compression libraries
+    import shutil  # imported here, because it loads compression libraries
 
     return shutil.disk_usage(existing).free

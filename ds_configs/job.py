@@ -1,4 +1,4 @@
-"""What job files are made of: the training that they start, and YAML."""
+"""The training that a job file starts, and the YAML of job files."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from ..estimators.phrase import whole_gib
 from .launch_commands import threads_setting
 
 JobKind = Literal["slurm", "kubernetes", "skypilot", "ray", "accelerate", "hostfile"]
-"""What a job file is for."""
+"""Kinds of job files."""
 
 JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 
 
 class Offer(NamedTuple):
-    """A machine that a cloud rents."""
+    """A rentable cloud machine."""
 
     provider: str
     cluster: Cluster
-    """One such machine."""
+    """One machine of this type."""
     most_nodes: int
-    """The number that their network may join."""
+    """Maximum number of nodes in one network."""
     per_hour: float
-    """US dollars."""
+    """Price in US dollars."""
     date: str
-    """The day of the price."""
+    """Date of the price."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training to start, as far as a job file decides on it."""
+    """A training to start, with the facts that a job file needs."""
 
     cluster: Cluster
     script: str = "train.py"
@@ -46,32 +46,32 @@ class Job:
     config: Mapping[str, Any]
     config_path: str
     config_words: tuple[str, ...] = ()
-    """Arguments that pass the configuration to the script; () where it names the file, or `variables` pass it."""
+    """Arguments that pass the configuration to the script; () if the script names the file, or `variables` pass it."""
     packages: tuple[str, ...] = ()
-    """pip's names of what the script imports (`training_script.packages`)."""
+    """pip names of the packages that the script imports (`training_script.packages`)."""
     variables: Mapping[str, str]
-    """To be set for every rank, besides OMP_NUM_THREADS."""
+    """Environment variables of every rank, in addition to OMP_NUM_THREADS."""
     host_bytes_per_node: int | None = None
-    """RAM of a node that the ranks need; None where it is unknown."""
+    """RAM of a node that its ranks need; None if unknown."""
     output_dir: str | None = None
-    """Folder of the Trainer's checkpoints; None where the script does not take `--resume_from_checkpoint`."""
+    """Folder of the Trainer's checkpoints; None if the script does not accept `--resume_from_checkpoint`."""
     offers: Callable[[], tuple[Offer, ...]] = tuple
-    """Machines whose price is known; called where a file says the price."""
+    """Machines with known prices; called only if a file states the price."""
 
     @property
     def name(self) -> str:
-        """The script's name, as it may stand in a label of DNS (RFC 1123)."""
+        """The script's name in the form of a DNS label (RFC 1123)."""
         stem = self.script.rpartition(".")[2] if self.is_module else Path(self.script).stem
         return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40] or "train"
 
     @property
     def target(self) -> list[str]:
-        """The words of the script with all its arguments."""
+        """The script and all its arguments, as words."""
         return [self.script, *self.arguments, *self.config_words]
 
     @property
     def place(self) -> str:
-        """`2 nodes of 8 GPUs`."""
+        """The size of the cluster: `2 nodes of 8 GPUs`."""
         device = "rank" if self.cluster.gpu.is_cpu else "GPU"
         gpus, nodes = self.cluster.gpus_per_node, self.cluster.nodes
         return f"{nodes} node{'s' * (nodes > 1)} of {gpus} {device}{'s' * (gpus > 1)}"
@@ -88,13 +88,14 @@ class Job:
         return [*given, threads_setting(self.cluster)]
 
     def threads(self, cores: str) -> str:
-        """OMP_NUM_THREADS: an equal part of the node's cores. cores: a number, or the name of the variable with it."""
+        """OMP_NUM_THREADS: an equal part of the node's cores. cores: a number, or the name of the variable that holds
+        it."""
         chosen, ranks = self.cluster.threads_per_rank, self.cluster.gpus_per_node
         return str(chosen) if chosen else f"$(({cores} / {ranks}))"
 
 
 def yaml_text(value: Mapping[str, Any], *comments: str) -> str:
-    """Block style, texts of several lines as such, below comments."""
+    """YAML in block style below comments; multi-line texts as literal blocks."""
     import yaml  # imported here: few answers write YAML
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # without types

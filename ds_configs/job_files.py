@@ -1,7 +1,7 @@
 """Files that start a training with a scheduler or a launcher: Slurm, Kubernetes, SkyPilot, Ray, accelerate, a hostfile.
 
-They only distribute: every rank runs the user's script with the arguments and variables of the printed commands
-(`launch_commands`). What each needs, and what was tried: docs/job-files.md.
+They only start processes: every rank runs the user's script with the arguments and variables of the printed commands
+(`launch_commands`). Requirements and tests of each: docs/job-files.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .schedulers import create_configmap, ray_script, skypilot_task, slurm_scrip
 
 
 def accelerate_config(job: Job) -> str:
-    """The configuration of `accelerate launch`, which names the DeepSpeed configuration."""
+    """The configuration of `accelerate launch`, which refers to the DeepSpeed configuration."""
     deepspeed: dict[str, Any] = {"deepspeed_config_file": job.config_path}
     zero = job.config.get("zero_optimization")
     deepspeed["zero3_init_flag"] = isinstance(zero, Mapping) and zero.get("stage") == 3
@@ -27,7 +27,7 @@ def accelerate_config(job: Job) -> str:
 
 
 def fsdp2_config(job: Job, precision: str, *comments: str) -> str:
-    """The configuration of `accelerate launch` for FSDP2, with a layer as unit (accelerate 1.15 utils/dataclasses.py
+    """The configuration of `accelerate launch` for FSDP2, with one unit per layer (accelerate 1.15 utils/dataclasses.py
     `FullyShardedDataParallelPlugin`). Only one rank of a node loads the model."""
     fsdp = {
         "fsdp_version": 2,
@@ -64,14 +64,14 @@ def start_accelerate(job: Job, path: str) -> tuple[str, ...]:
 
 
 def hostfile(job: Job) -> str:
-    """The nodes for DeepSpeed's launcher, with names to replace."""
+    """The nodes for DeepSpeed's launcher, with placeholder names."""
     names = [f"node-{node}" for node in range(job.cluster.nodes)] if job.cluster.nodes > 1 else ["localhost"]
     lines = [f"{name} slots={job.cluster.gpus_per_node}" for name in names]
     return "\n".join(["# The names of the nodes, which ssh reaches without a password.", *lines, ""])
 
 
 def start_hostfile(job: Job, path: str) -> tuple[str, ...]:
-    """ssh passes no variables on; DeepSpeed's launcher sends those of `.deepspeed_env`."""
+    """Start lines of a hostfile. ssh passes no variables on; DeepSpeed's launcher passes those in `.deepspeed_env`."""
     form = "echo {} >> .deepspeed_env" if job.cluster.nodes > 1 else "export {}"
     command = f"deepspeed --hostfile {path} {'--module ' * job.is_module}{shlex.join(job.target)}"
     return (*(form.format(setting) for setting in job.settings), command)
@@ -81,7 +81,7 @@ class JobFile(NamedTuple):
     """A job file."""
 
     title: str
-    """Who reads it."""
+    """The reader of the file."""
     path: Path
     text: str
     start: tuple[str, ...]
@@ -93,7 +93,7 @@ class _Kind(NamedTuple):
     file: str
     text: Callable[[Job], str]
     start: Callable[[Job, str], tuple[str, ...]]
-    """From the job and the file's path."""
+    """The start lines, from the job and the file's path."""
 
 
 _KINDS: Mapping[JobKind, _Kind] = {
@@ -112,10 +112,8 @@ _KINDS: Mapping[JobKind, _Kind] = {
 
 
 def job_files(job: Job, kinds: tuple[JobKind, ...], folder: Path) -> tuple[JobFile, ...]:
-    """The files of these kinds, to be written into a folder. They are started from the working folder.
-
-    Raises ClusterError where a kind cannot name the GPU.
-    """
+    """The job files of these kinds, for a folder. They are started from the working folder. Raises ClusterError if a
+    kind has no name for the GPU."""
     specs = [_KINDS[kind] for kind in dict.fromkeys(kinds)]
     paths = [folder / spec.file for spec in specs]
     return tuple(

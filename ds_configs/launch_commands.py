@@ -17,22 +17,24 @@ from .files import read_text
 Launcher = Literal["deepspeed", "torchrun", "accelerate"]
 
 ALLOCATOR_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-"""The environment variable that the memory figures assume: growing segments lose almost nothing to fragmentation."""
+"""The environment variable that the memory estimates assume: expandable segments lose almost nothing to
+fragmentation."""
 
 
 def threads_setting(cluster: Cluster) -> str:
-    """`OMP_NUM_THREADS=...`: an equal part of a node's cores for each rank, counted by the node's shell where they are
-    not known; the user's own value stays."""
+    """`OMP_NUM_THREADS=...`: an equal part of a node's cores for each rank. If the number of cores is unknown, the
+    node's shell counts them. A value set by the user takes precedence."""
     if cluster.cpu_cores_per_node is not None:
         return f"OMP_NUM_THREADS={threads_per_rank(cluster)}"
     return f"OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$(($(nproc) / {cluster.gpus_per_node}))}}"
 
 
 def unset_threads(launcher: Launcher, cluster: Cluster) -> int:
-    """Threads of each rank without OMP_NUM_THREADS.
+    """Threads of each rank if OMP_NUM_THREADS is not set.
 
     torchrun sets 1 for several ranks on a node (torch 2.13 distributed/run.py), accelerate always (1.15
-    commands/launch.py); the deepspeed launcher sets none (0.19.8 launcher/launch.py), and every rank takes all cores.
+    commands/launch.py); the deepspeed launcher does not set it (0.19.8 launcher/launch.py), and every rank takes all
+    cores.
     """
     one = launcher == "accelerate" or (launcher == "torchrun" and cluster.gpus_per_node > 1)
     return 1 if one else cpu_cores(cluster)
@@ -46,14 +48,14 @@ PROGRAMS: Mapping[Launcher, tuple[str, ...]] = {
     "torchrun": ("torchrun",),
     "accelerate": ("accelerate", "launch"),
 }
-"""The launchers' programs."""
+"""Program of each launcher."""
 
 LAUNCHER_MODULES: Mapping[Launcher, str] = {
     "deepspeed": "deepspeed.launcher.runner",
     "torchrun": "torch.distributed.run",
     "accelerate": "accelerate.commands.launch",
 }
-"""The launchers' modules, for `python -m` in the same environment."""
+"""Module of each launcher, for `python -m` in the same environment."""
 
 _NODE_RANK, _MASTER_ADDR = "$NODE_RANK", "$MASTER_ADDR"
 _SLURM_JOB, _SLURM_HEAD = "$SLURM_JOB_ID", '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
@@ -66,7 +68,7 @@ class Rendezvous(NamedTuple):
     "static":   a launcher is started on every node, with its number `node_rank` and the first node's `address`.
     "slurm":    `srun` starts torchrun once on every node of the allocation `job`; `address` is the rendezvous endpoint.
 
-    The defaults of `node_rank`, `address` and `job` are expressions of the shell that starts the launcher.
+    The defaults of `node_rank`, `address` and `job` are expressions for the shell that starts the launcher.
     """
 
     kind: Literal["hostfile", "static", "slurm"]
@@ -78,31 +80,31 @@ class Rendezvous(NamedTuple):
 
 
 _FIRST_PORT, _PORTS = 10_000, 20_000
-"""Below Linux's ephemeral ports."""
+"""Range of ports below Linux's ephemeral ports."""
 
 
 def slurm_port(job: str) -> int:
-    """A port for the rendezvous of a job, so that two jobs on one node do not meet."""
+    """A rendezvous port that depends on the job, so that two jobs on one node use different ports."""
     return _FIRST_PORT + int(job) % _PORTS
 
 
 IN_ALLOCATION = Rendezvous(
     "slurm", address=_SLURM_HEAD, port=f"$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))", job=_SLURM_JOB
 )
-"""The rendezvous of any allocation, with `slurm_port`, by the shell of its first node."""
+"""The rendezvous of any allocation with its `slurm_port`, as expressions for the shell of its first node."""
 
 
 def config_arguments(framework: Framework, config_path: str, *, flag: bool = True) -> list[str]:
     """The configuration as the frameworks' argument parsers expect it: `--deepspeed FILE` (TrainingArguments) or
-    `--deepspeed --deepspeed_config FILE` (deepspeed.add_config_arguments), without the first where `flag` is False."""
+    `--deepspeed --deepspeed_config FILE` (deepspeed.add_config_arguments), without the first if `flag` is False."""
     if framework != "deepspeed":
         return ["--deepspeed", config_path]
     return [*(["--deepspeed"] if flag else []), "--deepspeed_config", config_path]
 
 
 def accelerate_variables(config_path: str) -> dict[str, str]:
-    """The variables by which accelerate's launcher passes the configuration to a script (accelerate 1.15
-    utils/launch.py `prepare_deepspeed_cmd_env`), for any other launcher."""
+    """Environment variables by which accelerate's launcher passes the configuration to a script (accelerate 1.15
+    utils/launch.py `prepare_deepspeed_cmd_env`), for use with other launchers."""
     return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": config_path}
 
 
@@ -120,8 +122,8 @@ def launcher_words(
 ) -> list[str]:
     """The words of the command that starts `target` (a script or module and its arguments) on every rank.
 
-    config_path: for accelerate, which passes the configuration to the script; None where the script has it.
-    rendezvous:  for several nodes. "hostfile" is for the deepspeed launcher, which has no other, "slurm" for torchrun.
+    config_path: for accelerate, which passes the configuration to the script; None if the script has it.
+    rendezvous:  for several nodes. The deepspeed launcher needs "hostfile"; "slurm" is for torchrun.
     port:        on one node, in place of the launcher's default. program: in place of `PROGRAMS`.
     bind_cores:  the deepspeed launcher binds each rank to its part of the cores, which needs numactl, and sets
         OMP_NUM_THREADS; no effect on the others.
@@ -160,7 +162,7 @@ def _options(**values: str | int) -> list[str]:
 
 
 def shell_line(words: Sequence[str]) -> str:
-    """The words as a line to paste, with the expressions of `Rendezvous` unquoted."""
+    """The words as a shell line, with the expressions of `Rendezvous` unquoted."""
     kept = (_NODE_RANK, _MASTER_ADDR, _SLURM_JOB)
     return " ".join(word if word in kept or word.startswith(_SLURM_HEAD) else shlex.quote(word) for word in words)
 
@@ -174,14 +176,14 @@ def launch_commands(
     sets_threads: bool = False,
     bind_cores: bool = False,
 ) -> dict[str, list[str]]:
-    """Shell lines by launcher: `deepspeed`, `torchrun`, `accelerate` and, for several nodes, `srun`; each list is run
-    from top to bottom.
+    """Shell lines by launcher: `deepspeed`, `torchrun`, `accelerate` and, for several nodes, `srun`, in the order of
+    execution.
 
     On several nodes `deepspeed` is started once, with a comment line about its hostfile, and `srun` once in a Slurm
     allocation. The others are started on every node, with MASTER_ADDR set to the first node's address and NODE_RANK to
     the node's number from 0. accelerate is for "hf" only.
 
-    sets_threads: nodes that ssh reaches get `threads_setting`; elsewhere it is expected in the environment.
+    sets_threads: pass `threads_setting` to nodes reached by ssh; otherwise the environment must have it.
     bind_cores:   see `launcher_words`; on one node only.
     """
     target = [script, *config_arguments(framework, config_path)]
@@ -209,21 +211,19 @@ def launch_commands(
 
 
 _ENTRY = re.compile(r"^(\S+)\s+slots=(\d{1,9})(?!\d)")
-"""A line as launcher/runner.py `_parse_hostfile` (DeepSpeed 0.19.8) reads it, which ignores the rest of the line."""
+"""A line as launcher/runner.py `_parse_hostfile` (DeepSpeed 0.19.8) reads it; the rest of the line is ignored."""
 
 _NAME = re.compile(r"^(?:[\w.-]+@)?[A-Za-z0-9_][\w.:-]*$")
-"""Names that ssh cannot read as an option."""
+"""Host names that ssh cannot parse as an option."""
 
 _MAX_BYTES = 1_000_000
 _FIX = "write a line such as `worker-0 slots=8` for each node"
 
 
 def read_hostfile(file: Path) -> dict[str, int]:
-    """Node -> slots (GPUs), as the launcher reads them.
-
-    Raises ConfigFileError for what the launcher refuses (a line without slots, a node twice, no node), for a name that
-    ssh could read as an option, and for a file that cannot be read.
-    """
+    """Node -> slots (GPUs), as the launcher reads them. Raises ConfigFileError for content that the launcher rejects (a
+    line without slots, a duplicate node, no node), for a name that ssh could parse as an option, and for a file that
+    cannot be read."""
     nodes: dict[str, int] = {}
     text = read_text(file, _MAX_BYTES, what="a hostfile", fix="pass the path of a file; " + _FIX)
     for number, line in enumerate(re.split(r"\r\n?|\n", text), start=1):

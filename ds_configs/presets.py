@@ -1,4 +1,4 @@
-"""The rungs' presets: every number of a plan, chosen for the model and the GPU instead of taken from a default."""
+"""Presets of the rungs: each value of a plan is chosen for the model and the GPU, not a fixed default."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PLACES: dict[Rung, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {
     "zero3-offload": (3, "cpu", "cpu"),
     "zero3-nvme": (3, "nvme", "nvme"),
 }
-"""Rung -> ZeRO stage, where the optimizer is, where the parameters are."""
+"""Rung -> ZeRO stage, place of the optimizer states, place of the parameters."""
 
 BUCKET = 50_000_000
-"""Elements of a communication bucket: 100 MB in bf16, with which a collective within a node runs at the full rate."""
+"""Elements of a communication bucket: 100 MB in bf16, enough for a collective within a node to reach the full rate."""
 
 BUCKET_PER_RANK = 1_000_000
-"""Elements of a bucket that each rank owns: a reduce-scatter over N ranks sends messages of this size, and below about
-2 MB the latency of its N - 1 hops shows."""
+"""Elements of a bucket per rank. A reduce-scatter over N ranks sends messages of this size; below about 2 MB the
+latency of its N - 1 hops dominates."""
 
 BUCKET_SHARE = 100
 """A bucket takes at most 1/100 of the GPU's memory (in bf16: 80 M elements of 16 GB, 400 M of 80 GB)."""
@@ -37,15 +37,15 @@ LIVE_SHARE = 20
 """The parameters that ZeRO-3 keeps gathered take at most 1/20 of the GPU's memory."""
 
 SUB_GROUP = 100_000_000
-"""Elements that ZeRO-3's optimizer steps at a time. DeepSpeed flattens a sub-group's gradients and casts them to fp32,
-6 B per element on top of everything else: 0.6 GB here, 6 GB with its default of 1e9."""
+"""Elements that ZeRO-3's optimizer updates at a time. DeepSpeed flattens a sub-group's gradients and casts them to
+fp32, an additional 6 B per element: 0.6 GB here, 6 GB with DeepSpeed's default of 1e9."""
 
 NVME_SUB_GROUP = 20_000_000
-"""The same for an optimizer on NVMe. Each swap buffer holds one fp32 sub-group in pinned RAM. Its files of 80 MB
-still read at the drive's full rate: a request is 1 MiB."""
+"""`SUB_GROUP` for an optimizer on NVMe. Each swap buffer holds one fp32 sub-group in pinned RAM. Its files of 80 MB are
+still read at the drive's full rate, as a request is 1 MiB."""
 
 NVME_RAM_SHARE = 8
-"""Parameters that are offloaded to NVMe keep at most 1/8 of the host's RAM."""
+"""Parameters offloaded to NVMe use at most 1/8 of the host's RAM."""
 
 # DeepSpeed's default for stage3_max_live_parameters, stage3_max_reuse_distance and max_in_cpu.
 _MAX_LIVE = 1_000_000_000
@@ -66,31 +66,30 @@ def plan_for(
     Sizes count elements. A setting without effect on the rung keeps its default. FSDP gathers and reduces layer by
     layer and keeps nothing; plain PyTorch without it has no settings.
 
-    overlap_comm: on. Communication overlaps computation, for a second bucket (stages 1 and 2). Off on one GPU
-        without offload, which has nothing to overlap.
-    reduce_bucket_size: `BUCKET`, or `BUCKET_PER_RANK` x N where that is more; at most 1/`BUCKET_SHARE` of the GPU, and
-        never more than all trainable parameters, because DeepSpeed allocates the bucket whole.
+    overlap_comm: on. Communication overlaps computation, at the cost of a second bucket (stages 1 and 2). Off on one
+        GPU without offload: there is nothing to overlap.
+    reduce_bucket_size: max(`BUCKET`, `BUCKET_PER_RANK` x N), at most 1/`BUCKET_SHARE` of the GPU and at most all
+        trainable parameters, because DeepSpeed always allocates the whole bucket.
     stage3_prefetch_bucket_size: one layer, so that its gather hides behind the layer before it; at least `BUCKET`, at
         most 1/`BUCKET_SHARE` of the GPU (held twice while DeepSpeed concatenates the shards).
-    stage3_param_persistence_threshold: 10 H, like the Trainer's `auto`. Norms and biases stay gathered: few bytes, and
-        their gathers would be all latency. Matrices do not.
+    stage3_param_persistence_threshold: 10 H, like the Trainer's `auto`. Norms and biases stay gathered, because they
+        are small and their gathers are latency-bound. Matrices do not.
     stage3_max_live_parameters, stage3_max_reuse_distance: 1/`LIVE_SHARE` of the GPU, at most DeepSpeed's 1e9, with
         which a model below 1e9 parameters is not sharded at all.
     sub_group_size: `SUB_GROUP`, or `NVME_SUB_GROUP` with the optimizer on NVMe.
-    pin_memory: on. Page-locked memory copies at PCIe's full rate and asynchronously. Off with offload to a host that
-        is too small for it: torch rounds every pinned block up to a power of two.
+    pin_memory: on. Page-locked memory copies at PCIe's full rate and asynchronously. Off if the host's RAM is too small
+        for it: torch rounds every pinned block up to a power of two.
 
     With parameters on NVMe:
     param_buffer_size: the largest parameter's shard; DeepSpeed requires that of every buffer.
     param_max_in_cpu: DeepSpeed's 1e9 per rank, at most 1/`NVME_RAM_SHARE` of the host's RAM.
-    stage3_max_reuse_distance: 0. A parameter that waits gathered for its reuse holds one of the few swap buffers, and
-        DeepSpeed stops when none is left.
-    stage3_prefetch_bucket_size: 0 with adapters. Frozen parameters are always read from NVMe, the prefetch takes every
-        swap buffer for them, and with checkpointing the next one that is needed finds none ("Not enough buffers 0 for
-        swapping 1" in dry runs of Llama).
+    stage3_max_reuse_distance: 0. A gathered parameter that is kept for reuse occupies one of the few swap buffers, and
+        DeepSpeed fails when none is free.
+    stage3_prefetch_bucket_size: 0 with adapters. Frozen parameters are always read from NVMe, the prefetch occupies
+        every swap buffer, and with checkpointing the next parameter finds none ("Not enough buffers 0 for swapping 1"
+        in dry runs of Llama).
 
-    DeepSpeed's side of it: runtime/zero/{stage_1_and_2,stage3,partitioned_param_coordinator}.py, runtime/swap_tensor/,
-    version 0.19.8.
+    Source: DeepSpeed 0.19.8 runtime/zero/{stage_1_and_2,stage3,partitioned_param_coordinator}.py, runtime/swap_tensor/.
     """
     if rung == "fsdp" or rung == "fsdp2" or rung == "torch":  # the type checker narrows by it
         alone = Plan(
@@ -144,7 +143,7 @@ def plan_for(
 
 
 def with_layers_as_units(alone: Plan, model: ModelShape, sharding: Sharding = "fsdp") -> Plan:
-    """Plain PyTorch's plan under FSDP with one unit per layer, all of it sharded."""
+    """Plain PyTorch's plan under FSDP: one unit per layer, fully sharded."""
     layer = max((block.parameters_per_layer for block in model.blocks), default=0)
     return alone.with_fields(
         zero_stage=3,

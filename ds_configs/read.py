@@ -1,6 +1,7 @@
-"""DeepSpeed configurations read as plans: `auto` resolved as the Trainer does, missing keys as DeepSpeed does.
+"""Conversion of DeepSpeed configurations to plans: `auto` is resolved like in the Trainer, missing keys like in
+DeepSpeed.
 
-`unmodeled_features` lists what a configuration switches on that no plan holds.
+`unmodeled_features` lists enabled features that no plan has.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _TRAINER_MICRO_BATCH, _TRAINER_ACCUMULATION = 8, 1
 """TrainingArguments' defaults for per_device_train_batch_size and gradient_accumulation_steps."""
 
 FIRST_WITHOUT_AUTOEP = (5, 23)
-"""transformers from which on DeepSpeed 0.19.8 cannot initialize AutoEP: it calls `registry.get(key, default)`
-(module_inject/auto_ep_presets/base.py), which from 5.23.0 on takes no default (utils/output_capturing.py). 5.0 and 5.8
-were seen to train; up to 5.22.0 the registry is a plain dict."""
+"""First version of transformers with which DeepSpeed 0.19.8 cannot initialize AutoEP: it calls `registry.get(key,
+default)` (module_inject/auto_ep_presets/base.py), which accepts no default since 5.23.0 (utils/output_capturing.py).
+Training was tested with 5.0 and 5.8; up to 5.22.0 the registry is a plain dict."""
 
 
 def saves_model(config: Mapping[str, Any]) -> bool:
-    """Whether the Trainer's checkpoints hold the model itself. Shards of ZeRO-3 that nothing gathers are saved whole,
-    whatever `save_only_model` says (transformers 5.23 trainer.py `save_model`)."""
+    """Whether the Trainer's checkpoints contain the model itself. ZeRO-3 shards that are not gathered are saved with
+    all states, even with `save_only_model` (transformers 5.23 trainer.py `save_model`)."""
     zero = config.get("zero_optimization", {})
     return zero.get("stage") != 3 or bool(zero.get("stage3_gather_16bit_weights_on_model_save"))
 
@@ -44,17 +45,17 @@ def plan_from_ds_config(
     gradient_checkpointing: bool = False,
     cpu_checkpointing: bool = False,
 ) -> Plan:
-    """The plan that runs when the Trainer or `deepspeed.initialize` gets this configuration on this cluster.
+    """The plan that the Trainer or `deepspeed.initialize` runs with this configuration on this cluster.
 
-    micro_batch_size, gradient_accumulation_steps: the values of TrainingArguments. They fill `auto`; without them
-        `auto` is TrainingArguments' own default. gradient_checkpointing, cpu_checkpointing: never part of a DeepSpeed
+    micro_batch_size, gradient_accumulation_steps: the values of TrainingArguments. They fill `auto`; if None,
+        TrainingArguments' defaults do. gradient_checkpointing, cpu_checkpointing: never part of a DeepSpeed
         configuration as the Trainer uses it.
 
     Other `auto` values follow from the model's hidden size (`ConfigKey.filled_from_hidden_size`) or are DeepSpeed's
-    defaults, because its configuration classes drop them. Keys that a plan does not hold and keys that its stage does
-    not use are not checked.
+    defaults, because its configuration classes drop them. Keys that a plan does not have or its stage does not use are
+    not checked.
 
-    Raises ConfigFileError, naming the key, for values that DeepSpeed refuses and for batch sizes in contradiction.
+    Raises ConfigFileError, naming the key, for values that DeepSpeed rejects and for contradictory batch sizes.
     """
     zero = _zero_block(config)
     stage = _number(zero, "stage", default=0, highest=3)
@@ -65,7 +66,7 @@ def plan_from_ds_config(
     param = _offload_block(zero, "offload_param", "cpu_offload_param") if stage == 3 else {}
     offload_optimizer, offload_param = _device(optimizer, "offload_optimizer"), _device(param, "offload_param")
     if stage < 3 and offload_optimizer == "nvme":
-        offload_optimizer = "cpu"  # stages 1 and 2 read any device as the host's RAM
+        offload_optimizer = "cpu"  # stages 1 and 2 treat any device as the host's RAM
     plan = Plan(
         zero_stage=stage,  # type: ignore[arg-type]  # 0 to 3, checked by _number
         micro_batch_size=micro,
@@ -89,7 +90,7 @@ def plan_from_ds_config(
         written = stage in known.stages and device != "none" and (device == "nvme" or not known.nvme_only)
         if written and name not in ("zero_stage", "offload_optimizer", "offload_param", "pin_memory"):
             read[name] = _value(block, known, getattr(plan, name), model.hidden_size)
-    # A group of more ranks than there are is one of all, and 0 is as 1 (utils/groups.py, runtime/engine.py).
+    # A group larger than the number of ranks contains all ranks, and 0 means 1 (utils/groups.py, runtime/engine.py).
     copied = max(1, min(read.pop("zero_hpz_partition_size", 1), cluster.world_size))
     pinned = [
         _flag(block, "pin_memory", default=True)
@@ -106,7 +107,7 @@ def plan_from_ds_config(
 
 
 def _value(block: Mapping[str, Any], known: ConfigKey, default: Any, hidden_size: int) -> Any:
-    """A key's value in the type of its default."""
+    """The value of a key, in the type of its default."""
     owner, _, key = known.path.rpartition(".")
     key = key if key in block else key.removeprefix("stage3_")  # DeepSpeed accepts both names
     if isinstance(default, bool):
@@ -122,7 +123,7 @@ def _value(block: Mapping[str, Any], known: ConfigKey, default: Any, hidden_size
 
 
 def precision_in(config: Mapping[str, Any]) -> Precision | Literal["auto"]:
-    """The precision that a configuration sets; "auto" where the Trainer fills it, fp32 where nothing is enabled.
+    """The precision that a configuration sets; "auto" if the Trainer fills it, "fp32" if none is enabled.
 
     Source: deepspeed 0.19.8 runtime/precision_config.py (`get_bfloat16_config`, `get_float16_config`; pydantic reads 1
     and "true" as true); runtime/config.py refuses a file that enables both.
@@ -139,18 +140,18 @@ def _bf16_block(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _in_bf16(config: Mapping[str, Any], key: str) -> bool:
-    """Whether a key of the bf16 block is on; DeepSpeed reads the block whether it is enabled or not."""
+    """Whether a key of the bf16 block is on; DeepSpeed reads it even if the block is not enabled."""
     return is_true(_bf16_block(config).get(key))
 
 
 def quantizes_collectives(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration sends weights or gradients in fewer bits (ZeRO++)."""
+    """Whether a configuration quantizes weights or gradients in collectives (ZeRO++)."""
     zero = _zero_block(config)
     return any(_flag(zero, name, default=False) for name in ("zero_quantized_weights", "zero_quantized_gradients"))
 
 
 def needs_quantizer(config: Mapping[str, Any]) -> bool:
-    """Whether DeepSpeed loads its quantization kernels, which stage 3 alone does (deepspeed 0.19.8
+    """Whether DeepSpeed loads its quantization kernels, which only stage 3 does (deepspeed 0.19.8
     runtime/zero/partition_parameters.py `Init`, runtime/comm/coalesced_collectives.py `all_to_all_quant_reduce`)."""
     zero = _zero_block(config)
     frozen = _flag(zero, "zero_quantized_nontrainable_weights", default=False)
@@ -158,19 +159,19 @@ def needs_quantizer(config: Mapping[str, Any]) -> bool:
 
 
 def sequence_parallel_size_in(config: Mapping[str, Any]) -> int:
-    """The ranks that share a sample. Raises ConfigFileError for anything but a whole number from 1."""
+    """Number of ranks that share a sample. Raises ConfigFileError unless it is a whole number from 1."""
     return _number(config, "sequence_parallel_size", default=1, auto=1, lowest=1, where="")
 
 
 def autotp_size_in(config: Mapping[str, Any]) -> int:
-    """The ranks that split each layer. Raises ConfigFileError for anything but a whole number."""
+    """Number of ranks that split each layer. Raises ConfigFileError unless it is a whole number."""
     block = _mapping(config.get("tensor_parallel") or {}, "tensor_parallel")
     return max(1, _number(block, "autotp_size", default=1, where="tensor_parallel."))
 
 
 def autoep_size_in(config: Mapping[str, Any]) -> int:
-    """The ranks that experts are spread over, where predictions cover it: at ZeRO stages 1 to 3 without offload; 1
-    elsewhere. Raises ConfigFileError for anything but a whole number."""
+    """Number of ranks that experts are spread over, if predictions support it (ZeRO stages 1 to 3 without offload);
+    otherwise 1. Raises ConfigFileError unless it is a whole number."""
     block, zero = _mapping(config.get("expert_parallel") or {}, "expert_parallel"), _block(config, "zero_optimization")
     offloads = any(zero.get(name) for name in ("offload_optimizer", "offload_param"))
     if not is_true(block.get("enabled")) or zero.get("stage") not in (1, 2, 3) or offloads:
@@ -179,23 +180,23 @@ def autoep_size_in(config: Mapping[str, Any]) -> int:
 
 
 def ranks_per_sample_in(config: Mapping[str, Any]) -> int:
-    """The ranks that work on one sample, sharing its sequence or splitting its layers. Raises ConfigFileError."""
+    """Number of ranks that work on one sample, by sequence and tensor parallelism. Raises ConfigFileError."""
     return sequence_parallel_size_in(config) * autotp_size_in(config)
 
 
 def optimizer_in(config: Mapping[str, Any]) -> str | None:
-    """The name of the optimizer in a configuration, in lower case; None where it leaves it to the training script."""
+    """The name of the optimizer in a configuration, in lower case; None if the training script makes it."""
     name = _block(config, "optimizer").get("type")
     return str(name).lower() if name else None
 
 
 def optimizer_step_in(config: Mapping[str, Any], workload: Workload) -> OptimizerStep:
-    """Implementation of torch's optimizer that steps under a configuration; "auto" where DeepSpeed's own does.
+    """The implementation of torch's optimizer that a configuration uses; "auto" for DeepSpeed's own optimizer.
 
-    With an `optimizer` block DeepSpeed makes its own, unless `torch_adam` asks for torch's (deepspeed 0.19.8
+    With an `optimizer` block DeepSpeed makes its own, unless `torch_adam` selects torch's (deepspeed 0.19.8
     runtime/engine.py `get_optimizer_configuration`). Without one the training script makes it (`Workload.script_step`).
-    With the states in host RAM accelerate turns that into DeepSpeed's CPU form (1.15 utils/deepspeed.py
-    `map_pytorch_optim_to_deepspeed`), which plain DeepSpeed demands.
+    With the states in host RAM accelerate replaces it by DeepSpeed's CPU version (1.15 utils/deepspeed.py
+    `map_pytorch_optim_to_deepspeed`), which plain DeepSpeed requires.
     """
     params = _block(_block(config, "optimizer"), "params")
     if optimizer_in(config) is not None:
@@ -215,24 +216,24 @@ def is_true(value: Any) -> bool:
 
 
 def has_auto(value: Any) -> bool:
-    """Whether a configuration leaves any of its values to the Trainer or to accelerate."""
+    """Whether any value of a configuration is `auto`."""
     return any(map(has_auto, value.values())) if isinstance(value, Mapping) else bool(value == "auto")
 
 
 class UnmodeledFeature(NamedTuple):
-    """A feature that is on and that no plan holds."""
+    """An enabled feature that no plan has."""
 
     key: str
-    """Its path, with dots."""
+    """The dotted path of the key."""
     name: str
     predicted: str
-    """What the predictions cover instead, as a sentence."""
+    """A sentence on what the predictions cover instead."""
     not_dry_run: str = ""
-    """Why a dry run cannot run it, as a sentence; empty where it can."""
+    """A sentence on why a dry run does not support it; "" if it does."""
 
 
 def unmodeled_features(config: Mapping[str, Any]) -> Iterator[UnmodeledFeature]:
-    """The features of a ds_config that predictions of memory and time leave out.
+    """The enabled features of a ds_config that predictions of memory and time ignore.
 
     Source: deepspeed 0.19.8 runtime/zenflow/, runtime/superoffload/, runtime/engine.py.
     """
@@ -277,7 +278,7 @@ def unmodeled_features(config: Mapping[str, Any]) -> Iterator[UnmodeledFeature]:
 
 
 def _block(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The object under a key, empty where there is none."""
+    """The object under a key; empty if there is none."""
     found = values.get(name)
     return found if isinstance(found, Mapping) else {}
 
@@ -308,7 +309,7 @@ def _device(block: Mapping[str, Any], key: str) -> Offload:
 def _batch(
     config: Mapping[str, Any], ranks: int, given_micro: int | None, given_accumulation: int | None
 ) -> tuple[int, int]:
-    """(micro batch, accumulation), as `DeepSpeedConfig._set_batch_related_parameters` derives what is missing."""
+    """(micro batch, accumulation). Missing values are derived as in `DeepSpeedConfig._set_batch_related_parameters`."""
     micro = _in_both(config, "train_micro_batch_size_per_gpu", given_micro, _TRAINER_MICRO_BATCH)
     accumulation = _in_both(config, "gradient_accumulation_steps", given_accumulation, _TRAINER_ACCUMULATION)
     total = _number(config, "train_batch_size", default=0, lowest=1, where="")
@@ -336,7 +337,7 @@ def _batch(
 
 
 def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_default: int) -> int:
-    """The value of a key that TrainingArguments has too; 0 where neither has one."""
+    """The value of a key that is also a field of TrainingArguments; 0 if neither has a value."""
     value = _number(config, key, default=given or 0, auto=given or trainer_default, lowest=1, where="")
     if given and value != given:
         raise ConfigFileError(
@@ -372,7 +373,7 @@ def _number(
     highest: int = _HIGHEST,
     where: str = "zero_optimization.",
 ) -> int:
-    """A whole number. JSON's 5e8 is a float, which DeepSpeed accepts."""
+    """A whole number. DeepSpeed also accepts JSON's 5e8, which is a float."""
     value = block.get(key)
     if value is None:
         return default

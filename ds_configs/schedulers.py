@@ -1,4 +1,4 @@
-"""Files for schedulers: Slurm, SkyPilot, Ray Train, Kubeflow Trainer."""
+"""Job files for schedulers: Slurm, SkyPilot, Ray Train, Kubeflow Trainer."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def slurm_script(job: Job) -> str:
 
 
 def _resuming(output_dir: str) -> list[str]:
-    """Lines of a job that Slurm starts again: `resume` holds the argument for the newest complete checkpoint, which the
-    Trainer ends with trainer_state.json. Before the time limit it is queued again if it has saved a new one."""
+    """Lines of a job that Slurm can restart. `resume` holds the argument for the newest complete checkpoint, in which
+    the Trainer writes trainer_state.json last. Before the time limit the job is requeued if it has saved a new one."""
     found = """find "$output_dir" -mindepth 2 -maxdepth 2 -path '*/checkpoint-*/trainer_state.json' -printf '%h\\n'"""
     return [
         f"output_dir={shlex.quote(output_dir)}  # of the script's TrainingArguments",
@@ -83,15 +83,16 @@ def _resuming(output_dir: str) -> list[str]:
 
 _SKYPILOT_GPUS = """A10 A10G A30 A40 A100 A100-80GB A800 B200 GH200 H100 H100-NVL H200 L4 L40 L40S MI300X P100 RTX3060
     RTX3070 RTX3090 RTX4090 RTX5060 RTX5090 RTX6000-Ada RTXA4000 RTXA4500 RTXA5000 RTXA6000 T4 V100 V100-32GB"""
-"""GPUs in SkyPilot's catalogue (skypilot-org/skypilot-catalog catalogs/v8/common/accelerators.csv). It tells apart no
-form factors, and names the larger of two sizes only."""
+"""GPUs in SkyPilot's catalogue (skypilot-org/skypilot-catalog catalogs/v8/common/accelerators.csv). It does not
+distinguish form factors; of two memory sizes only the larger is in the name."""
 
 _SKYPILOT_CLOUDS = ("AWS", "Azure", "Hyperstack", "Lambda", "RunPod", "Verda")
-"""Clouds in SkyPilot's catalogue (folders of catalogs/v5 to v8), of those whose prices are known."""
+"""Clouds in SkyPilot's catalogue (folders of catalogs/v5 to v8) with known prices."""
 
 
 def gpu_name(cluster: Cluster) -> str:
-    """The GPU's name in SkyPilot's catalogue. Raises ClusterError where it has none, or only its memory is known."""
+    """The GPU's name in SkyPilot's catalogue. Raises ClusterError if it has none, or if only the GPU's memory is
+    known."""
     gpu = cluster.gpu
     name = re.sub(r"-(PCIe|SXM\d?)\b", "", gpu.name).replace(" Ada", "-Ada").replace(" ", "")
     known = next((each for each in (name, re.sub(r"-\d+GB$", "", name)) if each in _SKYPILOT_GPUS.split()), None)
@@ -106,7 +107,7 @@ def gpu_name(cluster: Cluster) -> str:
 
 
 def skypilot_task(job: Job) -> str:
-    """The task's YAML. Raises ClusterError as `gpu_name` does."""
+    """The YAML of a SkyPilot task. Raises ClusterError like `gpu_name`."""
     cluster = job.cluster
     resources: dict[str, Any] = {"accelerators": f"{gpu_name(cluster)}:{cluster.gpus_per_node}"}
     if job.host_gib is not None:
@@ -137,7 +138,7 @@ def skypilot_task(job: Job) -> str:
 
 
 def _prices(job: Job) -> str:
-    """What the nodes cost together, from the cheapest cloud to the dearest."""
+    """A line with the hourly price of all nodes together, from the cheapest to the most expensive cloud."""
     asked, nodes, gpus = gpu_name(job.cluster), job.cluster.nodes, job.cluster.gpus_per_node
     found = []
     for offer in job.offers():
@@ -208,7 +209,7 @@ if __name__ == "__main__":
 
 
 def ray_script(job: Job) -> str:
-    """The script's source."""
+    """The source of a Python script for Ray Train."""
     cluster, threads = job.cluster, job.cluster.threads_per_rank
     return _RAY_SCRIPT.format(
         script=job.script,
@@ -228,26 +229,26 @@ def ray_script(job: Job) -> str:
 
 
 _OF_TRAINER = ("transformers", "accelerate", "datasets")
-"""What a script with the Trainer imports."""
+"""Packages that a script with the Trainer imports."""
 
 _POD_FOLDER = "/job"
-"""Where the pods find the script and the configuration."""
+"""The folder of the script and the configuration in the pods."""
 
 _KUBEFLOW_IMAGE = "ghcr.io/kubeflow/trainer/deepspeed-runtime"
-"""Of the runtime for DeepSpeed (kubeflow/trainer manifests/base/runtimes/deepspeed_distributed.yaml). It has torch,
-DeepSpeed, transformers and datasets, but not accelerate (cmd/runtimes/deepspeed/requirements.txt)."""
+"""Image of the runtime for DeepSpeed (kubeflow/trainer manifests/base/runtimes/deepspeed_distributed.yaml). It has
+torch, DeepSpeed, transformers and datasets, but not accelerate (cmd/runtimes/deepspeed/requirements.txt)."""
 
 _OF_OPEN_MPI = {"RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK", "WORLD_SIZE": "SIZE", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
-"""torchrun's variables by Open MPI's. DeepSpeed finds these by itself, transformers does not."""
+"""torchrun's variables -> Open MPI's. DeepSpeed reads the latter by itself, transformers does not."""
 
 
 def train_job(job: Job) -> str:
     """A TrainJob of Kubeflow Trainer v2.
 
-    Several nodes take its runtime for DeepSpeed, where mpirun starts the ranks; the runtime makes ssh keys and
+    Several nodes use its runtime for DeepSpeed, where mpirun starts the ranks; the runtime creates ssh keys and
     hostfile. It always starts a launcher and at least one more pod (kubeflow/trainer
-    pkg/runtime/framework/plugins/mpi/mpi.go `EnforceMLPolicy`), so one node takes its runtime for torch, with the same
-    image.
+    pkg/runtime/framework/plugins/mpi/mpi.go `EnforceMLPolicy`), so a single node uses its runtime for torch, with the
+    same image.
     """
     cluster = job.cluster
     several = cluster.nodes > 1
@@ -300,7 +301,7 @@ def train_job(job: Job) -> str:
 
 
 def create_configmap(job: Job) -> str:
-    """The command that puts the script and the configuration where the pods look for them."""
+    """The command that creates the ConfigMap of the script and the configuration, which the pods mount."""
     return shlex.join(
         ["kubectl", "create", "configmap", job.name, *(f"--from-file={file}" for file in _own_files(job))]
     )
@@ -329,7 +330,8 @@ def _install(job: Job) -> str:
 
 
 def _by_mpirun(job: Job) -> list[str]:
-    """Without the binding of Open MPI, which would leave each rank one core or one NUMA node."""
+    """Shell lines that start the ranks by mpirun. Open MPI's binding is disabled: it would limit each rank to one core
+    or one NUMA node."""
     ranks = " ".join(f"{name}=$OMPI_COMM_WORLD_{theirs}" for name, theirs in _OF_OPEN_MPI.items())
     program = shlex.join(["python3", *["-m"] * job.is_module, *(_in_pod(job, word) for word in job.target)])
     each = "; ".join([*_exports(job), f"export {ranks} MASTER_PORT={PORT}", f"exec {program}"])

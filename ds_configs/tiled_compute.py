@@ -1,12 +1,12 @@
-"""Feed-forward and loss of a transformers model, a tile of the tokens at a time, by DeepSpeed's own tiled compute.
+"""Feed-forward and loss of a transformers model in tiles of tokens, by DeepSpeed's own tiled compute.
 
-A training script calls these once: with `trainer.model` before `trainer.train()` (the Trainer puts Liger's kernels in
-when it is made), or with its own model before `deepspeed.initialize`. They need torch, transformers and DeepSpeed,
-nothing else of this package. Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py (TiledMLP,
-sequence_tiled_compute).
+A training script calls each function once: with `trainer.model` before `trainer.train()` (the Trainer installs Liger's
+kernels when it is created), or with its own model before `deepspeed.initialize`. This module needs torch, transformers
+and DeepSpeed, and no other module of this package. Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py
+(TiledMLP, sequence_tiled_compute).
 
-Not covered: feed-forwards with dropout: their second forward pass would draw another mask. A batch of fewer tokens than
-(tiles - 1)^2 may be cut in fewer tiles than that, and DeepSpeed then never reduces the feed-forward's gradients.
+Not covered: feed-forwards with dropout, because their second forward pass would draw another mask; batches of fewer
+than (tiles - 1)^2 tokens, which may be cut into fewer tiles: DeepSpeed then never reduces the feed-forward's gradients.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def tile_feed_forward(model: Any, tiles: int) -> None:
 
 
 def tile_loss(model: Any, tiles: int) -> None:
-    """Let the causal language model in `model` give its loss without ever holding all logits.
+    """Make the causal language model in `model` compute its loss without materializing all logits.
 
-    The loss is that of transformers' `ForCausalLMLoss`: the sum over the labels that are not -100, by their number or
-    by the Trainer's num_items_in_batch. DeepSpeed's TiledFusedLogitsLoss is not used: it makes the head's gradient
-    in the forward pass, for a loss that nothing divides or scales, as accumulation and fp16 do.
+    The loss is that of transformers' `ForCausalLMLoss`: the sum over the labels other than -100, divided by their
+    number or by the Trainer's num_items_in_batch. DeepSpeed's TiledFusedLogitsLoss is not used: it computes the head's
+    gradient in the forward pass, which is correct only for an unscaled loss; accumulation and fp16 scale it.
     """
     for module in model.modules():
         if type(module).__module__.startswith("transformers.models") and hasattr(module, "lm_head"):

@@ -22,15 +22,15 @@ _OF_PPO = {"max_completion_length": "response_length", "beta": "kl_coef", "num_i
 """PPOConfig's names for fields of GRPOConfig."""
 
 _CLASSES = {"parallelism_config": "ParallelismConfig", "sp_handler": "DeepSpeedSequenceParallelConfig"}
-"""Arguments that are objects of accelerate's classes, as Python writes them."""
+"""Arguments whose values are objects of accelerate's classes -> name of the class in Python source."""
 
 
 def training_arguments(
     plan: Plan, workload: Workload, cluster: Cluster, *, config_path: str = "ds_config.json"
 ) -> dict[str, Any]:
-    """Keyword arguments of TrainingArguments, in the order to print them. They fill every `auto` of the "hf" flavour.
+    """Keyword arguments of TrainingArguments, in the order of printing. They fill every `auto` of the "hf" flavor.
 
-    With TRL they are those of its own class, which cuts sequences at `max_length` (`arguments_class`).
+    With TRL they are those of its own class (`arguments_class`), which truncates sequences to `max_length`.
     gradient_checkpointing_kwargs: by default the non-reentrant form, which LoRA needs (behind frozen embeddings no
     input of a block requires a gradient, and the reentrant form then computes none).
     optim: only for optimizers that the training script makes; an `optimizer` block overrides it.
@@ -46,7 +46,7 @@ def training_arguments(
     if workload.framework == "trl" and workload.rollouts is None:
         arguments["max_length"] = workload.seq_len  # by default 1024
     objective = OBJECTIVES[workload.objective]
-    if objective.value_model:  # it gets its models made, and DeepSpeed's configuration from accelerate
+    if objective.value_model:  # the script makes its models, and accelerate has DeepSpeed's configuration
         unread = ("gradient_checkpointing", "deepspeed")
         arguments = {name: value for name, value in arguments.items() if name not in unread}
     elif objective.trainer:
@@ -77,8 +77,8 @@ def training_arguments(
 
 
 def packages(workload: Workload) -> dict[str, str]:
-    """pip's names of what a training imports besides torch, DeepSpeed, transformers, accelerate and datasets, each with
-    the option that needs it."""
+    """pip name -> option that needs it, for the imports of a training besides torch, DeepSpeed, transformers,
+    accelerate and datasets."""
     method, loss, kernels, rollouts = workload.method, workload.loss, workload.kernels, workload.rollouts
     generator = "generate" if rollouts is None else rollouts.rollout
     needed = (
@@ -95,12 +95,12 @@ def packages(workload: Workload) -> dict[str, str]:
 
 
 def trl_requirement(workload: Workload) -> str:
-    """pip's requirement of TRL: 1.12 is the last with PPOTrainer."""
+    """pip requirement of TRL; 1.12 is the last version with PPOTrainer."""
     return "trl<1.13" if OBJECTIVES[workload.objective].value_model else "trl"
 
 
 def evaluation_arguments(workload: Workload) -> dict[str, Any]:
-    """The arguments of an evaluation that the plan was counted with; none without one."""
+    """The arguments for the evaluation in the workload; empty without one."""
     arguments: dict[str, Any] = {
         "per_device_eval_batch_size": workload.eval_batch,
         "eval_accumulation_steps": workload.eval_logits,
@@ -110,7 +110,8 @@ def evaluation_arguments(workload: Workload) -> dict[str, Any]:
 
 
 def _rollout_arguments(workload: Workload) -> dict[str, Any]:
-    """What differs from the defaults of GRPOConfig, RLOOConfig or PPOConfig; lengths and groups always."""
+    """Arguments that differ from the defaults of GRPOConfig, RLOOConfig or PPOConfig; lengths and groups are always
+    included."""
     rollouts, default = workload.rollouts, OBJECTIVES[workload.objective].rollouts
     if rollouts is None or default is None:
         return {}
@@ -127,12 +128,12 @@ def _rollout_arguments(workload: Workload) -> dict[str, Any]:
         return arguments | ({"vllm_server_host": "SERVER_NODE"} if rollouts.server_has_node else {})
     named = ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
     arguments |= {name: getattr(rollouts, name) for name in named if getattr(rollouts, name) != getattr(default, name)}
-    return arguments | {"vllm_max_model_length": workload.seq_len}  # by default the model's, for which there is no room
+    return arguments | {"vllm_max_model_length": workload.seq_len}  # the default, the model's maximum, does not fit
 
 
 def server_commands(workload: Workload, cluster: Cluster, model: str) -> list[str]:
-    """The command that starts the vLLM server on the GPUs behind the training's; none without a server. On several
-    nodes it runs on one of its own."""
+    """The command that starts the vLLM server on the GPUs after those of the training; empty without a server. With
+    several nodes the server has a node of its own."""
     rollouts = workload.rollouts
     if rollouts is None or rollouts.rollout != "vllm-server":
         return []
@@ -147,16 +148,16 @@ def server_commands(workload: Workload, cluster: Cluster, model: str) -> list[st
 
 
 def script_makes_optimizer(workload: Workload, plan: Plan) -> bool:
-    """Whether an Adam is torch's, from the training script. With its states in host RAM it is DeepSpeed's."""
+    """Whether the optimizer is torch's Adam from the training script. With its states in host RAM it is DeepSpeed's."""
     is_said = workload.software.optimizer_step != "auto" and optimizer(workload.optimizer).is_adam
     return is_said and plan.offload_optimizer == "none"
 
 
 def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]:
-    """Keyword arguments of accelerate's ParallelismConfig, and of its `sp_handler`, where GPUs share samples.
+    """Keyword arguments of accelerate's ParallelismConfig, and of its `sp_handler`, if GPUs share samples.
 
-    dp_shard_size: the groups of GPUs, from which accelerate computes train_batch_size. The model must be loaded with
-    the same attention.
+    dp_shard_size: number of groups of GPUs, from which accelerate computes train_batch_size. The model must be loaded
+    with the same attention.
     """
     return {
         "sp_backend": "deepspeed",
@@ -167,20 +168,20 @@ def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict
 
 
 def arguments_class(workload: Workload) -> str:
-    """The class that the Trainer's arguments are passed to."""
+    """The class of the Trainer's arguments."""
     by_trl = OBJECTIVES[workload.objective].config or "SFTConfig"
     by_trainer = "Seq2SeqTrainingArguments" if workload.eval_new_tokens else "TrainingArguments"
     return by_trl if workload.framework == "trl" else by_trainer
 
 
 def training_arguments_snippet(arguments: dict[str, Any], name: str = "TrainingArguments") -> str:
-    """Python source of the call, one argument a line. name: of the class."""
+    """Python source of the call, one argument per line. name: name of the class."""
     source = "".join(f"\n{name}={_argument(name, value)},".replace("\n", "\n    ") for name, value in arguments.items())
     return f"{name}({source}\n)"
 
 
 def _argument(name: str, value: Any) -> str:
-    """Source of an argument; objects of accelerate's go over several lines."""
+    """Python source of an argument; objects of accelerate's classes span several lines."""
     if name not in _CLASSES:
         return python_source(value)
     inner = "".join(f"\n{key}={_argument(key, item)},".replace("\n", "\n    ") for key, item in value.items())
@@ -188,8 +189,8 @@ def _argument(name: str, value: Any) -> str:
 
 
 def python_source(value: Any, name: str = "") -> str:
-    """Source of a value on one line, with the double quotes that formatters prefer. name: of the argument that it is,
-    which decides on the class of an object."""
+    """Python source of a value on one line, with double quotes like formatters. name: name of the argument, which
+    determines the class of an object."""
     if name in _CLASSES:
         return f"{_CLASSES[name]}({', '.join(f'{key}={python_source(item, key)}' for key, item in value.items())})"
     if isinstance(value, str):
@@ -200,7 +201,7 @@ def python_source(value: Any, name: str = "") -> str:
 
 
 def _call(function: str, arguments: Sequence[str]) -> list[str]:
-    """Source of a call, over several lines where one is too long for a screen of 80 columns."""
+    """Python source of a call, on several lines if it is too long for a screen of 80 columns."""
     line = f"{function}({', '.join(arguments)})"
     if len(line) <= _COLUMNS:
         return [line]
@@ -214,7 +215,7 @@ def _call(function: str, arguments: Sequence[str]) -> list[str]:
 
 
 _COLUMNS = 76
-"""Columns of a line of source that an answer of 80 columns shows in one."""
+"""Maximum columns of a source line that fits on a screen of 80 columns."""
 
 _MODULE_LINES = (
     'parser.add_argument("--local_rank", type=int, default=-1)',
@@ -225,7 +226,7 @@ _MODULE_LINES = (
     "    engine.backward(loss)",
     "    engine.step()",
 )
-"""A training loop of a module of the user's, with what the deepspeed launcher passes."""
+"""A training loop for a user's own module, with the arguments of the deepspeed launcher."""
 
 
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
@@ -253,7 +254,7 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
 
 
 def _trainer_of_objective(workload: Workload) -> list[str]:
-    """The trainer that the arguments are for, which loads the model and the reference model by itself."""
+    """Lines that create the objective's trainer, which loads the model and the reference model by itself."""
     spec = OBJECTIVES[workload.objective]
     if not spec.trainer:
         return []
@@ -277,13 +278,13 @@ def trainer_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str
 
 
 def script_arguments(workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> dict[str, Any]:
-    """The script's TrainingArguments; on CPUs with the settings that the Trainer needs there."""
+    """The script's TrainingArguments; on CPUs with the Trainer's settings for CPUs."""
     arguments = training_arguments(plan, workload, cluster, config_path=config_path)
     return arguments | ({"use_cpu": True, "ddp_backend": "gloo"} if cluster.gpu.is_cpu else {})
 
 
 def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
-    """Loading and adapting the model, where that is not transformers' default."""
+    """Lines that load and adapt the model, if this differs from transformers' default."""
     arguments = []
     if workload.attention in ATTENTION and workload.attention != "sdpa":
         arguments.append(f"    attn_implementation={json.dumps(ATTENTION[workload.attention])},")
@@ -317,7 +318,7 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
         arguments = ["model", f"LoraConfig({', '.join(fields)})"]
         initialized = workload.framework == "hf" and plan.zero_stage == 3 and workload.method == "lora"
         if workload.modules_to_save or (initialized and not workload.software.fp32_adapters):
-            # deepspeed 0.19.8 runtime/zero/stage3.py `defragment` asserts that all that trains has one type, and the
+            # deepspeed 0.19.8 runtime/zero/stage3.py `defragment` asserts one type for all trained tensors, and the
             # engine casts nothing of a model that zero.Init built; copies keep their originals' type. In peft's fp32
             # adapters would cast every input of theirs. TRL's trainers pass it themselves.
             arguments.append("autocast_adapter_dtype=False")
@@ -332,7 +333,7 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
 
 
 def _models_of_ppo(workload: Workload, plan: Plan, arguments: Sequence[str]) -> list[str]:
-    """The four models of TRL's PPOTrainer, which switches checkpointing on for none of them."""
+    """Lines for the four models of TRL's PPOTrainer, which does not enable checkpointing for any of them."""
     options = ", ".join((f"dtype=torch.{TORCH_DTYPES[workload.precision]}", *arguments))
     reward = workload.rollouts and workload.rollouts.reward_model
     lines = [f"options = dict({options})"]
@@ -353,8 +354,9 @@ def _models_of_ppo(workload: Workload, plan: Plan, arguments: Sequence[str]) -> 
 
 
 def pageable_inputs(plan: Plan, workload: Workload) -> list[str]:
-    """Lines that keep transformers from page-locking layers' inputs on the host, which rounds each up to a power of two
-    (transformers 5.23 modeling_utils.py `_activation_checkpointing_enable`); none where the host has the memory."""
+    """Lines that prevent transformers from page-locking layers' inputs on the host, which rounds each up to a power
+    of two (transformers 5.23 modeling_utils.py `_activation_checkpointing_enable`); empty if the host has enough
+    memory."""
     if not plan.cpu_checkpointing or workload.software.pinned_inputs:
         return []
     return [
@@ -365,7 +367,8 @@ def pageable_inputs(plan: Plan, workload: Workload) -> list[str]:
 
 
 def _loss_lines(workload: Workload, name: str) -> list[str]:
-    """Lines for DeepSpeed's chunked loss in the model called `name`: peft's class around it has no loss of its own."""
+    """Lines for DeepSpeed's chunked loss in the model called `name`. They patch peft's base model: its wrapper has no
+    loss."""
     if workload.loss != "chunked-softmax":
         return []
     base = name if workload.method == "full" else f"{name}.get_base_model()"
@@ -377,7 +380,7 @@ def _loss_lines(workload: Workload, name: str) -> list[str]:
 
 
 def _tiling_lines(model: ModelShape, plan: Plan, workload: Workload, name: str) -> list[str]:
-    """Lines for tiled feed-forward and loss of the model called `name`; none without tiles."""
+    """Lines for tiled feed-forward and loss of the model called `name`; empty without tiles."""
     tiles = tiles_of(model, workload, plan)
     calls = {"tile_feed_forward": tiles.mlp, "tile_loss": tiles.loss}
     used = {function: count for function, count in calls.items() if count}
@@ -396,8 +399,8 @@ _SHARING_IMPORTS = [
 
 
 def _sharing_lines(plan: Plan, workload: Workload) -> list[str]:
-    """Ulysses sequence parallelism in a script without the Trainer. The loss is the mean over the ranks, exact where
-    each has the same number of labels."""
+    """Lines for Ulysses sequence parallelism in a script without the Trainer. The loss is the mean over the ranks,
+    which is exact if all have the same number of labels."""
     return [
         "from deepspeed.runtime.sequence_parallel.ulysses_sp import (",
         "    UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter)",
@@ -416,7 +419,8 @@ def _sharing_lines(plan: Plan, workload: Workload) -> list[str]:
 
 
 def _splitting_lines(ranks: int) -> list[str]:
-    """A sampler that gives the same samples to GPUs that split layers; DeepSpeed compares their first batch."""
+    """Lines for a sampler with the same samples on all GPUs that split layers; DeepSpeed compares their first
+    batches."""
     return [
         "sampler = DistributedSampler(",
         f"    dataset, num_replicas=torch.distributed.get_world_size() // {ranks},",
