@@ -1,4 +1,4 @@
-"""What a plan of ZeRO holds without activations: the same for every micro batch."""
+"""Memory of a ZeRO plan without activations: the part that does not depend on the micro batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .trainable import ShardedTensors
 from .zero_states import masters_and_states, parameters, reference_model, second_copy
 
 INITIALIZE_SHARE = 0.85
-"""Share of the GPU's memory up to which DeepSpeed certainly flattens two copies of the weights on the GPU."""
+"""Share of the GPU's memory up to which DeepSpeed is certain to flatten two copies of the weights on the GPU."""
 
 _SYMBOLS = {
     **MEMORY_SYMBOLS,
@@ -45,7 +45,7 @@ _GATHERED = Formula(
 
 
 class BatchIndependentMemory:
-    """What a plan holds without activations."""
+    """The memory of a plan without activations."""
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec, cluster: Cluster) -> None:
         self.sharded = sharded
@@ -81,7 +81,7 @@ class BatchIndependentMemory:
         if plan.zero_stage not in (1, 2) or tensors.workload.software.deepspeed < (0, 19):
             return ()
         width, trainable, frozen = tensors.workload.weight_bytes, tensors.trainable_numel, tensors.frozen_bytes
-        # Near the limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
+        # Near the limit DeepSpeed may flatten on GPU or host. Both fit, so the second copy is not counted there.
         fits = 2 * width * trainable + frozen < INITIALIZE_SHARE * self.cluster.gpu.memory_bytes
         formula = _TWICE if fits else _TWICE._replace(text="w Pt + frozen")
         size = (2 if fits else 1) * width * trainable + frozen
@@ -90,11 +90,11 @@ class BatchIndependentMemory:
 
     @cached_property
     def phases(self) -> dict[str, Terms]:
-        """Gradients and gathered weights in each phase of a step."""
+        """Gradients and gathered weights by phase of a step."""
         gathered, gradients, tensors = self.gathered, self.gradients, self.sharded.tensors
         whole = self._gathered
         forward = gradients.forward_terms()
-        # What stays gathered from the forward to the backward pass has not been released yet.
+        # Parameters that stay gathered from the forward to the backward pass have not been released yet.
         kept = gathered.loss
         in_reduction = min(kept, gathered.reduction)
         left = max(0, kept + tensors.embedding - tensors.numel)
@@ -139,9 +139,9 @@ class BatchIndependentMemory:
 
     @cached_property
     def in_evaluation(self) -> tuple[Terms, Terms]:
-        """Gradients and gathered weights in the forward passes of an evaluation, and behind them. ZeRO-3 fetches by the
-        trace of a training step, so at most what is whole in its forward pass; what its backward pass would need
-        stays."""
+        """Gradients and gathered weights during the forward passes of an evaluation, and after them. ZeRO-3 fetches by
+        the trace of a training step, so at most the elements that are whole in its forward pass; those that its
+        backward pass would need stay."""
         gathered, idle = self.gathered, self.gradients.idle_terms()
         behind = self._gathered(gathered.loss, gathered.loss, gathered.arriving_at_loss)
         passes = [
@@ -155,8 +155,8 @@ class BatchIndependentMemory:
 
     @property
     def _reference_gathered(self) -> int:
-        """Elements that the reference's own engine, or the policy without adapters, gathers in its forward pass, at
-        most, without what is kept."""
+        """Maximum elements that the reference's own engine, or the policy without adapters, gathers in its forward
+        pass, without those that are kept."""
         if not has_reference_model(self.sharded.tensors.workload):
             return max(0, self.gathered.reference - self.gathered.kept)
         own = gathered_parameters(self.sharded.tensors, reference_plan(self.plan), self.sharded.world_size)
@@ -171,7 +171,7 @@ class BatchIndependentMemory:
 
     @cached_property
     def weights_in_pass(self) -> WeightsInPass:
-        """What changes during a module's backward pass."""
+        """Gradients made and weights released during a module's backward pass."""
         plan, tensors, width = self.plan, self.sharded.tensors, self.sharded.tensors.workload.weight_bytes
         bucket = plan.reduce_bucket_size if plan.zero_stage else tensors.numel + 1
         gradients = WeightsInPass(width=width, bucket=bucket)
@@ -186,19 +186,19 @@ class BatchIndependentMemory:
 
     @cached_property
     def least_bytes(self) -> int:
-        """The largest phase, without the loss's, which tiles change."""
+        """Bytes of the largest phase except the loss's, which depends on the tiles."""
         others = (total_bytes(terms) for name, terms in self.phases.items() if name != "forward_backward_top")
         loaded = (phase.allocated_bytes for phase in self.load)
         return max(total_bytes(self.resident) + max(others), *loaded, 0)
 
     def tiled_loss(self, tiles: int) -> Terms:
-        """The loss's phase when it is computed tile by tile."""
+        """Return gradients and gathered weights in the phase of a loss computed in tiles."""
         gathered = self.gathered
         at_loss = self._gathered(gathered.loss, gathered.loss, gathered.arriving_at_loss)
         return self.gradients.tiled_loss_terms(tiles) + at_loss
 
     def _gathered(self, numel: int, unreleased: int, arriving: int = 0) -> Terms:
-        """Gathered elements, `arriving` of them in 8 bits, and hpZ's copy of what was released."""
+        """Return `numel` gathered elements, `arriving` of them in 8 bits, and hpZ's copy of released ones."""
         width, in_8_bits = self.sharded.tensors.workload.weight_bytes, min(arriving, numel)
         size = width * (numel - in_8_bits) + in_8_bits
         return _GATHERED.term(size, w=width, gathered=size / width) + second_copy(self.sharded, self.plan, unreleased)

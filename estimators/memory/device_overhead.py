@@ -1,6 +1,6 @@
-"""Device memory outside tensors: library workspaces, the allocator's slack, the CUDA context, NCCL's buffers.
+"""Device memory outside tensors: library workspaces, the allocator's overhead, the CUDA context, NCCL's buffers.
 
-Most figures are published observations: expect errors of some hundred MiB until a probe has measured them.
+Most figures are published observations. Expect errors of some hundred MiB until a probe has measured them.
 """
 
 from __future__ import annotations
@@ -17,57 +17,57 @@ from .trainable import ShardedTensors, optimizer_group_numels
 MIB = 1 << 20
 
 CUBLAS_HANDLES = 2
-"""The main thread (forward) and autograd's thread (backward) have a handle and a workspace each."""
+"""Number of cuBLAS handles: the main thread (forward) and autograd's (backward) have one with a workspace each."""
 
 CONTEXT_BYTES = {"hopper": 600 * MIB, "ampere": 480 * MIB, "older": 400 * MIB}
-"""A bare context with lazily loaded kernels takes 256 MiB (RTX 3090, torch 2.7 + CUDA 12.8: invoke-ai/InvokeAI issue
-9413) to 426 MiB (RTX 6000 Ada, torch 2.10 + CUDA 13.0: unslothai/unsloth-zoo pull 1053); training adds some hundred MiB
-of kernels (0.47 to 0.92 GiB in all: stas00/ml-engineering)."""
+"""Memory of the CUDA context by GPU generation. A bare context with lazily loaded kernels takes 256 MiB (RTX 3090,
+torch 2.7 + CUDA 12.8: invoke-ai/InvokeAI issue 9413) to 426 MiB (RTX 6000 Ada, torch 2.10 + CUDA 13.0:
+unslothai/unsloth-zoo pull 1053). Training adds some hundred MiB of kernels (0.47 to 0.92 GiB in all:
+stas00/ml-engineering)."""
 
 NCCL_CHANNELS = {"nvlink": 24, "pcie": 4}
 NCCL_CONNECTIONS = 4
-"""Ring and tree: about four peers' receive buffers per channel."""
+"""Peers with a receive buffer per channel: about four, for ring and tree."""
 NCCL_CONNECTION_BYTES = 10 * MIB
 """LL, LL128 and Simple buffers of one connection: 10,485,760 bytes (NVIDIA/nccl issue 1685: 1.06 GB of context and NCCL
-before the first all-to-all on 8 H100). Linear in the channels (NCCL opens as many as the links need), and
+before the first all-to-all on 8 H100). The total is linear in the channels (NCCL opens as many as the links need) and
 constant beyond two nodes (NVIDIA/nccl issue 864)."""
 
 SLACK_SHARE = {0: 0.025, 1: 0.025, 2: 0.025, 3: 0.055}
-"""Share of transient bytes that the caching allocator cannot return while the peak's tensors live, because pages are
-partly used. ZeRO-3 gathers and releases tensors of many sizes on two streams."""
+"""Share of transient bytes, by ZeRO stage, that the caching allocator cannot return while the peak's tensors live,
+because their pages are partly used. ZeRO-3 gathers and releases tensors of many sizes on two streams."""
 
 SEGMENT_BYTES = 20 * MIB
-"""Smallest segment for requests over 1 MiB, and a page of an expandable one (torch 2.13 CUDACachingAllocator)."""
+"""Minimum segment for requests over 1 MiB, and page of an expandable one (torch 2.13 CUDACachingAllocator)."""
 
 FIXED_SEGMENTS_SHARE = 0.0781
-"""The same share without expandable segments when a request fails: the median of the shares in data/memory_spread.csv,
-so that a plan which needs all of a GPU is as likely to fit as not."""
+"""`SLACK_SHARE` without expandable segments when a request fails: the median of the shares in data/memory_spread.csv,
+so that a plan that needs the whole memory of a GPU fits with probability one half."""
 
 EARLIER_BATCHES = 2.0
-"""Tokens of the batches that were the longest of a run before its longest one, over that one's. In fixed segments each
-found no free block for the tensors of its loss, unless another component's, and left its own behind. The expected
-sum of the successive maxima of n lengths is the sum over x of x p(x) (1 - F(x)^n) / (1 - F(x)), F(x) the share of
-shorter samples. Of Alpaca's 52,000 samples it is 2.0 after 100 batches of one, and 2.2 after 1,000 where a cap cuts
-off 2 %; `python -m benchmarks.dry_run.varying_lengths` replays a recorded step of random lengths, too."""
+"""Tokens of the batches that were a run's longest before its longest one, relative to that one. In fixed segments each
+found no free block for the tensors of its loss, except blocks of other components, and left its own behind. The
+expected sum of the successive maxima of n lengths is the sum over x of x p(x) (1 - F(x)^n) / (1 - F(x)), with F(x) the
+share of shorter samples. For Alpaca's 52,000 samples it is 2.0 after 100 batches of one, and 2.2 after 1,000 if a cap
+cuts off 2 %. `python -m benchmarks.dry_run.varying_lengths` also replays a recorded step of random lengths."""
 
 CPU_PROCESS_BYTES = {0: 70 * 10**6, 1: 160 * 10**6, 2: 160 * 10**6, 3: 200 * 10**6}
-"""Resident memory of a rank on the CPU by ZeRO stage, without the model's tensors and the libraries loaded before: what
-deepspeed.initialize and the first step load. Fitted with the next (benchmarks/probes/cpu_memory.py)."""
+"""Resident memory of a rank on the CPU by ZeRO stage, loaded by deepspeed.initialize and the first step. Not included:
+the model's tensors and libraries loaded before. Fitted with `CPU_HEAP_SHARE` (benchmarks/probes/cpu_memory.py)."""
 
 CPU_HEAP_SHARE = 0.4
-"""Share of transient bytes that glibc's heap holds. It returns blocks of more than 32 MiB at once, and smaller ones
-only at the heap's end. With `MALLOC_MMAP_THRESHOLD_` set every block is returned, and a step takes half as long
-again."""
+"""Share of transient bytes that glibc's heap holds. glibc returns blocks of more than 32 MiB at once, and smaller ones
+only at the heap's end. With `MALLOC_MMAP_THRESHOLD_` set it returns every block, and a step takes 1.5 times as long."""
 
 _ON_CPU = "benchmarks/probes/cpu_memory.py"
 
 SLACK_PAGES = 4
-"""Partly used pages of `expandable_segments:True`, at both ends of the runs of live blocks, however little is
-transient.
+"""Number of partly used pages with `expandable_segments:True`, at both ends of the runs of live blocks, independent of
+the transient bytes.
 
-Both constants are the smallest round ones that the dry run's replay of the allocator exceeds by at most 2 % of the
-peak in benchmarks/analytic_vs_dry_run (docs/closed-form.md). The replay loses 40 to 225 MiB, almost independently of
-the transient bytes: the share is rather too large for a large model.
+`SLACK_PAGES` and `SLACK_SHARE` are the smallest round values that the dry run's replay of the allocator exceeds by at
+most 2 % of the peak in benchmarks/analytic_vs_dry_run (docs/closed-form.md). The replay loses 40 to 225 MiB, almost
+independently of the transient bytes: for a large model the share is probably too large.
 """
 
 
@@ -147,8 +147,9 @@ def _generation(capability: float | None) -> str:
 
 
 def library_workspace(gpu: Gpu) -> Terms:
-    """cuBLAS workspaces, from PyTorch's own allocator, so they count as allocated: 32 MiB each on Hopper and later,
-    8.125 MiB before (`:4096:2:16:8` in CUBLAS_WORKSPACE_CONFIG's notation); none on a CPU."""
+    """Return cuBLAS workspaces: 32 MiB each on Hopper and later, 8.125 MiB before (`:4096:2:16:8` in
+    CUBLAS_WORKSPACE_CONFIG's notation); none on a CPU. PyTorch's allocator provides them, so they count as
+    allocated."""
     if gpu.is_cpu:
         return ()
     recent = _generation(gpu.compute_capability) == "hopper"
@@ -157,11 +158,11 @@ def library_workspace(gpu: Gpu) -> Terms:
 
 
 def allocator_overhead(plan: Plan, transient_bytes: int, *, expandable: bool) -> Terms:
-    """What the caching allocator holds beyond the live tensors at the peak and cannot return. With memory to spare it
-    caches more (nvidia-smi shows it), and returns that before a request fails.
+    """Return the memory that the caching allocator holds beyond the live tensors at the peak and cannot return. It
+    caches more if memory is free (nvidia-smi shows it), and returns that before a request fails.
 
-    expandable: with expandable segments. Without them a half-used segment and a larger share of transient bytes, since
-    blocks of one phase (a layer's gradients) cannot be made of segments of another (the logits).
+    expandable: whether segments are expandable. Otherwise the overhead is a half-used segment and a larger share of
+    transient bytes, since blocks of one phase (a layer's gradients) cannot be made of segments of another (the logits).
     """
     if not expandable:
         wasted = SEGMENT_BYTES + FIXED_SEGMENTS_SHARE * transient_bytes
@@ -171,8 +172,8 @@ def allocator_overhead(plan: Plan, transient_bytes: int, *, expandable: bool) ->
 
 
 STREAM_OF = {"gathered_parameters": "gather", "reduce_buckets": "reduce", "offload_staging": "reduce"}
-"""Components on a stream of their own where communication overlaps (deepspeed 0.19.8 runtime/zero/stage3.py and
-stage_1_and_2.py, torch FSDP's unshard stream); the others are on the default stream."""
+"""Stream of each component that has one of its own where communication overlaps (deepspeed 0.19.8
+runtime/zero/stage3.py and stage_1_and_2.py, torch FSDP's unshard stream). The others are on the default stream."""
 
 
 def cache(
@@ -184,16 +185,16 @@ def cache(
     sharded: ShardedTensors | None,
     software: Software,
 ) -> Terms:
-    """What the caching allocator holds beyond a plan's need and returns before a request fails: every pool keeps the
-    memory of its own largest moment, though these moments are not the same; no more than the GPU has room.
+    """Return the memory that the caching allocator holds beyond a plan's need and returns before a request fails. Every
+    pool keeps the memory of its own peak, although the peaks are at different times. The GPU's free memory is the
+    limit.
 
-    Without expandable segments each component is a pool, since a segment is as large as the request it was made for.
-    At stage 3 (of `sharded` tensors) the embedding and the head find the blocks of earlier ones cut into layers'
-    parameters, and a larger sub-group finds those of the ones before it too small. Where lengths vary, batches leave
-    the tensors of their loss (`EARLIER_BATCHES`).
-    With them a CUDA stream is one, the loss leaves a gap of `gap_bytes` (`loss.logits_gap_bytes`), and at stages 1 and
-    2 the gradients that stay lie scattered in what the backward pass freed, so that the step's flat copies get pages of
-    their own.
+    Without expandable segments each component is a pool, since a segment is as large as the request it was made for. At
+    stage 3 (of `sharded` tensors) the embedding and the head find the earlier blocks cut into layers' parameters, and a
+    larger sub-group finds the blocks of the previous ones too small. With varying lengths, batches leave the tensors of
+    their loss (`EARLIER_BATCHES`). With expandable segments each CUDA stream is a pool, and the loss leaves a gap of
+    `gap_bytes` (`loss.logits_gap_bytes`). At stages 1 and 2 the remaining gradients are scattered in the memory that
+    the backward pass freed, so that the step's flat copies get pages of their own.
     """
     if cluster.gpu.is_cpu:
         return ()
@@ -209,12 +210,12 @@ def cache(
         if sharded is not None and plan.zero_stage == 3:
             layers = [_held(phase) for phase in memory.phases if phase.name == "layer_backward"]
             apart, tensors = sum(held["gathered_parameters"] for held in layers), sharded.tensors
-            # On one GPU, or if it stays whole, no embedding and no head is gathered between layers' parameters.
+            # On one GPU, or if the model stays whole, embedding and head are not gathered between layers' parameters.
             if sharded.world_size > 1 and tensors.numel > plan.stage3_max_live_parameters:
                 apart += tensors.workload.weight_bytes * (tensors.embedding + (0 if tensors.tied else tensors.head))
             most["gathered_parameters"] = max(most["gathered_parameters"], apart)
             groups = optimizer_group_numels(sharded, plan.sub_group_size)
-            # Those sub-groups whose fp32 gradients need larger segments, of whole 2 MiB, than all before.
+            # Sub-groups whose fp32 gradients need larger segments (multiples of 2 MiB) than all previous ones.
             segments = [-(-4 * numel // (2 * MIB)) for numel in groups]
             larger = [numel for at, numel in enumerate(groups) if segments[at] > max(segments[:at], default=0)]
             most["step_temporaries"] = most["step_temporaries"] * sum(larger) // max(groups)
@@ -228,7 +229,7 @@ def cache(
 
 
 def _held(phase: Phase, streams: Mapping[str, str] | None = None, gap_bytes: int = 0) -> Counter[str]:
-    """Bytes of a phase by stream, or by component without `streams`."""
+    """Return the bytes of a phase by stream, or by component if `streams` is None."""
     held = Counter[str]()
     if streams is not None and phase.name == "forward_backward_top":
         held["default"] = gap_bytes
@@ -240,8 +241,8 @@ def _held(phase: Phase, streams: Mapping[str, str] | None = None, gap_bytes: int
 
 
 def _left_by_earlier_batches(memory: MemoryEstimate, most: Counter[str], streams: Mapping[str, str]) -> int:
-    """The loss's tensors of the batches that were the longest before, beyond what lies free at that moment on the
-    default stream, which serves them."""
+    """Return the bytes of the loss's tensors left by earlier longest batches, less the bytes then free on the default
+    stream, which such a batch can use."""
 
     def loss_bytes(phase: Phase) -> int:
         return total_bytes(term for term in phase.terms if "logits" in term.name or "log-softmax" in term.name)
@@ -253,16 +254,16 @@ def _left_by_earlier_batches(memory: MemoryEstimate, most: Counter[str], streams
 
 
 def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> Terms:
-    """What glibc's heap, the allocator on a CPU, holds beyond the live tensors at the peak. The optimizer uses what the
-    passes leave free, so the overhead counts only above `peak_bytes`, the whole step's. passes_bytes: peak of the
-    forward and backward passes."""
+    """Return the memory that glibc's heap, the allocator on a CPU, holds beyond the live tensors at the peak. The
+    optimizer uses the memory that the passes leave free, so only the part above `peak_bytes`, the peak of the whole
+    step, counts. passes_bytes: peak of the forward and backward passes."""
     size = max(0, round(passes_bytes + CPU_HEAP_SHARE * transient_bytes) - peak_bytes)
     return _HEAP.term(size, passes=passes_bytes, share=CPU_HEAP_SHARE, transient=transient_bytes, peak=peak_bytes)
 
 
 def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:
-    """CUDA context and NCCL, invisible to PyTorch's counters. On a CPU: a rank's process without its tensors; unknown
-    without a plan."""
+    """Return the memory of the CUDA context and NCCL, which PyTorch's counters do not include. On a CPU: a rank's
+    process without its tensors, () if `plan` is None."""
     if cluster.gpu.is_cpu:
         return () if plan is None else _PROCESS.term(CPU_PROCESS_BYTES[plan.zero_stage])
     context = _CONTEXT.term(CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)])

@@ -1,18 +1,18 @@
-"""Gradients and their buckets on the GPU, phase by phase of a step, at ZeRO stages 1, 2 and 3.
+"""Gradients and their buckets on the GPU, by phase of a step, at ZeRO stages 1, 2 and 3.
 
-Stages 1 and 2 reduce gradients to the ranks whose flat partition they lie in.
+Stages 1 and 2 reduce each gradient to the ranks whose flat partitions contain it.
 
-- Stage 1 keeps all of them while micro batches accumulate. At the boundary those that passed through the bucket are
+- Stage 1 keeps all gradients while micro batches accumulate. At the boundary those that passed through the bucket are
   freed, but a tensor larger than the bucket keeps its gradient until the pass ends.
-- Stage 2 keeps the whole gradients of the tensors that the rank's partition touches (not only the part inside it), a
-  second time while another micro batch is added.
+- Stage 2 keeps the whole gradients of the tensors that the rank's partition touches (not only the part inside it), and
+  a second copy while another micro batch is added.
 
 Stage 3 keeps one shard of every gradient, in a buffer that is never freed. Offloaded gradients leave the GPU tensor by
 tensor.
 
 Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`setup_buckets`, `copy_grads_in_partition`, `step`,
 `reduce_independent_p_g_buckets_and_remove_grads`, `independent_gradient_partition_epilogue`), stage3.py
-(`_setup_for_real_optimizer`, `partition_grads`, `_prepare_fp32_grad_for_sub_group`). Checked against dry runs of that
+(`_setup_for_real_optimizer`, `partition_grads`, `_prepare_fp32_grad_for_sub_group`). Compared with dry runs of that
 engine. Not covered: Muon's gathered matrices and its Newton-Schulz products (up to a quarter of a GiB and a few
 matrices).
 """
@@ -54,28 +54,28 @@ _NORM_OR_CAST = Formula(
 
 
 class FlatGradients(GradientMemory):
-    """Stages 1 and 2."""
+    """Gradients of stages 1 and 2."""
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         super().__init__(sharded, plan, optimizer, local_ranks)
-        # What is copied to be reduced may be copied once more, to fp32 (`allreduce_bucket`).
+        # Gradients copied for the reduction may be copied once more, to fp32 (`allreduce_bucket`).
         self.copied_width = self.width + (4 if plan.reduces_in_fp32 and self.width < 4 else 0)
-        # Elements of gradients that this rank owns, once reduced: none on the GPU when they are offloaded.
+        # Elements of reduced gradients that this rank owns; offloaded ones are not on the GPU.
         self.owned = 0 if self.offloaded else sharded.touched
         owned_last = 0 if self.offloaded else sharded.last_load.touched
-        if self.tied_head:  # it is reduced at the end, with the embedding; layers may be reduced before
+        if self.tied_head:  # reduced at the end, with the embedding's; layers may be reduced before
             owned_last, self.large_head = owned_last if self.fills.flushed else 0, 0
         self.owned_last = owned_last
-        # held: alive together with a layer's gradients while it runs backward.
-        # The buffer of what a rank owns is made behind the first reduction: that of a head larger than the bucket, or
-        # of layers' gradients.
+        # held: gradients alive together with a layer's gradients during its backward pass.
+        # The buffer of owned gradients is allocated after the first reduction: that of a head larger than the bucket,
+        # or of layers' gradients.
         if plan.zero_stage == 1:
             self.held = max(self.earlier, self.large_head + owned_last)
             self.at_head_reduction = self.head + (self.held if self.accumulates else owned_last)
         else:
             self.earlier = self.owned if self.accumulates else 0
             kept = max(owned_last * (2 if self.accumulates else 1), self.earlier)
-            # What was reduced last is freed at the next reduction, at the end where adapters fill no bucket.
+            # The last reduced gradient is freed at the next reduction, or at the end if adapters fill no bucket.
             waits = plan.overlap_comm and not self.offloaded and not self.fills.flushed
             self.held = kept + self.large_head * waits
             self.at_head_reduction = kept + self.head
@@ -84,7 +84,8 @@ class FlatGradients(GradientMemory):
             self.at_head_reduction = self.earlier + self.head
 
     def alive(self, numel: int, *, reduces: bool = False, copied: int = 0, piece: int = 0, whole: int = 0) -> Terms:
-        """copied: elements of a bucket. piece, whole: of a gradient that goes to the host."""
+        """Return gradients, buckets and staging. copied: elements of a bucket. piece, whole: of a gradient sent to the
+        host."""
         w, buckets, bucket = self.width, 2 if self.plan.overlap_comm else 1, self.bucket_size
         terms = _GRADIENTS.term(w * numel, w=w, alive=numel)
         if reduces or (self.accumulates and self.plan.zero_stage == 1):
@@ -106,8 +107,8 @@ class FlatGradients(GradientMemory):
         return self._staging(0)
 
     def _flattened(self, numel: int) -> int:
-        """Elements of a gradient larger than the bucket that are flattened together: it is reduced in one piece per
-        rank that owns some of it, as many at a time as pass the bucket's size."""
+        """Return the elements of a gradient larger than the bucket that are flattened together. It is reduced in one
+        piece per rank that owns a part of it; pieces are flattened together until they exceed the bucket's size."""
         part = self.sharded.groups[0].partition
         pieces = (self.bucket_size // part + 1) * part if part <= self.bucket_size else 0
         return min(numel, pieces) if numel > self.bucket_size else 0
@@ -118,30 +119,30 @@ class FlatGradients(GradientMemory):
         return self.alive(self.at_head_reduction, reduces=True, copied=copied, piece=staged, whole=self.large_head)
 
     def layer_terms(self, weight: int) -> Terms:
-        # The moments of a module before the first reduction: its gradients are in the bucket.
+        # Before a module's first reduction: its gradients are in the bucket.
         alive = self.earlier if self.tensors.model.module else self.first_held + weight + self.tied_head
         return self.alive(alive, reduces=True)
 
     def later_layer_terms(self) -> Terms:
-        """A layer runs backward behind the first reduction."""
+        """Return gradients in a layer's backward pass after the first reduction."""
         return self.alive(self.held + self.stays + self.tied_head, reduces=True)
 
     def reduction_terms(self) -> Terms:
         whole = self.unfit + self.tied_head
         copied = self.alive(whole + self.first_held, reduces=True, copied=self.fills.flushed * self.copies)
-        # What was copied is gone when the rank's part goes to its buffer, and pieces of it to the host.
+        # The copy is freed when the rank's part goes to its buffer, and pieces of it to the host.
         largest = self.largest_in_bucket
         piece = min(largest, self.sharded.slice)
         behind = self.alive(whole + self.held, reduces=True, piece=piece, whole=largest)
         return max(copied, behind, key=total_bytes)
 
     def later_reduction_terms(self) -> Terms:
-        """During the reduction of the second full bucket."""
+        """Return gradients during the reduction of the second full bucket."""
         copied = self.fills.flushed * self.copies
         return self.alive(self.held + self.unfit + self.tied_head, reduces=True, copied=copied)
 
     def _around_end(self) -> tuple[int, int]:
-        """Elements of gradients when the last one is made, without it, and after its reduction."""
+        """Return the elements of gradients when the last one is made, without it, and after its reduction."""
         if self.plan.zero_stage == 2:
             return self.earlier + self._before_first_reduction(frees=True), self.earlier + self.owned + self.last
         if not self.plan.overlap_comm:
@@ -157,8 +158,9 @@ class FlatGradients(GradientMemory):
         return max(gradients_before_first_reduction(self.sharded, self.bucket_size, frees=frees, flushed=flushed))
 
     def end_terms(self) -> Terms:
-        """The worst of five: the last gradient is made; the bucket before it is reduced; the last bucket is reduced;
-        the last gradient has been reduced; it is reduced itself, being larger than the bucket."""
+        """Return the largest of five moments: the last gradient is made; the bucket before it is reduced; the last
+        bucket is reduced; the last gradient has been reduced; the last gradient, larger than the bucket, is reduced
+        alone."""
         before, after = self._around_end()
         staged = min(self.last, self.sharded.slice) * self.offloaded
         reduced = self._before_first_reduction(frees=self.plan.zero_stage == 2, flushed=True)
@@ -173,11 +175,11 @@ class FlatGradients(GradientMemory):
         return self.alive(gradients, reduces=True, copied=copied, piece=staged, whole=self.last * (staged > 0))
 
     def step_terms(self) -> Terms:
-        """The largest of three, on the rank where it is largest.
+        """Return the largest of three moments, on the rank with the maximum.
 
-        Norm: gradients + 8 slice. Cast: gradients + their flat copy + its copy in the masters' type. Update: that
-        copy + the optimizer's temporaries. Groups follow each other; the gradients of all are views of one buffer,
-        which stays until the last group's are cast.
+        Norm: gradients + 8 slice. Cast: gradients + their flat copy + its copy in the masters' type. Update: that copy
+        + the optimizer's temporaries. Groups are processed one after another. The gradients of all groups are views of
+        one buffer, which stays until the last group's are cast.
         """
         if self.offloaded:
             return self._staging(0)
@@ -202,7 +204,7 @@ class FlatGradients(GradientMemory):
 
 
 NORM_CHUNK = 250_000_000
-"""Elements per cast for the norm under offload (stage3.py `_constant_buffered_norm2`)."""
+"""Elements per cast to fp64 for the norm under offload (stage3.py `_constant_buffered_norm2`)."""
 
 _SOURCE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
 _BUCKET_3 = Formula(
@@ -218,7 +220,7 @@ _STAGING_3 = Formula(
     f"{_SOURCE_3} partition_grads, _offload_grad_partition_at_boundary",
     SYMBOLS,
 )
-# torch's AdamW takes the root of a whole sub-group's second moments.
+# torch's AdamW computes the root of a whole sub-group's second moments at once.
 _KEPT_STEP_3 = Formula(
     "step_temporaries",
     "m G",
@@ -235,29 +237,30 @@ _STEP_3 = Formula(
 
 
 class StageThree(GradientMemory):
-    """Whole gradients live until they are reduced. Reduce-scatter interleaves a bucket's tensors in a copy; a single
-    tensor that N divides is reduced in place. Gradients in 4 bits are first cast to fp16 by bucket, then quantized by
-    tensor, as much sent as received (runtime/comm/coalesced_collectives.py `all_to_all_quant_reduce`)."""
+    """Gradients of stage 3. Whole gradients live until they are reduced. Reduce-scatter interleaves a bucket's tensors
+    in a copy; a single tensor with numel divisible by N is reduced in place. For 4 bits gradients are cast to fp16 by
+    bucket, then quantized by tensor; sent and received bytes are equal (runtime/comm/coalesced_collectives.py
+    `all_to_all_quant_reduce`)."""
 
     def _copied(self, numel: int, largest: int) -> int:
-        """Elements, of a gradient's size, that are copied while `numel` are reduced; `largest` is the largest tensor of
-        them."""
+        """Return the copied elements, in the gradients' type, while `numel` elements are reduced; `largest` is the
+        largest tensor among them."""
         if not self.plan.zero_quantized_gradients:
             return numel * self.copies
         cast = numel if self.tensors.workload.precision == "bf16" else 0
-        # Bytes of an element: sent and received in the node, then a node's sum of 1 / L of them, and that in fp16.
+        # Bytes per element: sent and received in the node; for 1 / L of them the node's sum, likewise, and in fp16.
         quantized = 0.5 + 0.5 + (0.5 + 0.5 + 2) / self.local_ranks
         return cast + int(quantized * min(numel, largest)) // self.width
 
     def _staging(self, numel: int, in_bucket: int = 0) -> Terms:
-        """A gradient on its way to the host or the disk, with `in_bucket` others."""
+        """Return the staging of a gradient on its way to host or NVMe, with `in_bucket` elements in its bucket."""
         if not self.offloaded:
             return ()
-        # Tensor by tensor: its shard comes to the GPU, is cast for the norm, and then to fp32 for its way out.
+        # For each tensor the shard comes to the GPU, is cast for the norm, and then to fp32 for the transfer.
         piece = shard_numel(numel, self.sharded.world_size)
         waiting = 0
         if self.plan.offload_optimizer == "nvme":
-            # The fp32 gradients of a whole bucket wait on the GPU; fragments too small for the disk, until the step.
+            # The fp32 gradients of a whole bucket wait on the GPU, and until the step those too small for NVMe.
             waiting = shards_below(self.sharded, SWAP_MIN_BYTES // 4)[0]
             waiting += max(0, shard_numel(in_bucket, self.sharded.world_size) - piece)
         master = self.plan.master_bytes
@@ -265,7 +268,7 @@ class StageThree(GradientMemory):
         return _STAGING_3.term(size, w=self.width, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
 
     def alive(self, numel: int, *, reduces: bool = True, copied: int = 0) -> Terms:  # noqa: ARG002  it is never freed
-        """With the rank's shards and the bucket, and `copied` elements of it."""
+        """Return the rank's shards, `numel` elements of whole gradients, and the bucket with its `copied` elements."""
         w, bucket, shards = self.width, self.bucket_size, 0 if self.offloaded else self.sharded.shard_total
         gradients = _GRADIENTS_3.term(w * (shards + numel), w=w, shards=shards, alive=numel)
         return gradients + _BUCKET_3.term(w * (bucket + copied), w=w, bucket=bucket, copied=copied)
@@ -287,8 +290,8 @@ class StageThree(GradientMemory):
         return alive + self._staging(largest, flushed)
 
     def end_terms(self) -> Terms:
-        """The worst of four: the last gradient is made; the bucket before it is reduced; the last bucket is; that
-        gradient is."""
+        """Return the largest of four moments: the last gradient is made; the bucket before it is reduced; the last
+        bucket is reduced; the last gradient is reduced."""
         pending, final = self.fills.pending * self.fills.waits, self.fills.final
         waits = self.alive(self.last, copied=self._copied(pending, self.layer))
         last_bucket = self.alive(0, copied=self._copied(final, self.layer))
@@ -308,7 +311,7 @@ class StageThree(GradientMemory):
             return self.alive(0) + self._staging(0) + _KEPT_STEP_3.term(master * group, m=master, G=group)
         width, sharded, largest = self.width, self.sharded, max(self.sharded.shards)
         group = max(optimizer_group_numels(sharded, self.plan.sub_group_size))
-        # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
+        # fp16 checks the whole buffer for overflow at once: |g|, and a mask of infinite elements.
         overflow = (width + 1) * sharded.shard_total if self.tensors.workload.precision == "fp16" else 0
         master = self.plan.master_bytes
         temporaries = master * self.optimizer.step_elements

@@ -1,6 +1,6 @@
-"""What ZeRO's offload keeps outside the GPUs: host memory of a node, pinned and pageable, and bytes on its NVMe.
+"""Memory of ZeRO's offload outside the GPUs: pinned and pageable host memory of a node, and bytes on its NVMe.
 
-What L local ranks keep on the host, bytes per element of one rank's partition (Pt'/N, or Pt'' at stage 3):
+Host memory of L local ranks, in bytes per element of one rank's partition (Pt'/N, or Pt'' at stage 3):
 
 | offload                  | pinned                                                     | pageable              |
 |--------------------------|------------------------------------------------------------|-----------------------|
@@ -8,17 +8,16 @@ What L local ranks keep on the host, bytes per element of one rank's partition (
 |                          | + w whole tensors when micro batches accumulate            |                       |
 | optimizer, stage 3       | 4 gradients + w gradients; of the fp32 gradients, masters  | 4 masters + o states  |
 |                          | and states only those of the sub-groups that are offloaded |                       |
-| parameters (cpu), stage 3| w weights, and their first home, tensor by tensor, which   |                       |
-|                          | the pinned allocator keeps after it is freed and gives     |                       |
-|                          | only to later blocks of the same power of two              |                       |
+| parameters (cpu), stage 3| w weights, and the first block of each tensor, which the   |                       |
+|                          | pinned allocator keeps after it is freed and reuses only   |                       |
+|                          | for later blocks of the same power of two                  |                       |
 
-Where masters are in bf16 (`bf16_master_weights_and_grads`) it is m = 2 in the place of 4, and o is half as large with
-`bf16_optimizer_states`. On NVMe are masters, states and fp32 gradients, and the shards of parameters; what is smaller
-than 1 MiB stays on the host.
+With bf16 masters (`bf16_master_weights_and_grads`), m = 2 replaces 4; `bf16_optimizer_states` then halves o. NVMe holds
+masters, states and fp32 gradients, and the shards of parameters; tensors smaller than 1 MiB stay on the host.
 
-With `pin_memory` off, all of it but the swap buffers is pageable. torch rounds every pinned block up to a power of two
-and returns none to the system, which is why what is pinned can be almost twice what is used
-(DS_PIN_MEMORY_BACKEND=native avoids it).
+With `pin_memory` off, all of this except the swap buffers is pageable. torch rounds every pinned block up to a power of
+two and returns none to the system, so pinned memory can be almost twice the used memory (DS_PIN_MEMORY_BACKEND=native
+avoids it).
 
 Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `__init__`, `initialize_optimizer_states`,
 `async_accumulate_grad_in_cpu_via_gpu`; runtime/zero/stage3.py `_create_fp32_partitions`, `initialize_optimizer_states`,
@@ -103,10 +102,10 @@ _SWAPPED_PARAMETERS = _formula("parameters", "L w swapped", _PARAMETER_SWAPPER)
 
 
 def pinned_block(size_bytes: int) -> int:
-    """Bytes of the block behind a pinned tensor: the next power of two.
+    """Return the bytes of the block behind a pinned tensor: the next power of two.
 
-    Source: torch 2.13 ATen/core/CachingHostAllocator.h `allocate` (PowerOf2Ceil below pinned_max_round_threshold,
-    which has no limit by default).
+    Source: torch 2.13 ATen/core/CachingHostAllocator.h `allocate` (PowerOf2Ceil below pinned_max_round_threshold, which
+    has no limit by default).
     """
     return 1 << (size_bytes - 1).bit_length() if size_bytes else 0
 
@@ -119,7 +118,7 @@ def _pinned(sizes: Iterable[int]) -> int:
 def _shard_blocks(
     sharded: ShardedTensors, width: int, *, trainable: bool, threshold: int, below_bytes: int | None = None
 ) -> Counter[int]:
-    """Pinned blocks, by size, of one rank's shards; persistent tensors stay on the GPU."""
+    """Return the number of pinned blocks of one rank's shards, by size in bytes. Persistent tensors stay on the GPU."""
     numels = sharded.tensors.trainable if trainable else sharded.tensors.frozen
     shards = (width * shard_numel(numel, sharded.world_size) for numel in numels if numel > threshold)
     return Counter(pinned_block(shard) for shard in shards if below_bytes is None or shard < below_bytes)
@@ -127,7 +126,7 @@ def _shard_blocks(
 
 @lru_cache(maxsize=64)
 def _tensor_blocks(tensors: TensorSet, width: int) -> int:
-    """Pinned blocks of all trainable tensors, whole."""
+    """Return the bytes of pinned blocks of all trainable tensors, whole."""
     return _pinned(width * numel for numel in tensors.trainable)
 
 
@@ -140,7 +139,7 @@ class OnNode(NamedTuple):
 
 
 def offloaded(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> OnNode:
-    """What a plan offloads while it trains."""
+    """Return the memory that a plan's offload takes outside a node's GPUs during training."""
     parts = _Offload(sharded, plan, local_ranks)
     pinned: Terms = ()
     pageable: Terms = ()
@@ -157,12 +156,12 @@ def offloaded(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, loc
 
 
 def offloaded_parameters(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
-    """Parameters in host memory."""
+    """Return the parameters in host memory."""
     return _Offload(sharded, plan, local_ranks).parameters() if plan.offload_param == "cpu" else ()
 
 
 class _Offload:
-    """The parts of a plan's offload; terms of a node."""
+    """The parts of a plan's offload. Its methods return terms of a node."""
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, local_ranks: int) -> None:
         self.sharded, self.tensors = sharded, sharded.tensors
@@ -175,7 +174,7 @@ class _Offload:
         return formula.on_node(self.local_ranks, size, **inputs)
 
     def _blocks(self, formula: Formula, *sizes: int, **inputs: float) -> Terms:
-        """A block of each size on every rank; `formula` is that of pinned blocks, p2(...)."""
+        """Return a block of each size on every rank. `formula` is that of pinned blocks, p2(...)."""
         if self.pin:
             return self._term(formula, _pinned(sizes), **inputs)
         return self._term(formula._replace(text=formula.text.replace("p2", "")), sum(sizes), **inputs)
@@ -193,8 +192,8 @@ class _Offload:
         pinned += self._blocks(_FLAT_1_2, master * part, m=master, part=part)
         pinned += self._blocks(_STAGING_1_2, width * part, width * largest, w=width, part=part, largest=largest)
         if self.plan.gradient_accumulation_steps > 1 and not self.plan.bf16_master_weights_and_grads:
-            # One buffer per tensor that the partition touches, as large as the whole tensor; masters in bf16 accumulate
-            # in their own gradients.
+            # One buffer per tensor that the partition touches, of the whole tensor's size. bf16 masters accumulate in
+            # their own gradients.
             kept = width * self.sharded.touched
             if self.pin:
                 kept = kept * _tensor_blocks(self.tensors, width) // (width * self.tensors.trainable_numel)
@@ -212,7 +211,8 @@ class _Offload:
         return pinned, masters + self._states(optimizer, "L o shards", states, o=states / shards, shards=shards)
 
     def optimizer_on_nvme(self, optimizer: OptimizerSpec) -> tuple[Terms, Terms]:
-        """The gradients' flat buffer stays in memory, and masters, states and fp32 gradients of small sub-groups."""
+        """Return the host memory, pinned and pageable, of an optimizer on NVMe: the gradients' flat buffer, and
+        masters, states and fp32 gradients of small sub-groups."""
         small = [group for group in self._groups() if 4 * group < SWAP_MIN_BYTES]
         # The first step creates a sub-group's states in ordinary memory before they are written.
         first = self._state_bytes(optimizer, max(self._swapped_groups(), default=0))
@@ -227,12 +227,13 @@ class _Offload:
         return optimizer_group_numels(self.sharded, self.plan.sub_group_size)
 
     def _swapped_groups(self) -> list[int]:
-        """Elements of each sub-group on NVMe."""
+        """Return the elements of each sub-group on NVMe."""
         return [group for group in self._groups() if 4 * group >= SWAP_MIN_BYTES]
 
     def _gradient_sizes(self) -> list[int]:
-        """Stage 3's gradient buffers: one in the model's type, one in the masters' type per sub-group. That of a
-        sub-group that stays on the GPU is pinned before it goes there; a later one of its size reuses the block."""
+        """Return the sizes in bytes of stage 3's gradient buffers: one in the model's type, one per sub-group in the
+        masters' type. For a sub-group that stays on the GPU the buffer is pinned first; a later one of its size reuses
+        the block."""
         kept = groups_on_gpu(self.sharded, self.plan)
         sizes = [self.width * self.shards, *(self.master * group for group in self._groups()[len(kept) :])]
         if self.pin:
@@ -248,7 +249,7 @@ class _Offload:
     def parameters(self) -> Terms:
         width, shards = self.width, self.shards
         frozen, cached = width * self.sharded.frozen_shard_total, 0
-        # An engine without optimizer leaves every shard in its first home.
+        # An engine without optimizer leaves every shard in its first block.
         reference = width * shards if has_reference_model(self.tensors.workload) else 0
         if self.pin:
             homes = self._homes(trainable=True)
@@ -265,7 +266,7 @@ class _Offload:
         )
 
     def _second_copy(self) -> Terms:
-        """hpZ's second copy of the weights, tensor by tensor, where the first is on the host."""
+        """Return hpZ's second copy of the weights, tensor by tensor, if the first copy is on the host."""
         ranks, group = self.sharded.world_size, self.plan.zero_hpz_partition_size
         if group == 1:
             return ()
@@ -275,12 +276,12 @@ class _Offload:
         )
         blocks = sum(trained) + sum(frozen)
         if self.pin:
-            # A piece is allocated pageable first; in training the largest adds to all pinned ones.
+            # A piece is allocated pageable first: the largest piece is alive with all pinned ones.
             blocks = _pinned(trained + frozen) + max(trained)
         return self._term(_SECOND_COPY, blocks, blocks=blocks)
 
     def swap_buffers(self) -> Terms:
-        """Buffers of the NVMe swappers, and the parameters that do not go to the disk."""
+        """Return the buffers of the NVMe swappers, and the parameters that stay off NVMe."""
         terms: Terms = ()
         plan, width = self.plan, self.width
         if plan.offload_optimizer == "nvme":
@@ -294,16 +295,16 @@ class _Offload:
             )
             first = pinned_block(width * min(self.shards, limit))
             terms += self._term(_IN_CPU, first, w=width, shards=self.shards, max_in_cpu=limit)
-            # A shard too small for the disk has a block of its own. A trainable one moves on to the flat buffer; the
-            # block stays in the pinned allocator's cache.
+            # A shard too small for NVMe has its own block. A trainable one moves on to the flat buffer; the block stays
+            # in the pinned allocator's cache.
             for formula, trainable in ((_FROZEN, False), (_CACHED, True)):
                 blocks = _total(self._homes(trainable=trainable, below_bytes=SWAP_MIN_BYTES))
                 terms += self._term(formula, blocks, blocks=blocks)
         return terms
 
     def _whole_sub_group(self) -> int:
-        """Whole elements of the sub-group with the largest shard, if the host buffer does not take all sub-groups; else
-        0."""
+        """Return the whole elements of the sub-group with the largest shard, or 0 if the host buffer holds all
+        sub-groups."""
         if self.shards <= self.plan.param_max_in_cpu:
             return 0
         groups = optimizer_groups(self.sharded, self.plan.sub_group_size)

@@ -1,34 +1,35 @@
-"""Memory of a plan: what each GPU, each node's host and its NVMe must hold.
+"""Memory of a plan on each GPU, on each node's host and on its NVMe.
 
     estimate_memory(model, workload, cluster, plan) -> MemoryEstimate
 
-A training step passes through a few phases, and any of them may be the peak:
+A training step has several phases, and any of them may be the peak:
 
 - load: a quantized model is whole on every GPU before ZeRO-3 shards it.
-- initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host instead, when the
-  GPU is short, and before DeepSpeed 0.19).
-- first_layer_forward, last_layer_forward: ZeRO-3 has prefetched what follows, and still holds the buffers in which it
-  came.
-- forward_backward_top: all activations are saved, the loss and its copies are alive.
+- initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host if the GPU is short
+  of memory, and before DeepSpeed 0.19).
+- first_layer_forward, last_layer_forward: ZeRO-3 has prefetched the next modules and still holds the buffers in which
+  they arrived.
+- forward_backward_top: all activations are saved; the loss and its copies are alive.
 - head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
 - layer_recomputation: the last layer runs forward again, with the buffer in which ZeRO-3's weights arrived.
-- layer_backward, weight_gradient, gradient_reduction: the last layer runs backward, with recomputation when
-  checkpointing; the gradient of one of its matrices is made; one that does not fit into the bucket has it reduced.
-  later_layer_backward, later_gradient_reduction: with the buffer of what the rank owns, which the first reduction
-  makes; the second full bucket.
-- first_layer_backward: as layer_backward, in the first layer, when nothing that the others gathered has been released.
-- backward_end: the embedding's gradient is made, few activations are left.
-- reference_forward: the reference model computes a preference's micro batch, whose activations are all saved.
-- rollout, scoring, rewards: of completions that are generated (`rollout_memory`).
+- layer_backward, weight_gradient, gradient_reduction: the last layer runs backward, with recomputation under
+  checkpointing; the gradient of one of its matrices is made; a gradient that does not fit into the bucket triggers its
+  reduction. later_layer_backward, later_gradient_reduction: the same with the buffer of owned gradients, which the
+  first reduction allocates; the second full bucket.
+- first_layer_backward: as layer_backward, in the first layer, if no gathered parameters of other layers have been
+  released.
+- backward_end: the embedding's gradient is made; few activations are left.
+- reference_forward: the reference model computes a preference's micro batch; the policy's activations are all saved.
+- rollout, scoring, rewards: generation and scoring of completions (`rollout_memory`).
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
 - evaluation: between two steps, if the workload has one (`evaluation`).
 
 Each phase is a sum of terms of `zero_states` (weights, masters, states), `gathered_parameters`, `gradients` and
-`activations`, exact in bytes of live tensors. `device_overhead` adds what is only observed. Compared with dry runs of
-the real engine in `benchmarks/`.
+`activations`, exact in bytes of live tensors. `device_overhead` adds observed memory. Compared with dry runs of the
+real engine in `benchmarks/`.
 
-For a search, what depends on model and workload alone is computed once (`trainable`), and what does not depend on the
-micro batch once for all of them (`BatchIndependentMemory`).
+For a search, everything that depends on model and workload alone is computed once (`trainable`), and everything
+independent of the micro batch once for all of them (`BatchIndependentMemory`).
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ _MOMENT = Formula("gradients of activations", "x", "torch 2.13 derivatives of th
 
 
 def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
-    """Memory of one plan on one cluster, if `unsupported` does not reject it. Raises WorkloadError for an unknown
-    optimizer."""
+    """Return the memory of one plan on one cluster. `unsupported` must not reject the plan. Raises WorkloadError for an
+    unknown optimizer."""
     plan, logits = in_sequences(plan, workload), kept_logits(model, workload, cluster)
     if plan.sharding != "zero":
         plain = estimate_torch_memory(model, workload, cluster, plan)
@@ -122,7 +123,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         overhead = allocator_overhead(plan, transient, expandable=expandable)
     gap = logits_gap_bytes(model, workload, plan.micro_batch_size)
     node = memory.node
-    # A rank's own experts are copies; the list of parameters for the optimizer keeps the whole model alive.
+    # A rank's own experts are copies. The optimizer's list of parameters keeps the whole model alive.
     spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
     part = of_rank(model, plan)
     inputs = checkpoint_terms(part, workload, plan, cluster.gpus_per_node)
@@ -145,12 +146,12 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
 
 
 def _with_terms(phases: tuple[Phase, ...], terms: Terms) -> tuple[Phase, ...]:
-    """The phases with what is held in all of them."""
+    """Return the phases with `terms` added to each."""
     return tuple(Phase(name=phase.name, terms=phase.terms + terms) for phase in phases) if terms else phases
 
 
 def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> int:
-    """A lower bound for all micro batches: the largest phase of a step without activations. Raises as
+    """Return a lower bound in bytes for all micro batches: the largest phase of a step without activations. Raises as
     `estimate_memory`."""
     if plan.sharding != "zero":
         return total_bytes(resident_terms(model, workload, cluster, plan))
@@ -158,33 +159,33 @@ def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: P
 
 
 def node_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> int:
-    """RAM of a node while a ZeRO plan trains, without the inputs of checkpointed layers. Raises as
+    """Return the RAM of a node in bytes while a ZeRO plan trains, without the inputs of checkpointed layers. Raises as
     `estimate_memory`."""
     node = _batch_independent(model, workload, cluster, plan).node
     return total_bytes(node.pinned + node.pageable)
 
 
 def has_room_for_pinned(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> bool:
-    """Whether a node's RAM holds what the plan offloads when it is page-locked. Raises as `estimate_memory`."""
+    """Return whether a node's RAM holds a plan's offload if it is page-locked. Raises as `estimate_memory`."""
     pinned = plan.with_fields(pin_memory=True)
     return node_bytes(model, workload, cluster, pinned) <= cluster.most_host_bytes_per_node
 
 
 def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
-    """What is on each GPU at every moment of training: weights, master weights, optimizer states and workspaces. Raises
-    as `estimate_memory`."""
+    """Return the terms on each GPU at every moment of training: weights, master weights, optimizer states and
+    workspaces. Raises as `estimate_memory`."""
     if plan.sharding != "zero":
         return TorchStep(model, workload, cluster, plan).resident
     return _batch_independent(model, workload, cluster, plan).resident
 
 
 def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:
-    """The same object for plans that differ in activations alone."""
+    """Return the part of the memory that plans share if they differ in activations alone."""
     workload = workload.under_engine(plan.zero_stage)
     tensors, rollouts, most = tensor_set(of_rank(model, plan), workload), workload.rollouts, 2
-    if rollouts is not None:  # as `Rollouts.breaks_traces` tells them apart
+    if rollouts is not None:  # the values that `Rollouts.breaks_traces` distinguishes
         most = plan.gradient_accumulation_steps if rollouts.steps_per_generation else 3
-    # On a CPU a page of a buffer takes memory once it is written.
+    # On a CPU, a page of a buffer takes memory only after it is written.
     bucket = min(plan.reduce_bucket_size, tensors.trainable_numel) if cluster.gpu.is_cpu else plan.reduce_bucket_size
     batchless = plan.with_fields(
         micro_batch_size=1,
@@ -192,7 +193,7 @@ def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, 
         sequence_parallel_size=min(2, plan.sequence_parallel_size),
         cpu_checkpointing=False,
         reduce_bucket_size=bucket,
-        # On one node DeepSpeed reduces them as they are.
+        # On one node DeepSpeed does not quantize gradients.
         zero_quantized_gradients=plan.zero_quantized_gradients and cluster.nodes > 1,
     )
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states, step=workload.software.optimizer_step)
@@ -214,13 +215,13 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         zero_stage=plan.zero_stage,
         cpu_checkpointing=plan.cpu_checkpointing,
     )
-    # The policy without adapters holds most as it begins: its first pass fetches ahead.
+    # The policy without adapters has its peak at the start: its first pass prefetches.
     unsaved = activations.unsaved_terms if has_reference_model(workload) else ()
     both = reference_logits_terms(model, workload, micro_batch_size)
     saved, head = activations.saved_terms, activations.head_terms
 
     def left(reduced: int, layer: Terms = activations.product_made_terms) -> Terms:
-        """What layers keep, and one of them needs, after `reduced` elements of layers' gradients."""
+        """Return the saved terms without those of layers with `reduced` elements of gradients, plus `layer`."""
         layers_reduced = reduced // max(1, sum(tensors.trainable_layer))
         return _without(saved, layers_reduced * activations.saved_per_layer_bytes) + layer
 
@@ -261,7 +262,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
 
 
 def _module_phases(memory: BatchIndependentMemory, workload: Workload, plan: Plan, saved: Terms) -> dict[str, Terms]:
-    """Activations of a module, whose program is all of a pass."""
+    """Return the activations of a module by phase. Its program is the whole pass."""
     model, capability = memory.sharded.tensors.model, memory.cluster.gpu.compute_capability
     recorder = LayerRecorder(model, workload, plan.gradient_checkpointing, capability, zero3=plan.zero_stage >= 3)
     moments = module_moments(recorder, plan.micro_batch_size, memory.weights_in_pass)
@@ -281,15 +282,15 @@ def _module_phases(memory: BatchIndependentMemory, workload: Workload, plan: Pla
 
 
 def _encoder(model: ModelShape, saved: Terms) -> Terms:
-    """What the encoder of an encoder-decoder with one embedding keeps at the end: its backward pass follows the
-    decoder's, and the embedding's gradients meet at its end."""
+    """Return the terms that the encoder of an encoder-decoder with one embedding keeps at the end: its backward pass
+    follows the decoder's, and the embedding's gradients are summed at its end."""
     if not model.tied or {block.stack for block in model.blocks} != {"encoder", "decoder"}:
         return ()
     return tuple(part for part in saved if part.name.startswith(("encoder", "cross-attention")))
 
 
 def _without(terms: Terms, size_bytes: int) -> Terms:
-    """The terms less `size_bytes` in all, in proportion."""
+    """Return the terms less `size_bytes` in total, in proportion to their sizes."""
     if not size_bytes:
         return terms
     total = total_bytes(terms)

@@ -1,19 +1,19 @@
-"""Memory of reinforcement learning besides the training: generation, scoring, a reward model, vLLM on the same GPU.
+"""Memory of reinforcement learning outside training: generation, scoring, a reward model, vLLM on the same GPU.
 
-Each is a phase of the step, and a plan fits if all of them do. With b = B n completions of P prompt and C completion
-tokens in a generation on each GPU:
+Each is a phase of the step, and a plan fits if all phases do. b = B n completions, of P prompt and C completion tokens
+each, are generated at a time on each GPU:
 
 - rollout_prefill, rollout (`generate`): at stage 3 the whole model is gathered (`ds3_gather_for_generation`); keys and
-  values of b sequences; for all prompts at once the largest moment of a layer, then the logits of the next token.
-- rollout (vLLM on the same GPU): its part of the card, `vllm_gpu_memory_utilization`, and one gathered tensor while
-  weights are handed over, with adapters all of them. Without sleep mode that part is held in every phase.
-- weight_synchronization (vLLM on other GPUs): the gathered tensor alone.
+  values of b sequences; the peak of a layer's forward pass for all prompts at once, then the logits of the next token.
+- rollout (vLLM on the same GPU): vLLM's share of the memory, `vllm_gpu_memory_utilization`, and one gathered tensor
+  during the weight transfer, with adapters all of them. Without sleep mode vLLM holds its share in every phase.
+- weight_synchronization (vLLM on other GPUs): only the gathered tensor.
 - scoring: a forward pass of a micro batch that saves nothing, by the policy or the reference model.
-- rewards: a reward model computes all b completions at once.
+- rewards: a reward model scores all b completions at once.
 
 TRL's PPO generates and scores n completions at a time. It keeps the fp32 scores of every generated token, 4 b C V, from
-one generation to the end of the next, there once more as they come and once more put together. Its scoring passes
-return every layer's output, keys and values, and all logits.
+one generation to the end of the next, which holds its own scores in parts and concatenated. Its scoring passes return
+every layer's output, keys and values, and all logits.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ VLLM_TOKENS, VLLM_SEQUENCES = 4096, 256
 generation/vllm_generation.py) and vLLM's default of `max_num_seqs`."""
 
 VLLM_SAMPLED_BYTES = 41
-"""Per logit of a sequence while vLLM samples: sorted logits, their indices, probabilities. From the profile of
+"""Bytes per logit of a sequence while vLLM samples: sorted logits, their indices, probabilities. From the profile of
 Llama-3-8B (benchmarks/data/vllm_memory.csv)."""
 
 VLLM_NON_TORCH_BYTES = 410 << 20
-"""NCCL, the context and library workspaces in vLLM's profiles: 0.15 to 0.39 GiB (benchmarks/data/vllm_memory.csv)."""
+"""NCCL, context and library workspaces in vLLM's profiles: 0.15 to 0.39 GiB (benchmarks/data/vllm_memory.csv)."""
 
 VLLM_GRAPHS_BYTES = 1659 << 20
-"""CUDA graphs: 0.17 to 2.4 GiB in vLLM's logs; this is the line of its default 51 and 35 graphs
-(benchmarks/data/vllm_memory.csv). Captured after the cache is made, so not in `gpu_memory_utilization`; vLLM counts
-them there since 0.21 (v1/worker/gpu_worker.py `determine_available_memory`)."""
+"""Memory of vLLM's CUDA graphs: 0.17 to 2.4 GiB in its logs; the value is that of its default 51 and 35 graphs
+(benchmarks/data/vllm_memory.csv). They are captured after the cache is made, so they are not included in
+`gpu_memory_utilization`; vLLM includes them since 0.21 (v1/worker/gpu_worker.py `determine_available_memory`)."""
 
 VLLM_ASLEEP_BYTES = VLLM_GRAPHS_BYTES + VLLM_NON_TORCH_BYTES
-"""What stays of it in sleep mode, level 2, which frees weights and keys and values. Published: 0.8 GiB of a model of
-1B, the context included."""
+"""Memory that vLLM keeps in sleep mode, level 2, which frees weights, keys and values. Published: 0.8 GiB for a model
+of 1B, including the context."""
 
 _ROLLOUT = {
     **MEMORY_SYMBOLS,
@@ -97,7 +97,7 @@ _REWARD = "trl 1.16 trainer/grpo_trainer.py _calculate_rewards, models/utils.py 
 
 
 def held_in_every_phase(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
-    """What is held in every phase: a reward model, a vLLM engine on the same GPU, PPO's scores."""
+    """Return the terms held in every phase: a reward model, a vLLM engine on the same GPU, PPO's scores."""
     rollouts = workload.rollouts
     if rollouts is None:
         return ()
@@ -118,7 +118,7 @@ def _vllm(rollouts: Rollouts, cluster: Cluster) -> Terms:
 
 
 def completions_of(workload: Workload, plan: Plan) -> int:
-    """b, completions of a generation on each GPU."""
+    """Return b, the completions of a generation on each GPU."""
     assert workload.rollouts is not None
     return plan.micro_batch_size * workload.rollouts.micro_batches(plan.gradient_accumulation_steps)
 
@@ -150,10 +150,11 @@ def rollout_phases(
     persistent: int = 0,
     in_scoring: Terms = (),
 ) -> tuple[Phase, ...]:
-    """The phases before the training, without what is `held_in_every_phase`; none for an objective without completions.
+    """Return the phases before the training, without the terms of `held_in_every_phase`; () for an objective without
+    completions.
 
-    resident: held at every moment of the training. persistent: elements that stage 3 keeps whole. in_scoring: weights
-    that it gathers in a forward pass.
+    resident: terms held at every moment of the training. persistent: elements that stage 3 never releases. in_scoring:
+    weights that stage 3 gathers in a forward pass.
     """
     rollouts = workload.rollouts
     if rollouts is None:
@@ -176,7 +177,7 @@ def rollout_phases(
             LOGIT_BYTES * at_once * model.vocab_size, k=LOGIT_BYTES, b=at_once, V=model.vocab_size
         )
         decoding = generation_cache_terms(model, workload, at_once, workload.seq_len) + logits
-        if both.policy:  # as they come and put together, of one part or of all parts
+        if both.policy:  # scores in parts, then concatenated
             coming = decoding + _scores(model, workload, completions + at_once, "scores as they come")
             together = _scores(model, workload, 2 * completions, "scores put together")
             decoding = max(coming, together, key=total_bytes)
@@ -217,7 +218,8 @@ def rollout_phases(
 
 
 def _whole(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
-    """The model as `generate` needs it at stage 3: whole, from shards that an offloading engine brings first."""
+    """Return the whole model that `generate` gathers at stage 3, plus one rank's shards if the engine offloads them:
+    they go to the GPU first."""
     if plan.zero_stage < 3 or (sharded.world_size == 1 and plan.offload_param == "none"):
         return ()
     numel, width = sharded.tensors.numel - persistent, sharded.tensors.workload.weight_bytes
@@ -227,7 +229,7 @@ def _whole(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
 
 
 def _handed_over(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
-    """Weights that stage 3 gathers for vLLM: tensor by tensor, with adapters all, which are merged."""
+    """Return the weights that stage 3 gathers for vLLM: tensor by tensor; with adapters all, as they are merged."""
     if plan.zero_stage < 3 or sharded.world_size == 1:
         return ()
     if sharded.tensors.workload.method != "full":
@@ -237,8 +239,8 @@ def _handed_over(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
 
 
 def cached_sequences(model: ModelShape, workload: Workload, memory_bytes: int) -> float:
-    """Sequences of full length whose keys and values a vLLM engine has room for; 0 or less where its part of
-    `memory_bytes` does not hold the weights."""
+    """Return the number of sequences of full length whose keys and values fit in a vLLM engine; 0 or less if its share
+    of `memory_bytes` does not hold the weights."""
     rollouts = workload.rollouts
     assert rollouts is not None
     colocated = rollouts.rollout == "vllm-colocate"
@@ -250,8 +252,8 @@ def cached_sequences(model: ModelShape, workload: Workload, memory_bytes: int) -
 
 
 def profiled_bytes(model: ModelShape, workload: Workload, tokens: int = VLLM_TOKENS) -> int:
-    """What vLLM sets aside in addition to weights, keys and values: the larger of a layer's forward pass of `tokens`
-    tokens and sampling, and what is not torch's."""
+    """Return the bytes that vLLM reserves in addition to weights, keys and values: the larger of a layer's forward pass
+    of `tokens` tokens and sampling, plus the memory outside torch."""
     one = replace(workload.of_passes().of_length(tokens), attention="flash")
     shared, layer = forward_only_terms(model, one, 1, compute_capability=None)
     sampled = VLLM_SAMPLED_BYTES * VLLM_SEQUENCES * model.vocab_size

@@ -1,10 +1,9 @@
-"""Which tensors train, which stay frozen, and how many bytes the frozen ones take.
+"""Trainable and frozen tensors of a model, and the bytes of the frozen ones.
 
-Full fine-tuning trains every tensor. LoRA freezes them all and adds two matrices of rank r to each adapted linear
-layer, and to modules that are to be saved a copy that trains; QLoRA also stores the adapted model's linear weights in
-four bits. An adapter is as wide as the weights around
-it: peft creates it in fp32, and DeepSpeed's engine casts every parameter to the model's dtype (deepspeed 0.19.8
-runtime/engine.py `_cast_module_mixed_precision`).
+Full fine-tuning trains every tensor. LoRA freezes all of them and adds two matrices of rank r to each adapted linear
+layer, and a trainable copy of each module to save; QLoRA also stores the adapted model's linear weights in four bits.
+An adapter has the dtype of the weights around it: peft creates it in fp32, and DeepSpeed's engine casts every parameter
+to the model's dtype (deepspeed 0.19.8 runtime/engine.py `_cast_module_mixed_precision`).
 """
 
 from __future__ import annotations
@@ -38,46 +37,46 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TensorSet:
-    """All tensors of a model under a workload, in `named_parameters()` order, by their number of elements. Compared by
+    """The tensors of a model under a workload, in `named_parameters()` order, as numbers of elements. Compared by
     identity, for caches."""
 
     model: ModelShape
     workload: Workload
-    """As `Workload.of_weights` has it."""
+    """The result of `Workload.of_weights`."""
     trainable: tuple[int, ...]
     idle: int
-    """Number of leading trainable tensors without a gradient: a tower that samples of text do not use."""
+    """Number of leading trainable tensors without a gradient: those of a tower that text samples do not use."""
     frozen: tuple[int, ...]
-    """In elements of the model's type that are stored (`stored_numel`)."""
+    """Stored elements, counted in the model's type (`stored_numel`)."""
     muon: int
     """Trainable elements that Muon orthogonalizes."""
     frozen_bytes: int
     """Bytes of the frozen tensors when each GPU holds them whole."""
     experts: tuple[bool, ...]
-    """Which trainable tensors belong to routed experts."""
+    """For each trainable tensor, whether it belongs to routed experts."""
     layer_tensors: tuple[int, ...]
     """The tensors of the largest layer, adapters included."""
     trainable_layer: tuple[int, ...]
     """Its trainable tensors."""
     viewed: int
-    """Elements of what the forward pass reads through a view, in all layers: autograd saves the whole tensor."""
+    """Elements of tensors that the forward pass reads through a view, in all layers: autograd saves them whole."""
     viewed_layer: int
-    """The same in the largest layer."""
+    """`viewed` in the largest layer."""
     passive: int
     """Elements of a frozen vision tower's layers, which no backward pass reads."""
     head: int
-    """The output head (the embedding when tied)."""
+    """Elements of the output head (of the embedding when tied)."""
     embedding: int
-    """The largest embedding."""
+    """Elements of the largest embedding."""
     embeddings: tuple[int, ...]
-    """All embeddings, also of positions and segments."""
+    """Elements of all embeddings, including those of positions and segments."""
     trains_head: bool
-    """The head, or a copy of it, gets a gradient."""
+    """Whether the head, or a copy of it, gets a gradient."""
     trains_embedding: bool
     copied: int
-    """Elements of modules that are fully trained as copies, in addition to adapters."""
+    """Elements of modules that train as whole copies, in addition to adapters."""
     unread: int
-    """Elements of originals that nothing computes with; a tied one is read until both uses have a copy."""
+    """Elements of originals that no computation reads. A tied one is read until both of its uses have a copy."""
 
     @cached_property
     def trainable_numel(self) -> int:
@@ -100,7 +99,7 @@ class TensorSet:
 
     @property
     def spread(self) -> tuple[bool, ...]:
-        """Which trainable tensors are experts under AutoEP; empty without it."""
+        """For each trainable tensor, whether it is an expert under AutoEP; empty without AutoEP."""
         return self.experts if self.model.autoep_size > 1 else ()
 
     @cached_property
@@ -110,8 +109,8 @@ class TensorSet:
 
     @cached_property
     def split_experts(self) -> int:
-        """Tensors that all layers have more where experts are modules: three for each, instead of the fused ones that
-        the other fields list."""
+        """Additional tensors of all layers when experts are modules: three for each expert, instead of the fused
+        tensors in the other fields."""
         experts = module_experts(self.model, self.workload.software)
         if not experts:
             return 0
@@ -120,14 +119,14 @@ class TensorSet:
 
     @property
     def tied(self) -> bool:
-        """One weight looks tokens up and makes logits; a copy of either is a weight of its own."""
+        """Whether one weight is embedding and head. A trained copy of either is a weight of its own."""
         return self.model.tied and not self.copied
 
 
 @lru_cache(maxsize=64)
 def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
-    """Sort a model's tensors into trainable and frozen ones. Raises WorkloadError for LoRA targets that name
-    nothing."""
+    """Return a model's tensors, sorted into trainable and frozen ones. Raises WorkloadError for LoRA targets that match
+    no module."""
     return _tensor_set(model, workload.of_weights())
 
 
@@ -138,13 +137,13 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     last = [tensor for tensor in model.outside if tensor.role not in ("tower", "embedding", "position")]
 
     def each(value: Callable[[Tensor], T]) -> list[T]:
-        """The value of every tensor, in order; layers of a kind have the same."""
+        """Return the value of every tensor, in order; layers of a kind share theirs."""
         layers = ([value(tensor) for tensor in block.tensors] * block.count for block in model.blocks)
         return [*map(value, towers), *map(value, first), *chain.from_iterable(layers), *map(value, last)]
 
     numels = each(lambda tensor: stored_numel(tensor, workload))
     chosen, copies = adapters(model, workload), trained_copies(model, workload)
-    # Counted with its adapters, which may not reach every kind of layer.
+    # The largest layer is chosen with its adapters, which may not be in every kind of layer.
     stored = [[stored_numel(tensor, workload) for tensor in block.tensors] for block in model.blocks]
     added = [[matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)] for block in model.blocks]
     layers = list(zip(stored, added, strict=True))
@@ -161,7 +160,7 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         of_layers = ([tensor.numel for tensor in block.tensors if not tensor.frozen] for block in model.blocks)
         trainable_layer = max(of_layers, key=sum, default=[])
     else:
-        # In one run per adapter instead of layer by layer: no size depends on their order.
+        # Ordered by adapter instead of by layer: no size depends on the order.
         counts = ((matrix.numel, count) for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor))
         in_adapters = [numel for numel, count in counts for _ in range(count)]
         before, behind = ([tensor.numel for tensor in each] for each in (copies.embeddings, copies.heads))
@@ -195,7 +194,7 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         viewed=sum(numel * block.count for numel, block in zip(viewed, model.blocks, strict=True)),
         viewed_layer=max(viewed, default=0),
         passive=sum(block.parameters for block in passive),
-        # A tied head may have tensors of its own, apart from the embedding (a masked model's transform, bias).
+        # A tied head may have tensors in addition to the embedding (a masked model's transform, bias).
         head=max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0]),
         embedding=embedding,
         embeddings=embeddings,
@@ -207,14 +206,14 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
 
 
 def _is_viewed(tensor: Tensor, chosen: Adapters) -> bool:
-    """Besides bitsandbytes' weights (0.50 autograd/_functions.py `MatMul4Bit`): fused experts stored as (expert, out,
-    in), and the grouped product reads the transpose (transformers 5.23 integrations/moe.py). gpt-oss stores them
-    the other way round; an adapter's sum takes the tensor's place."""
+    """Return whether fused experts, stored as (expert, out, in), are read through a transpose by the grouped product
+    (transformers 5.23 integrations/moe.py). gpt-oss stores them transposed; an adapter's sum replaces the tensor. The
+    caller adds bitsandbytes' weights (0.50 autograd/_functions.py `MatMul4Bit`), which are viewed too."""
     return tensor.role == "expert" and len(tensor.shape) == 3 and not tensor.transposed and not chosen.folds(tensor)
 
 
 def _is_hidden_matrix(tensor: Tensor) -> bool:
-    """Muon's tensors under DeepSpeed: two or more dimensions, no embedding, no head."""
+    """Return whether Muon handles a tensor under DeepSpeed: two or more dimensions, no embedding, no head."""
     return len(tensor.shape) >= 2 and not tensor.frozen and tensor.role not in ("embedding", "position", "head")
 
 
@@ -227,28 +226,28 @@ def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
 
 @lru_cache(maxsize=256)
 def larger_than(tensors: TensorSet, numel: int) -> int:
-    """Number of tensors with more elements; an expert's own always have."""
+    """Return the number of tensors with more than `numel` elements; tensors of unfused experts always count."""
     return sum(1 for each in chain(tensors.trainable, tensors.frozen) if each > numel) + tensors.split_experts
 
 
 @lru_cache(maxsize=256)
 def share_from(tensors: TensorSet, numel: int) -> float:
-    """Share of the elements in tensors of at least `numel`."""
+    """Return the share of the elements in tensors with at least `numel` elements."""
     return sum(each for each in chain(tensors.trainable, tensors.frozen) if each >= numel) / tensors.numel
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ShardedTensors:
-    """A tensor set cut for N ranks. Compared by identity."""
+    """A tensor set partitioned for N ranks. Compared by identity."""
 
     tensors: TensorSet
     world_size: int
     groups: tuple[FlatGroup, ...]
     """Parameter groups, each flattened and cut (stages 1 and 2) or stepped (stage 3) by itself."""
     partition: int
-    """One rank's flat partitions (stages 1 and 2), with padding."""
+    """Elements of one rank's flat partitions (stages 1 and 2), with padding."""
     shards: tuple[int, ...]
-    """One rank's shard of every trainable tensor (stage 3)."""
+    """Elements of one rank's shard of every trainable tensor (stage 3)."""
     shard_total: int
     frozen_shard_total: int
 
@@ -264,7 +263,7 @@ class ShardedTensors:
 
     @cached_property
     def last_load(self) -> RankLoad:
-        """The last rank with parameters: it owns the head, the first gradient."""
+        """The load of the last rank with parameters. It owns the head, whose gradient is the first."""
         return max(reversed(self.loads), key=lambda load: max(load.tensors, default=-1))
 
     @cached_property
@@ -296,14 +295,14 @@ def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
 
 
 def of_generator(sharded: ShardedTensors) -> ShardedTensors:
-    """The tensors of the policy alone, without a value model that trains with it."""
+    """Return the tensors of the policy alone, without a value model that trains with it."""
     policy = sharded.tensors.model.policy
     return shard_tensors(tensor_set(policy, sharded.tensors.workload), sharded.world_size) if policy else sharded
 
 
 @lru_cache(maxsize=256)
 def gradient_buckets(tensors: TensorSet, bucket_size: int, *, stage: int = 0) -> BucketFills:
-    """`partition.bucket_fills` of the trainable tensors."""
+    """Return `partition.bucket_fills` of the trainable tensors."""
     apart = tensors.spread[tensors.idle :] if stage == 3 else ()
     return bucket_fills(tensors.trainable[tensors.idle :], bucket_size, apart)
 
@@ -312,10 +311,10 @@ def gradient_buckets(tensors: TensorSet, bucket_size: int, *, stage: int = 0) ->
 def gradients_before_first_reduction(
     sharded: ShardedTensors, bucket_size: int, *, frees: bool, flushed: bool = False
 ) -> tuple[int, ...]:
-    """Elements of gradients that each rank holds when the first tensor's gradient is made, or, `flushed`, reduced: all
-    tensors that its partition touches, in one buffer that is made with the first reduction (what follows the first
-    tensor with a gradient waits in the bucket). Unless the engine `frees` them (stage 2), also gradients elsewhere that
-    are larger than the bucket."""
+    """Return the elements of gradients that each rank holds when the first tensor's gradient is made or, if `flushed`,
+    reduced: all tensors that its partition touches, in one buffer allocated with the first reduction (gradients between
+    it and the first tensor's wait in the bucket). Unless the engine `frees` them (stage 2), gradients of other ranks
+    that are larger than the bucket are included."""
     numels, idle = sharded.tensors.trainable, sharded.tensors.idle
     ends = tuple(accumulate(numels))
     reduced_from = ends[idle] + (0 if flushed else gradient_buckets(sharded.tensors, bucket_size).pending)
@@ -332,14 +331,14 @@ def gradients_before_first_reduction(
 
 @lru_cache(maxsize=256)
 def shards_below(sharded: ShardedTensors, numel: int) -> tuple[int, int]:
-    """Elements of trainable and of frozen shards with fewer than `numel` elements."""
+    """Return the elements of trainable and of frozen shards with fewer than `numel` elements."""
     frozen = (shard_numel(size, sharded.world_size) for size in sharded.tensors.frozen)
     return sum(shard for shard in sharded.shards if shard < numel), sum(shard for shard in frozen if shard < numel)
 
 
 @lru_cache(maxsize=256)
 def optimizer_groups(sharded: ShardedTensors, sub_group_size: int) -> tuple[Sequence[int], ...]:
-    """Sub-groups of each parameter group, as indices of trainable tensors."""
+    """Return the sub-groups of each parameter group, as indices of trainable tensors."""
     if len(sharded.groups) == 1:
         return sub_groups(sharded.shards, sub_group_size)
     return tuple(
@@ -351,13 +350,14 @@ def optimizer_groups(sharded: ShardedTensors, sub_group_size: int) -> tuple[Sequ
 
 @lru_cache(maxsize=256)
 def optimizer_group_numels(sharded: ShardedTensors, sub_group_size: int) -> tuple[int, ...]:
-    """Elements of each sub-group on one rank."""
+    """Return the elements of each sub-group on one rank."""
     return tuple(sum([sharded.shards[index] for index in group]) for group in optimizer_groups(sharded, sub_group_size))
 
 
 def groups_on_gpu(sharded: ShardedTensors, plan: Plan) -> tuple[int, ...]:
-    """Elements of the sub-groups that stage 3 steps on the GPU although the optimizer is offloaded: the first int((1 -
-    ratio) groups). Source: deepspeed 0.19.8 runtime/zero/stage3.py `_create_fp32_partitions` (subgroup_to_device)."""
+    """Return the elements of the sub-groups that stage 3 steps on the GPU although the optimizer is offloaded: the
+    first int((1 - ratio) groups). Source: deepspeed 0.19.8 runtime/zero/stage3.py `_create_fp32_partitions`
+    (subgroup_to_device)."""
     if plan.offload_optimizer != "cpu" or plan.offload_optimizer_ratio == 1:
         return ()
     groups = optimizer_group_numels(sharded, plan.sub_group_size)
