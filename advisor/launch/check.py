@@ -1,4 +1,4 @@
-"""Before the start: whether the training fits the device, the host and the disk."""
+"""Checks before a training starts: whether it fits the device, the host and the disk."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from .request import LaunchRequest
 from .script_source import how_to_update
 
 Check = Literal["auto", "dry-run", "probe"]
-"""How to check that it fits: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated
-GPU; "auto": a probe where the ranks of the whole job can run here, else a dry run."""
+"""How to check that the training fits: "probe" runs a few real steps on this machine; "dry-run" runs the real engine on
+a simulated GPU; "auto" is a probe if this machine can run the ranks of the whole job, else a dry run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ class Objection:
 
 
 def prediction_of(run: Run) -> Estimate | None:
-    """The closed form for a run, with the time of the newest probe of the same run on this machine; None for an unknown
-    model, or a GPU of unknown speed."""
+    """The closed-form estimate of a run, with the step time of the newest probe of the same run on this machine. None
+    for an unknown model, or for a GPU of unknown speed."""
     estimate, past = run.estimate(), _past_probe(run)
     if estimate is None or past is None or past.result.failure is not None:
         return estimate
@@ -58,11 +58,10 @@ def _past_probe(run: Run) -> PastProbe | None:
 
 
 def plans_that_fit(run: Run) -> list[Candidate]:
-    """Plans with the same global batch that are predicted to fit, the fastest first; none for a model of unknown
-    shape."""
+    """Plans with the same global batch that are predicted to fit, fastest first. Empty for a model of unknown shape."""
     try:
         plan = run.plan()
-        if plan is None or run.shape is None or plan.autotp_size > 1:  # the script's data loader knows the groups
+        if plan is None or run.shape is None or plan.autotp_size > 1:  # the script's data loader depends on the groups
             return []
         question = Question(
             model=run.shape,
@@ -77,10 +76,8 @@ def plans_that_fit(run: Run) -> list[Candidate]:
 
 
 def objections(request: LaunchRequest, check: Check, say: Callable[[str], None]) -> list[Objection]:
-    """All reasons against starting it; empty if it may start.
-
-    Raises WorkloadError if the model is unknown, DsAdviseError if the check itself fails.
-    """
+    """All reasons against starting the training; empty if it may start. Raises WorkloadError if the model is unknown,
+    and DsAdviseError if the check itself fails."""
     run, script = request.run, request.script
     outdated = script.source.outdated(script.target, script.options.given)
     if outdated:
@@ -135,7 +132,7 @@ def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
 
 
 def _probe(request: LaunchRequest, say: Callable[[str], None], *, again: bool) -> list[Objection]:
-    """again: probe even if there is an earlier probe of the run."""
+    """again: whether to probe even if there is an earlier probe of the run."""
     run = request.run
     past = None if again else _past_probe(run)
     if past is None:
@@ -156,7 +153,7 @@ def _probe(request: LaunchRequest, say: Callable[[str], None], *, again: bool) -
 
 
 def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
-    """The files of the checkpoint that the script is to resume from, where DeepSpeed wrote it."""
+    """Check the files of the checkpoint from which the script is to resume, if DeepSpeed wrote it."""
     folder = request.script.options.text("resume_from_checkpoint")
     if folder is None or not Path(folder, "latest").exists():
         return []
@@ -167,7 +164,7 @@ def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Obje
 
 
 def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
-    """Host memory at the moment when every local rank holds the model."""
+    """Check the host memory at the moment when every local rank holds the model."""
     available = run.cluster.host_memory_bytes_per_node
     need = 0 if prediction is None else prediction.memory.host_loading_bytes_per_node
     if available is None or need <= available:
@@ -178,7 +175,7 @@ def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
 
 
 def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
-    """Says what an evaluation takes where it takes more than a step: a probe does not evaluate."""
+    """Report the memory of an evaluation if it takes more than a training step, because a probe does not evaluate."""
     run, prediction = request.run, request.prediction
     if prediction is None or prediction.memory.peak.name != "evaluation":
         return
@@ -202,7 +199,8 @@ def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
 
 
 def _evaluation_batch_that_fits(run: Run) -> int | None:
-    """The largest power of two below the evaluation's batch that fits; None if it fits itself or none does."""
+    """The largest power of two below the evaluation batch that fits; None if the batch itself fits or no such power
+    does."""
     batch, have = run.workload.eval_batch or 1, run.cluster.gpu.memory_bytes
 
     def fits(samples: int) -> bool:
@@ -214,7 +212,8 @@ def _evaluation_batch_that_fits(run: Run) -> int | None:
 
 
 def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
-    """Room for all checkpoints that the script keeps at once; for one, where their number is unknown."""
+    """Check that the disk has room for all checkpoints that the script keeps at once, or for one if their number is
+    unknown."""
     run, arguments = request.run, request.script.described
     output_dir = arguments.output_dir
     if output_dir is None or run.shape is None:

@@ -1,4 +1,4 @@
-"""The command that starts the ranks, as `launch` runs it and as `--dry` prints it, and the environment of the ranks."""
+"""The command that starts the ranks, run by `launch` and printed by `--dry`, and the environment of the ranks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .request import LaunchRequest
 
 
 def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]:
-    """The words of the command that starts the ranks, each of which runs the script through `launch/rank.py`.
+    """The words of the command that starts the ranks. Each rank runs the script through `launch/rank.py`.
 
-    port: on one node; None is the launcher's default. The command expects `environment_of` in its environment; for
-    nodes that are reached by ssh, which passes no variables on, they are among its arguments.
+    port: rendezvous port on one node; None is the launcher's default. The command expects `environment_of` in its
+    environment. For nodes reached by ssh, which passes no variables on, the variables are among its arguments.
     """
     script, run, config_path = request.script, request.run, str(request.config_path)
     by_ssh = request.rendezvous is not None and request.rendezvous.kind == "hostfile"
@@ -54,7 +54,7 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
         port=port,
         config_path=config_path if by_launcher else None,
         program=[sys.executable, "-m", LAUNCHER_MODULES[request.launcher]],
-        # Binding overwrites OMP_NUM_THREADS, so only where the user has not set it.
+        # Core binding overwrites OMP_NUM_THREADS, so it is used only if the user has not set the variable.
         bind_cores="OMP_NUM_THREADS" in variables
         and not request.rendezvous
         and can_bind_cores(run.cluster.gpus_per_node),
@@ -62,11 +62,10 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
 
 
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
-    """(where, the line that runs there) for every node, exactly as `launch` starts it, except for the port on one node,
-    where `launch` takes a free one."""
+    """(location, command line) of every node, as `launch` starts it. On one node `launch` uses a free port instead."""
     rendezvous, given = request.rendezvous, environment_of(request)
     settings = [f"{name}={shlex.quote(value)}" for name, value in given.items() if name != "OMP_NUM_THREADS"]
-    if "OMP_NUM_THREADS" in given:  # here of this machine's cores, which the nodes of the others may not have
+    if "OMP_NUM_THREADS" in given:  # computed from this machine's cores; other nodes may differ
         here = rendezvous is None or rendezvous.kind == "hostfile"
         threads = f"OMP_NUM_THREADS={given['OMP_NUM_THREADS']}" if here else threads_setting(request.run.cluster)
         settings.append(threads)
@@ -87,10 +86,8 @@ def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
 
 
 def environment_of(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that are set for the ranks, without those that the user's `environment` has.
-
-    DS_ACCELERATOR, CUDA_VISIBLE_DEVICES: training on the CPU uses no GPU, whatever the user has set.
-    """
+    """The variables that are set for the ranks, without those already in the user's `environment`. DS_ACCELERATOR and
+    CUDA_VISIBLE_DEVICES are always set for training on the CPU, which must not use a GPU."""
     forced = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if request.device == "cpu" else {}
     needed = _needed(request)
     if "PYTORCH_ALLOC_CONF" in environment:  # torch >= 2.9 reads it too
@@ -106,10 +103,11 @@ def _config_words(request: LaunchRequest) -> tuple[str, ...]:
 
 
 def job_of(request: LaunchRequest) -> Job:
-    """The job of the script, without `launch` around its ranks. It resumes where the arguments are the Trainer's."""
+    """The job that runs the script without `launch` around its ranks. It resumes if the script's arguments are the
+    Trainer's."""
     script, prediction = request.script, request.prediction
     variables = environment_of(request, {})
-    variables.pop("OMP_NUM_THREADS", None)  # of this machine
+    variables.pop("OMP_NUM_THREADS", None)  # computed for this machine
     output_dir = script.options.output_dir
     return Job(
         cluster=request.run.cluster,
@@ -128,7 +126,7 @@ def job_of(request: LaunchRequest) -> Job:
 
 
 def kept_settings(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A phrase for each variable of the user's that differs from the plan's value."""
+    """A phrase for each of the user's variables that differs from the plan's value."""
     return [
         f"{name}={environment[name]} (instead of {value})"
         for name, value in _needed(request).items()
@@ -139,9 +137,9 @@ def kept_settings(request: LaunchRequest, environment: Mapping[str, str] = os.en
 def _needed(request: LaunchRequest) -> dict[str, str]:
     """The variables that the plan needs.
 
-    PYTORCH_CUDA_ALLOC_CONF: the memory figures assume it.
+    PYTORCH_CUDA_ALLOC_CONF: assumed by the memory figures.
     OMP_NUM_THREADS: an equal part of the cores for each rank, on the CPU and for CPU Adam. torchrun would set 1, and
-    CPU Adam's time grows with the cores that stay idle.
+        CPU Adam would be slower by the number of idle cores.
     """
     zero = request.run.config.get("zero_optimization")
     offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None

@@ -1,4 +1,4 @@
-"""Why a training ended: the error of the rank that failed first, its kind, and the evidence."""
+"""Failure of a training: the error of the rank that failed first, its kind, and the evidence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PATTERNS: tuple[tuple[FailureKind, str], ...] = (
         r"wait timeout|collective operation timeout|Socket Timeout|TIMEOUT",
     ),
 )
-"""Messages of torch, NCCL, gloo, the C library and Linux; the first that matches."""
+"""Error messages of torch, NCCL, gloo, the C library and Linux. The first pattern that matches gives the kind."""
 
 _KINDS_BY_ERRNO: dict[int | None, FailureKind] = {
     errno.ENOSPC: "disk_full",
@@ -52,10 +52,10 @@ _PEER_LOST = re.compile(
     r"NCCL error: (remote|unhandled system)|Application timeout caused pair closure|recvValue failed|"
     r"failed to recv|Connection was likely closed|socketStartConnect|ncclRemoteError"
 )
-"""Errors of the other ranks when a rank is gone."""
+"""Errors of the other ranks after one rank is lost."""
 
 _DIED = re.compile(r"exitcode\s*:\s*(-\d+)|return code = (-\d+)|Signal (\d+) \(SIG|local_rank: \d+\).*exitcode: (-\d+)")
-"""How torchrun and the deepspeed launcher report a rank that a signal ended."""
+"""Reports of torchrun and of the deepspeed launcher about a rank that was ended by a signal."""
 
 _MOMENTS: Mapping[Moment, re.Pattern[str]] = {
     "while a checkpoint was saved": re.compile(
@@ -63,7 +63,7 @@ _MOMENTS: Mapping[Moment, re.Pattern[str]] = {
     ),
     "in an evaluation": re.compile(r", in (evaluation_loop|prediction_step|evaluate)\n"),
 }
-"""Frames of transformers' Trainer and DeepSpeed's engine in a traceback."""
+"""Frames of transformers' Trainer and of DeepSpeed's engine in a traceback."""
 
 _FIXES: Mapping[tuple[FailureKind, Moment], str] = {
     ("gpu_out_of_memory", "in an evaluation"): "lower per_device_eval_batch_size (8 where nothing sets it); with "
@@ -87,12 +87,12 @@ _TIMEOUT_FIX = (
 )
 
 _COLLECTIVE = re.compile(r"OpType=(\w+).*?Timeout\(ms\)=(\d+)")
-"""torch 2.13 ProcessGroupNCCL.cpp: the collective that the watchdog gave up."""
+"""The collective that timed out, as the watchdog reports it (torch 2.13 ProcessGroupNCCL.cpp)."""
 
 
 def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
-    """The failure of a training, as `_first_failure` finds it; for a collective that timed out also where the ranks
-    were."""
+    """The failure of a training, by `_first_failure`. For a collective that timed out, the position of the ranks is
+    added."""
     failure = _first_failure(records, folder, exit_code, oom_kills)
     if failure.kind != "communication_timeout":
         return failure
@@ -108,18 +108,18 @@ def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mappin
 def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
     """The failure of a training whose launcher ended with `exit_code`.
 
-    A killed rank reports nothing, and the others then fail because it is gone; a rank that raises an error reports it,
-    and the launcher then ends the others, which report nothing. So: the earliest error that is not the loss of another
-    rank; else the rank that reported nothing; else the earliest error.
+    A killed rank reports nothing, and the others then fail because it is lost. A rank that raises an error reports it,
+    and the launcher then ends the others, which report nothing. The first failure is therefore the earliest error that
+    is not the loss of another rank; else the rank that reported nothing; else the earliest error.
 
-    oom_kills: by how much each counter of the kernel's OOM killer rose during the training.
+    oom_kills: the increase of each counter of the kernel's OOM killer during the training.
     """
     step = records.step
     raised = sorted((rank for rank in records.ranks if rank.error is not None), key=lambda rank: rank.error_at)
     own = [rank for rank in raised if not _PEER_LOST.search(_message(rank))]
     silent = [rank for rank in records.ranks if rank.error is None and "end" not in rank.latest]
     killed_by = _signal(tail(folder / "launcher.log"), exit_code)
-    # With SIGTERM the launcher itself ends the ranks that are left.
+    # The launcher ends the remaining ranks with SIGTERM.
     if not own and silent and killed_by is not None and killed_by != signal.SIGTERM:
         return _from_signal(silent, killed_by, folder, step, oom_kills)
     if raised:
@@ -142,7 +142,7 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
     message, number = _message(rank), error["errno"]
     evidence = [f"{error['type']} on rank {rank.number}"]
     by_type: FailureKind | None = "host_out_of_memory" if error["type"] == "MemoryError" else None
-    # Also where a limit on memory ended the compiler (torch 2.13 `utils/cpp_extension.py`): all plans compile the same.
+    # Includes a compiler that a memory limit ended (torch 2.13 `utils/cpp_extension.py`): all plans compile the same.
     if "Error building extension" in message:
         by_type = "crash"
         evidence.append("the compiler of a DeepSpeed extension failed, before the training")
@@ -175,7 +175,7 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
 def _from_signal(
     died: list[RankRecord], killed_by: int, folder: Path, step: int, oom_kills: Mapping[str, int]
 ) -> TrainingFailure:
-    # The rank that torchrun names, or the first that was gone: the launcher ends the others after it.
+    # The rank that torchrun names, or the first rank that ended: the launcher ends the others after it.
     by_pid = re.search(rf"exitcode\s*:\s*-{killed_by} \(pid: (\d+)\)", tail(folder / "launcher.log"))
     named = next((rank for rank in died if by_pid and rank.pid == int(by_pid[1])), None)
     first = named or min(died, key=lambda rank: math.inf if rank.gone_at is None else rank.gone_at)
@@ -204,7 +204,7 @@ def _kind_by_message(text: str, otherwise: FailureKind = "crash") -> FailureKind
 
 
 def _signal(launcher: str, exit_code: int) -> int | None:
-    """The signal that ended a rank; the launcher reports the first failure first."""
+    """The signal that ended a rank. The launcher reports the first failure first."""
     died = _DIED.search(launcher)
     if died:
         return abs(int(next(filter(None, died.groups()))))

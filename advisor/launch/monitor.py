@@ -1,4 +1,4 @@
-"""Watches a training: reads the ranks' reports, samples the machine's memory, shows the progress, and warns."""
+"""Monitor of a training: reads the ranks' reports, samples the machine's memory, shows the progress, and warns."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ class MemorySample(NamedTuple):
     """The node's memory at one moment."""
 
     host_bytes: int
-    """Anonymous and shared memory of the training's processes, without mapped files, which can be dropped. Compilers of
-    extensions, which take gigabytes once, are left out."""
+    """Anonymous and shared memory of the training's processes. Mapped files are excluded, because the kernel can drop
+    them; compilers of extensions too, because they take gigabytes only once."""
     free_bytes: int
-    """The lesser of the machine's and the container's."""
+    """The smaller of the machine's and the container's free memory."""
     gpus: tuple[tuple[int, int], ...]
-    """(used, total) of every visible GPU, all processes together."""
+    """(used, total) of every visible GPU, over all processes."""
     compiles: bool
     """Whether an extension is being built."""
 
 
 def sample_memory(pid: int, *, gpus: bool) -> MemorySample:
-    """The memory of this node. pid: its descendants are the training. gpus: whether the GPUs are sampled too."""
+    """The memory of this node. pid: the process whose descendants are the training. gpus: whether to sample the GPUs
+    too."""
     held, compiles = 0, False
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(pid).children(recursive=True):
@@ -67,8 +68,8 @@ def _used_memory(nvml: Any) -> tuple[tuple[int, int], ...]:
 
 
 def oom_kills() -> dict[str, int]:
-    """Processes killed by the kernel because memory ran out, by the counter's file: of this cgroup and those above it
-    (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
+    """Number of processes that the kernel has killed because memory ran out, by the counter's file: of this cgroup and
+    its ancestors (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
     counts = {str(group.events_file): group.killed for group in memory_groups()}
     machine = Path("/proc/vmstat")
     count = read_pairs(machine, " ").get("oom_kill", "")
@@ -79,14 +80,14 @@ def oom_kills() -> dict[str, int]:
 _SAMPLE_S = 1.0
 
 _NAN_STEPS = 5
-"""Consecutive optimizer steps with a loss that is NaN. A step that overflows in fp16 has a finite loss, so after
-these the weights are lost, and the rest of the training is wasted."""
+"""Number of consecutive optimizer steps with a NaN loss after which the training is ended. A step that overflows in
+fp16 has a finite loss; after this number of NaN losses the weights are lost and further steps are wasted."""
 
 _NEAR_LIMIT = 0.95
-"""Share of a GPU's or the host's memory above which a warning is due: a longer batch may not fit."""
+"""Share of a GPU's or the host's memory above which a warning is printed, because a longer batch may not fit."""
 
 _SILENT_S = 600.0
-"""Without a step and without output of any rank; NCCL's watchdog has the same limit (torch 2.13
+"""Seconds without a step and without output of any rank. NCCL's watchdog has the same limit (torch 2.13
 `distributed/constants.py` default_pg_nccl_timeout)."""
 
 _SETTINGS = {
@@ -94,19 +95,20 @@ _SETTINGS = {
     "micro_batch_size": "micro batch",
     "gradient_accumulation_steps": "accumulation",
 }
-"""Fields of `Plan` that a rank reports of its engine -> their titles."""
+"""Fields of `Plan` that a rank reports from its engine -> their titles."""
 
 _PRINT_EVERY_S = 30.0
-"""Between lines where there is no terminal to redraw; the first `_PRINTED_AT_ONCE` steps are printed at once."""
+"""Interval between progress lines if there is no terminal to redraw. The first `_PRINTED_AT_ONCE` steps are printed at
+once."""
 
 _PRINTED_AT_ONCE = 3
 
 _PATIENCE_S = 1.0
-"""Time after which it is printed what is waited for."""
+"""Time after which the reason for waiting is printed."""
 
 
 class Display:
-    """Redraws the progress on a terminal; elsewhere prints it as one line now and then."""
+    """Progress display: redrawn on a terminal, printed as one line at intervals elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -159,7 +161,7 @@ MemoryFigures = tuple[int | None, int | None, int | None]
 
 
 def memory_line(gpu: MemoryFigures, host: MemoryFigures) -> str:
-    """The fullest GPU's memory and that of this node's processes, as far as they are known."""
+    """The memory of the fullest GPU and of this node's processes, as far as known."""
     if gpu[0] is None:
         return translate(phrase("host GiB: {sizes}", sizes=_sizes(host)))
     short = ", ".join(gib(size) for size in host if size is not None)
@@ -192,7 +194,7 @@ class Monitor:
         self._output_shown = 0
         self._said_compiling = False
         self._summed: dict[str, threading.Thread] = {}
-        """The checkpoints of this training, and what writes their checksums."""
+        """The checkpoints of this training -> the threads that write their checksums."""
 
     def look(self, pid: int) -> None:
         """Read the records and, once a second, the memory of the descendants of process `pid` and of the machine."""
@@ -247,7 +249,8 @@ class Monitor:
         return None
 
     def outcome(self, exit_code: int, failure: TrainingFailure | None, *, stopped: bool) -> LaunchOutcome:
-        """How the training ended, once its launcher has ended with `exit_code`; failure: why it was ended."""
+        """The outcome of the training after its launcher has ended with `exit_code`. failure: the reason for ending it,
+        if any."""
         self.records.read()
         self._sum_checkpoint()
         for name, thread in self._summed.items():
@@ -260,7 +263,7 @@ class Monitor:
             kills = {file: count - self._oom_kills_before.get(file, count) for file, count in oom_kills().items()}
             failure = failure_of(records, request.folder, exit_code, kills)
         elif not stopped:
-            failure = failure or self.abort_reason()  # of a training that was over before it was seen
+            failure = failure or self.abort_reason()  # a training that ended before the first look
         status: LaunchStatus = "failed" if failure else "stopped" if stopped else "finished"
         tokens, step_s = records.tokens_per_step(request.run.cluster.world_size), records.step_s
         first_steps = [rank.steps[0][0] for rank in records.ranks if rank.steps]
@@ -290,8 +293,8 @@ class Monitor:
         )
 
     def _sum_checkpoint(self) -> None:
-        """Begin to write the checksums of the newest checkpoint once every rank has saved its part. On several nodes it
-        is not known when the others have, so there are none."""
+        """Start writing the checksums of the newest checkpoint once every rank has saved its part. On several nodes no
+        checksums are written, because the state of the other nodes' ranks is unknown."""
         saved = {rank.latest.get("checkpoint") for rank in self.records.ranks}
         cluster = self._request.run.cluster
         if cluster.nodes > 1 or len(self.records.ranks) < cluster.gpus_per_node or len(saved) != 1:
@@ -302,7 +305,7 @@ class Monitor:
             self._summed[folder].start()
 
     def _differences(self) -> tuple[str, ...]:
-        """The engine's settings that are not the plan's: the script may set them itself."""
+        """The engine's settings that differ from the plan, because the script may set them itself."""
         engine, prediction = self.records.first("engine"), self._request.prediction
         if engine is None or prediction is None:
             return ()
@@ -343,7 +346,7 @@ class Monitor:
             self._warn(phrase("the host's memory is nearly full: the kernel may kill a rank"), left)
 
     def _warn_of_silence(self, silent_s: float) -> None:
-        """The ranks may wait for each other or for a lost one until a timeout of theirs."""
+        """Warn about silence: the ranks may wait for each other, or for a lost rank until their timeout."""
         if silent_s > _SILENT_S:
             output = "; ".join(last_lines(self.records, self._request.folder))
             pids = ", ".join(str(rank.pid) for rank in self.records.ranks if rank.pid)
@@ -354,7 +357,7 @@ class Monitor:
             self._warn(silence, f"{output}; {shown}")
 
     def _warn(self, warning: str, figures: str = "") -> None:
-        """Once for each `warning`."""
+        """Print each `warning` once."""
         if not any(earlier.startswith(warning) for earlier in self._warnings):
             self._warnings.append(phrase("{first} ({second})", first=warning, second=figures) if figures else warning)
             self._display.say(f"ds-advise: {translate(self._warnings[-1])}")

@@ -20,7 +20,7 @@ _LAUNCHERS: dict[str, tuple[Launcher, ...]] = {
     "slurm": ("torchrun",),
     "static": ("torchrun", "accelerate"),
 }
-"""Launchers by the kind of rendezvous that they support."""
+"""Launchers that support each kind of rendezvous."""
 
 
 def resolve_place(
@@ -35,18 +35,14 @@ def resolve_place(
     slurm: bool,
     starts: bool,
 ) -> tuple[Cluster, Rendezvous | None]:
-    """(the ranks, the rendezvous of several nodes) by the options of these names.
-
-    starts: whether ranks will be started, not only shown.
-
-    Raises ClusterError for options that contradict each other.
-    """
+    """(the cluster of the ranks, the rendezvous of several nodes) from the options with these names. starts: whether
+    ranks will be started, not only shown. Raises ClusterError for contradictory options."""
     if sum((master is not None, hostfile is not None, slurm)) > 1:
         raise ClusterError(
             "--master, --hostfile and --slurm are alternatives", why="each selects the nodes", fix="pass one of them"
         )
     options = {"gpus": gpus, "device": device, "ranks": ranks}
-    here = starts and hostfile is None and not slurm  # else this may be a node without GPUs
+    here = starts and hostfile is None and not slurm  # otherwise this may be a node without GPUs
     cluster = cluster_here(options) if here else cluster_of(options)
     rendezvous: Rendezvous | None = None
     if hostfile is not None:
@@ -81,7 +77,7 @@ def resolve_place(
 
 
 def _check_counts(gpus: str, nodes: int | None, source: str, count: int, gpus_per_node: int | None = None) -> None:
-    """Raises ClusterError if `--gpus` or `--nodes` contradict the counts of the source of the nodes."""
+    """Raise ClusterError if `--gpus` or `--nodes` contradict the counts from the source of the nodes."""
     given_nodes, given_gpus = counts_in(gpus)
     for option, given, found, unit in (
         ("--gpus", given_gpus, gpus_per_node, "GPUs a node"),
@@ -97,7 +93,7 @@ def _check_counts(gpus: str, nodes: int | None, source: str, count: int, gpus_pe
 
 
 def equal_nodes(hostfile: Path) -> tuple[int, int]:
-    """(nodes, GPUs of each) of a hostfile. Raises ConfigFileError, and ClusterError for nodes of different sizes."""
+    """(nodes, GPUs per node) of a hostfile. Raises ConfigFileError, and ClusterError for nodes of different sizes."""
     slots = read_hostfile(hostfile)
     gpus, *others = sorted(set(slots.values()))
     if others or not gpus:
@@ -110,7 +106,8 @@ def equal_nodes(hostfile: Path) -> tuple[int, int]:
 
 
 def slurm_rendezvous(environment: Mapping[str, str] = os.environ) -> tuple[Rendezvous, int]:
-    """(the rendezvous of this process's Slurm allocation, its nodes). Raises ClusterError outside of one."""
+    """(the rendezvous of this process's Slurm allocation, its number of nodes). Raises ClusterError outside an
+    allocation."""
     nodes, node_list, job = (environment.get(f"SLURM_JOB_{name}", "") for name in ("NUM_NODES", "NODELIST", "ID"))
     if not (re.fullmatch(r"\d{1,6} \d{1,18}", f"{nodes} {job}", flags=re.ASCII) and re.match(r"[^,\[]", node_list)):
         raise ClusterError(
@@ -129,7 +126,7 @@ def first_host(node_list: str) -> str:
 
 
 def static_rendezvous(master: str, node_rank: int) -> Rendezvous:
-    """From `--master ADDRESS[:PORT] --node-rank R`. Raises ClusterError for an invalid port."""
+    """The rendezvous of `--master ADDRESS[:PORT] --node-rank R`. Raises ClusterError for an invalid port."""
     address, colon, port = master.rpartition(":") if not master.endswith("]") else (master, "", "")
     if not colon:
         address = master
@@ -144,10 +141,8 @@ def static_rendezvous(master: str, node_rank: int) -> Rendezvous:
 
 
 def launcher_for(rendezvous: Rendezvous | None, requested: Launcher | None) -> Launcher | None:
-    """The requested launcher, or the only one that supports the rendezvous, or None if several do.
-
-    Raises ClusterError if the requested one does not support it.
-    """
+    """The requested launcher, else the only one that supports the rendezvous, else None. Raises ClusterError if the
+    requested launcher does not support the rendezvous."""
     if rendezvous is None:
         return requested
     able = _LAUNCHERS[rendezvous.kind]

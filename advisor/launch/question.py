@@ -1,4 +1,4 @@
-"""From the command line of `ds-advise launch` to a LaunchRequest."""
+"""From the command line of `ds-advise launch` to a `LaunchRequest`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEFAULTS: dict[Framework, dict[str, Any]] = {
     "trl": _TRAINER_DEFAULTS | {"gradient_checkpointing": True, "seq_len": 1024, "precision": "bf16"},
     "deepspeed": {},
 }
-"""Defaults of TrainingArguments, and where TRL's are others (TRL 1.16.0 trainer/base_config.py; `max_length` of
+"""Defaults of TrainingArguments, with TRL's where they differ (TRL 1.16.0 trainer/base_config.py; `max_length` from
 sft_config.py)."""
 
 
@@ -45,13 +45,14 @@ def launch_question(
     stall_s: float | None,
     **place_options: Any,
 ) -> tuple[LaunchRequest, list[str]]:
-    """(the request, remarks on what was chosen or assumed).
+    """(the request, remarks on choices and assumptions).
 
-    options: the arguments of `read_run` but the cluster; those `given` by the user take precedence over the script's
-    arguments, and these over the literal ones in its text. words: the script and its arguments. place_options: of
-        `resolve_place`.
+    options: the arguments of `read_run` except the cluster. Those `given` by the user take precedence over the script's
+        arguments, and these over the literal arguments in the script's text.
+    words: the script and its arguments.
+    place_options: the options of `resolve_place`.
 
-    Raises DsAdviseError for what cannot be launched.
+    Raises DsAdviseError for a training that cannot be launched.
     """
     config_file = options["config_file"]
     config = read_ds_config(config_file)
@@ -110,7 +111,7 @@ def launch_question(
         run=run,
         config_path=config_file,
         launcher=launcher,
-        folder=folder if master is None else folder / f"node{node_rank}",  # nodes may share a file system
+        folder=folder if master is None else folder / f"node{node_rank}",  # the nodes may share a file system
         device=device,
         rendezvous=rendezvous,
         passes_config=passes,
@@ -124,8 +125,8 @@ def launch_question(
 
 
 def framework_of(config: Mapping[str, Any], source: ScriptSource) -> Framework:
-    """ "trl" where the script uses a trainer of TRL's, "hf" where the configuration has an `auto`, which plain
-    DeepSpeed does not fill, or the script uses the Trainer or accelerate; else "deepspeed"."""
+    """The framework: "trl" if the script uses a trainer of TRL; "hf" if the script uses the Trainer or accelerate, or if the
+    configuration has an `auto`, which plain DeepSpeed does not fill; else "deepspeed"."""
     if source.is_trl:
         return "trl"
     return "hf" if has_auto(config) or source.names_trainer or source.makes_accelerator else "deepspeed"
@@ -134,8 +135,8 @@ def framework_of(config: Mapping[str, Any], source: ScriptSource) -> Framework:
 def default_launcher(
     framework: Framework, source: ScriptSource, rendezvous: Rendezvous | None = None
 ) -> tuple[Launcher, str]:
-    """(the launcher, the reason): accelerate where the script takes the configuration from it, deepspeed where a plain
-    script may read `--local_rank`, which no other launcher passes, torchrun otherwise."""
+    """(the launcher, the reason): accelerate if the script takes the configuration from it; deepspeed if a plain script
+    may read `--local_rank`, which no other launcher passes; otherwise torchrun."""
     if source.makes_accelerator and not source.names_trainer:
         return "accelerate", "the script uses Accelerator, which takes the configuration from its launcher"
     if framework != "deepspeed" and not source.takes_config:
@@ -150,8 +151,8 @@ def default_launcher(
 def _from_script(
     given: Collection[str], arguments: ScriptArguments, source: ScriptSource, framework: Framework
 ) -> tuple[dict[str, Any], list[str]]:
-    """(options that the user left open, from the script's arguments or else the defaults of its Trainer; a remark on
-    the defaults)."""
+    """(values for the options that the user left open, a remark on the defaults). The values are from the script's
+    arguments, else the defaults of its Trainer."""
     in_script = {
         "seq_len": arguments.seq_len,
         "micro_batch": arguments.number("per_device_train_batch_size"),
@@ -163,7 +164,7 @@ def _from_script(
     found = {name: value for name, value in in_script.items() if value is not None and name not in given}
     defaults = {**_DEFAULTS[framework]}
     if framework == "hf" and (source.trainer or arguments.are_training_arguments):
-        defaults["precision"] = "fp32"  # a script on accelerate has none
+        defaults["precision"] = "fp32"  # a script on accelerate has no Trainer default
     assumed = {name: value for name, value in defaults.items() if name not in given and name not in found}
     if not assumed:
         return found, []
@@ -182,7 +183,7 @@ def _from_script(
 def _adapters(
     options: Mapping[str, Any], given: Collection[str], arguments: ScriptArguments, source: ScriptSource
 ) -> tuple[dict[str, Any], list[str]]:
-    """(options of the training method in the script's arguments or its text, a remark on the method)."""
+    """(options of the training method from the script's arguments or its text, a remark on the method)."""
     if "method" in given:
         return {}, []
     written = source.adapters
@@ -207,7 +208,8 @@ _INITIALIZE_KEYWORDS, _INITIALIZE_POSITION = ("config", "config_params"), 10
 """The configuration's parameters of `deepspeed.initialize` (0.19.8 `deepspeed/__init__.py`)."""
 
 _CONFIG_NAMES: dict[Framework, str] = {"deepspeed": "deepspeed_config", "hf": "deepspeed", "trl": "deepspeed"}
-"""The parser's name of the file that `launch` passes. A script with `args.NAME` or the text NAME may read the file."""
+"""The parser's name for the configuration file that `launch` passes. A script that contains `args.NAME` or the text
+NAME may read the file."""
 
 
 def config_passing(
@@ -218,12 +220,13 @@ def config_passing(
     framework: Framework,
     script: Script,
 ) -> tuple[bool, str]:
-    """(whether to pass the file to the script, a remark on it). The script may have a configuration of its own, in its
-    text or its arguments; then another file must not be checked.
+    """(whether to pass the file to the script, a remark on it).
 
-    requested: the user's choice; None lets the script decide.
+    The script may have a configuration of its own, in its text or its arguments; checking another file would then be
+    wrong.
 
-    Raises ConfigFileError if its arguments or its text name another configuration than the one that is checked.
+    requested: the user's choice; None lets the script decide. Raises ConfigFileError if the script's arguments or text
+    name another configuration than the one that is checked.
     """
     arguments, source = script.options, script.source
     _check_arguments(config_file, config, arguments)

@@ -1,11 +1,11 @@
 """One rank: `python -m ...rank --folder FOLDER [--set NAME=VALUE]... [--is-module] TARGET ARGUMENTS`.
 
-Runs the user's script as `__main__`, as the launcher would have run it: the same sys.argv, sys.path[0], working folder
-and exit code. Its output goes to `rank<R>.log` in FOLDER, and its steps are noted in `rank<R>.jsonl`: when the script
-imports DeepSpeed's engine or the Trainer, three methods of the engine are wrapped, a callback is added to the Trainer's
-defaults, and the lock of extension builds is replaced by one that a killed rank does not leave behind. On the CPU,
-accelerate is made to count the ranks. Nothing is imported for it; a script that uses none of these is not observed. A
-failure of these must not make the script fail.
+Runs the user's script as `__main__` under the conditions of the launcher: the same sys.argv, sys.path[0], working
+folder and exit code. Its output goes to `rank<R>.log` in FOLDER, and its steps are recorded in `rank<R>.jsonl`. When
+the script imports DeepSpeed's engine or the Trainer, three methods of the engine are wrapped, a callback is added to
+the Trainer's defaults, and the lock of extension builds is replaced by one that is released when a rank is killed. On
+the CPU, accelerate is made to count the ranks. Nothing is imported for this; a script that uses none of these modules
+is not observed. An error in the observation must not make the script fail.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from ...probes.real_run.rank import EventLog
 from ...validate.checkpoint import CHECKSUMS
 
 STOP_FILE = "stop"
-"""Created in the record folder of a node to make its training save and stop."""
+"""File that, once created in a node's record folder, makes the training save and stop."""
 
 _REQUESTED, _STOP_AT = "ds_advise/stop_asked", "ds_advise/stop_at"
 
 _STEPS_AHEAD = 3
-"""Rank 0 chooses the step to stop after. A rank that has completed step k + 1 has used the weights of step k, which
-took all ranks' gradients; so when it completes step s + 3, rank 0 has completed step s, where it chose."""
+"""Number of steps between the choice of the last step and that step. Rank 0 chooses it. A rank that has completed step
+k + 1 has used the weights of step k, which took all ranks' gradients. When it completes step s + 3, rank 0 has
+therefore completed step s, in which it chose."""
 
 _MEMORY_EVERY_S = 1.0
-"""torch collects all its counters for each query; it keeps the peaks between two queries itself."""
+"""Interval between memory queries. torch collects all its counters for each query, and keeps the peaks in between."""
 
 
 def main() -> None:
@@ -76,12 +77,10 @@ def main() -> None:
 
 
 def _end_without_finalization() -> None:
-    """End this process with exit code 0, after what Python does for a script before it finalizes itself: it waits for
-    threads, calls the exit handlers, and deletes the script's objects.
-
-    Threads of gloo now and then abort the rest (SIGABRT, "terminate called without an active exception"). The launcher
-    would then end the other ranks and report that a training failed which made all its steps.
-    """
+    """End this process with exit code 0, after Python's usual steps before finalization: wait for threads, call the
+    exit handlers, and delete the script's objects. Threads of gloo sometimes abort the finalization (SIGABRT,
+    "terminate called without an active exception"). The launcher would then end the other ranks and report a failure of
+    a training that made all its steps."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     gc.collect()
@@ -93,7 +92,7 @@ def _end_without_finalization() -> None:
 
 def _parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--local_rank")  # the deepspeed launcher puts it first; it is the script's
+    parser.add_argument("--local_rank")  # the deepspeed launcher puts it first; it belongs to the script
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--is-module", action="store_true")
@@ -116,7 +115,7 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _redirect_output(path: Path) -> None:
-    """Both streams by their descriptors, so that the output of libraries and children is included."""
+    """Redirect both streams by their descriptors, to include the output of libraries and child processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -138,7 +137,7 @@ def _description(error: BaseException) -> dict[str, Any]:
 
 
 def install(events: EventLog, folder: Path) -> None:
-    """Observe this process from now on."""
+    """Start observing this process."""
     actions: dict[str, Callable[[ModuleType], None]] = {
         "deepspeed.runtime.engine": lambda module: observe(module, events),
         "transformers.trainer": lambda module: _add_callback(module, events, folder),
@@ -150,12 +149,10 @@ def install(events: EventLog, folder: Path) -> None:
 
 
 def _count_ranks_on_cpu(module: Any) -> None:
-    """Make accelerate join the ranks over gloo where it finds no GPU.
-
-    Unless the script itself asks for the CPU, accelerate then takes no backend and counts one process, and each rank
-    trains on all samples (1.15.0 state.py `PartialState._prepare_backend`); the Trainer's batch sizes contradict the
-    engine's. With `cpu=True` accelerate would leave DeepSpeed out (`AcceleratorState.__init__`).
-    """
+    """Make accelerate join the ranks over gloo if it finds no GPU. Unless the script itself requests the CPU,
+    accelerate then uses no backend and counts one process (1.15.0 state.py `PartialState._prepare_backend`): each rank
+    trains on all samples, and the Trainer's batch sizes contradict the engine's. With `cpu=True` accelerate would not
+    use DeepSpeed (`AcceleratorState.__init__`)."""
     prepared = module.PartialState._prepare_backend
 
     def prepare_backend(state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -167,8 +164,8 @@ def _count_ranks_on_cpu(module: Any) -> None:
 
 
 def _train_on_cpu(module: Any) -> None:
-    """Make every TrainingArguments name the CPU, without which it refuses bf16 where there is no GPU, and let DeepSpeed
-    join the process group, as accelerate does on a GPU: otherwise ZeRO-3 counts one rank when it loads the model."""
+    """Make every TrainingArguments select the CPU, because it otherwise refuses bf16 without a GPU. Let DeepSpeed join
+    the process group, as accelerate does on a GPU; otherwise ZeRO-3 counts one rank when it loads the model."""
     prepared = module.TrainingArguments.__post_init__
 
     def post_init(arguments: Any) -> None:
@@ -188,13 +185,13 @@ def _use_lasting_lock(_: ModuleType) -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Calls the function of each named module once the module is imported."""
+    """Import hook that calls the function of each named module after the module's import."""
 
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._actions = actions
 
     def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
-        action = self._actions.pop(name, None)  # removed first: the search below comes here again
+        action = self._actions.pop(name, None)  # removed first, because the search below calls this method again
         spec = importlib.util.find_spec(name) if action is not None else None
         if action is None or spec is None or spec.loader is None:
             return spec
@@ -210,10 +207,10 @@ class _AfterImport(MetaPathFinder):
 
 
 def _add_callback(module: Any, events: EventLog, folder: Path) -> None:
-    """Add a callback to those of every Trainer (transformers/trainer.py `DEFAULT_CALLBACKS`)."""
+    """Add a callback to the defaults of every Trainer (transformers/trainer.py `DEFAULT_CALLBACKS`)."""
     from transformers.trainer_callback import TrainerCallback
 
-    class Launched(TrainerCallback):  # its methods get the Trainer's arguments
+    class Launched(TrainerCallback):  # its methods receive the Trainer's arguments
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             self.stop = _Stop(folder)
             events.note(
@@ -235,8 +232,8 @@ def _add_callback(module: Any, events: EventLog, folder: Path) -> None:
 
 
 class _Stop:
-    """Agrees with the other ranks on the step to stop after, through the store of their rendezvous: one request a step,
-    no collective, and it works across nodes."""
+    """Agreement of the ranks on the step to stop after, through the store of their rendezvous. It takes one request per
+    step and no collective, and works across nodes."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / STOP_FILE
@@ -251,7 +248,7 @@ class _Stop:
                 self._store = dist.distributed_c10d._get_default_store()
 
     def after(self, step: int) -> int | None:
-        """The step after which to stop, None while no stop is requested."""
+        """The step after which to stop; None while no stop is requested."""
         if not self._requested and self._file.exists():
             self._requested = True
             if self._store is not None:
@@ -288,10 +285,8 @@ def _around(method: Any, *, before: Callable[..., None], after: Callable[[Any], 
 
 
 class _EngineObserver:
-    """Tokens, losses and memory since the last optimizer step.
-
-    The GPU is never waited for: its losses are read a step later, when they have been computed.
-    """
+    """Tokens, losses and memory since the last optimizer step. The observer never waits for the GPU: it reads a GPU's
+    loss one step later, after its computation."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
@@ -300,7 +295,7 @@ class _EngineObserver:
         self._is_mean = True
         self._global_steps = 0
         self._pending: list[tuple[int, Any, Any]] = []
-        """(step, loss, CUDA event after its copy to the host)."""
+        """(step, loss, CUDA event after the loss's copy to the host)."""
         self._memory_at = 0.0
         self._reported_ranks = False
         self._reported_settings = False
@@ -318,14 +313,14 @@ class _EngineObserver:
 
     def before_backward(self, _engine: Any, loss: Any, *_: Any, scale_wrt_gas: bool = True, **__: Any) -> None:
         self._losses.append(loss.detach())
-        self._is_mean = scale_wrt_gas  # without it the caller has divided by the accumulation already
+        self._is_mean = scale_wrt_gas  # otherwise the caller has already divided by the accumulation steps
 
     def before_step(self, engine: Any, *_: Any, **__: Any) -> None:
         self._global_steps = engine.global_steps
 
     def after_step(self, engine: Any) -> None:
         if engine.global_steps == self._global_steps:
-            return  # within the accumulation
+            return  # between accumulation steps
         import torch
 
         step, line = int(engine.global_steps), dict[str, float](tokens=self._tokens)
@@ -337,7 +332,7 @@ class _EngineObserver:
             settings = {  # under the names of `Plan`
                 "zero_stage": int(engine.zero_optimization_stage()),
                 "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
-                # As counted: under the Trainer the engine's own is 1 where the configuration has no such key.
+                # Counted, because under the Trainer the engine's own value is 1 if the configuration lacks the key.
                 "gradient_accumulation_steps": len(losses) or int(engine.gradient_accumulation_steps()),
             }
             self._events.note({"engine": settings})

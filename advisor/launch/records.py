@@ -15,7 +15,7 @@ from ...probes.machine import read_text
 from ...probes.real_run.rank import EventLogReader
 
 _RECENT = 20
-"""Steps over which the speed is measured."""
+"""Number of recent steps over which the speed is measured."""
 
 
 @dataclass
@@ -40,17 +40,18 @@ class RankRecord:
     pid: int = 0
     """0 for a process of another node, whose records are in a shared folder."""
     step: int = 0
-    """The last optimizer step that it completed."""
+    """The last optimizer step that the rank completed."""
     first_step: int | None = None
-    """Beyond 1 where it resumed."""
+    """The first optimizer step; greater than 1 for a resumed training."""
     steps: list[tuple[float, int]] = field(default_factory=list)
-    """(time of its end, tokens) of every step."""
+    """(end time, tokens) of every step."""
     losses: dict[int, float] = field(default_factory=dict)
     latest: dict[str, Any] = field(default_factory=dict)
     """The last value of every key."""
     error_at: float = 0.0
     gone_at: float | None = None
-    """When its process was first seen to be gone: equal for all that are found gone together."""
+    """Time at which its process was first found to have ended, equal for all ranks found in the same check; None
+    before."""
 
     def read(self, now: float) -> None:
         for event in self.log.read_new():
@@ -70,7 +71,7 @@ class RankRecord:
 
     @property
     def recent_s(self) -> float:
-        """From the end of the first of the recent steps to the end of the last."""
+        """Seconds from the end of the first recent step to the end of the last."""
         return self.recent[-1][0] - self.recent[0][0]
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -94,7 +95,7 @@ class Records:
         self._by_file: dict[Path, RankRecord] = {}
         self._sizes: dict[Path, int] = {}
         self.heard_at = time.monotonic()
-        """When a rank last noted or printed anything."""
+        """Time at which a rank last recorded or printed anything."""
 
     def read(self) -> None:
         for path in self.folder.glob("rank*.jsonl"):
@@ -114,12 +115,12 @@ class Records:
 
     @property
     def step(self) -> int:
-        """The last step that all of them completed."""
+        """The last step that all ranks have completed."""
         return min((rank.step for rank in self.ranks), default=0)
 
     @property
     def losses(self) -> list[tuple[int, float]]:
-        """(step, mean over the ranks) of the steps with a loss of every rank."""
+        """(step, mean over the ranks) of each step for which every rank has reported a loss."""
         ranks = self.ranks
         steps = set.intersection(*(set(rank.losses) for rank in ranks)) if ranks else set()
         return [(step, fmean(rank.losses[step] for rank in ranks)) for step in sorted(steps)]
@@ -129,19 +130,19 @@ class Records:
         return next((rank.first_step for rank in self.ranks if rank.first_step is not None), None)
 
     def last_losses(self, count: int) -> list[float]:
-        """The losses of the last steps, of the rank that reported the fewest."""
+        """The most recent losses of the rank that has reported the fewest."""
         fewest = min((rank.losses for rank in self.ranks), key=len, default=dict[int, float]())
         return list(fewest.values())[-count:]
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step, the first left out: median over the whole training, of the slowest rank."""
+        """Seconds per step: the median over all steps but the first, of the slowest rank."""
         times = [[after - before for (before, _), (after, _) in pairwise(rank.steps)] for rank in self._timed_ranks]
         return max(map(median, times), default=None)
 
     def tokens_per_step(self, world_size: int) -> float | None:
-        """Tokens of a step of the whole job, padding too: median over all steps but the first, mean of the ranks; the
-        other nodes' ranks count like these."""
+        """Tokens per step of the whole job, padding included: the median over all steps but the first, of the mean of
+        the ranks. The ranks of other nodes are assumed to have as many tokens as these."""
         medians = [median(tokens for _, tokens in rank.steps[1:]) for rank in self._timed_ranks]
         return fmean(medians) * world_size if any(medians) else None
 
@@ -149,7 +150,8 @@ class Records:
         return max((rank.recent_s / (len(rank.recent) - 1) for rank in self._timed_ranks), default=None)
 
     def recent_tokens_per_s(self, world_size: int) -> float | None:
-        """Tokens per second of the whole job in recent steps; the other nodes' ranks count like these."""
+        """Tokens per second of the whole job in recent steps. The ranks of other nodes are assumed to be as fast as
+        these."""
         ranks = self._timed_ranks
         tokens = sum(count for rank in ranks for _, count in rank.recent[1:])
         span_s = sum(rank.recent_s for rank in ranks)
@@ -160,9 +162,9 @@ class Records:
         return [rank for rank in self.ranks if len(rank.steps) > 1]
 
     def highest(self, name: str) -> int | None:
-        """The highest of the ranks' counters of torch's allocator, None if there is none."""
+        """The maximum over the ranks of a counter of torch's allocator; None if there is none."""
         return max((rank.latest[name] for rank in self.ranks if name in rank.latest), default=None)
 
     def first(self, name: str) -> Any:
-        """The last value of a key at the first rank that has it, such as `engine`, `trainer` and `checkpoint`."""
+        """The last value of a key from the first rank that has the key, such as `engine`, `trainer` or `checkpoint`."""
         return next((rank.latest[name] for rank in self.ranks if name in rank.latest), None)

@@ -1,4 +1,4 @@
-"""What is launched, and its outcome."""
+"""The request and the outcome of a launch."""
 
 from __future__ import annotations
 
@@ -48,51 +48,53 @@ class LaunchRequest:
 
     script: Script
     run: Run
-    """Its cluster's `nodes` and `gpus_per_node` are the ranks. An empty `model`: the model is unknown."""
+    """The run; `nodes` and `gpus_per_node` of its cluster are the ranks. An empty `model` means an unknown model."""
     config_path: Path
     launcher: Launcher
     folder: Path
-    """Folder of this launch alone, with `rank<R>.log`, `rank<R>.jsonl` and `launcher.log`."""
+    """Folder of this launch, with `rank<R>.log`, `rank<R>.jsonl` and `launcher.log`."""
     device: Device = "cuda"
     rendezvous: Rendezvous | None = None
-    """None on one node."""
+    """The rendezvous of several nodes; None on one node."""
     passes_config: bool = True
     """Whether the configuration file is passed to the script; False if the script names it itself."""
     by_variables: bool = False
-    """Whether accelerate's variables pass it: the script takes it from accelerate's launcher, and another starts it."""
+    """Whether accelerate's environment variables pass the file: the script expects accelerate's launcher, and another
+    launcher starts it."""
     prediction: Estimate | None = None
     other_loss: str | None = None
-    """The script's Trainer where its loss and its further models are not predicted, such as "DPOTrainer"."""
+    """The script's Trainer if its loss and its further models are not predicted, such as "DPOTrainer"."""
     total_steps: int | None = None
-    """Optimizer steps of the whole training; None: the Trainer's callback reports them."""
+    """Optimizer steps of the whole training; None if the Trainer's callback reports them."""
     fallbacks: int = 0
-    """Plans of this training that have run out of memory before."""
+    """Number of earlier plans of this training that ran out of memory."""
     resumes_after: int = 0
-    """Step of the checkpoint to resume from, 0 for none. A first step that is not beyond it ends the training."""
+    """Step of the checkpoint to resume from, 0 for none. The training is ended if its first step is not after this
+    one."""
     stall_s: float | None = None
-    """Seconds without a step and without output after which the training is ended; None: never."""
+    """Seconds without a step and without output after which the training is ended; None for no limit."""
 
     @property
     def predicted_host_bytes(self) -> int | None:
-        """Memory of a node's ranks while they train."""
+        """Memory of a node's ranks during training."""
         return None if self.prediction is None else self.prediction.memory.host_training_bytes_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFailure:
-    """Why a training ended, by the rank that failed first."""
+    """Failure of a training, by the rank that failed first."""
 
     kind: FailureKind
     rank: int | None
-    """None if no single rank is to blame."""
+    """The rank that failed first; None if no single rank is the cause."""
     step: int
-    """The last step that was completed."""
+    """The last completed step."""
     message: str
     """The error message in one line."""
     evidence: tuple[str, ...] = ()
-    """What shows that it is this kind: a counter, a signal, an exception."""
+    """Evidence for the kind of failure: a counter, a signal, an exception."""
     fix: str = ""
-    """What to change; "" if the next plan is all that is known."""
+    """The change that avoids the failure; "" if only the next plan is known."""
 
     @property
     def is_out_of_memory(self) -> bool:
@@ -101,19 +103,19 @@ class TrainingFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """The highest figures of any rank of this node; None if the device has no such counter."""
+    """Peak figures over the ranks of this node; None if the device has no such counter."""
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     device_bytes: int | None = None
-    """Memory of all processes on one GPU, as the driver shows it."""
+    """Memory of all processes on one GPU, as reported by the driver."""
     host_bytes: int = 0
-    """Resident memory of all ranks of this node together."""
+    """Resident memory of all ranks of this node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOutcome:
-    """How a launched training ended."""
+    """Outcome of a launched training."""
 
     status: LaunchStatus
     failure: TrainingFailure | None
@@ -122,31 +124,32 @@ class LaunchOutcome:
     peaks: Peaks
     seconds: float
     folder: Path
-    """The ranks' output and records."""
+    """The folder with the ranks' output and records."""
     launcher: Launcher = "torchrun"
     config: Path = Path()
-    """The DeepSpeed configuration's file."""
+    """The DeepSpeed configuration file."""
     first_step_s: float | None = None
-    """From the start to the end of the first step."""
+    """Seconds from the start to the end of the first step."""
     step_s: float | None = None
-    """Median of the later steps."""
+    """Median seconds of the later steps."""
     tokens_per_step: float | None = None
-    """Median of the later steps, of the whole job: every position of a batch is a token, padding too."""
+    """Median tokens of the later steps, of the whole job. Every position of a batch counts as a token, padding
+    included."""
     tokens_per_s: float | None = None
     """`tokens_per_step` / `step_s`."""
     losses: tuple[tuple[int, float | None], ...] = ()
-    """(step, loss), as far as the ranks reported them; null: it was not a number."""
+    """(step, loss) of the steps that the ranks reported; a loss that is not a number is null."""
     differences: tuple[str, ...] = ()
     """Engine settings that differ from the plan that was checked and predicted."""
     checkpoint: Path | None = None
-    """The newest that the Trainer saved."""
+    """The newest checkpoint that the Trainer saved."""
     warnings: tuple[str, ...] = ()
     """Warnings printed during the training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One launch: what was started and how it ended."""
+    """One launch: the request and its outcome."""
 
     request: LaunchRequest
     outcome: LaunchOutcome

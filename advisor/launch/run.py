@@ -1,4 +1,4 @@
-"""One launch from its start to its end: the ranks' processes are started, watched, stopped and ended."""
+"""One launch: starts, monitors, stops and ends the processes of the ranks."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ _POLL_S = 0.1
 
 
 def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | None = None) -> LaunchOutcome:
-    """Run the training to its end and report how it ended; in every case, none of its processes is left.
+    """Run the training to its end and return its outcome. No process of the training is left in any case.
 
     Every rank runs the script through `launch/rank.py`, which observes its steps and keeps its output in
     `request.folder`. The first Ctrl-C or SIGTERM is passed on: the Trainer saves and stops after the same step on every
-    rank; the ranks of another script get SIGTERM. The second ends all at once.
+    rank; the ranks of another script receive SIGTERM. The second ends all at once.
 
-    verbose: show rank 0's output. console: where the progress is shown, default stderr.
-
-    Raises ConfigFileError if the folder cannot be made or holds another launch's records.
+    verbose: whether to show rank 0's output. console: where to show the progress, default stderr. Raises
+    ConfigFileError if the folder cannot be made or holds another launch's records.
     """
     make_folder(request.folder, phrase("the ranks' output is kept there"))
     if any(request.folder.glob("rank*.jsonl")):
@@ -57,7 +56,8 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
 def _watch(
     supervisor: subprocess.Popen[bytes], monitor: Monitor, display: Display, signals: list[int], *, verbose: bool
 ) -> TrainingFailure | None:
-    """Watch until the ranks have ended or must be ended; returns the failure for which they must."""
+    """Monitor the ranks until they have ended or must be ended. Returns the failure for which they must be ended, if
+    any."""
     stopping: str | None = None
     while supervisor.poll() is None:
         monitor.look(supervisor.pid)
@@ -81,10 +81,8 @@ def _watch(
 @contextlib.contextmanager
 def _ranks(request: LaunchRequest) -> Iterator[subprocess.Popen[bytes]]:
     """The launcher with its ranks, all of them descendants of one supervisor (`probes/real_run/supervisor.py`), which
-    ends all that is left; where it was killed itself, this process does.
-
-    Raises OSError if the supervisor cannot be started.
-    """
+    ends all remaining processes. If the supervisor itself was killed, this process ends them. Raises OSError if the
+    supervisor cannot be started."""
     words = launch_line(request, port=None if request.rendezvous else free_port())
     others = frozenset(child.pid for child in psutil.Process().children())
     adopt_orphans(True)
@@ -102,7 +100,7 @@ def _ranks(request: LaunchRequest) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _stop(records: Records) -> str:
-    """Make the training save and stop. Returns how, "" if no rank runs."""
+    """Make the training save and stop. Returns the method; "" if no rank runs."""
     if records.first("trainer"):
         (records.folder / STOP_FILE).touch()
         return "the Trainer saves a checkpoint within the next steps; once more ends it now"
@@ -115,8 +113,8 @@ def _stop(records: Records) -> str:
 
 
 def free_port() -> int:
-    """A free TCP port, so that two trainings on one machine do not meet. It lies below the ports that Linux gives to
-    connections (32768 to 60999): none takes it before rank 0 listens there, seconds later."""
+    """A free TCP port, so that two trainings on one machine do not collide. It lies below Linux's ephemeral ports
+    (32768 to 60999), so that no connection takes it before rank 0 listens on it, seconds later."""
     with socket.socket() as server:
         while True:
             with contextlib.suppress(OSError):

@@ -27,26 +27,26 @@ _TRAINING_ARGUMENTS = (
     "save_steps",
     "learning_rate",
 )
-"""A script that parses TrainingArguments nearly always gets two of these or more."""
+"""Arguments of TrainingArguments. A script that parses TrainingArguments nearly always has at least two of them."""
 
 _ADAPTERS = ("use_peft_lora", "use_peft", "use_lora", "lora_enable", "enable_lora", "lora")
-"""Switches: peft's and TRL's examples, LLaVA and others."""
+"""Switches for adapters in peft's and TRL's examples, LLaVA and others."""
 
 _METHODS = ("finetuning_type", "tuner_type", "train_type", "sft_type", "tuning_type", "peft_type", "method")
-"""Options that name the method: LLaMA-Factory, ms-swift and others."""
+"""Options with the name of the training method, in LLaMA-Factory, ms-swift and others."""
 
 _NEW_TOKENS = 20
-"""transformers 5.23 generation/utils.py: `max_new_tokens` where nothing limits the length."""
+"""Default of `max_new_tokens` if nothing limits the length (transformers 5.23 generation/utils.py)."""
 
 _LEAST_KEPT = 2
-"""Batches whose logits are on the GPU at once, at least, where nothing sends them to the host."""
+"""Least number of batches whose logits are on the GPU at once if nothing moves them to the host."""
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 
 
 class ScriptArguments:
-    """Options as argparse reads them: `--name value`, `--name=value`, `--name` alone; `-` and `_` are equal."""
+    """Options in the syntax of argparse: `--name value`, `--name=value`, `--name` alone; `-` and `_` are equal."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._words = tuple(arguments)
@@ -73,7 +73,7 @@ class ScriptArguments:
 
     @property
     def given(self) -> dict[str, str | list[str]]:
-        """Every option with its value, the values where it has several, and "true" where it stands alone."""
+        """Every option with its value: a list if it has several, "true" if it has none."""
         return {
             name: many if len(many := self._lists[name]) > 1 else value or "true"
             for name, value in self._values.items()
@@ -81,11 +81,11 @@ class ScriptArguments:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The names of the options that were never read."""
+        """The names of the options that have not been read."""
         return tuple(name for name in self._values if name not in self._read)
 
     def text(self, *names: str) -> str | None:
-        """The value of the first of the names that has one."""
+        """The value of the first of these names that has a value."""
         self._read.update(names)
         return next((value for name in names if (value := self._values.get(name))), None)
 
@@ -94,20 +94,21 @@ class ScriptArguments:
         return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
     def flag(self, name: str) -> bool | None:
-        """None if it is not given."""
+        """The option as a boolean; None if it is not given."""
         self._read.add(name)
         value = self._values.get(name)
         return None if value is None else value.lower() not in _FALSE
 
     def texts(self, *names: str) -> list[str]:
-        """All values of the first of the names that has some, separated by blanks or commas."""
+        """All values of the first of these names that has any, separated by blanks or commas."""
         self._read.update(names)
         given = next((self._lists[name] for name in names if self._lists.get(name)), [])
         return [part for word in given for part in word.split(",") if part]
 
     @property
     def adapts(self) -> bool:
-        """Whether it trains adapters in place of all weights. A rank without a switch means that it does (FastChat)."""
+        """Whether the script trains adapters instead of all weights. A LoRA rank without a switch means adapters
+        (FastChat)."""
         method, switches = self.text(*_METHODS), [self.flag(name) for name in _ADAPTERS]
         if method is None and all(switch is None for switch in switches):
             return bool(self.number("lora_r", "lora_rank"))
@@ -128,7 +129,8 @@ class ScriptArguments:
 
     @property
     def gradient_checkpointing(self) -> bool | Literal["offload"] | None:
-        """Whether layers are recomputed, and whether their inputs are offloaded to the host; None if not given."""
+        """Whether layers are recomputed, or "offload" if their inputs are also offloaded to the host; None if not
+        given."""
         names = ("activation_checkpointing", "gradient_checkpointing")
         switched = next((flag for name in names if (flag := self.flag(name)) is not None), None)
         if not switched:
@@ -178,10 +180,8 @@ class ScriptArguments:
         return limit + 1 if saved is None else min(saved, limit + 1)
 
     def evaluation(self, *, metrics_get_logits: bool) -> dict[str, int | None]:
-        """What its Trainer's evaluations hold, under the names of the question's options; empty without evaluations.
-
-        Logits of two batches where nothing limits their number: the least of what is kept.
-        """
+        """The evaluation settings of the Trainer, under the names of the question's options; empty without evaluations.
+        The logits are those of two batches, the least that is kept, if nothing limits their number."""
         strategy = self.text("eval_strategy", "evaluation_strategy") or "no"
         if strategy == "no" and not self.flag("do_eval"):
             return {}
@@ -196,12 +196,12 @@ class ScriptArguments:
 
     @property
     def passes_a_config(self) -> bool:
-        """Whether the user passes the script a DeepSpeed configuration."""
+        """Whether the user passes a DeepSpeed configuration to the script."""
         return any(name in self._values for name in _CONFIG)
 
     @property
     def configs(self) -> dict[str, str]:
-        """The DeepSpeed configurations among them, files or JSON, by option."""
+        """The DeepSpeed configurations among the arguments, as files or JSON, by option."""
         return {name: value for name in _CONFIG if (value := self.text(name)) and value.lower() not in _TRUE}
 
     @property
@@ -210,7 +210,7 @@ class ScriptArguments:
         return sum(name in self._values for name in _TRAINING_ARGUMENTS) >= 2
 
     def with_values(self, values: Mapping[str, str]) -> tuple[str, ...]:
-        """The command line with these options at the end, in place of earlier ones of the same names."""
+        """The command line with these options at the end, replacing earlier ones of the same names."""
         kept: list[str] = []
         dropping = False
         for word in self._words:
@@ -242,9 +242,9 @@ _SHARES = ("beta", "vllm_gpu_memory_utilization")
 
 
 def rollout_options(arguments: ScriptArguments, objective: str | None) -> dict[str, Any]:
-    """What the arguments decide on; nothing for an objective without completions. The sequence has `max_prompt_length`
-    tokens, which TRL had until 0.27, or those that are assumed, and the completion's. GPUs of a server are not told:
-    one is assumed."""
+    """Rollout settings from the arguments; empty for an objective without completions. The sequence length is
+    `max_prompt_length` (an argument of TRL until 0.27), or the assumed prompt length, plus the completion length. The
+    arguments do not give the GPUs of a server; one is assumed."""
     spec = OBJECTIVES.get(objective or "")  # type: ignore[call-overload]
     if spec is None or spec.rollouts is None:
         return {}
@@ -257,7 +257,7 @@ def rollout_options(arguments: ScriptArguments, objective: str | None) -> dict[s
     if arguments.flag("use_vllm"):
         found["rollout"] = f"vllm-{arguments.text('vllm_mode') or 'colocate'}"
     if found["rollout"] == "vllm-server":
-        found["server_gpus"] = found.pop("vllm_tensor_parallel_size", 1)  # that of the training is for colocation
+        found["server_gpus"] = found.pop("vllm_tensor_parallel_size", 1)  # the training's own value is for colocation
     found["vllm_enable_sleep_mode"] = "on" if arguments.flag("vllm_enable_sleep_mode") else "off"
     if arguments.flag("ds3_gather_for_generation") is False:
         found["ds3_gather_for_generation"] = "off"

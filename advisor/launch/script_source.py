@@ -1,5 +1,5 @@
-"""What a training script's text says of the training: its calls with literal arguments, read with `ast`. Nothing of it
-is executed, and what it imports is not seen."""
+"""Facts about the training from a script's text: its calls with literal arguments, parsed with `ast`. No code is
+executed, and imported modules are not read."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _LORA = {
     "target_modules": "lora_target_modules",
     "modules_to_save": "lora_modules_to_save",
 }
-"""Arguments of LoraConfig -> options of scripts (TRL's ModelConfig)."""
+"""Arguments of LoraConfig -> script options (TRL's ModelConfig)."""
 
 _OTHER_LOSS = re.compile(
     r"(DPO|OnlineDPO|KTO|PPO|GRPO|RLOO|ORPO|CPO|BCO|XPO|NashMD|GKD|Reward|PRM|Distillation|SDFT|SDPO|TPO|GOLD)Trainer"
 )
-"""TRL's trainers with another loss than the next token's; many hold further models (TRL 1.16.0 and 0.12).
-`OBJECTIVES` has those that are predicted."""
+"""TRL's trainers with a loss other than next-token; many hold further models (TRL 1.16.0 and 0.12). The predicted ones
+are in `OBJECTIVES`."""
 
 _OLD = {
     "evaluation_strategy": "eval_strategy",
@@ -59,7 +59,7 @@ _OLD = {
     **dict.fromkeys(("half_precision_backend", "fp16_backend", "fp16_opt_level", "jit_mode_eval", "use_ipex"), ""),
     **dict.fromkeys(("use_mps_device", "past_index", "ray_scope", "tpu_num_cores", "torchdynamo"), ""),
 }
-"""Arguments of transformers 4 that 5.23 does not take -> those in their place, "" if there is none."""
+"""Arguments of transformers 4 that 5.23 does not accept -> their replacements; "" if there is none."""
 
 
 def how_to_update(names: Iterable[str]) -> str:
@@ -71,7 +71,7 @@ def how_to_update(names: Iterable[str]) -> str:
 
 
 class ScriptSource:
-    """The text of a script; empty if its syntax is not this Python's."""
+    """The parsed text of a script; empty if its syntax is invalid in this version of Python."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -83,18 +83,19 @@ class ScriptSource:
         self.names = {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)} | {
             n.value.lstrip("-") for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)
         }
-        """Attributes that are read, and string constants without leading dashes."""
+        """Names of attributes that are read, and string constants without leading dashes."""
         self._fields = {n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
         self._bases = {n.name: [_name(base) for base in n.bases] for n in nodes if isinstance(n, ast.ClassDef)}
         self._assigned = dict(_assignments(nodes))
         self.names_trainer = _NAMES_TRAINER.search(text) is not None
-        """Whether it names the Trainer's classes. This and the next two do not need this Python's syntax."""
+        """Whether the text names the Trainer's classes. This and the next two also work for other versions of
+        Python."""
         self.names_adapters = _NAMES_ADAPTERS.search(text) is not None
         self.makes_accelerator = _MAKES_ACCELERATOR.search(text) is not None
 
     @property
     def trainer(self) -> str | None:
-        """The class of the Trainer that the script makes, such as "DPOTrainer"; of a class of its own the base."""
+        """The class of the script's Trainer, such as "DPOTrainer"; the base class if the script defines its own."""
         for call in self.calls:
             name = called(call)
             while name in self._bases:
@@ -105,14 +106,14 @@ class ScriptSource:
 
     @property
     def metrics_get_logits(self) -> bool:
-        """Whether its Trainer computes metrics from the logits themselves."""
+        """Whether the Trainer computes metrics from the logits themselves."""
         given = {keyword.arg for call in self.calls if _TRAINER.fullmatch(called(call)) for keyword in call.keywords}
         return "compute_metrics" in given and "preprocess_logits_for_metrics" not in given
 
     @property
     def objective(self) -> Objective | None:
-        """What its Trainer minimizes; None for what is not predicted, for CPOTrainer, whose arguments decide, and for
-        PPOTrainer, which does not read the configuration that `launch` passes."""
+        """The objective of the Trainer. None for one that is not predicted, for CPOTrainer, whose arguments decide the
+        objective, and for PPOTrainer, which does not read the configuration that `launch` passes."""
         trainer = self.trainer or ""
         for objective, spec in OBJECTIVES.items():
             if spec.trainer == trainer and spec.trainer and not spec.arguments and not spec.value_model:
@@ -121,13 +122,13 @@ class ScriptSource:
 
     @property
     def is_trl(self) -> bool:
-        """Whether its training arguments are TRL's, which have other defaults than transformers'."""
+        """Whether the training arguments are TRL's, which have other defaults than transformers'."""
         others = self.trainer == "SFTTrainer" or self.objective != NEXT_TOKEN
         return others or any(_is_trl(call) for call in self.calls)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The literal arguments of its TrainingArguments, and the model's name where one is written."""
+        """The literal arguments of TrainingArguments, and the model's name if the text has it."""
         values: dict[str, Any] = {}
         for call in self._argument_calls():
             values |= self._literals(call)
@@ -136,9 +137,9 @@ class ScriptSource:
 
     @property
     def adapters(self) -> dict[str, Any] | None:
-        """The arguments of peft's LoraConfig, under the names of a script's options. None if it makes none or makes
-        it under a condition, where their size is not a literal, and without target modules, which peft then
-        chooses by the model."""
+        """The arguments of peft's LoraConfig, under the names of script options. None if the script makes none or makes
+        it under a condition, if their size is not a literal, and without target modules, which peft then chooses by the
+        model."""
         choices = (node for node in ast.walk(self._tree) if isinstance(node, ast.If | ast.IfExp))
         optional = {node for choice in choices if not _is_main_guard(choice) for node in ast.walk(choice)}
         for call in self.calls:
@@ -151,8 +152,8 @@ class ScriptSource:
 
     @property
     def takes_config(self) -> bool:
-        """Whether it may get a DeepSpeed configuration: it parses arguments, which what it imports may do too, or its
-        TrainingArguments name one. False if it makes them from literals alone."""
+        """Whether the script may take a DeepSpeed configuration: it or an imported module parses arguments, or its
+        TrainingArguments name a configuration. False if it makes TrainingArguments from literals alone."""
         calls = list(self._argument_calls())
         named = {keyword.arg for call in calls for keyword in call.keywords}
         return (
@@ -163,8 +164,8 @@ class ScriptSource:
 
     @property
     def accepts_deepspeed_flag(self) -> bool:
-        """Whether its parser accepts `--deepspeed` before `--deepspeed_config`. argparse takes it for an abbreviation
-        where the parser has the longer option alone."""
+        """Whether the parser accepts `--deepspeed` before `--deepspeed_config`. argparse takes it for an abbreviation
+        if the parser has only the longer option."""
         adding = [call for call in self.calls if called(call) == "add_argument"]
         added = {word.value for call in adding for word in call.args if isinstance(word, ast.Constant)}
         by_deepspeed = any(called(call) == "add_config_arguments" for call in self.calls)
@@ -172,7 +173,7 @@ class ScriptSource:
 
     @property
     def late_arguments(self) -> tuple[int, int] | None:
-        """(line that loads the model, line that makes TrainingArguments) where the model comes first."""
+        """(line that loads the model, line that makes TrainingArguments) if the model is loaded first."""
         scopes = [n for n in ast.walk(self._tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
         for scope in (self._tree, *scopes):
             calls = sorted(_calls_in(scope), key=lambda call: call.lineno)
@@ -183,8 +184,8 @@ class ScriptSource:
         return None
 
     def outdated(self, target: str, options: Iterable[str]) -> dict[str, list[str]]:
-        """Place -> arguments that the installed transformers does not take: of its calls, and among the options of a
-        script that parses TrainingArguments. Empty if transformers is not installed."""
+        """Place -> arguments that the installed transformers does not accept. The places are the script's calls, and
+        the options of a script that parses TrainingArguments. Empty if transformers is not installed."""
         accepted, of_trainer = _installed_arguments()
         if not accepted:
             return {}
@@ -212,8 +213,8 @@ class ScriptSource:
         return {name: value for name, value in pairs if name is not None and value is not None}
 
     def _literal(self, node: ast.expr) -> Any:
-        """The value of a constant, of a list of constants, of `"a,b".split(",")` and of a name that is assigned one;
-        else None."""
+        """The value of a constant, of a list of constants, of `"a,b".split(",")` or of a name that is assigned such a
+        value; None for any other expression."""
         if isinstance(node, ast.Name):
             return self._assigned.get(node.id)
         if isinstance(node, ast.Call) and called(node) == "split" and isinstance(node.func, ast.Attribute):
@@ -240,12 +241,12 @@ class Script:
     target: str
     """The path of a file, or the name of a module."""
     arguments: tuple[str, ...] = ()
-    """As on the command line, without those that pass the DeepSpeed configuration."""
+    """Its arguments on the command line, without those that pass the DeepSpeed configuration."""
     is_module: bool = False
 
     @cached_property
     def source(self) -> ScriptSource:
-        """Its text, empty if it cannot be read. Raises ConfigFileError if the script does not exist."""
+        """The parsed text; empty if the file cannot be read. Raises ConfigFileError if the script does not exist."""
         path = _module_file(self.target) if self.is_module else Path(self.target)
         if not self.is_module and (not path.is_file() or path.suffix in _SHELL_SUFFIXES):
             raise _not_a_script(path)
@@ -256,17 +257,17 @@ class Script:
 
     @cached_property
     def options(self) -> ScriptArguments:
-        """Its arguments."""
+        """The script's arguments as options."""
         return ScriptArguments(self.arguments)
 
     @cached_property
     def described(self) -> ScriptArguments:
-        """Its arguments, and where these leave something open the literal ones in its text."""
+        """The script's arguments, completed by the literal arguments in its text."""
         return ScriptArguments.of_values(self.source.arguments | self.options.given)
 
 
 def _module_file(name: str) -> Path:
-    """The file of a module, without an import; an empty path for none."""
+    """The file of a module, found without importing the module; an empty path if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -293,7 +294,7 @@ def _not_a_script(path: Path) -> ConfigFileError:
 
 
 def called(call: ast.Call) -> str:
-    """The name of the function or method that is called."""
+    """The name of the called function or method."""
     return _name(call.func)
 
 
@@ -319,7 +320,7 @@ def _loads_model(call: ast.Call) -> bool:
 
 
 def _calls_in(scope: ast.AST) -> Iterator[ast.Call]:
-    """The calls of a scope without those of the functions in it."""
+    """The calls in a scope, except those inside its functions."""
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -329,7 +330,7 @@ def _calls_in(scope: ast.AST) -> Iterator[ast.Call]:
 
 
 def _assignments(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, Any]]:
-    """(name, constant) of the names that are assigned once."""
+    """(name, constant) of the names that are assigned exactly once."""
     stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     for node in nodes:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -348,7 +349,8 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _installed_arguments() -> tuple[set[str], set[str]]:
-    """(the arguments of the installed TrainingArguments, those of its Trainer), without an import; empty without it."""
+    """(the arguments of the installed TrainingArguments, those of its Trainer), read without an import; empty if
+    transformers is not installed."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return set(), set()

@@ -1,5 +1,5 @@
-"""`ds-advise launch` from the request to the end: check that it fits, start, and go on with less memory where that is
-requested. Every training is kept in the store."""
+"""`ds-advise launch` from the request to the end: checks that the training fits, starts it, and continues with less
+memory if requested. Every training is kept in the store."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, Launch
 from .run import launch, make_folder
 
 _LESS = (0.95, 0.75, 0.5)
-"""Largest need of the next plan as a share of the failed one's, by the number of plans that failed before. A closer
-plan than the first would run out as well, within the closed form's accuracy; the others are smaller, so that the last
-attempt has an eighth of the first one's need or the least that is possible."""
+"""Largest memory need of the next plan as a share of the failed plan's need, by the number of earlier failures. A plan
+closer than the first share would also run out, within the accuracy of the closed form. The further shares are smaller,
+so that the last attempt needs an eighth of the first or the least possible."""
 
 _LAYOUTS = {0: 0, 1: 1, 2: 1, 3: 3}
-"""Layout of the optimizer states in a checkpoint, by ZeRO stage. Stages 1 and 2 share a class and a layout, wherever
-the optimizer is (0.19.8 runtime/zero/stage_1_and_2.py `state_dict`); stage 3 partitions each parameter, stage 0 none,
-and neither reads the others' states."""
+"""Layout of the optimizer states in a checkpoint, by ZeRO stage. Stages 1 and 2 share a class and a layout, with or
+without offload (0.19.8 runtime/zero/stage_1_and_2.py `state_dict`). Stage 3 partitions each parameter, stage 0
+partitions nothing, and neither reads the others' states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,13 @@ class Continuation:
     """The next attempt."""
 
     description: str
-    """Its plan and start, or why there is none."""
+    """The plan and the start of the attempt, or the reason that there is none."""
     request: LaunchRequest | None = None
 
     @property
     def command(self) -> str | None:
-        """The line that starts it, apart from options that only name this machine's GPUs; None if there is none."""
+        """The command line that starts the attempt, without options that only name this machine's GPUs; None if there
+        is no attempt."""
         if self.request is None:
             return None
         script = self.request.script
@@ -63,11 +64,11 @@ class Continuation:
 def with_less_memory(
     request: LaunchRequest, outcome: LaunchOutcome, checkpoint: Path | None, folder: Path
 ) -> Continuation:
-    """The same training under the fastest plan that needs less of what ran out, from a checkpoint of the Trainer's or,
-    where there is none, from the beginning. Only plans that can read the checkpoint are taken; where there is none,
-    nothing is started.
+    """The same training under the fastest plan that needs less of the memory that ran out. It resumes from a checkpoint
+    of the Trainer, or starts from the beginning if there is none.
 
-    folder: of the new request.
+    Only plans that can read the checkpoint are considered. If there is none, nothing is started. folder: the folder of
+    the new request.
     """
     run, failed, failure = request.run, request.prediction, outcome.failure
     assert failure is not None, "a training that failed"
@@ -108,8 +109,8 @@ def with_less_memory(
 
 
 def tensor_bytes(estimate: Estimate, kind: FailureKind, cluster: Cluster) -> int:
-    """Tensors in the memory that ran out, of a GPU or of the node: what the processes, contexts and libraries take is
-    equal for all plans."""
+    """Bytes of tensors in the memory that ran out, of a GPU or of the node. The memory of processes, contexts and
+    libraries is excluded, because it is equal for all plans."""
     memory = estimate.memory
     if kind != "host_out_of_memory":
         return memory.allocated_bytes_per_gpu
@@ -121,11 +122,8 @@ def tensor_bytes(estimate: Estimate, kind: FailureKind, cluster: Cluster) -> int
 def next_launch(
     request: LaunchRequest, outcome: LaunchOutcome, folder: Path, *, say: Callable[[str], None] = lambda _: None
 ) -> Continuation:
-    """The continuation of a user's script after memory ran out, from its last checkpoint with whole files; its
-    configuration is written into `folder`.
-
-    Raises ConfigFileError if the configuration cannot be written.
-    """
+    """The continuation of a user's script after memory ran out, from its last checkpoint with intact files. Its
+    configuration is written into `folder`. Raises ConfigFileError if the configuration cannot be written."""
     arguments = request.script.options
     takes_config = request.passes_config or bool(arguments.configs)
     resumes = request.run.workload.uses_trainer and arguments.are_training_arguments and takes_config
@@ -161,17 +159,17 @@ def next_launch(
 
 
 _MAX_ATTEMPTS = 4
-"""Plans that are tried one after the other: the first, and one for each of `_LESS`."""
+"""Maximum number of plans that are tried: the first, and one for each of `_LESS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A launch with its attempts, or the objections for which nothing was started."""
+    """A launch with its attempts, or the objections that prevented a start."""
 
     objections: tuple[Objection, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     following: Continuation | None = None
-    """How to go on after the last attempt; None if memory did not run out."""
+    """The next attempt after the last one; None if memory did not run out."""
 
     @property
     def finished(self) -> bool:
@@ -179,7 +177,7 @@ class Session:
 
     @property
     def following_sentence(self) -> str:
-        """How to go on after the last attempt; it ends in a colon where a command follows."""
+        """The next attempt as a sentence, which ends in a colon if a command follows."""
         assert self.following is not None, "memory ran out"
         description = self.following.description
         if self.following.request is None:
@@ -192,7 +190,7 @@ class Session:
 def run_session(
     request: LaunchRequest, check: Check | None, *, fallback: bool, verbose: bool, output: Output
 ) -> Session:
-    """Check the training, unless `check` is None, and launch it. Raises what `launch` and the check raise."""
+    """Check the training, unless `check` is None, and launch it. Raises the errors of `launch` and of the check."""
     variables = environment_of(request)
     if variables:
         output.say(phrase("sets {settings}", settings=" ".join(f"{name}={value}" for name, value in variables.items())))
@@ -216,12 +214,12 @@ def make_attempts(
     output: Output,
     prepare: Callable[[LaunchRequest], None] = lambda _: None,
 ) -> Session:
-    """Launch the training; with `fallback` go on with the next plan each time that memory runs out.
+    """Launch the training. With `fallback`, continue with the next plan each time that memory runs out.
 
-    follow: returns the next attempt after one that ran out of memory, in the folder that it gets.
+    follow: returns the next attempt after one that ran out of memory, in the given folder.
     prepare: called before each launch.
 
-    Raises what `launch`, `follow` and `prepare` raise.
+    Raises the errors of `launch`, `follow` and `prepare`.
     """
     console = output.console(on_stderr=True)
     attempts: list[Attempt] = []
@@ -245,7 +243,7 @@ def make_attempts(
 
 
 def keep_training(attempt: Attempt) -> None:
-    """Keep a training of a known model in the store, unless the engine never stepped, or by another plan."""
+    """Keep the training of a known model in the store, unless the engine never stepped or used another plan."""
     request, outcome = attempt.request, attempt.outcome
     run, prediction = request.run, request.prediction
     if run.shape is None or not outcome.last_step or outcome.differences:
