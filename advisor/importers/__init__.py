@@ -1,1 +1,2 @@
-"""Configurations of other tools: needs and errors of such a run, and a better one in the tool's form."""
+"""Configurations of other tools: memory, time and errors of the run they describe, and a better one in the tool's
+format."""

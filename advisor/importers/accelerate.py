@@ -1,4 +1,5 @@
-"""accelerate's own configuration, for `accelerate launch --config_file`; and what a launch command adds to a run."""
+"""accelerate's own configuration, for `accelerate launch --config_file`, and the settings that a launch command
+adds."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _WITH_FILE = (
     "offload_optimizer_nvme_path",
     "zero3_save_16bit_model",
 )
-"""Keys of `deepspeed_config` that accelerate refuses where a file is named too, as it refuses `mixed_precision`
-(1.15 utils/dataclasses.py `_deepspeed_config_checks`, commands/launch.py `launch_command`)."""
+"""Keys of `deepspeed_config` that accelerate refuses if a configuration file is also named; it then refuses
+`mixed_precision` too (1.15 utils/dataclasses.py `_deepspeed_config_checks`, commands/launch.py `launch_command`)."""
 
 _ON_8_GPUS = {"mixed_precision": "bf16", "num_processes": 8}
 _OF_TRL: Mapping[str, Mapping[str, Any]] = {
@@ -41,7 +42,7 @@ _OF_TRL: Mapping[str, Mapping[str, Any]] = {
         for stage in (1, 2, 3)
     },
 }
-"""The configurations that TRL ships (`--accelerate_config`), as far as they decide a figure (TRL 1.16
+"""The configurations that TRL ships (`--accelerate_config`), reduced to the keys that decide a figure (TRL 1.16
 accelerate_configs)."""
 
 _WITHOUT_EFFECT = (
@@ -57,7 +58,7 @@ _WITHOUT_EFFECT = (
 
 
 class AccelerateFormat:
-    """The script decides micro batch and checkpointing, so they are open."""
+    """accelerate's format. Micro batch and checkpointing are left open, because the script decides them."""
 
     name = "accelerate"
     title = "an accelerate configuration"
@@ -68,9 +69,9 @@ class AccelerateFormat:
         return bool({"distributed_type", "compute_environment"} & set(source.values)) and source.line is None
 
     def read(self, source: Source) -> ImportedRun:
-        """The launch. Raises ConfigFileError for values that are of another type than accelerate's."""
+        """The run that the file describes. Raises ConfigFileError for values of a wrong type."""
         values = source.values
-        kind = str(values.get("distributed_type") or "NO").upper()  # YAML reads a bare NO as false
+        kind = str(values.get("distributed_type") or "NO").upper()  # YAML parses a bare NO as false
         block = _block(values, "deepspeed_config") if kind == "DEEPSPEED" else {}
         part = _deepspeed(source, block) if kind == "DEEPSPEED" else None
         _, unknown = unused_keys(self.name, values)
@@ -109,7 +110,8 @@ class AccelerateFormat:
     def changes(
         self, source: Source, _run: ImportedRun, plan: Plan, part: DeepSpeedPart | None
     ) -> dict[KeyPath, Value]:
-        """The keys that name the better DeepSpeed configuration as a file, since fields cannot express all of it."""
+        """The keys that name the better DeepSpeed configuration as a file, because accelerate's fields cannot express
+        all of it."""
         block = _block(source.values, "deepspeed_config")
         if part is None:
             return {}
@@ -129,8 +131,8 @@ ACCELERATE = AccelerateFormat()
 
 
 def _deepspeed(source: Source, block: Mapping[str, Any]) -> DeepSpeedPart:
-    """The file that the block names, or the configuration that accelerate makes of its own fields
-    (1.15 utils/dataclasses.py `DeepSpeedPlugin`)."""
+    """The configuration file that the block names, or the configuration that accelerate makes from its own fields (1.15
+    utils/dataclasses.py `DeepSpeedPlugin`)."""
     file = block.get("deepspeed_config_file")
     if file is not None:
         return named_part(str(file), source.path.parent)
@@ -178,8 +180,8 @@ def _count(values: Mapping[str, Any], key: str) -> int | None:
 
 
 def launched(run: ImportedRun, source: Source) -> ImportedRun:
-    """The run with what its launch command and the command's script decide: the processes, also by Slurm, DeepSpeed or
-    FSDP by accelerate, and the environment. A remark names variables that only the shell knows."""
+    """The run with the settings of its launch command and script: the number of processes, also from Slurm; DeepSpeed
+    or FSDP from accelerate; and the environment. A remark names variables that are known only when the shell runs."""
     line, job = source.line, source.job or SlurmJob()
     assert line is not None
     if line.launcher == "accelerate" and run.deepspeed is None:

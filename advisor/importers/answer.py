@@ -1,5 +1,5 @@
 """`ds-advise from FILE`: recognises a tool's file, predicts its run, and proposes a better configuration in the file's
-own form."""
+format."""
 
 from __future__ import annotations
 
@@ -37,12 +37,9 @@ NAMES = tuple(form.name for form in FORMATS)
 
 
 def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
-    """The file and its format: the named one, or by its content.
-
-    A script that starts a tool with a configuration file leads to that file.
-
-    Raises ConfigFileError for a file that cannot be read or has none of the formats.
-    """
+    """The file and its format, which is the named one or is recognised by content. A script that starts a tool with a
+    configuration file leads to that file. Raises ConfigFileError for a file that cannot be read or has none of the
+    formats."""
     source = _followed(read_source(path, "shell" if name == "script" else None))
     if name is not None:
         named = next(form for form in FORMATS if form.name == name)
@@ -68,7 +65,8 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
 
 
 def _followed(source: Source) -> Source:
-    """The configuration file that a script's training command names, with the command's options; else the source."""
+    """The configuration file that a script's training command names, with the command's options; else the source
+    itself."""
     name = source.line.configuration if source.line is not None else None
     if name is None:
         return source
@@ -93,21 +91,21 @@ def _followed(source: Source) -> Source:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportAnswer:
-    """What is known of a file of another tool."""
+    """Result of reading a file of another tool."""
 
     source: Source
     form: Format
     run: ImportedRun
-    """With the options of the command line."""
+    """The run, with the options of the command line."""
     figures: ImportFigures | None
     obstacle: DsAdviseError | None
     """Why there are no figures; None if there are."""
     report: LintReport | None
-    """Lint of the DeepSpeed configuration; None if there is none."""
+    """Lint result of the DeepSpeed configuration; None if there is no configuration."""
     files: tuple[ChangedFile, ...]
     """The proposed changes, or those that were written."""
     unwritable: DsAdviseError | None
-    """Why a better plan cannot be written in the file's form; None if it can, or there is none."""
+    """Why a better plan cannot be written in the file's format; None if it can be, or if there is no better plan."""
     written: tuple[Path, ...] = ()
 
     @property
@@ -116,7 +114,7 @@ class ImportAnswer:
 
     @property
     def is_fine(self) -> bool:
-        """Whether the run fits as it is, and neither its tool nor DeepSpeed refuses it."""
+        """Whether the run fits without changes, and neither its tool nor DeepSpeed refuses it."""
         errors = self.report.count("error") if self.report is not None else 0
         fits = self.figures is None or (self.figures.as_is is not None and self.figures.as_is.fit.fits)
         return fits and not errors and not self.run.faults
@@ -139,9 +137,11 @@ def import_file(
 ) -> ImportAnswer:
     """Read a file of another tool and predict its run.
 
-    format: its name; None recognises it. ds_config: replaces the DeepSpeed configuration that the file names.
-    destination: path of the changed file. overrides: replace values of the file: micro_batch, gradient_checkpointing,
-    and other `QuestionOptions`; None leaves the file's.
+    format: name of the format; None recognises it.
+    ds_config: DeepSpeed configuration in place of the one that the file names.
+    destination: path of the changed file.
+    overrides: values in place of the file's: micro_batch, gradient_checkpointing, and other `QuestionOptions`; None
+        leaves the file's value.
 
     Raises DsAdviseError for a file that cannot be read and for impossible options.
     """
@@ -204,7 +204,7 @@ def import_file(
 def _with_options(
     run: ImportedRun, ds_config: Path | None, model: str | None, overrides: Mapping[str, Any]
 ) -> ImportedRun:
-    """The run with the overrides, and a remark for each value that is assumed."""
+    """The run with the overrides, and with a remark for each assumed value."""
     given = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
     remarks = list(run.remarks)
@@ -243,31 +243,31 @@ def _document(part: DeepSpeedPart) -> Document | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRunJson:
-    """The run as the file describes it, with the options of the command line."""
+    """The run that the file describes, with the options of the command line."""
 
     model: str | None
     objective: str
-    """next-token, dpo, kto, orpo, grpo, ppo, reward and the like."""
+    """The training objective: next-token, dpo, kto, orpo, grpo, ppo, reward and others."""
     training: Mapping[str, Any]
-    """By the names of the question's options; what is absent has its default."""
+    """Training options, by the names of the question's options. An absent option has its default."""
     micro_batch_size: int | None
-    """Null: the script decides it."""
+    """Samples per GPU; null if the script decides it."""
     gradient_accumulation_steps: int | None
-    """Null: as many as the tool's least global batch takes."""
+    """Accumulation steps; null if they follow from the tool's least global batch."""
     gradient_checkpointing: bool | str
     sharding: str
-    """zero (DeepSpeed), fsdp2, fsdp or none."""
+    """Training backend: zero (DeepSpeed), fsdp2, fsdp or none."""
     nodes: int | None
     gpus_per_node: int | None
     deepspeed_config: Mapping[str, Any] | None
     deepspeed_config_name: str | None
-    """As the file names it."""
+    """The configuration's path or key in the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedFileJson:
     old: str
-    """"" for a new file."""
+    """Text before the change; "" for a new file."""
     new: str
     text: str
 
@@ -282,13 +282,13 @@ class ImportJson:
     tool: str
     run: ImportedRunJson
     remarks: tuple[str, ...]
-    """Sentences: approximations."""
+    """Approximations, as sentences."""
     faults: tuple[str, ...]
-    """Sentences: what the tool itself refuses."""
+    """Settings that the tool itself refuses, as sentences."""
     uncounted: tuple[str, ...]
-    """Keys that may decide memory or speed, and from which nothing is concluded."""
+    """Keys that may decide memory or speed and that the figures ignore."""
     unknown: tuple[str, ...]
-    """Keys that the tool does not have, with the nearest that it has."""
+    """Keys that the tool does not have, with the nearest key that it has."""
     obstacle: str | None
     """Why there are no figures."""
     refusal: str
@@ -297,16 +297,16 @@ class ImportJson:
     recommended: PlanFigures | None
     """The fastest that fits with the same training and global batch."""
     is_better: bool
-    """The recommended plan fits where the run does not, or is faster."""
+    """Whether the recommended plan fits when the run does not, or is faster."""
     findings: tuple[FindingFigures, ...]
-    """Findings of lint in the DeepSpeed configuration."""
+    """Lint findings in the DeepSpeed configuration."""
     changes: tuple[ChangedFileJson, ...]
     files: tuple[str, ...]
-    """Files that were written."""
+    """The written files."""
 
 
 def import_json(answer: ImportAnswer) -> ImportJson:
-    """One object, described in docs/json.md."""
+    """The JSON object of `from`, described in docs/json.md."""
     run, figures, part = answer.run, answer.figures, answer.run.deepspeed
     as_is, recommended = (figures.as_is, figures.recommended) if figures is not None else (None, None)
     return from_attributes(

@@ -1,4 +1,4 @@
-"""The figures of an imported run as it is, and the best plan of the same training."""
+"""The figures of an imported run without changes, and the best plan of the same training."""
 
 from __future__ import annotations
 
@@ -32,44 +32,41 @@ from ..text.units import times
 from .imported_run import ImportedRun
 
 _LEAST_GAIN = 1.1
-"""Speed-ups below this are within what is known of the host."""
+"""Least speed-up of a recommended plan. Smaller speed-ups are within the uncertainty about the host."""
 
 _WITHOUT_CONFIG: Mapping[str, Any] = {"zero_optimization": {"stage": 0}, "bf16": {"enabled": "auto"}}
-"""The configuration of a run without DeepSpeed: it leaves everything to the run's own options."""
+"""The configuration of a run without DeepSpeed, which leaves all settings to the run's own options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFigures:
-    """The needs of a run, and a better plan for it."""
+    """Figures of a run, and a better plan for it."""
 
     question: Question
-    """The same training on the same machines, for any plan."""
+    """The same training on the same machines, with any plan."""
     plan: Plan
-    """The run's own."""
+    """The run's own plan."""
     as_is: Candidate | None
-    """None if the plan cannot run at all."""
+    """The run without changes; None if its plan cannot run at all."""
     refusal: str
-    """Why it cannot; "" if it can."""
+    """Why the run's plan cannot run; "" if it can."""
     recommended: Candidate | None
     """The fastest plan that fits with the same training and global batch; None if none does."""
     is_better: bool
-    """Whether the recommended plan fits where the run does not, or is faster."""
+    """Whether the recommended plan fits when the run does not, or is faster."""
     lacking: Phrase | None = None
-    """What the closest plan lacks, as a sentence, where a search found none that fits."""
+    """What the closest plan lacks, as a sentence, if a search found no plan that fits."""
     command: str = ""
-    """The question whose answer says which changes help; "" without a search."""
+    """The command that lists the changes that would help; "" without a search."""
     remarks: tuple[str, ...] = ()
 
 
 def figures_of(
     run: ImportedRun, model: ModelShape, cluster: Cluster, *, risk: Risk, offloads_checkpoints: bool
 ) -> ImportFigures:
-    """The figures of a run on these GPUs.
-
-    offloads_checkpoints: whether the file has a key that offloads the inputs of checkpointed layers.
-
-    Raises ConfigFileError and WorkloadError if the run contradicts itself, or names something unknown.
-    """
+    """The figures of a run on these GPUs. offloads_checkpoints: whether the file has a key that offloads the inputs of
+    checkpointed layers. Raises ConfigFileError and WorkloadError if the run contradicts itself or names something
+    unknown."""
     part, equal_parts, remarks = run.deepspeed, cluster, list[str]()
     if part is not None and part.config is None:
         raise ConfigFileError(
@@ -113,7 +110,7 @@ def figures_of(
         counts = f"--nproc_per_node {cluster.gpus_per_node}"
         words = phrase("python alone starts one process: predicted as if it were torchrun {counts}", counts=counts)
         remarks.append(words)
-    splits_layers = plan.autotp_size > 1  # the script's data loader knows the groups
+    splits_layers = plan.autotp_size > 1  # the script's data loader depends on the groups
     samples = None if splits_layers else plan.samples_per_step(cluster.world_size)
     workload = replace(workload, global_batch_size=samples)
     question = Question(model=model, workload=workload, cluster=cluster, risk=risk, options=script_constraints(plan))
@@ -126,8 +123,8 @@ def figures_of(
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
     is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
     advised = recommended if is_better else as_is
-    # One process outside a process group: DeepSpeed looks for MPI and stops (0.19.8 comm/comm.py `mpi_discovery`).
-    # accelerate starts one whose configuration is DeepSpeed's in a group.
+    # For one process outside a process group DeepSpeed looks for MPI and stops (0.19.8 comm/comm.py `mpi_discovery`).
+    # accelerate starts it in a group if its configuration uses DeepSpeed.
     in_group = cluster.world_size > 1 or (run.launcher == "accelerate" and run.sharding == "zero")
     if advised is not None and advised.plan.sharding == "zero" and run.one_process and not in_group:
         how = run.one_process
@@ -148,8 +145,8 @@ def figures_of(
 def _best_plan(
     question: Question, run: ImportedRun, plan: Plan, *, offloads_checkpoints: bool
 ) -> tuple[Candidate | None, Phrase | None]:
-    """(the best plan, what the closest lacks where none fits). Where the script decides batch and checkpointing, a plan
-    with its own is preferred."""
+    """(the best plan, what the closest plan lacks if none fits). If the script decides batch and checkpointing, a plan
+    with the script's values is preferred."""
     if run.leaves_batch_to_script:
         kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
         as_in_script = replace(question, micro_batch_size=plan.micro_batch_size).with_options(
@@ -166,7 +163,8 @@ def _best_plan(
 def _recommended(
     question: Question, run: ImportedRun, *, offloads_checkpoints: bool
 ) -> tuple[Candidate | None, Recommendation]:
-    """The best plan with DeepSpeed, or the own plan of a run without it where that is as fast; and the search."""
+    """(the recommended plan, the search). The plan is the best one with DeepSpeed, or the own plan of a run without
+    DeepSpeed if that is as fast."""
     searched = predicted(question)
     best = searched.recommended
     if best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints:
@@ -192,7 +190,7 @@ def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: C
 
 
 def _plain(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Cluster) -> PlainPyTorch:
-    """FSDP 1 stands for FSDP2 where that is not predicted."""
+    """The rung of plain PyTorch; FSDP 1 replaces FSDP2 if FSDP2 is not predicted."""
     if cluster.world_size == 1 or not run.is_fsdp:
         return "torch"
     sharded = Plan(zero_stage=3, sharding=run.sharding, micro_batch_size=1)

@@ -1,4 +1,4 @@
-"""YAML and JSON files of options: read, and changed without touching comments, order and quotes of other keys."""
+"""YAML and JSON files of options: reading, and editing that keeps comments, order and quotes of other keys."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .imported_run import KeyPath, Value
 
 
 def edit_json(text: str, changes: Mapping[KeyPath, Value]) -> str:
-    """The text with these keys set, or taken out where the value is None. Raises ConfigFileError if that cannot be
-    done without losing a comment."""
+    """The text with these keys set, or removed if the value is None. Raises ConfigFileError if that would lose a
+    comment."""
     document = read_document(text.encode(), name="the file")
     for path, value in changes.items():
         member = document.member(path)
@@ -55,13 +55,13 @@ def _nested(path: KeyPath, value: Value) -> Value:
 
 
 _MOST_ALIASES = 20
-"""Aliases of aliases multiply: with this many, a text grows to thousands of values at most."""
+"""Maximum number of aliases. Nested aliases multiply; with this number, a text grows to at most thousands of values."""
 
 _FIX = "give the configuration file that you pass to the tool"
 
 
 def read_yaml(text: str, name: str) -> dict[str, Any]:
-    """The mapping in a text, read as `yaml.safe_load` does. Raises ConfigFileError if there is none."""
+    """The mapping in a text, parsed like `yaml.safe_load`. Raises ConfigFileError if the text is not a mapping."""
     try:
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
         if aliases > _MOST_ALIASES:
@@ -69,7 +69,7 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
                 phrase("{name}: {aliases} aliases, more than a configuration has", name=name, aliases=aliases), fix=_FIX
             )
         value = yaml.safe_load(text)
-        json.dumps(value, default=str)  # ends at a value that holds itself
+        json.dumps(value, default=str)  # raises for a value that contains itself
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
@@ -91,11 +91,8 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
 
 
 def edit_yaml(text: str, changes: Mapping[KeyPath, Value]) -> str:
-    """The text with these keys set, or taken out where the value is None.
-
-    Raises ConfigFileError if the text is of a form in which that cannot be done, such as a key behind an alias, or
-    a mapping in braces.
-    """
+    """The text with these keys set, or removed if the value is None. Raises ConfigFileError if the form of the text
+    does not allow it, such as a key behind an alias, or a mapping in braces."""
     expected = yaml.safe_load(text)
     for path, value in changes.items():
         text = _set(text, path, value)
@@ -139,7 +136,7 @@ def _is_block(node: yaml.Node) -> bool:
 
 
 def _entry(owner: yaml.Node, name: str) -> tuple[yaml.Node, yaml.Node] | None:
-    """(key, value) of a name in a mapping: of one that stands twice the last, as the loader has it."""
+    """The (key, value) nodes of a name in a mapping; of duplicates the last, as the loader does."""
     entries = owner.value if isinstance(owner, yaml.MappingNode) else []
     return next(((key, value) for key, value in reversed(entries) if key.value == name), None)
 
@@ -149,7 +146,7 @@ def _replace(text: str, found: tuple[yaml.Node, yaml.Node], value: Value) -> str
     start, end = key.end_mark.index, max(_end(old), key.end_mark.index)
     colon = text.index(":", start) + 1
     is_plain = isinstance(old, yaml.ScalarNode) and old.end_mark.index > colon
-    if is_plain and not isinstance(value, Mapping):  # the blanks before it stay
+    if is_plain and not isinstance(value, Mapping):  # the blanks before the value stay
         return text[: old.start_mark.index] + _scalar(value) + text[end:]
     written = _block(value, key.start_mark.column + 2) if isinstance(value, Mapping) else f" {_scalar(value)}"
     return text[:colon] + written + text[max(end, colon) :]
@@ -171,7 +168,7 @@ def _insert(text: str, owner: yaml.Node, entries: Mapping[str, Value]) -> str:
 
 
 def _block(entries: Mapping[str, Any], column: int) -> str:
-    """A mapping in block style, on lines of its own that begin at a column."""
+    """A mapping as YAML in block style, on lines of its own that begin at a column."""
     lines = yaml.safe_dump(dict(entries), sort_keys=False, width=10**6, allow_unicode=True).rstrip("\n").split("\n")
     return "".join(f"\n{' ' * column}{line}" for line in lines)
 
@@ -182,7 +179,7 @@ def _scalar(value: Value) -> str:
 
 
 def _end(node: yaml.Node) -> int:
-    """Where a value's own text ends: that of a block ends with its last part, not where the next token begins."""
+    """End of a value's own text. A block ends with its last element, not at the beginning of the next token."""
     if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
         end: int = node.end_mark.index
         is_block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")

@@ -1,5 +1,5 @@
-"""The training that another tool's file describes, in this project's terms, its unused keys, and the change that is
-written back."""
+"""The training that another tool's file describes in this project's terms, its unused keys, and the change to write
+back."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ...estimators.plan import Fsdp, Sharding
 from ...estimators.workload import NEXT_TOKEN, Framework
 
 Value = str | int | float | bool | None | Mapping[str, Any]
-"""The new value of a key. None takes the key out."""
+"""The new value of a key. None removes the key."""
 
 KeyPath = tuple[str, ...]
-"""The names that lead to a key, the outermost first."""
+"""Path of names to a key, the outermost first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,30 +27,30 @@ class DeepSpeedPart:
     """The DeepSpeed configuration that a file names or holds."""
 
     name: str
-    """The path as the file writes it, or the key that holds the configuration itself."""
+    """The path in the file, or the key that holds the configuration itself."""
     config: Mapping[str, Any] | None
-    """None if the file that is named is not there."""
+    """The configuration; None if the named file does not exist."""
     path: Path | None = None
-    """Where it was found, None if it is part of the file, or built in."""
+    """The path of the found file; None if the configuration is part of the tool's file, or built in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedRun:
-    """A training as a file describes it; what the file leaves open has the default of its tool."""
+    """A training as a file describes it. Settings that the file leaves open have the defaults of the tool."""
 
     tool: str
-    """As its users call it."""
+    """The tool's usual name."""
     model: str | None = None
     objective: str = NEXT_TOKEN
-    """As `objective_of` has it."""
+    """A result of `objective_of`."""
     training: Mapping[str, Any] = field(default_factory=dict)
     """Options of the question, by the names of `QuestionOptions`."""
     micro_batch_size: int | None = None
-    """None if the script decides it."""
+    """Samples per GPU; None if the script decides it."""
     gradient_accumulation_steps: int | None = 1
-    """None: as many as `least_global_batch` takes."""
+    """Accumulation steps; None if they follow from `least_global_batch`."""
     least_global_batch: int | None = None
-    """Samples per optimizer step that the tool makes up by accumulation."""
+    """Least number of samples per optimizer step; the tool reaches it by accumulation."""
     gradient_checkpointing: bool | Literal["offload"] = False
     """"offload" also holds the inputs of checkpointed layers in host RAM."""
     sharding: Sharding = "none"
@@ -61,34 +61,35 @@ class ImportedRun:
     nodes: int | None = None
     gpus_per_node: int | None = None
     leaves_batch_to_script: bool = False
-    """The file can hold neither micro batch nor gradient checkpointing."""
+    """Whether the file cannot hold micro batch and gradient checkpointing."""
     launcher: Launcher | None = None
-    """The launcher of the ranks, None if it is not known."""
+    """The launcher of the ranks; None if unknown."""
     one_process: str = ""
-    """What starts a single process in a process group, which DeepSpeed needs; "" if the launcher does so anyway."""
+    """The command that starts a single process in a process group, which DeepSpeed needs; "" if the launcher already
+    does so."""
     threads_per_rank: int | None = None
-    """OMP_NUM_THREADS, None if it is not set."""
+    """OMP_NUM_THREADS; None if not set."""
     expandable_segments: bool = False
-    """Whether the tool or the script's environment sets this option of PyTorch's allocator."""
+    """Whether the tool or the script's environment sets `expandable_segments` of PyTorch's allocator."""
     faults: tuple[str, ...] = ()
-    """Sentences: what the tool itself refuses or ignores."""
+    """Settings that the tool itself refuses or ignores, as sentences."""
     remarks: tuple[str, ...] = ()
-    """Sentences: approximations, and what the figures leave out."""
+    """Approximations and omissions of the figures, as sentences."""
     obstacle: str = ""
     """Why there can be no figures; "" if there can."""
     uncounted: tuple[str, ...] = ()
-    """Keys that may decide memory or speed, and from which nothing is concluded."""
+    """Keys that may decide memory or speed and that the figures ignore."""
     unknown: tuple[str, ...] = ()
-    """Keys that the tool does not have, with the nearest that it has."""
+    """Keys that the tool does not have, with the nearest key that it has."""
 
     @property
     def is_fsdp(self) -> bool:
-        """Whether PyTorch's FSDP, of either version, is the training backend."""
+        """Whether the training backend is PyTorch's FSDP, of either version."""
         return self.sharding in get_args(Fsdp)
 
 
 def fsdp_of(version: object) -> Fsdp:
-    """FSDP by the value of accelerate's `fsdp_version`, which is 1 where it is missing."""
+    """The FSDP version from accelerate's `fsdp_version`, which is 1 if missing."""
     return "fsdp2" if str(version) == "2" else "fsdp"
 
 
@@ -98,11 +99,11 @@ _PREDICTED_FSDP = {
     "sharding_strategy": ("1", "full_shard"),
     "reshard_after_forward": ("true", "full_shard"),
 }
-"""The values of FSDP's settings with which everything is sharded and stays on the GPUs, as figures take it."""
+"""Values of FSDP's settings that the figures assume: everything is sharded and stays on the GPUs."""
 
 
 def unpredicted_fsdp(settings: Mapping[str, object]) -> list[str]:
-    """The settings, by accelerate's names with or without `fsdp_`, that the figures of a run would not follow."""
+    """The settings that the figures do not model, by accelerate's names with or without `fsdp_`."""
     return [
         f"{name}: {str(value).lower()}"
         for name, value in settings.items()
@@ -112,15 +113,15 @@ def unpredicted_fsdp(settings: Mapping[str, object]) -> list[str]:
 
 
 KNOWN_KEYS = Path(__file__).with_name("known_keys.json")
-"""The names in the tools' sources (`benchmarks/tool_keys.py`: LLaMA-Factory ff6d4d1, axolotl 067b021, ms-swift 3602360,
-the TrainingArguments of transformers 5.23); a key of another version is unknown. Written by hand are accelerate's,
-those that only transformers 4 has, and those that change neither the memory nor the time of a step: in "harmless" *
-stands for any letters, and in "harmless-topics" NAME also for all keys that begin with NAME_."""
+"""Keys in the tools' sources (`benchmarks/tool_keys.py`: LLaMA-Factory ff6d4d1, axolotl 067b021, ms-swift 3602360, the
+TrainingArguments of transformers 5.23); a key of another version is unknown. The keys of accelerate, those that only
+transformers 4 has, and those that change neither the memory nor the time of a step are maintained by hand. In
+"harmless" * stands for any letters; in "harmless-topics" NAME also stands for all keys that begin with NAME_."""
 
 
 def unused_keys(tool: str, unread: Iterable[str], *, has_own: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(keys of the tool that the estimators do not use, but for harmless ones; keys that it does not have, each with
-    the nearest that it has). has_own: keys of the user's own are among them, so that none is unknown."""
+    """(keys of the tool that the estimators do not use, without harmless ones; keys that the tool does not have, each
+    with the nearest that it has). has_own: whether the file may hold the user's own keys; then no key is unknown."""
     lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
     shared = [] if tool in ("accelerate", "axolotl") else ["training-arguments", "transformers-4"]
     names = {name for kind in (tool, *shared) for name in lists.get(kind, "").split()}

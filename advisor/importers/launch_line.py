@@ -1,4 +1,4 @@
-"""The training command of a script: its launcher, the program that it starts, its processes, and Slurm's job."""
+"""The training command of a script: its launcher, the program that it starts, its processes, and the Slurm job."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SHORT = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-c": "--cpus-per-t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
-    """An allocation; None for what the directives leave open."""
+    """A Slurm allocation; fields that the directives leave open are None."""
 
     nodes: int | None = None
     gpus_per_node: int | None = None
     gpu: str | None = None
-    """The kind of GPU as the cluster's administrators call it, such as `a100`."""
+    """The cluster administrators' name for the kind of GPU, such as `a100`."""
     tasks_per_node: int | None = None
 
     def variables(self) -> dict[str, str]:
@@ -62,7 +62,7 @@ def _gpus(text: str) -> tuple[int | None, str | None]:
 
 
 def _count(text: str | None) -> int | None:
-    """`4`, and the least of `4-8`."""
+    """The number in `4`, and the smaller number in `4-8`."""
     match = re.match(r"\d{1,5}(?=$|-)", text or "")
     return int(match[0]) if match else None
 
@@ -78,7 +78,7 @@ _LAUNCHERS: Mapping[str, Launcher] = {
     "accelerate": "accelerate",
     "accelerate.commands.launch": "accelerate",
 }
-"""Launchers by their command or module."""
+"""Launchers by command or module."""
 
 _TOOLS: Mapping[str, tuple[Program, tuple[str, ...]]] = {
     "llamafactory-cli": ("llama-factory", ("train",)),
@@ -87,7 +87,7 @@ _TOOLS: Mapping[str, tuple[Program, tuple[str, ...]]] = {
     "swift": ("ms-swift", ("sft", "pt", "rlhf")),
     "trl": ("trl", ("sft", "dpo", "grpo", "kto", "reward", "rloo")),
 }
-"""Tools by their command, with the subcommands that train."""
+"""Tools by command, with the subcommands that train."""
 
 _NOT_READ = {"verl": "verl", "megatron": "Megatron-LM", "nemo": "NeMo"}
 """Tools with a training loop of their own, by their Python package."""
@@ -95,14 +95,14 @@ _NOT_READ = {"verl": "verl", "megatron": "Megatron-LM", "nemo": "NeMo"}
 OF_TRL = frozenset(
     ["dataset_text_field", "packing", "dataset_mixture", "dataset_mixer", "assistant_only_loss", "completion_only_loss"]
 )
-"""Options of TRL's configurations that TrainingArguments lack."""
+"""Options of TRL's configurations that are not in TrainingArguments."""
 
 _OTHER_COMMANDS = re.compile(r"echo|printf|source|\.|cd|mkdir|pip|pip3|export|which|module|ls|rm|test|\[\[?")
 _SWITCHES = re.compile(
     r"standalone|no_python|use_deepspeed|use_fsdp|multi_gpu|cpu|debug|dynamo_use_fullgraph|force|no_local_rank|no_ssh|"
     r"save_pid|enable_each_rank_log|bind_cores_to_rank|quiet|verbose"
 )
-"""Options of launchers that take no value (torch 2.13 distributed/run.py, accelerate 1.15 commands/launch.py, deepspeed
+"""Launcher options that take no value (torch 2.13 distributed/run.py, accelerate 1.15 commands/launch.py, deepspeed
 0.19.8 launcher/runner.py)."""
 
 
@@ -110,14 +110,14 @@ _SWITCHES = re.compile(
 class LaunchLine:
     program: Program
     launcher: Launcher | Literal[""]
-    """"" for none."""
+    """The launcher; "" for none."""
     launcher_options: ScriptArguments
     target: str
     """The script, the module, or the tool's subcommand."""
     arguments: tuple[Word, ...]
     """The arguments of the program."""
     end: int
-    """The end of the command in the text."""
+    """End position of the command in the text."""
     environment: Mapping[str, str]
 
     @property
@@ -126,25 +126,25 @@ class LaunchLine:
 
     @property
     def tool_not_read(self) -> str:
-        """The tool with a training loop of its own that it starts; "" for none."""
+        """The program's tool if it has a training loop of its own; "" otherwise."""
         return _NOT_READ.get(self.target.partition(".")[0], "")
 
     @property
     def configuration(self) -> str | None:
-        """The YAML or JSON file that holds the arguments, where the first of them is one."""
+        """The YAML or JSON file with the arguments, if the first argument is such a file."""
         first = self.texts[0] if self.arguments else ""
         first = ScriptArguments(self.texts).text("config") or first
         return first if first.endswith((".yaml", ".yml", ".json")) and not first.startswith("-") else None
 
     @property
     def overrides(self) -> dict[str, str | list[str]]:
-        """The options that take precedence over the configuration file; LLaMA-Factory takes them as `name=value`."""
+        """The options that take precedence over the configuration file. LLaMA-Factory takes them as `name=value`."""
         words = [word if word.startswith("-") or "=" not in word else f"--{word}" for word in self.texts]
         given = ScriptArguments(words[words[:1] == [self.configuration] :]).given
         return {name: value for name, value in given.items() if name != "config"}
 
     def counts(self) -> tuple[int | None, int | None]:
-        """(nodes, processes of each), None for what the command leaves open."""
+        """(nodes, processes per node); None for a number that the command leaves open."""
         options = self.launcher_options
         if self.launcher == "accelerate":
             nodes, total = options.number("num_machines"), options.number("num_processes")
@@ -159,13 +159,13 @@ class LaunchLine:
         per_node = per_node or _count(self.environment.get("NPROC_PER_NODE"))
         visible = self.environment.get("CUDA_VISIBLE_DEVICES", "")
         if per_node is None and re.fullmatch(r"\d+(,\d+)*", visible):
-            # Plain python and `swift` without NPROC_PER_NODE run one process, whatever GPUs are visible.
+            # Plain python and `swift` without NPROC_PER_NODE run one process for any number of visible GPUs.
             per_node = len(visible.split(",")) if self.launcher or self.program in ("llama-factory", "axolotl") else 1
         return nodes, per_node
 
 
 def training_lines(commands: Sequence[Command]) -> list[LaunchLine]:
-    """The commands that train: those of the tools, and scripts with training arguments; where there are none, scripts
+    """The commands that train: those of the tools, and scripts with training arguments. If there are none, scripts
     under a launcher."""
     lines = [line for command in commands if (line := _line(command)) is not None]
     sure = [line for line in lines if line.program != "script" or _has_training_arguments(line)]

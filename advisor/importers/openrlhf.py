@@ -1,8 +1,8 @@
 """OpenRLHF's trainings without completions: train_sft, train_dpo and train_rm, by their options.
 
-The names are those of 3c3be62 (`--ds.zero_stage`) and those before it (`--zero_stage`). Its DeepSpeed configuration is
-made from them (utils/deepspeed/deepspeed_utils.py `get_train_ds_config`; DeepSpeed takes its defaults for "auto"), so
-none is written.
+Option names are those of 3c3be62 (`--ds.zero_stage`) and the earlier ones (`--zero_stage`). OpenRLHF makes its
+DeepSpeed configuration from them (utils/deepspeed/deepspeed_utils.py `get_train_ds_config`; DeepSpeed replaces "auto"
+with its defaults), so no configuration is written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WITHOUT_EFFECT = (
     "logger.logging_steps eval.steps ckpt.load_enable l2 adam_betas adam.lr learning_rate max_epochs train.max_epochs "
     "max_samples data.max_samples dataset data.dataset load_checkpoint"
 )
-"""Neither memory nor the time of a step depends on them."""
+"""Options that change neither the memory nor the time of a step."""
 
 
 def _deepspeed(reading: Reading) -> DeepSpeedPart:
@@ -65,7 +65,7 @@ def _details(reading: Reading) -> None:
     )
     if reading.switched("model.gradient_checkpointing_reentrant gradient_checkpointing_use_reentrant"):
         reading.use_software(reentrant=True)
-    # models/actor.py: logits become fp32, and all of them give log-probabilities.
+    # models/actor.py: logits become fp32, and log-probabilities are computed from all of them.
     training.update(precision=arguments.text(*_PRECISION) or "bf16", framework="deepspeed", loss="standard")
     if objective in ("dpo", "reward"):
         training["framework"] = "trl"

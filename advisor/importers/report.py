@@ -1,4 +1,4 @@
-"""The answer on a file of another tool in a terminal."""
+"""Terminal report on a file of another tool."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .answer import ImportAnswer
 from .figures import ImportFigures
 
 _MOST_KEYS = 12
-"""Keys of a kind that are listed; JSON has all."""
+"""Maximum number of keys listed per kind. The JSON has all."""
 
 
 def render_import(answer: ImportAnswer, console: Console) -> None:
-    """The file, the needs of its run, a better plan, errors, and the changes to the file."""
+    """Print the file, the figures of its run, a better plan, errors, and the changes to the file."""
     run, name = answer.run, printable(str(answer.source.path))
     title: str = phrase("{file} is {kind}.", file=name, kind=answer.form.title)
     if answer.source.line is not None:
@@ -76,7 +76,7 @@ def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) ->
 
 
 def _gain(figures: ImportFigures, better: Candidate, console: Console) -> None:
-    """What is better about it."""
+    """The advantage of the better plan."""
     if figures.as_is is None:
         sentence(console, phrase("It is better because it can run."))
         return

@@ -1,5 +1,5 @@
-"""The better configuration in the file's own form: the tool's file with the fewest possible changes, and the
-DeepSpeed configuration that it names."""
+"""The better configuration in the file's format: the tool's file with the fewest possible changes, and the DeepSpeed
+configuration that it names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ChangedFile:
     """A text before and after."""
 
     old_name: str
-    """"" for a file that is new."""
+    """Name before the change; "" for a new file."""
     old_text: str
     new_path: Path
     new_text: str
@@ -44,11 +44,9 @@ def changed_files(
     *,
     destination: Path | None,
 ) -> tuple[ChangedFile, ...]:
-    """The tool's file and the DeepSpeed configuration with the better plan, or with what the tool refuses or lint
-    corrects without changing the training; nothing where there is nothing to change.
-
-    Raises ConfigFileError if the file's form does not let it be changed.
-    """
+    """The tool's file and the DeepSpeed configuration with the better plan, or else with corrections of tool errors and
+    lint findings that do not change the training. Empty if nothing changes. Raises ConfigFileError if the file's form
+    does not allow the change."""
     plan = figures.plan
     if figures.is_better and figures.recommended is not None:
         plan = figures.recommended.plan
@@ -64,10 +62,8 @@ def changed_files(
 def written_as(
     source: Source, form: Format, run: ImportedRun, plan: Plan, config_text: str | None, *, destination: Path | None
 ) -> tuple[ChangedFile, ...]:
-    """The files that run this plan; config_text: None for a plan without DeepSpeed.
-
-    Raises ConfigFileError if the file's form does not let it be changed.
-    """
+    """The files that run this plan. config_text: the DeepSpeed configuration; None for a plan without DeepSpeed. Raises
+    ConfigFileError if the file's form does not allow the change."""
     path = destination or source.path
     named = run.deepspeed.name if run.deepspeed is not None else ""
     config_path = path.with_name(f"{path.stem}.ds_config.json")
@@ -94,16 +90,16 @@ def written_as(
 
 
 def write_files(files: tuple[ChangedFile, ...], *, force: bool) -> tuple[Path, ...]:
-    """Write them, the configuration that is named before the file that names it. Raises ConfigFileError for one that is
-    there and differs, unless `force` is set."""
+    """Write the files; a configuration is written before the file that names it. Raises ConfigFileError for an existing
+    file with other contents, unless `force` is set."""
     for file in reversed(files):
         write_text(file.new_text, file.new_path, force=force)
     return tuple(file.new_path for file in files)
 
 
 def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, accelerate: bool) -> str | None:
-    """The text of the DeepSpeed configuration for a plan, with the run's own keys that the plan does not decide; None
-    for a plan without DeepSpeed."""
+    """The text of the DeepSpeed configuration for a plan, including the run's own keys that the plan does not decide;
+    None for a plan without DeepSpeed."""
     if plan.sharding != "zero":
         return None
     own = run.deepspeed.config if run.deepspeed is not None else None
@@ -121,11 +117,8 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
 
 
 def lint_part(document: Document, framework: Framework, figures: ImportFigures | None) -> LintReport:
-    """Lint of a DeepSpeed configuration.
-
-    With figures, the model and the machines are known. The rules on memory and speed are left out then: the figures
-    know the batch that the configuration leaves to the tool.
-    """
+    """Lint result of a DeepSpeed configuration. If figures are given, model and machines are known, and the rules on
+    memory and speed are skipped: the figures use the batch that the configuration leaves to the tool."""
     if figures is None:
         return lint(document, facts=load_facts(), framework=framework)
     report = lint(
@@ -140,8 +133,8 @@ def lint_part(document: Document, framework: Framework, figures: ImportFigures |
 
 
 def _for_accelerate(config: Mapping[str, Any], own: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
-    """The configuration with the settings that accelerate refuses in its own file, and without
-    an optimizer of its own, since the script has one."""
+    """The configuration including the settings that accelerate refuses in its own file, and without an optimizer,
+    because the script has one."""
     config = {name: value for name, value in config.items() if name != "optimizer" or "optimizer" in own}
     for name in ("bf16", "fp16"):
         if isinstance(config.get(name), Mapping) and config[name].get("enabled") == "auto":
@@ -156,7 +149,7 @@ def _corrected(document: Document, report: LintReport) -> str | None:
 
 
 def _check(source: Source, form: Format, text: str, plan: Plan, *, has_config: bool) -> None:
-    """Reads the changed text again. Raises ConfigFileError if its run is not that of the plan."""
+    """Read the changed text again. Raises ConfigFileError if its run is not that of the plan."""
     again = form.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
     accelerate = form.name == "accelerate"
     same = (

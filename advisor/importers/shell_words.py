@@ -1,8 +1,8 @@
-"""A shell script's commands as words, each with its place in the text; nothing is executed.
+"""Shell parser: a script's commands as words, each with its position in the text. Nothing is executed.
 
-What only the running shell knows (a command's output, arguments of the script, variables that are set elsewhere or
-under a condition) stays in the words as it is written. Not covered: `eval` of quoted text, functions' arguments,
-patterns, here-documents (skipped), arithmetic of more than two numbers.
+Values that are known only at run time (a command's output, arguments of the script, variables that are set elsewhere or
+under a condition) stay in the words unexpanded. Not covered: `eval` of quoted text, functions' arguments, patterns,
+here-documents (skipped), arithmetic with more than two numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXPANSION = re.compile(
     |\$\{{[^}}\n]*\}}|\$[\d@*#?$!-]?|`""",
     re.VERBOSE | re.DOTALL,
 )
-"""Of `output`, the brackets are nested at most three deep."""
+"""Expansions. The brackets in `output` are nested at most three deep."""
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _REDIRECTION = re.compile(r"[<>]+[&|]?[ \t]*")
 _ARITHMETIC = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*")
@@ -36,12 +36,13 @@ _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
 _COMMAND_OPTION = re.compile(r"-[a-z]*c")
 _DEEPEST = 8
-"""Nested shells that are read."""
+"""Maximum depth of nested shells."""
 _LONGEST_VALUE = 20_000
-"""Characters of an expanded word; a variable that holds itself several times doubles with each assignment."""
+"""Maximum number of characters of an expanded word. A variable that contains itself several times doubles at each
+assignment."""
 
 Char = tuple[str, int]
-"""A character and its place in the text, -1 for a character that is not there."""
+"""A character and its position in the text; -1 for a character that is not in the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Word:
         return "".join(char for char, _ in self.chars)
 
     def span(self, start: int = 0) -> tuple[int, int] | None:
-        """The place of its characters from `start` on, None if they are not side by side in the text."""
+        """The position of the word's characters from `start` on; None if they are not contiguous in the text."""
         places = [place for _, place in self.chars[start:]]
         if not places or places[0] < 0 or places != list(range(places[0], places[0] + len(places))):
             return None
@@ -64,9 +65,9 @@ class Word:
 class Command:
     words: tuple[Word, ...]
     end: int
-    """The end of its last word in the text, -1 for a word that is not there."""
+    """End position of its last word in the text; -1 for a word that is not in the text."""
     environment: Mapping[str, str]
-    """The variables that are set before it."""
+    """The variables that are set in front of the command."""
 
     @property
     def texts(self) -> list[str]:
@@ -74,7 +75,7 @@ class Command:
 
 
 def read_shell(text: str, known: Mapping[str, str] | None = None) -> list[Command]:
-    """The commands of a script in their order. known: variables with a value from elsewhere, such as Slurm's."""
+    """The commands of a script in order. known: values of variables from elsewhere, such as Slurm's."""
     return _Reader(text, known or {}).commands()
 
 
@@ -86,17 +87,17 @@ class _Reader:
         self.found: list[Command] = []
         self.words: list[Word] = []
         self.word: list[Char] | None = None
-        """The characters of an open word."""
+        """Characters of the current word; None between words."""
         self.at = 0
         self.end = 0
-        """The end of the last word."""
+        """End position of the last word."""
         self.depth = 0
-        """Open conditions and loops."""
+        """Nesting depth of open conditions and loops."""
         self.after_test = False
         self.in_quotes = False
         self.is_redirection = False
         self.array: tuple[re.Match[str], list[Word]] | None = None
-        """The assignment of an open array, and the words before it."""
+        """The assignment of the current array, and the words before it; None outside an array."""
 
     def commands(self) -> list[Command]:
         text = self.text
@@ -107,7 +108,7 @@ class _Reader:
                 self._add([], self.at + 1)
             elif char == "\\":
                 following = text[self.at + 1 : self.at + 2]
-                if following in ("\n", ""):  # the line goes on
+                if following in ("\n", ""):  # continuation line
                     self.at += 2
                 elif self.in_quotes and following not in '"\\$`':
                     self._add([(char, self.at)], self.at + 1)
@@ -185,7 +186,7 @@ class _Reader:
                     self._add([char], self.at)
 
     def _sum(self, inner: str) -> str | None:
-        """The value of two whole numbers or variables with + - * /, None for anything else."""
+        """The value of two integers or variables with + - * /; None for any other expression."""
 
         def number(match: re.Match[str]) -> str:
             words = self.values.get(match[1])
@@ -197,7 +198,7 @@ class _Reader:
         return str(_OPERATORS[match[2]](int(match[1]), int(match[3])))
 
     def _redirect(self) -> None:
-        """A redirection: its file does not belong to the command, and a here-document is skipped."""
+        """Skip a redirection: its file is not a word of the command, and a here-document is not read."""
         if self._written.isdigit():
             self.word = None
         self._finish_word()
@@ -234,7 +235,7 @@ class _Reader:
             self.after_test = False
 
     def _command(self, words: list[Word]) -> None:
-        """Keeps a command with its environment; assignments are carried out."""
+        """Keep a command with its environment, or carry out its assignments."""
         while words and words[0].text in _KEYWORDS:
             keyword = words.pop(0).text
             self.depth += (keyword in _OPENING) - (keyword in _CLOSING)
@@ -260,7 +261,8 @@ class _Reader:
                 self._assign(name, value)
 
     def _in_another_shell(self, words: list[Word], environment: Mapping[str, str]) -> None:
-        """The commands in the argument of `bash -c`, after the command itself, with their places in this text."""
+        """The command itself and, after it, the commands in the argument of `bash -c`, with their positions in this
+        text."""
         texts = [word.text for word in words]
         start = next((index for index, text in enumerate(texts) if PurePath(text).name in _SHELLS), len(texts))
         script = start + 1
@@ -284,7 +286,8 @@ class _Reader:
         return [Word(old[0].chars + new.chars), *old[1:]]
 
     def _assign(self, name: str, value: list[Word] | None) -> None:
-        """Under a condition or in a loop the value is unknown, unless it is the one before."""
+        """Assign a variable. Under a condition or in a loop its value becomes unknown, unless the new value equals the
+        old."""
         known = [word.text for word in self.values.get(name, [])]
         uncertain = self.depth > 0 or self.after_test
         if value is None or (uncertain and known != [word.text for word in value]):

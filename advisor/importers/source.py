@@ -28,35 +28,35 @@ class Source:
     text: str
     kind: Kind
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Its keys, or the options of its training command."""
+    """The file's keys, or the options of its training command."""
     line: LaunchLine | None = None
     """The training command of a script."""
     further_lines: int = 0
-    """How many more commands train."""
+    """Number of further commands that train."""
     job: SlurmJob | None = None
     started_by: Source | None = None
     """The script with a training command that names this configuration."""
 
     @property
     def start(self) -> LaunchLine | None:
-        """The training command: the script's own, or that of the script that names this configuration."""
+        """The training command: the script's own, or the command of the script that names this configuration."""
         return self.line or (self.started_by.line if self.started_by is not None else None)
 
     @property
     def arguments(self) -> ScriptArguments:
-        """The values as options; every call returns new ones, with none of them marked as read."""
+        """The values as options. Every access returns a new object, with no option marked as read."""
         return ScriptArguments(self.line.texts) if self.line is not None else ScriptArguments.of_values(self.values)
 
     def handed_by(self, script: Source | None) -> Source:
-        """The file with the options of the script's command, which override its keys; None: the file is read alone."""
+        """The file with the options of the script's command, which override its keys; unchanged if `script` is None."""
         if script is None or script.line is None:
             return self
         return replace(self, values={**self.values, **script.line.overrides}, started_by=script)
 
     def edited(self, changes: Mapping[KeyPath, Value]) -> str:
-        """The text with these keys or options set, or taken out where the value is None.
+        """The text with these keys or options set, or removed if the value is None.
 
-        Raises ConfigFileError if its form does not let them be changed, or the script's command overrides them.
+        Raises ConfigFileError if the file's form does not allow it, or if the script's command overrides them.
         """
         if not changes:
             return self.text
@@ -81,10 +81,8 @@ class Source:
 
 
 def read_source(path: Path, kind: Kind | None = None) -> Source:
-    """The file. kind: None recognises it by content and ending.
-
-    Raises ConfigFileError for what cannot be read, and for a text that is none of the kinds.
-    """
+    """Read a file. kind: None recognises it by content and suffix. Raises ConfigFileError for a file that cannot be
+    read, and for a text of no known kind."""
     fix = "give a configuration of one of the tools, or a script that trains"
     text = read_text(path, MAX_BYTES, what="a configuration", fix=fix)
     if "\0" in text or not text.strip():
@@ -94,7 +92,7 @@ def read_source(path: Path, kind: Kind | None = None) -> Source:
 
 
 def parsed(path: Path, text: str, kind: Kind) -> Source:
-    """The text as values; the errors of `read_source`."""
+    """The text as values. Raises the errors of `read_source`."""
     if kind == "yaml":
         return Source(path=path, text=text, kind=kind, values=read_yaml(text, str(path)))
     if kind == "json":
@@ -129,8 +127,8 @@ def _kind(path: Path, text: str) -> Kind:
 
 
 def find_file(name: str, folder: Path) -> Path | None:
-    """The file of this name in the working folder, in the folder of the file that names it, or in those above, since
-    tools are started from the root of their own checkout; None if there is none."""
+    """The path of a named file; None if there is none. The search covers the working folder, the folder of the file
+    that names it, and the parents of that folder, because tools are started from the root of their checkout."""
     for place in (Path(), folder, *folder.resolve().parents[:5]):
         try:
             if (place / name).is_file():
@@ -141,14 +139,14 @@ def find_file(name: str, folder: Path) -> Path | None:
 
 
 def named_part(name: str, folder: Path) -> DeepSpeedPart:
-    """The DeepSpeed configuration in a file that another file of this folder names."""
+    """The DeepSpeed configuration in a file that another file in this folder names."""
     path = find_file(name, folder)
     return DeepSpeedPart(name=name, config=None if path is None else read_ds_config(path), path=path)
 
 
 def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
-    """The script's text with an option of its training command set, or taken out where the value is None. Raises
-    ConfigFileError if its value is composed of several parts of the text."""
+    """The script's text with an option of its training command set, or removed if the value is None. Raises
+    ConfigFileError if the option's value is composed of several parts of the text."""
     words = line.arguments
     names = [word.text[2:].partition("=")[0].replace("-", "_") * word.text.startswith("--") for word in words]
     new = shlex.quote(str(value).lower() if isinstance(value, bool) else str(value))
@@ -165,7 +163,7 @@ def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
         begin, end = word.span(), _with_quotes(text, last.span())
         if value is None:
             span, new = (_end_before(text, begin[0]), end[1]) if begin and end else None, ""
-        elif last is word and not has_value:  # a switch that stands alone
+        elif last is word and not has_value:  # a switch without a value
             span, new = (begin[1], begin[1]) if begin else None, f" {new}"
         else:
             span = _with_quotes(text, last.span(word.text.index("=") + 1 if has_value else 0))
@@ -178,13 +176,13 @@ def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
 
 
 def _end_before(text: str, place: int) -> int:
-    """The end of the word before a place, which may be on the line before."""
+    """The end of the word before a position; that word may be on the previous line."""
     before = text[:place].rstrip(" \t")
     return len(before[:-2].rstrip(" \t") if before.endswith("\\\n") else before)
 
 
 def _with_quotes(text: str, span: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The place of a word with the quotes around it."""
+    """The position of a word including its quotes."""
     if span is not None and span[0] and text[span[0] - 1] in "'\"" and text[span[1] : span[1] + 1] == text[span[0] - 1]:
         return span[0] - 1, span[1] + 1
     return span

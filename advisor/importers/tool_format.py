@@ -1,4 +1,4 @@
-"""A tool on the Hugging Face Trainer as a table of its keys, by which its options are read and changed."""
+"""A tool on the Hugging Face Trainer as a table of its keys, used to read and to change its options."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as b
 _ACCUMULATION = "gradient_accumulation_steps"
 _FSDP = ("fsdp", "fsdp_config", "fsdp_version")
 _IN_DEEPSPEED = ("zero_hpz_partition_size", "deepspeed_autotp_size")
-"""Options of ms-swift that it puts into the DeepSpeed configuration."""
+"""Options of ms-swift that it copies into the DeepSpeed configuration."""
 _PARTLY_SHARDED = frozenset(("shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"))
-"""Words of `fsdp`."""
+"""Values of `fsdp` without full sharding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The run while it is read; a tool's own rules change it."""
+    """State of reading a run. The rules of a tool change it."""
 
     arguments: ScriptArguments
     source: Source
     run: dict[str, Any]
     """Fields of `ImportedRun`."""
     training: dict[str, Any]
-    """Arguments of `WorkloadOptions`; None is left out."""
+    """Arguments of `WorkloadOptions`; None is omitted."""
     remarks: list[str]
     obstacles: list[str]
 
     def switched(self, names: str) -> list[str]:
-        """Those of the switches, separated by blanks, that are on; all of them are marked as read."""
+        """The names of the switches that are on. All `names`, separated by blanks, are marked as read."""
         return [name for name in names.split() if self.arguments.flag(name)]
 
     def lacks(self, what: str) -> None:
-        """The estimators cannot compute the run."""
+        """Record a feature that the estimators cannot compute."""
         self.obstacles.append(f"not predicted: {what}")
 
     def use_software(self, **habits: Any) -> None:
-        """Differences from current software, in addition to those that are known."""
+        """Record differences from current software, in addition to the known ones."""
         self.training["software"] = {**(self.training.get("software") or {}), **habits}
 
     def use_quantization(self, bits: int | None, *, bitsandbytes: bool = True) -> None:
-        """Adapters on frozen weights of this many bits; None: not quantized."""
+        """Record adapters on frozen weights of this number of bits; None for no quantization."""
         if bits is None:
             return
         if bits not in (4, 8):
@@ -70,9 +70,9 @@ class Reading:
 
 
 def deepspeed_part(reading: Reading) -> DeepSpeedPart | None:
-    """The configuration that `--deepspeed` names or holds as JSON, None for none.
+    """The configuration that `--deepspeed` names or holds as JSON; None without one.
 
-    Raises ConfigFileError if the file that is named is there and cannot be read.
+    Raises ConfigFileError if the named file exists and cannot be read.
     """
     text = next((text for text in reading.arguments.configs.values() if text.lower() != "false"), None)
     if text is None or not text.lstrip().startswith("{"):
@@ -88,26 +88,26 @@ def deepspeed_part(reading: Reading) -> DeepSpeedPart | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """A tool's keys and defaults. Everything that is not the key of one option is in `details`."""
+    """A tool's keys and defaults. `details` has the rules that are not a key of one option."""
 
     name: str
-    """As `--format` calls it."""
+    """The name in `--format`."""
     title: str
-    """What a file of it is, with its article."""
+    """A description of such a file, with its article."""
     tool: str = ""
-    """As its users call it; "" for that of a script's launcher."""
+    """The tool's usual name; "" for the name of a script's launcher."""
     is_file: Callable[[Source], bool]
     """Whether the keys of a file are this tool's."""
     details: Callable[[Reading], None]
     """The tool's own rules."""
     program: Program | None = None
-    """Its command takes these options."""
+    """The program whose command takes these options."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of `ImportedRun`."""
+    """Defaults of further fields of `ImportedRun`."""
     model: tuple[str, ...] = ()
-    """() stands for the names that scripts use."""
+    """Keys of the model; () for the names that scripts use."""
     seq_len: tuple[str, ...] = ()
-    """() stands for the names that scripts use."""
+    """Keys of the sequence length; () for the names that scripts use."""
     default_seq_len: int | None = None
     optimizer: str = "optim"
     attention: tuple[str, ...] = ("attn_implementation", "attn_impl")
@@ -116,32 +116,32 @@ class ToolFormat:
     liger: str = ""
     """Switches of Liger's kernels and fused loss."""
     micro_batch: tuple[str, ...] = ("per_device_train_batch_size",)
-    """The first is written."""
+    """Keys of the micro batch; changes are written to the first."""
     default_micro_batch: int
     default_accumulation: int | None = 1
     disables_checkpointing: str = ""
-    """The switch of a tool that checkpoints unless it is set."""
+    """The switch that disables checkpointing, of a tool that checkpoints by default."""
     checkpoints: bool = False
     """Whether it checkpoints by default."""
     offload: tuple[str, Value] | None = None
-    """What offloads the inputs of checkpointed layers to host RAM: a key, in which {} is that of checkpointing, and its
-    value. None: the tool has no such key."""
+    """(key, value) of the setting that offloads the inputs of checkpointed layers to host RAM. {} in the key stands for
+    the key of checkpointing. None if the tool has no such key."""
     fsdp: tuple[str, ...] = ("fsdp",)
-    """Any of them turns FSDP on."""
+    """Keys that turn FSDP on; one is sufficient."""
     fsdp_version: int = 2
-    """Where none is given: the Trainer's (transformers 5.23 training_args.py `_process_fsdp_args`; 5.0 had 1)."""
+    """Default version of FSDP: the Trainer's (transformers 5.23 training_args.py `_process_fsdp_args`; 5.0 had 1)."""
     not_modelled: Mapping[str, str] = field(default_factory=dict)
-    """What the estimators lack: the keys that turn it on with a value other than false, 0 or 1."""
+    """Features that the estimators lack -> the keys that turn them on with a value other than false, 0 or 1."""
     approximated: Mapping[str, str] = field(default_factory=dict)
-    """Remarks: their switches."""
+    """Remarks -> the switches to which they apply."""
     deepspeed: Callable[[Reading], DeepSpeedPart | None] = deepspeed_part
     rollouts: Callable[[ScriptArguments], ScriptArguments] = lambda arguments: arguments
-    """Where the options of completions are."""
+    """The arguments that hold the options of completions."""
     has_own_keys: bool = False
-    """Whether options of the user's own are among them."""
+    """Whether a file may hold options of the user's own."""
     refuses_two_precisions: bool = True
     unwritable: str = ""
-    """Why no plan can be written into its files."""
+    """Why no plan can be written into the tool's files; "" if it can."""
 
     @property
     def offloads_checkpoints(self) -> bool:
@@ -154,7 +154,8 @@ class ToolFormat:
         return self.is_file(source)
 
     def read(self, source: Source) -> ImportedRun:
-        """The training. Raises ConfigFileError if the DeepSpeed configuration that it names cannot be read."""
+        """The training that a file describes. Raises ConfigFileError if the DeepSpeed configuration that it names
+        cannot be read."""
         arguments = source.arguments
         reading = Reading(arguments=arguments, source=source, run={}, training={}, remarks=[], obstacles=[])
         part = self.deepspeed(reading)
@@ -220,7 +221,7 @@ class ToolFormat:
         return run if script.line is None else launched(run, script)
 
     def changes(self, source: Source, run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[KeyPath, Value]:
-        """The keys that turn the run into one of this plan. part: its DeepSpeed configuration; None for none.
+        """The keys that change the run to this plan. part: its DeepSpeed configuration; None without one.
 
         Raises ConfigFileError if the DeepSpeed configuration is in the launcher's own options, before the script.
         """
@@ -234,7 +235,7 @@ class ToolFormat:
                 fix="ask about that file: ds-advise from CONFIG_FILE --model MODEL",
             )
         given = source.arguments.given
-        newer = "activation_checkpointing" in given  # transformers 5.23's name, which counts more
+        newer = "activation_checkpointing" in given  # transformers 5.23's name, which takes precedence
         key = "activation_checkpointing" if newer else "gradient_checkpointing"
         changed: dict[str, Value] = {}
         if run.micro_batch_size != plan.micro_batch_size:
@@ -274,8 +275,8 @@ Format = AccelerateFormat | ToolFormat
 
 
 def _fsdp_settings(arguments: ScriptArguments, folder: Path) -> dict[str, object]:
-    """The Trainer's settings of FSDP, without `fsdp_`: those of `fsdp_config`, an object or a file of one, and what the
-    words of `fsdp` say (transformers 5.23 training_args.py `_apply_legacy_fsdp_to_config`)."""
+    """The Trainer's settings of FSDP, without `fsdp_`: those in `fsdp_config`, an object or the path of one, and those
+    that the words in `fsdp` stand for (transformers 5.23 training_args.py `_apply_legacy_fsdp_to_config`)."""
     text = arguments.text("fsdp_config") or "{}"
     if not text.startswith("{"):
         path = find_file(text, folder)
@@ -307,7 +308,8 @@ def _optimizer(reading: Reading, name: str | None) -> str:
 
 
 def precision_of(arguments: ScriptArguments, default: str) -> str:
-    """By the flags bf16 and fp16 and accelerate's mixed_precision, else by the type that the weights are loaded in."""
+    """The precision from the flags bf16 and fp16 and accelerate's mixed_precision, else from the type of the loaded
+    weights."""
     flags = {name: arguments.flag(name) for name in ("bf16", "fp16")}
     chosen = next((name for name, flag in flags.items() if flag), None)
     types = {**PRECISION_OF, "no": "fp32"}
@@ -325,10 +327,10 @@ def _attention(name: str | None) -> str | None:
 
 
 _OPTIONS = ("stage", "rlhf_type", "rl")
-"""Options of LLaMA-Factory, ms-swift and axolotl that name it."""
+"""Options of LLaMA-Factory, ms-swift and axolotl that name the objective."""
 
 _NAMES = {"sft": NEXT_TOKEN, "pt": NEXT_TOKEN, "false": NEXT_TOKEN, "none": NEXT_TOKEN, "rm": "reward", "ipo": "dpo"}
-"""Their values with another name here."""
+"""Values of these options that have another name in `OBJECTIVES`."""
 
 _KEYS = {
     "grpo": "num_generations reward_funcs num_generations_eval",
@@ -339,17 +341,16 @@ _KEYS = {
 """Options of TRL's and axolotl's configurations that no supervised training has."""
 
 _NAME = re.compile(r"(?:^|[/_.])(dpo|kto|ppo|grpo|orpo|simpo|cpo|rloo|gkd|bco|xpo|prm|rm|reward)(?:[/_.]|$)")
-"""In the name of a script, a module or a subcommand (`trl dpo`, `rlhf` of ms-swift names an option)."""
+"""Objective in the name of a script, a module or a subcommand (`trl dpo`; `rlhf` of ms-swift names an option)."""
 
 
 def objective_of(arguments: ScriptArguments, target: str, path: str) -> str:
-    """A key of `estimators.objectives.OBJECTIVES`, or another tool's word in small letters, such as `grpo` or `ppo`.
-
-    target: the script, the module or the tool's subcommand; "" for a configuration file. path: of the file.
-    """
+    """The objective: a key of `estimators.objectives.OBJECTIVES`, or another tool's term in lower case, such as `grpo`
+    or `ppo`. target: the script, the module or the tool's subcommand; "" for a configuration file. path: the file's
+    path."""
     named = arguments.text(*_OPTIONS)
     if named is not None and named.isalpha():
-        preference = arguments.text("pref_loss") if named == "dpo" else None  # of LLaMA-Factory
+        preference = arguments.text("pref_loss") if named == "dpo" else None  # LLaMA-Factory's option
         return preference if preference in ("orpo", "simpo") else _NAMES.get(named.lower(), named.lower()[:20])
     if match := _NAME.search(target):
         return _NAMES.get(match[1], match[1])

@@ -28,11 +28,12 @@ _OWN_REFERENCE = "a reference model of its own with adapters"
 _SCHEDULE = {"per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps"}
 
 _LLAMA_FACTORY_V1 = ("dist_config", "model_class")
-"""Keys of its examples/v1."""
+"""Keys of LLaMA-Factory's examples/v1."""
 
 
 def _frozen(arguments: ScriptArguments, tower: str, projector: str, language_model: str) -> str | None:
-    """Frozen parts of a vision-language model by the names of their switches. By default the language model trains."""
+    """Record the frozen parts of a vision-language model, by the names of their switches. By default the language model
+    trains."""
     parts = {
         "vision-tower": arguments.flag(tower) is not False,
         "projector": arguments.flag(projector) is not False,
@@ -64,13 +65,13 @@ def _llama_factory_details(reading: Reading) -> None:
         # train/dpo/trainer.py, train/kto/trainer.py: TRL's trainers with log-softmax of all logits in fp32.
         # train/rm/trainer.py: trl's AutoModelForCausalLMWithValueHead.
         training |= {"framework": "trl", "loss": "value-head" if stage == "rm" else "standard"}
-        reading.switched("pref_beta pref_ftx simpo_gamma dpo_label_smoothing")  # change no figure
+        reading.switched("pref_beta pref_ftx simpo_gamma dpo_label_smoothing")  # these change no figure
         if method == "lora" and arguments.text("ref_model") is not None:
             reading.lacks(_OWN_REFERENCE)
     if method == "lora":
         training |= {"method": "lora", **arguments.lora}
         if arguments.flag("resize_vocab"):
-            training.setdefault("modules_to_save", "embed_tokens,lm_head")  # model/adapter.py trains both then
+            training.setdefault("modules_to_save", "embed_tokens,lm_head")  # model/adapter.py then trains both
         if "modules_to_save" in training and reading.run["deepspeed"] is None and not in_16_bits:
             reading.remarks.append("trained embeddings are counted in 16 bits; without DeepSpeed they are in fp32")
         bitsandbytes = arguments.text("quantization_method") in (None, "bnb", "bitsandbytes")
@@ -143,12 +144,13 @@ _MS_SWIFT_ZERO: Mapping[str, Mapping[str, Any]] = {
     "zero3": {"stage": 3, **_STAGE_3},
     "zero3_offload": {"stage": 3, "offload_optimizer": _ON_CPU, "offload_param": _ON_CPU, **_STAGE_3},
 }
-"""`zero_optimization` of the configurations that ms-swift ships (swift/config/*.json), as far as it decides memory and
-speed."""
+"""`zero_optimization` of the configurations that ms-swift ships (swift/config/*.json), reduced to the keys that decide
+memory and speed."""
 
 
 def _ms_swift_deepspeed(reading: Reading) -> DeepSpeedPart | None:
-    """The configuration with the options that ms-swift puts into it (swift/arguments/sft_args.py `_init_deepspeed`)."""
+    """The DeepSpeed configuration with the options that ms-swift copies into it (swift/arguments/sft_args.py
+    `_init_deepspeed`)."""
     arguments, name = reading.arguments, reading.arguments.text("deepspeed") or ""
     hpz, autotp = arguments.number("zero_hpz_partition_size"), arguments.number("deepspeed_autotp_size")
     if name in _MS_SWIFT_ZERO:
@@ -184,13 +186,14 @@ def _ms_swift_details(reading: Reading) -> None:
 
 
 def _adds_cross_entropy(reading: Reading) -> bool:
-    """Whether SimPO has the chosen answers' cross entropy, too: CPOConfig's own cpo_alpha is 1."""
+    """Whether SimPO includes the cross entropy of the chosen answers. It does by default, because cpo_alpha of
+    CPOConfig is 1."""
     return reading.run["objective"] == "simpo" and reading.arguments.text("cpo_alpha") not in ("0", "0.0")
 
 
 def _ms_swift_preferences(reading: Reading) -> None:
-    """swift/rlhf_trainers: TRL's trainers (before 1.0) with forward passes of ms-swift's own, which take
-    log-probabilities from whole logits; GRPO, GKD and PPO generate and train in ways of their own."""
+    """ms-swift's objectives (swift/rlhf_trainers): TRL's trainers (before 1.0) with ms-swift's forward passes, which
+    compute log-probabilities from whole logits. GRPO, GKD and PPO have ms-swift's own generation and training."""
     arguments, training, objective = reading.arguments, reading.training, reading.run["objective"]
     if objective in ("grpo", "gkd", "ppo"):
         reading.lacks(f"{objective.upper()} by ms-swift's own trainer, which is not TRL's")
@@ -266,7 +269,7 @@ def _axolotl_details(reading: Reading) -> None:
 
 
 def _axolotl_objectives(reading: Reading) -> None:
-    """core/builders/rl.py: subclasses of TRL's trainers, which get their own losses."""
+    """axolotl's objectives (core/builders/rl.py): subclasses of TRL's trainers with their own losses."""
     arguments, training, objective = reading.arguments, reading.training, reading.run["objective"]
     if objective not in (*_PREFERENCES, "grpo"):
         return
@@ -285,7 +288,7 @@ def _axolotl_objectives(reading: Reading) -> None:
 
 
 def _axolotl_rollouts(arguments: ScriptArguments) -> ScriptArguments:
-    """Options of GRPOConfig, which are under `trl`, and of its engine under `vllm`."""
+    """The options of GRPOConfig, which are under `trl`, and those of its engine, under `vllm`."""
     values: dict[str, Any] = {}
     engine: dict[str, Any] = {}
     for found, name in ((values, "trl"), (engine, "vllm")):

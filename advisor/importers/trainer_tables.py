@@ -1,4 +1,4 @@
-"""Scripts and files of TrainingArguments (transformers 5.23), and of TRL 1.16, whose configurations extend them."""
+"""Scripts and files of TrainingArguments (transformers 5.23) and of TRL 1.16, whose configurations extend them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _OWN_LOOP = (
     *("zero_stage", "micro_train_batch_size", "with_tracking", "checkpointing_steps", "use_qlora", "max_train_steps"),
     *("num_warmup_steps", "lr_schedule", "gradient_accumulate_every"),
 )
-"""Options that TrainingArguments lack: of DeepSpeed-Chat, OpenRLHF, open-instruct and accelerate's examples without the
-Trainer."""
+"""Options that are not in TrainingArguments: those of DeepSpeed-Chat, OpenRLHF, open-instruct and accelerate's examples
+without the Trainer."""
 
 _OWN_BATCH = ("batch_size", "micro_batch_size", "train_batch_size", "per_device_batch_size")
-"""The batch of scripts that do not hand their options to TrainingArguments."""
+"""Batch options of scripts that do not pass their options to TrainingArguments."""
 
 
 def _training_arguments_details(reading: Reading) -> None:
@@ -101,11 +101,11 @@ def _is_trl(source: Source) -> bool:
 
 def _trl_details(reading: Reading) -> None:
     _training_arguments_details(reading)
-    # accelerate's (`launch_line`), and what changes no figure
+    # Options of accelerate (`launch_line`), and options that change no figure.
     reading.switched("accelerate_config config_file num_processes num_machines beta max_prompt_length eos_token")
     reading.switched("assistant_only_loss completion_only_loss")
     bf16, fp16 = (reading.arguments.flag(name) for name in ("bf16", "fp16"))
-    if not bf16 and not fp16:  # base_config.py: bf16 is on unless it is switched off
+    if not bf16 and not fp16:  # base_config.py: bf16 is on by default
         reading.training["precision"] = "auto" if bf16 is None else "fp32"
     reading.training["framework"] = "trl"
     if reading.arguments.flag("precompute_ref_log_probs"):
