@@ -1,4 +1,4 @@
-"""A data file as a job: the number of samples and their lengths, and the defaults that follow from them."""
+"""A data file as a job: the number and lengths of its samples, and the defaults derived from them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from .prepare import DataFile, Samples  # imports numpy
 
 BYTES_PER_TOKEN = 4
-"""Bytes of text per token of byte-pair encodings (README of openai/tiktoken: "on average, in practice, each token
-corresponds to about 4 bytes"). Chinese text and code have fewer with small vocabularies."""
+"""Assumed bytes of text per token of byte-pair encodings (README of openai/tiktoken: "on average, in practice, each
+token corresponds to about 4 bytes"). Chinese text, and code with a small vocabulary, have fewer."""
 
 EPOCHS = 3.0
-"""Alpaca's, and the default of `TrainingArguments`."""
+"""Default number of epochs: Alpaca's, and the default of `TrainingArguments`."""
 
 GLOBAL_BATCH = 32
 """Default samples per optimizer step: between QLoRA's 16 (appendix B) and Alpaca's 128."""
@@ -34,14 +34,12 @@ SEED = 42
 """Default seed of the evaluation split and of the order of samples."""
 
 _STEPS_PER_EPOCH = 10
-"""Least optimizer steps in an epoch, below which the default global batch is reduced."""
+"""Least optimizer steps per epoch; the default global batch is reduced to reach them."""
 
 
 class ApproxTokenizer:
-    """Counts `BYTES_PER_TOKEN` bytes as one token; has the part of a tokenizer's interface that `prepare` uses.
-
-    Its chat template marks messages as ChatML does, about five tokens each.
-    """
+    """Tokenizer that counts `BYTES_PER_TOKEN` bytes as one token. It has the part of a tokenizer's interface that
+    `prepare` uses. Its chat template marks messages in the style of ChatML, with about five tokens per message."""
 
     eos_token = "<e>\n"  # one token
     bos_token = ""
@@ -63,17 +61,17 @@ class ApproxTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class CountedData:
-    """The job that a data file makes."""
+    """The job of a data file."""
 
     data: DataFile
     samples: Samples
     job: Job
     exact: bool
-    """Counted with the model's tokenizer; otherwise estimated from bytes."""
+    """Whether the tokens were counted with the model's tokenizer; otherwise they are estimated from bytes."""
 
     @property
     def sentence(self) -> Phrase:
-        """The contents of the file in words."""
+        """A sentence on the contents of the file."""
         truncated = self.samples.cuts.truncated
         contents = phrase(
             "{file}: {rows} of {kind} are {samples} of at most {tokens} tokens",
@@ -121,8 +119,9 @@ def count_data(
 ) -> CountedData:
     """The job of a data file, counted with the steps of `ds-advise train`.
 
-    model: the name as given; its tokenizer is used only if it is on this machine. seq_len: None for the longest
-    sample. say: receives lines of progress.
+    model: the name as given; its tokenizer is used only if it is on this machine.
+    seq_len: None for the longest sample.
+    say: receives lines of progress.
 
     Raises DataError for a file that cannot be read or trained on, ModelConfigError for a model that is not causal.
     """
@@ -148,7 +147,7 @@ def count_data(
 
 
 def check_causal(shape: ModelShape, *, fix: str) -> None:
-    """Raises ModelConfigError for a model that does not predict the next token of one text."""
+    """Raise ModelConfigError for a model that does not predict the next token of one text."""
     others = (each.stack == "encoder" or not each.attention.causal or each.cross_attention for each in shape.blocks)
     if shape.fixed_len is not None or not shape.vocab_size or shape.num_labels or any(others):
         raise ModelConfigError(
@@ -163,7 +162,7 @@ def check_causal(shape: ModelShape, *, fix: str) -> None:
 
 
 def job_of_samples(samples: Samples, epochs: float) -> Job:
-    """The job of samples that were cut, with their lengths."""
+    """The job of prepared samples, with their lengths."""
     import numpy as np
 
     from .prepare import Index
@@ -179,11 +178,9 @@ def job_of_samples(samples: Samples, epochs: float) -> Job:
 
 
 def sequence_length(data: DataFile, evaluation: DataFile | None, model: ModelShape, *, packing: bool) -> int:
-    """The longest sequence of the data, rounded up to `PADDED_TO`, at most the positions of the model.
-
-    `DEFAULT_SEQ_LEN` for plain text that is longer (it continues in the next sample) and for packed samples that are
-    shorter, as far as there are tokens to fill one.
-    """
+    """The sequence length for the data: the longest sequence, rounded up to `PADDED_TO`, at most the model's number of
+    positions. It is `DEFAULT_SEQ_LEN` for longer plain text, which continues in the next sample, and for shorter packed
+    samples, as far as there are tokens to fill one."""
     longest = max(data.longest, evaluation.longest if evaluation is not None else 0)
     wanted = min(longest, DEFAULT_SEQ_LEN) if data.divisible else longest
     if packing:
@@ -193,12 +190,12 @@ def sequence_length(data: DataFile, evaluation: DataFile | None, model: ModelSha
 
 
 def global_batch(samples: int, *, ranks: int, micro_batch: int | None) -> int:
-    """`GLOBAL_BATCH`, less for few samples, rounded up to a multiple of ranks x micro batch."""
+    """The global batch: `GLOBAL_BATCH`, reduced for few samples, rounded up to a multiple of ranks x micro batch."""
     wanted = min(GLOBAL_BATCH, max(1, samples // _STEPS_PER_EPOCH))
     unit = ranks * (micro_batch or 1)
     return -(-wanted // unit) * unit
 
 
 def batch_of(job: Job, *, ranks: int, micro_batch: int | None) -> int | None:
-    """The default global batch of a job: as in `train` for samples, None (left to the search) for tokens."""
+    """The default global batch of a job: that of `train` for samples, None (left to the search) for tokens."""
     return None if job.samples is None else global_batch(job.samples, ranks=ranks, micro_batch=micro_batch)

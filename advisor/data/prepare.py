@@ -1,6 +1,6 @@
 """A data file as samples on disk: rows become token sequences, which are cut to the sequence length and packed.
 
-Token sequences lie in three flat files that every rank maps instead of reading. Samples are indices into them.
+Token sequences are stored in three flat files that every rank maps into memory. Samples are indices into them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .shapes import ROW_SHAPES, PlainText, TextPart, is_empty, recognise, teache
 from .tokenizing import Renderer, Tokenized, tokenize
 
 _ROWS_AT_ONCE = 1000
-"""Rows that are tokenized together, on all cores."""
+"""Number of rows that are tokenized together, on all cores."""
 
 _NAMED = 5
-"""Number of empty rows with a recorded place."""
+"""Number of empty rows whose place is recorded."""
 
 _IDS, _TRAINED, _STARTS = "ids.bin", "is_trained.bin", "starts.npy"
 _ID, _FLAG = np.dtype("<i4"), np.dtype(np.bool_)
@@ -37,7 +37,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Sequence i is `ids[starts[i]:starts[i + 1]]`; tokens with `is_trained` count in the loss."""
+    """Token sequences. Sequence i is `ids[starts[i]:starts[i + 1]]`; tokens with `is_trained` count in the loss."""
 
     ids: npt.NDArray[np.int32]
     is_trained: npt.NDArray[np.bool_]
@@ -49,7 +49,7 @@ class Tokens:
 
 
 class TokenWriter:
-    """Appends sequences to the files in a folder; memory does not grow with the tokens."""
+    """Writer that appends sequences to the files in a folder. Its memory does not grow with the tokens."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,11 +95,11 @@ class DataFile:
     divisible: bool
     """Whether the sequences may be cut anywhere."""
     rows: int
-    """Rows that are sequences."""
+    """Number of rows that became sequences."""
     empty_rows: int
-    """Rows without text or with an empty answer, which are left out."""
+    """Number of rows without text or with an empty answer, which are left out."""
     empty_places: tuple[str, ...]
-    """The first of these, in words."""
+    """The places of the first empty rows, in words."""
     tokens: int
     trained_tokens: int
     """Tokens that count in the loss."""
@@ -180,7 +180,7 @@ def prepare(
 
 
 def _progress(path: Path, rows: int, share: float | None, passed_s: float) -> str:
-    """How far it is, with the time left at the speed until now. share: of the file."""
+    """Progress with the remaining time at the average speed. share: share of the file that has been read."""
     if not share:
         return phrase("{file}: {rows} rows ...", file=path.name, rows=f"{rows:,}")
     left = seconds(passed_s * (1 - share) / share)
@@ -196,10 +196,8 @@ def _progress(path: Path, rows: int, share: float | None, passed_s: float) -> st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """Sample j has the pieces `firsts[j]` to `firsts[j + 1]`; piece p has `lengths[p]` tokens from `starts[p]` on.
-
-    Without packing a sample is one piece.
-    """
+    """Index of samples into token sequences. Sample j has the pieces `firsts[j]` to `firsts[j + 1]`; piece p has
+    `lengths[p]` tokens from `starts[p]` on. Without packing a sample is one piece."""
 
     starts: Integers
     lengths: Integers
@@ -228,7 +226,8 @@ class Index:
 
 
 class Cuts(NamedTuple):
-    """The effect of the sequence length: sequences that lost their end, and those without a trained token left."""
+    """Effect of the sequence length: the number of sequences that were truncated, and of those without a trained token
+    left."""
 
     truncated: int
     dropped: int
@@ -268,8 +267,8 @@ def cut(
 ) -> Samples:
     """The samples for training and evaluation, with their indices in `folder`.
 
-    evaluation_share: share of the sequences that are evaluated and not trained, chosen by `seed`. evaluation: a file
-    for evaluation instead.
+    evaluation_share: share of the sequences that are used for evaluation and not for training, chosen by `seed`.
+    evaluation: a file for evaluation instead.
 
     Raises DataError if no sample has a token to train on.
     """
@@ -303,7 +302,8 @@ def cut(
 
 
 def evaluation_split(sequences: int, share: float, seed: int) -> tuple[Integers, Integers]:
-    """(training, evaluation): a random split, both in the file's order, neither empty unless `share` is 0."""
+    """(training, evaluation): a random split with both parts in the file's order, neither of them empty unless `share`
+    is 0."""
     wanted = 0 if share == 0 else min(max(1, round(sequences * share)), sequences - 1)
     is_evaluated = np.zeros(sequences, dtype=np.bool_)
     is_evaluated[np.random.default_rng(seed).permutation(sequences)[:wanted]] = True
@@ -313,11 +313,9 @@ def evaluation_split(sequences: int, share: float, seed: int) -> tuple[Integers,
 def index_of(
     tokens: Tokens, sequences: Integers, *, seq_len: int, divisible: bool, packing: bool
 ) -> tuple[Index, Cuts]:
-    """The samples of these sequences.
-
-    A sequence longer than `seq_len` continues in further samples if `divisible`; otherwise its end is lost. With
-    `packing` a sample holds as many whole pieces as fit, the longest first, each where least room is left.
-    """
+    """The samples of these sequences. A sequence longer than `seq_len` continues in further samples if `divisible`;
+    otherwise it is truncated. With `packing` a sample holds as many whole pieces as fit. The longest piece is placed
+    first, each in the sample with the least remaining room."""
     starts, ends = tokens.starts[sequences], tokens.starts[sequences + 1]
     truncated = 0
     if divisible:
@@ -342,10 +340,10 @@ def index_of(
 
 
 def _packed(lengths: Integers, room: int) -> list[list[int]]:
-    """Best fit decreasing: at most 11/9 of the fewest bins, and one more (D. S. Johnson, 1973)."""
+    """Best-fit-decreasing bin packing: at most 11/9 of the fewest bins, plus one (D. S. Johnson, 1973)."""
     bins: list[list[int]] = []
     with_room: dict[int, list[int]] = {}  # room left -> bins
-    rooms: list[int] = []  # its keys, sorted
+    rooms: list[int] = []  # the keys of `with_room`, sorted
     for piece in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[piece])
         at = bisect_left(rooms, length)

@@ -21,11 +21,11 @@ _LONGEST_FIELD = 2**31 - 1
 """Characters of a CSV field; Python's default of 131,072 is less than one long document."""
 
 _PIECE = 2**16
-"""Characters of a plain text per row, so that a book or a crawl need not fit in memory as tokens."""
+"""Number of characters of a plain text per row, so that the tokens of a book or a crawl need not fit in memory."""
 
 
 class DataError(DsAdviseError):
-    """A data file, or one of its rows, that cannot be read or trained on."""
+    """Raised for a data file, or one of its rows, that cannot be read or trained on."""
 
 
 class Row(NamedTuple):
@@ -34,20 +34,20 @@ class Row(NamedTuple):
     place: str
     fields: dict[str, Any]
     goes_on: bool = False
-    """The next row continues the same text."""
+    """Whether the next row continues the same text."""
     share: float | None = None
-    """Share of the file that has been read or, where it is read whole, of its rows; None if it is unknown."""
+    """Share of the file that has been read, or of its rows if the file is read whole; None if unknown."""
 
 
 def read_rows(path: Path, *, suffix: str | None = None) -> Iterator[Row]:
     """The rows in order, read lazily (a `.json` list is read whole).
 
-    The suffix decides, by default the file's. A `.json` file may hold a list of objects, one object with one list in it
-    (`{"data": [...]}`), or one object per line. The header of a `.csv` file shows whether commas, semicolons, tabs or
-    bars separate the fields. A `.txt` file is one text, read in pieces that end with a line. Parquet needs the
-    `datasets` library.
+    The suffix, by default the file's, decides the format. A `.json` file may hold a list of objects, one object with
+    one list in it (`{"data": [...]}`), or one object per line. The header of a `.csv` file shows whether commas,
+    semicolons, tabs or bars separate the fields. A `.txt` file is one text, read in pieces that end with a line.
+    Parquet needs the `datasets` library.
 
-    Raises DataError, naming the file and the line (row, element), for what cannot be read or is not an object.
+    Raises DataError, naming the file and the line (row, element), for content that cannot be read or is not an object.
     """
     suffix = suffix or path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -83,7 +83,7 @@ def _text(path: Path, suffix: str) -> Iterator[Row]:
 
 
 def _not_utf_8(path: Path) -> DataError:
-    """The error that names the first line that cannot be read."""
+    """The error for a file that is not UTF-8, naming the first line that cannot be read."""
     fix = "save it as UTF-8"
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -112,7 +112,7 @@ def _plain_text(path: Path, stream: TextIO) -> Iterator[Row]:
 
 
 def _piece(stream: TextIO) -> str:
-    """The next `_PIECE` characters, and the rest of their line if it is no longer than that."""
+    """The next `_PIECE` characters, extended to the end of their line by at most `_PIECE` more."""
     return stream.read(_PIECE) + stream.readline(_PIECE)
 
 
@@ -148,7 +148,7 @@ def _json(path: Path, stream: TextIO) -> Iterator[Row]:
 
 
 def _loaded(text: str, place: str, *, has_lines: bool = False) -> Any:
-    """The JSON value of a text. has_lines: the error names the line within the text."""
+    """The JSON value of a text. has_lines: whether the error names the line within the text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as problem:
@@ -175,7 +175,7 @@ def _object(place: str, value: Any) -> Row:
 
 
 def _delimiter(stream: TextIO) -> str:
-    """The separator in the header. Programs of countries with decimal commas write semicolons."""
+    """The separator in the header. Programs in countries with decimal commas write semicolons."""
     header = stream.readline()
     stream.seek(0)
     others = [character for character in ";\t|" if character in header and "," not in header]

@@ -11,11 +11,11 @@ from ...estimators.phrase import phrase
 from .rows import DataError, Row, refuse
 
 Message = dict[str, Any]
-"""At least `role` (system, user, assistant, tool) and `content`, as chat templates read it."""
+"""A message with at least `role` (system, user, assistant, tool) and `content`, the format of chat templates."""
 
 
 class TextPart(NamedTuple):
-    """A stretch of text, and whether it counts in the loss."""
+    """A piece of text, and whether it counts in the loss."""
 
     text: str
     is_trained: bool
@@ -23,11 +23,11 @@ class TextPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation; the assistant's messages are trained."""
+    """A conversation. The assistant's messages are trained."""
 
     messages: tuple[Message, ...]
     tools: Any = None
-    """The functions that may be called, for the template."""
+    """The functions that may be called, passed to the template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class PlainText:
 
     parts: tuple[TextPart, ...]
     divisible: bool = False
-    """Whether it may be cut anywhere and continue in the next sample."""
+    """Whether the text may be cut anywhere and continue in the next sample."""
     goes_on: bool = False
-    """The next row continues the same text."""
+    """Whether the next row continues the same text."""
 
 
 RowSample = Chat | PlainText
@@ -60,17 +60,17 @@ class RowShape(NamedTuple):
     """One shape of rows."""
 
     title: str
-    """For people: "1,204 rows of chat messages"."""
+    """The title in messages: "1,204 rows of chat messages"."""
     fields: str
-    """Its fields, for people."""
+    """The fields in messages."""
     needed: tuple[Sequence[str], ...]
-    """Names of the fields by which it is recognised, one out of each."""
+    """Groups of field names. A row has this shape if it has one field of each group."""
     sample: Callable[[Row], RowSample]
-    """The row as a sample; it raises DataError, naming the row's place."""
+    """Converts a row to a sample. Raises DataError with the row's place."""
 
 
 def recognise(row: Row) -> str:
-    """The name of the first of `ROW_SHAPES` that a row has. Raises DataError if it has none."""
+    """The name of the first of `ROW_SHAPES` that matches a row. Raises DataError if none matches."""
     for name, shape in ROW_SHAPES.items():
         if all(_first(row.fields, names) is not None for names in shape.needed):
             return name
@@ -88,7 +88,7 @@ def is_empty(row: Row) -> bool:
 
 
 def teaches_nothing(sample: RowSample) -> bool:
-    """Whether the trained text, or one answer of a chat, is empty."""
+    """Whether the trained text, or an answer of a chat, is empty."""
     if isinstance(sample, PlainText):
         return not any(part.text.strip() for part in sample.parts if part.is_trained)
     answers = [message for message in sample.messages if message["role"] == "assistant"]
@@ -123,7 +123,7 @@ def _system(row: Row) -> list[Message]:
 
 
 def _message(row: Row, number: int, message: Any) -> Message:
-    """One message of either spelling: role and content, or ShareGPT's from and value."""
+    """One message in either format: role and content, or ShareGPT's from and value."""
     if not isinstance(message, dict):
         _refuse(row, f"message {number} is not an object")
     role = message.get("role", message.get("from"))
@@ -144,7 +144,7 @@ def _message(row: Row, number: int, message: Any) -> Message:
 
 
 def _instruction(row: Row) -> Chat:
-    """Question and answer as a chat of two; `input` follows the instruction after an empty line."""
+    """Question and answer as a chat of two messages; `input` follows the instruction after an empty line."""
     question = _string(row, _first(row.fields, _QUESTIONS) or _QUESTIONS[0])
     further = row.fields.get("input")
     if further is not None and not isinstance(further, str):
@@ -162,7 +162,7 @@ def _exchange(row: Row, question: str, answer: str) -> Chat:
 
 
 def _completion(row: Row) -> RowSample:
-    """Two texts, joined as they are; or two lists of messages, which are one chat."""
+    """Two texts, concatenated without a separator; or two lists of messages, which form one chat."""
     prompt, completion = row.fields.get("prompt"), row.fields.get("completion")
     if isinstance(prompt, list) and isinstance(completion, list):
         return _chat(Row(row.place, {**row.fields, "messages": prompt + completion}))
@@ -189,11 +189,12 @@ ROW_SHAPES: dict[str, RowShape] = {
     "text-label": RowShape(phrase("text and label"), "text and label", (("text",), ("label",)), _label),
     "text": RowShape(phrase("plain text"), "text or content", (_TEXTS,), _text),
 }
-"""In the order in which they are tried: shapes that need more fields first."""
+"""Shapes in the order in which they are tried; those that need more fields come first."""
 
 
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of these names that a row has; a null field counts as missing (Parquet, and tables with gaps)."""
+    """The value of the first of these names that a row has. A null field counts as missing (Parquet, and tables with
+    gaps)."""
     return next((name for name in names if fields.get(name) is not None), None)
 
 
@@ -205,8 +206,8 @@ def _string(row: Row, name: str) -> str:
 
 
 def _answer(row: Row, names: Sequence[str]) -> str:
-    """Text as it is; other values (the entities of a text, the number of a class) as JSON. A null field is an empty
-    answer; a row without the field is broken."""
+    """The answer: text unchanged, other values (the entities of a text, the number of a class) as JSON. A null field is
+    an empty answer; a row without the field is an error."""
     name = _first(row.fields, names)
     if name is None:
         if not any(name in row.fields for name in names):

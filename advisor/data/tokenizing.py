@@ -1,4 +1,4 @@
-"""A model's files on this machine; samples as text by the tokenizer's chat template; text as tokens."""
+"""Tokenizing: a model's files on this machine; samples as text by the tokenizer's chat template; text as tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from .shapes import Chat, Message, RowSample, TextPart
 
 _WEIGHTS = "*.safetensors"
 _DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "*.txt")
-"""Configuration and tokenizer; never code (*.py) or pickles (*.bin, *.pt)."""
+"""Files of configuration and tokenizer; never code (*.py) or pickles (*.bin, *.pt)."""
 
 
 def load_tokenizer(name: str, shape: ModelShape, *, offline: bool) -> Any:
-    """The model's tokenizer. Raises ModelConfigError if it has none that can be read without running its code."""
+    """The model's tokenizer. Raises ModelConfigError if it has none, or none that can be read without running its
+    code."""
     from transformers import AutoTokenizer
 
     folder = _folder(name, shape, _DESCRIPTIONS, offline=offline)
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as problem:  # of many kinds: missing and broken files, code that would have to be trusted
+    except Exception as problem:  # many kinds: missing and broken files, code that would need to be trusted
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
         raise ModelConfigError(
             phrase("{name}: no tokenizer that can be read ({lines})", name=name, lines=lines[0][:150]),
@@ -35,7 +36,7 @@ def load_tokenizer(name: str, shape: ModelShape, *, offline: bool) -> Any:
 
 
 def weights_folder(name: str, shape: ModelShape, *, offline: bool) -> Path:
-    """The folder with configuration and safetensors. Raises ModelConfigError if it has no safetensors."""
+    """The folder with configuration and safetensors. Raises ModelConfigError if the model has no safetensors."""
     folder = _folder(name, shape, (*_DESCRIPTIONS, _WEIGHTS), offline=offline)
     if not any(folder.glob(_WEIGHTS)):
         raise ModelConfigError(
@@ -47,7 +48,7 @@ def weights_folder(name: str, shape: ModelShape, *, offline: bool) -> Path:
 
 
 def _folder(name: str, shape: ModelShape, patterns: tuple[str, ...], *, offline: bool) -> Path:
-    """The user's folder, or the hub's cache, filled unless `offline`."""
+    """The user's folder, or the folder in the hub's cache, downloaded unless `offline`."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -57,7 +58,7 @@ def _folder(name: str, shape: ModelShape, patterns: tuple[str, ...], *, offline:
 
     try:
         return Path(snapshot_download(shape.name, allow_patterns=list(patterns), local_files_only=offline))
-    except Exception as problem:  # of the network, the hub, the disk
+    except Exception as problem:  # errors of the network, the hub, the disk
         raise UnknownModelError(
             phrase("{name}: cannot be fetched from the hub ({name2})", name=shape.name, name2=type(problem).__name__),
             why="training needs its tokenizer and weights",
@@ -73,12 +74,12 @@ DEFAULT_CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '### Assistant:\\n' -}}{%- endif -%}
 """
-"""For tokenizers without a template: `### User:`, a line with the text, an empty line, `### Assistant:`, the answer and
-the end-of-text token. It is saved with the trained tokenizer."""
+"""Template for tokenizers without one: `### User:`, a line with the text, an empty line, `### Assistant:`, the answer
+and the end-of-text token. It is saved with the trained tokenizer."""
 
 
 class Renderer:
-    """Renders samples with one tokenizer, which gets `DEFAULT_CHAT_TEMPLATE` where it has none."""
+    """Renders samples with one tokenizer, which is given `DEFAULT_CHAT_TEMPLATE` if it has no template."""
 
     def __init__(self, tokenizer: Any, *, system: str | None = None) -> None:
         """system: a system message for chats without one."""
@@ -97,13 +98,13 @@ class Renderer:
         bos = tokenizer.bos_token_id
         self._bos = tokenizer.bos_token if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else ""
         self.untrained_turns = 0
-        """Earlier answers left out of the loss, because the template renders them differently once the conversation
-        continues (as those that drop a model's thoughts), so that no part of the text equals them."""
+        """Number of earlier answers left out of the loss. The template renders them differently once the conversation
+        continues (for example, it drops a model's thoughts), so that no part of the text equals them."""
 
     def parts(self, sample: RowSample, place: str) -> list[TextPart]:
-        """The text in parts: together exactly what the model sees. The last answer ends with end-of-text.
+        """The text in parts, which together are exactly the model's input. The last answer ends with end-of-text.
 
-        Raises DataError, naming `place`, if the template refuses the messages or leaves no answer in the text.
+        Raises DataError with `place` if the template refuses the messages or leaves no answer in the text.
         """
         if isinstance(sample, Chat):
             return _merged(self._chat(sample, place))
@@ -135,11 +136,9 @@ class Renderer:
         assert not whole[done:].strip(), "the last answer is the end of the text"
 
     def _span(self, messages: list[Message], number: int, whole: str, tools: Any, place: str) -> tuple[int | None, int]:
-        """(start, end) of answer `number` in the whole text; the start is None if the text does not have it as such.
-
-        It starts where the text of the question, rendered for generation, ends. A template that opens an answer in a
-        way that it later leaves out (`<think>`) shares a shorter beginning with the whole.
-        """
+        """(start, end) of answer `number` in the whole text; the start is None if the text does not contain the answer
+        unchanged. The answer starts at the end of the question's text, rendered for generation. If the template opens
+        an answer with a text that it later omits (`<think>`), the start is the end of the common beginning."""
         is_last = number == len(messages) - 1
         until = whole if is_last else self._render(messages[: number + 1], tools, place)
         question = self._render(messages[:number], tools, place, generation=True)
@@ -176,7 +175,7 @@ class Renderer:
 
 
 def _merged(parts: Iterable[TextPart]) -> list[TextPart]:
-    """Neighbours of one kind as one part, which the tokenizer splits as in one text."""
+    """The parts with neighbours of one kind merged, so that the tokenizer splits them as one text."""
     merged: list[TextPart] = []
     for part in parts:
         if merged and merged[-1].is_trained == part.is_trained:
@@ -187,18 +186,19 @@ def _merged(parts: Iterable[TextPart]) -> list[TextPart]:
 
 
 class Tokenized(NamedTuple):
-    """The token numbers of one sample, and for each whether it counts in the loss."""
+    """Token ids of one sample, and for each whether it counts in the loss."""
 
     ids: list[int]
     is_trained: list[bool]
 
 
 def tokenize(tokenizer: Any, samples: Sequence[Sequence[TextPart]]) -> list[Tokenized]:
-    """Each sample's parts as one sequence, without added special tokens: the text has them.
+    """Each sample's parts as one sequence, without added special tokens, which the text already has.
 
-    A tokenizer may split "prompt + answer" differently from the prompt alone, which inference gives it. So a part is
-    split by itself if the parts' tokens then are those of the whole text; otherwise it has the tokens that the text up
-    to its end adds to the text before it; or, if that text's tokens change, it is split by itself.
+    A tokenizer may split "prompt + answer" differently from the prompt alone, which is its input at inference. A part
+    is therefore split by itself if the parts' tokens then equal those of the whole text. Otherwise its tokens are those
+    that the text up to its end adds to the text before it; or, if the tokens of the text before it change, it is split
+    by itself.
     """
     wholes = _encode(tokenizer, ["".join(part.text for part in parts) for parts in samples])
     pieces = iter(_encode(tokenizer, [part.text for parts in samples for part in parts]))
@@ -214,7 +214,8 @@ def tokenize(tokenizer: Any, samples: Sequence[Sequence[TextPart]]) -> list[Toke
 
 
 def _in_order(tokenizer: Any, parts: Sequence[TextPart], alone: Sequence[list[int]]) -> list[list[int]]:
-    """Part after part. SentencePiece, for one, puts a space before any text, so before each part alone."""
+    """The tokens of the parts in order. Some tokenizers, such as SentencePiece, put a space before any text, and so
+    before each separate part."""
     text, before, split = "", list[int](), list[list[int]]()
     for part, by_itself in zip(parts, alone, strict=True):
         text += part.text

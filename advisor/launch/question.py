@@ -125,8 +125,8 @@ def launch_question(
 
 
 def framework_of(config: Mapping[str, Any], source: ScriptSource) -> Framework:
-    """The framework: "trl" if the script uses a trainer of TRL; "hf" if the script uses the Trainer or accelerate, or if
-    the configuration has an `auto`, which plain DeepSpeed does not fill; else "deepspeed"."""
+    """The framework: "trl" if the script uses a trainer of TRL; "hf" if it uses the Trainer or accelerate, or if the
+    configuration has an `auto`, which plain DeepSpeed does not fill; else "deepspeed"."""
     if source.is_trl:
         return "trl"
     return "hf" if has_auto(config) or source.names_trainer or source.makes_accelerator else "deepspeed"

@@ -1,4 +1,4 @@
-"""Which machine to rent: every machine of a price table with its best plan, the job's hours and its cost."""
+"""Which machine to rent: every machine of a price table with its best plan, and the hours and the cost of the job."""
 
 from __future__ import annotations
 
@@ -23,41 +23,42 @@ from ..search.candidate import Candidate, duration_of
 from ..search.search import SampleBytes, fastest
 
 TOKENS = "100M"
-"""Default amount of training: a small fine-tuning, long enough for the loading time not to matter."""
+"""Default amount of training: a small fine-tuning, long enough that the loading time is negligible."""
 
 MOST_NODES = 4
-"""Default limit on the machines joined by their network."""
+"""Default maximum of machines joined by their network."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfferFigures:
-    """A number of machines, and the job on them."""
+    """Figures of a number of equal machines and of the job on them."""
 
     provider: str
     machine: str
     gpus: str
-    """As --gpus takes it."""
+    """The machines in the syntax of --gpus."""
     nodes: int
     gpus_per_node: int
     price_per_hour: float
-    """All machines together."""
+    """Price of all machines together."""
     price_date: str
     price_source: str
     cost: float
     cost_low: float | None
-    """The interval to cost_high holds four of five true costs, as far as the step's time decides."""
+    """Lower end of the interval to cost_high, which contains the true cost in four of five cases, as far as the step's
+    time decides it."""
     cost_high: float | None
     cost_per_million_tokens: float
     duration_s: float
-    """From the start to the end."""
+    """Seconds from the start to the end of the job."""
     duration_s_low: float | None
     duration_s_high: float | None
     on_pareto_front: bool = False
-    """No other is both cheaper and faster."""
+    """Whether no other offer is both cheaper and faster."""
     meets_limits: bool = False
-    """It is in time and within the budget."""
+    """Whether the job ends before the deadline and within the budget."""
     plan: PlanFigures
-    """The fastest that fits."""
+    """The fastest plan that fits."""
     job: JobFigures
 
 
@@ -73,28 +74,28 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class RentFigures:
-    """Which machine to rent."""
+    """Figures of the advice on which machine to rent."""
 
     schema_version: int
     currency: str
     prices: str
     """The name of the table's file."""
     oldest_price: str
-    """A date, "" if the table has none."""
+    """The day of the oldest price; "" if the table has no dates."""
     newest_price: str
     deadline_s: float | None
     budget: float | None
     recommended: OfferFigures | None
-    """The cheapest in time and within the budget; with a budget alone the fastest."""
+    """The cheapest offer within deadline and budget; with a budget alone the fastest."""
     offers: tuple[OfferFigures, ...]
-    """By rising cost: those that no other beats, or with --all every one."""
+    """Offers by ascending cost: the Pareto front, or all with --all."""
     left_out: tuple[LeftOut, ...]
     basis: tuple[str, ...]
-    """Sentences on how much is trained."""
+    """The amount of training, as sentences."""
 
 
 class Offer(NamedTuple):
-    """A number of machines with the question about them, its answer, and what the job takes."""
+    """A number of equal machines with the question about them, its answer, and the job's duration and cost."""
 
     machine: Machine
     question: Question
@@ -108,16 +109,16 @@ class RentAdvice:
 
     table: PriceTable
     offers: tuple[Offer, ...]
-    """By rising cost."""
+    """Offers by ascending cost."""
     left_out: tuple[LeftOut, ...]
     deadline_s: float | None
     budget: float | None
-    """In the table's currency."""
+    """The budget in the table's currency."""
     basis: tuple[str, ...]
 
     @property
     def front(self) -> tuple[Offer, ...]:
-        """The Pareto front, by rising cost and falling time."""
+        """The Pareto front, by ascending cost and descending time."""
         return tuple(offer for offer in self.offers if offer.figures.on_pareto_front)
 
     @property
@@ -130,14 +131,14 @@ class RentAdvice:
 
     @property
     def recommended(self) -> Offer | None:
-        """The cheapest within the limits; with a budget alone the fastest. None if none is within them."""
+        """The cheapest offer within the limits; with a budget alone the fastest. None if no offer is within them."""
         possible = [offer for offer in self.offers if offer.figures.meets_limits]
         if self.deadline_s is None and self.budget is not None:
             return min(possible, key=lambda offer: offer.figures.duration_s, default=None)
         return next(iter(possible), None)
 
     def figures(self, *, all_offers: bool) -> RentFigures:
-        """The advice as JSON, with every offer or those of the Pareto front."""
+        """The advice as JSON. all_offers: whether to include every offer or only the Pareto front."""
         oldest, newest = self.table.dates or ("", "")
         chosen = self.recommended
         return from_attributes(
@@ -196,7 +197,7 @@ def rent(
 
 
 def ranked(offers: Iterable[Offer], deadline_s: float | None, budget: float | None) -> tuple[Offer, ...]:
-    """The offers by rising cost, of equals the faster first, with `on_pareto_front` and `meets_limits` set."""
+    """The offers by ascending cost, then by time, with `on_pareto_front` and `meets_limits` set."""
     ordered: list[Offer] = []
     fastest_s = inf
     for offer in sorted(offers, key=lambda offer: (offer.figures.cost, offer.figures.duration_s)):
@@ -211,10 +212,8 @@ def ranked(offers: Iterable[Offer], deadline_s: float | None, budget: float | No
 
 
 def _about_any(model: str, table: PriceTable, question: dict[str, Any]) -> Question:
-    """The question about one GPU of the table, or about the first machine for which it can be asked.
-
-    Raises DsAdviseError if it cannot be asked about any.
-    """
+    """The question about one GPU of the table, or about the first machine for which it is possible. Raises
+    DsAdviseError if it is possible for none."""
     clusters = list(dict.fromkeys(machine.cluster for machine in table.machines))
     alone = sorted((replace(cluster, gpus_per_node=1) for cluster in clusters), key=lambda one: not one.gpu.has_bf16)
     problem: DsAdviseError | None = None
@@ -228,8 +227,8 @@ def _about_any(model: str, table: PriceTable, question: dict[str, Any]) -> Quest
 
 
 def _market(question: Question, machines: Iterable[Machine], most_nodes: int) -> Iterator[Offer | LeftOut]:
-    """Every machine in numbers of 1, 2, 4 ... up to `most_nodes` and its own limit; each distinct cluster is searched
-    once. question: about any machine."""
+    """Offers for every machine in numbers of 1, 2, 4 ... up to `most_nodes` and the machine's own limit. Each distinct
+    cluster is searched once. question: a question about any machine."""
     sample_bytes: SampleBytes = {}
     found: dict[Cluster, tuple[Question, Candidate, JobDuration] | str] = {}
     for machine in machines:
@@ -250,7 +249,7 @@ def _market(question: Question, machines: Iterable[Machine], most_nodes: int) ->
 def _search(
     about: Question, cluster: Cluster, sample_bytes: SampleBytes
 ) -> tuple[Question, Candidate, JobDuration] | str:
-    """The question about a cluster, its best plan and the job under it, or why there is none."""
+    """The question about a cluster, its best plan and the job under it, or the reason that there is none."""
     try:
         question = about.about_cluster(cluster)
         candidate = fastest(question, sample_bytes)
@@ -264,7 +263,7 @@ def _search(
 
 
 def _offer(machine: Machine, price: Price, question: Question, candidate: Candidate, duration: JobDuration) -> Offer:
-    """The job on the question's cluster, at the price of one machine."""
+    """The offer for the job on the question's cluster, at the price of one machine."""
     cluster, cost = duration.cluster, price.cost(duration.cluster, duration.duration_s)
     low_s, high_s = duration.duration_s_range or (None, None)
     figures = from_attributes(

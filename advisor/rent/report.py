@@ -1,4 +1,4 @@
-"""The advice in the terminal: the machine to rent, then the table."""
+"""Terminal report of the advice: the machine to rent, then the table."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..text.units import gib, rate
 from .rent import Offer, RentAdvice
 
 _LESS_TIME, _MORE_COST = 0.6, 1.1
-"""A machine with at most this share of the time, for at most this multiple of the cost, is named next to the cheapest:
-twice the GPUs often take half the time for a few cents more."""
+"""Limits for naming a second machine next to the cheapest: at most this share of its time, for at most this multiple of
+its cost. Twice the GPUs often take half the time for slightly more."""
 
 
 _CELLS = (5, 7, 6)
-"""Columns of hours, cost and cost of a million tokens."""
+"""Widths of the columns of hours, cost and cost per million tokens."""
 
 
 def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) -> None:
-    """Print the advice. all_offers: also those that are not on the Pareto front."""
+    """Print the advice. all_offers: whether to print offers that are not on the Pareto front."""
     for line, style in verdict(advice):
         sentence(console, line, style=style)
     blank(console)
@@ -48,7 +48,7 @@ def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) ->
 
 
 def verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
-    """The first sentences of the advice with their styles."""
+    """The first sentences of the advice, with their styles."""
     chosen, sign = advice.recommended, advice.table.sign
     if chosen is None:
         yield from _nothing(advice)
@@ -100,7 +100,7 @@ def verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
 
 
 def _much_faster(advice: RentAdvice, chosen: Offer) -> Iterator[Phrase]:
-    """The cheapest machine that takes much less time for hardly more money."""
+    """The cheapest machine that takes much less time at slightly higher cost."""
     sign, own = advice.table.sign, chosen.figures
     for offer in advice.front:
         figures = offer.figures
@@ -126,7 +126,7 @@ def _nothing(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
 
 
 def _limits(advice: RentAdvice) -> Phrase | None:
-    """`ends within 24 h and costs at most $50`; None without either."""
+    """The limits as text, `ends within 24 h and costs at most $50`; None without limits."""
     deadline_s, budget, sign = advice.deadline_s, advice.budget, advice.table.sign
     in_time = None if deadline_s is None else phrase("ends within {time}", time=hours(deadline_s))
     cheap = None if budget is None else phrase("costs at most {cost}", cost=money(budget, sign))
@@ -164,7 +164,7 @@ def _table(advice: RentAdvice, shown: Sequence[Offer], console: Console) -> None
 
 
 def all_notes(advice: RentAdvice) -> list[str]:
-    """How much is trained, and what the figures count."""
+    """Sentences on the amount of training and on the contents of the figures."""
     _units, *others = _notes(advice, advice.front)
     return [*advice.basis, *others]
 
@@ -193,13 +193,14 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
 
 
 def named(offer: Offer) -> str:
-    """`RunPod Secure 2 x B200`."""
+    """The name of an offer's machines, such as `RunPod Secure 2 x B200`."""
     cluster = cluster_title(offer.question.cluster, speed=False)
     return f"{offer.machine.title} {cluster}".strip().replace(" nodes of ", " x ")
 
 
 def strategy(offer: Offer) -> str:
-    """`zero3-offload?`: with a mark where the plan needs RAM and the table does not give the machine's."""
+    """The plan's rung, such as `zero3-offload?`; the mark means that the plan needs RAM and the table does not give the
+    machine's."""
     return f"{offer.figures.plan.rung}{'?' * _needs_unknown_ram(offer)}"
 
 
@@ -208,6 +209,6 @@ def _needs_unknown_ram(offer: Offer) -> bool:
 
 
 def _cents(amount: float) -> str:
-    """Two digits: `0.54`, `0.0031`, `12`."""
+    """The amount with two significant digits: `0.54`, `0.0031`, `12`."""
     digits = max(0, 1 - floor(log10(amount))) if amount > 0 else 0
     return f"{amount:,.{min(digits, 4)}f}"

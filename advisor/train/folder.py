@@ -27,7 +27,7 @@ _REPAIR = "start the training without --resume"
 
 
 class TrainingFolder:
-    """Paths below `--output-dir`: the model and `ds_config.json`, checkpoints, and the records in `training/`."""
+    """Paths in `--output-dir`: the model and `ds_config.json`, the checkpoints, and the records in `training/`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,25 +39,23 @@ class TrainingFolder:
         self.options = self.records / "asked.json"
         """The options of the command."""
         self.lock = self.records / "lock"
-        """Held by the process that trains in the folder, and names it."""
+        """Lock file with the name of the process that trains in the folder, which holds the lock."""
 
     def new_launch(self) -> Path:
         number = 1 + sum(1 for _ in self.records.glob("launch-*"))
         return self.records / f"launch-{number}"
 
     def complete_checkpoints(self) -> list[Path]:
-        """The checkpoints that all ranks have saved, by rising step."""
+        """The checkpoints that all ranks have saved, in ascending order of steps."""
         return [path for path in checkpoints_in(self.path) if (path / WHOLE).exists()]
 
     def newest_whole(self) -> Path | None:
         return next(reversed(self.complete_checkpoints()), None)
 
     def newest_usable(self, ranks: int, say: Callable[[str], None]) -> Path | None:
-        """The last complete checkpoint of a training of `ranks` whose files are whole, None if none is complete.
-        Damaged ones after it get another name, so that nothing resumes from them.
-
-        Raises ConfigFileError if every complete one is damaged.
-        """
+        """The last complete checkpoint of a training of `ranks` whose files are intact; None if no checkpoint is
+        complete. Later, damaged checkpoints are renamed, so that no training resumes from them. Raises ConfigFileError
+        if every complete one is damaged."""
         partitioned = read_ds_config(self.ds_config)["zero_optimization"]["stage"] > 0
         usable, damaged = newest_usable(self.complete_checkpoints(), ranks=ranks if partitioned else None, say=say)
         if usable is None and damaged:
@@ -78,17 +76,17 @@ class TrainingFolder:
         )
 
     def remove_broken(self) -> list[Path]:
-        """Remove incomplete checkpoints, which take room that the next one needs; returns them."""
+        """Remove incomplete checkpoints, which take the room of the next one. Returns the removed paths."""
         broken = [path for path in checkpoints_in(self.path) if not (path / WHOLE).exists()]
         for path in broken:
             shutil.rmtree(path)
         return broken
 
     def claim(self, *, force: bool) -> None:
-        """Make the folder, or take an empty one. With `force` an earlier training's checkpoints and records are removed
-        from it, so that they are not taken for this one's; other files stay until they are overwritten.
+        """Make the folder, or take an empty one. With `force` the checkpoints and records of an earlier training are
+        removed, so that they are not attributed to this training; other files stay until they are overwritten.
 
-        Raises ConfigFileError for a folder that is not empty without `force`, in which another process trains, or that
+        Raises ConfigFileError for a folder that is not empty without `force`, that another process trains in, or that
         cannot be written to.
         """
         try:
@@ -96,7 +94,7 @@ class TrainingFolder:
             if self.lock.exists():
                 with self.lock.open("r+b") as lock:
                     self._take(lock)
-            # The records of a training that was refused before it began (a broken row, nothing fits) are of no use.
+            # The records of a training that was refused before its start (a broken row, nothing fits) are not needed.
             unused = self.records if self.options.exists() and not self.job.exists() else None
             used = any(path != unused for path in self.path.iterdir())
             if used and not force:
@@ -115,10 +113,8 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from training in the folder, also those of other hosts where the file system has locks.
-
-        Raises ConfigFileError if one does, and where the folder cannot be written to.
-        """
+        """Keep other processes from training in the folder, including those of other hosts if the file system has
+        locks. Raises ConfigFileError if another process trains in the folder or it cannot be written to."""
         try:
             lock = self.lock.open("a+b")
         except OSError as problem:
@@ -149,10 +145,8 @@ class TrainingFolder:
             )
 
     def kept_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of the training to resume.
-
-        given: options of this call. Raises ConfigFileError if there is no training, or one of them differs from it.
-        """
+        """The options of the training to resume. given: options of this call. Raises ConfigFileError if there is no
+        training, or if a given option differs from the training's."""
         if not self.job.exists():
             raise ConfigFileError(
                 phrase("{path} holds no training to resume", path=self.path),
@@ -185,10 +179,10 @@ class TrainingJob:
     model: str
     """The folder with the weights."""
     tokenizer: str
-    """The folder of the tokenizer with its chat template; it is saved with every model and checkpoint."""
+    """The folder of the tokenizer with its chat template. The tokenizer is saved with every model and checkpoint."""
     workload: Workload
     lora_alpha: int
-    """Without effect with method "full"."""
+    """LoRA alpha; ignored with method "full"."""
     device: Device
     ranks: int
     tokens: str
@@ -201,13 +195,13 @@ class TrainingJob:
     arguments: dict[str, Any]
     """Keyword arguments of TrainingArguments."""
     checkpoint: str | None = None
-    """Where to resume; None: from the beginning."""
+    """The checkpoint to resume from; None starts from the beginning."""
     mlp_tiles: int = 0
-    """Tiles of a tiled feed-forward; 0: not tiled."""
+    """Number of tiles of a tiled feed-forward; 0 for no tiling."""
     loss_tiles: int = 0
-    """Tiles of a tiled loss; 0: not tiled."""
+    """Number of tiles of a tiled loss; 0 for no tiling."""
     gathers: bool = True
-    """Whether ZeRO-3 gathers the whole weights when it saves; under other stages they are whole anyway."""
+    """Whether ZeRO-3 gathers the whole weights when it saves. Other stages always save whole weights."""
 
     @property
     def dtype(self) -> str:
@@ -219,10 +213,10 @@ class TrainingResult:
     """The first rank's report of the end of the training."""
 
     finished: bool
-    """All steps were made and the model is saved; otherwise it was stopped and can be resumed."""
+    """Whether all steps were made and the model is saved; otherwise the training was stopped and can be resumed."""
     step: int
     losses: tuple[tuple[int, float], ...]
-    """(step, loss), with those before a resumed checkpoint; as `evaluations`."""
+    """(step, loss), including the steps before a resumed checkpoint; `evaluations` likewise."""
     evaluations: tuple[tuple[int, float], ...]
     whole: bool
     """Whether the saved weights are whole; otherwise they are ZeRO's shards in the last checkpoint."""
@@ -246,5 +240,5 @@ def read_job(path: Path) -> TrainingJob:
 
 
 def read_result(path: Path) -> TrainingResult | None:
-    """None if the training left none."""
+    """The result that the training wrote; None if it wrote none."""
     return from_json(TrainingResult, json.loads(path.read_bytes())) if path.exists() else None

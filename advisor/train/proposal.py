@@ -1,4 +1,4 @@
-"""From settings, data and a question to a training that is ready to be checked: samples, recommendation, steps, the
+"""From settings, data and a question to a training that is ready for the check: samples, recommendation, steps, the
 ranks' job."""
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from .folder import TrainingFolder, TrainingJob
 from .settings import TrainingSettings
 
 KEPT_CHECKPOINTS = 2
-"""Two, so that an incomplete one never is the only one. The Trainer removes the oldest once a new one is written, so
-there is one more for a moment."""
+"""Number of checkpoints to keep. With two, an incomplete one is never the only one. The Trainer removes the oldest
+after the new one is written, so three exist for a short time."""
 
 LEARNING_RATES: dict[Method, float] = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4}
-"""Peak rates for AdamW. full: Stanford Alpaca's for LLaMA 7B. LoRA: QLoRA's for 7B and 13B (arXiv:2305.14314, appendix
-B)."""
+"""Peak learning rates of AdamW. full: Stanford Alpaca's for LLaMA 7B. LoRA: QLoRA's for 7B and 13B (arXiv:2305.14314,
+appendix B)."""
 
 WARMUP = 0.03
-"""Share of the steps in which the learning rate rises, before it falls as a cosine; Alpaca's."""
+"""Share of the steps in which the learning rate rises, before its cosine decay (Alpaca's value)."""
 
 
 def default_save_steps(steps: int) -> int:
-    """Ten checkpoints a training, at most 500 steps apart (TrainingArguments' save_steps)."""
+    """Steps between checkpoints: ten checkpoints per training, at most 500 steps apart (save_steps of
+    TrainingArguments)."""
     return max(1, min(500, steps // 10))
 
 
 def check_packages(workload: Workload, *, report_to: str, device: Device) -> None:
-    """Raises WorkloadError for the first library that an option needs and that is not installed, and for an older
-    transformers than 5, whose TrainingArguments have other names."""
+    """Raise WorkloadError for the first library that an option needs and that is not installed, and for transformers
+    before 5, whose TrainingArguments have other names."""
     transformers = installed_version("transformers")
     if int(transformers.partition(".")[0]) < 5:
         raise WorkloadError(
@@ -91,7 +92,7 @@ class Proposal:
 
     @property
     def training_s(self) -> float:
-        """Predicted seconds of all steps, with samples padded as the ranks pad them."""
+        """Predicted seconds of all steps, with the padding of samples that the ranks apply."""
         question, job = self.answer.question, job_of_samples(self.samples, epochs=1.0)
         duration = job_duration(
             question.model, question.workload, question.cluster, self.chosen.plan, self.chosen.time, job
@@ -111,11 +112,11 @@ def propose(
     folder: TrainingFolder,
     say: Callable[[str], None],
 ) -> Proposal:
-    """Prepare the data in `folder.records`, and ask for the fastest plan for them.
+    """Prepare the data in `folder.records`, and search for the fastest plan for them.
 
-    question: keyword arguments of `advise` but the model; `seq_len` and `global_batch` of None follow from the data.
+    question: keyword arguments of `advise` except the model. `seq_len` and `global_batch` of None follow from the data.
 
-    Raises DsAdviseError for data, a model or options that cannot be trained with.
+    Raises DsAdviseError for data, a model or options that do not allow a training.
     """
     check_causal(shape, fix="use ds-advise launch with a script of yours")
     if question.get("experts") == "autoep":
@@ -179,11 +180,11 @@ def _answer(
         )
     fewer, rest = divmod(cluster.world_size, question["global_batch"])
     if question["sequence_parallel_size"] is None and fewer > 1 and not rest:
-        question["sequence_parallel_size"] = fewer  # AutoTP may not save its split layers whole
+        question["sequence_parallel_size"] = fewer  # AutoTP may be unable to save its split layers whole
     if settings.packing and question["attention"] != "flash":
         question["sequence_parallel_size"] = 1  # Ulysses drops the mask that keeps packed samples apart
     if question["loss"] == "auto" and find_spec("liger_kernel") is None:
-        question["loss"] = "standard"  # the Trainer offers Liger's alone
+        question["loss"] = "standard"  # the Trainer offers only Liger's fused loss
     answer = advise(shape, **question, deepspeed_estimate=False)
     if cluster.nodes > 1:
         raise ClusterError(
@@ -203,7 +204,7 @@ def _answer(
 
 
 def job_of(proposal: Proposal, weights: Path) -> TrainingJob:
-    """The job of the ranks under the recommended plan."""
+    """The ranks' job under the recommended plan."""
     settings, samples, run = proposal.settings, proposal.samples, proposal.run
     held_out = proposal.evaluation or proposal.data
     tiles = tiles_of(proposal.answer.question.model, run.workload, proposal.chosen.plan)
@@ -227,7 +228,7 @@ def job_of(proposal: Proposal, weights: Path) -> TrainingJob:
 
 
 def _arguments(proposal: Proposal) -> dict[str, Any]:
-    """TrainingArguments. Every step's loss is logged, and a loss that is not a number is not replaced."""
+    """TrainingArguments. The loss of every step is logged, and a loss that is not a number is not replaced."""
     settings, plan = proposal.settings, proposal.chosen.plan
     save_steps = settings.save_steps or default_save_steps(proposal.steps)
     report = settings.report_to

@@ -1,7 +1,8 @@
 """One rank of a training: `python -m ds_advise.advisor.train.rank JOB.json`, started by a launcher.
 
-The Hugging Face Trainer with the job's configuration, data and checkpoints. Rank 0 saves the model, and `result.json`
-in the job's folder. Nothing from the model's folder is executed: safetensors only, and no remote code.
+Runs the Hugging Face Trainer with the job's configuration, data and checkpoints. Rank 0 saves the model, and writes
+`result.json` to the job's folder. No code from the model's folder is executed: weights are safetensors only, without
+remote code.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class TokenDataset(Dataset[TensorSample]):
         for piece in self._index.pieces(number):
             numbers = self._tokens.ids[piece].astype(np.int64)
             labelled = np.where(self._tokens.is_trained[piece], numbers, IGNORED)
-            labelled[0] = IGNORED  # it would be predicted from the piece before
+            labelled[0] = IGNORED  # it would be predicted from the previous piece
             ids.append(numbers)
             labels.append(labelled)
             positions.append(np.arange(len(numbers)))
@@ -59,12 +60,12 @@ class TokenDataset(Dataset[TensorSample]):
 
 
 class Collator:
-    """Pads on the right to the longest sample of a batch, rounded up to `PADDED_TO` within `seq_len`.
-
-    packing: the batch has `position_ids` and no attention mask; transformers then keeps attention within each piece,
-             padding being pieces of its own. Otherwise it has the mask, and the model counts positions itself.
-    shared_by: ranks that share each sample. The length is then a multiple of them, and the batch has `position_ids` and
-             no mask, which Ulysses drops: padding comes last, so no token attends to it.
+    """Collator that pads on the right to the longest sample of a batch, rounded up to `PADDED_TO` within `seq_len`.
+    packing: whether samples are packed. The batch then has `position_ids` and no attention mask; transformers keeps
+        attention within each piece, and padding forms pieces of its own. Otherwise the batch has the mask, and the
+        model derives the positions.
+    shared_by: ranks that share each sample. The length is then a multiple of their number, and the batch has
+        `position_ids` and no mask, which Ulysses drops: padding comes last, so no token attends to it.
     """
 
     def __init__(self, *, pad_id: int, seq_len: int, packing: bool, shared_by: int = 1) -> None:
@@ -138,7 +139,7 @@ def main() -> None:
         if evaluation is not None and not evaluated:
             trainer.evaluate()
         if job.gathers:
-            if uses_cache is not None:  # the Trainer switches it off, and the saved model would generate without it
+            if uses_cache is not None:  # the Trainer turns it off, and the saved model would generate without a cache
                 model.config.use_cache = uses_cache
             trainer.save_model(job.arguments["output_dir"])
     if dist.get_rank() == 0:
@@ -150,7 +151,7 @@ def main() -> None:
 
 
 def _with_objects(arguments: dict[str, Any]) -> dict[str, Any]:
-    """TrainingArguments from JSON: accelerate's ParallelismConfig is an object."""
+    """TrainingArguments from JSON, with an object for accelerate's ParallelismConfig."""
     values = arguments.get("parallelism_config")
     if values is None:
         return arguments
@@ -163,8 +164,8 @@ def _with_objects(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _restart_loader() -> None:
-    """Restart DeepSpeed's sequence-parallel loader in every epoch. The Trainer takes exactly as many batches as there
-    are; the loader notices only beyond the last one that an epoch is over, so every second epoch would be empty
+    """Restart DeepSpeed's sequence-parallel loader in every epoch. The Trainer takes exactly as many batches as an
+    epoch has, but the loader detects the end of an epoch only beyond its last batch; every second epoch would be empty
     (deepspeed 0.19.8 ulysses_sp.py `UlyssesSPDataLoaderAdapter`)."""
     loader: Any = import_module("deepspeed.runtime.sequence_parallel.ulysses_sp").UlyssesSPDataLoaderAdapter
 
@@ -230,16 +231,14 @@ def _model(job: TrainingJob, arguments: Any) -> Any:
             target_modules=list(workload.lora_targets) if workload.lora_targets else "all-linear",
         ),
         autocast_adapter_dtype=workload.method == "qlora"
-        and not workload.modules_to_save,  # as `ds_configs.training_script` has it
+        and not workload.modules_to_save,  # the same condition as in `ds_configs.training_script`
     )
 
 
 def _swanlab() -> Any:
-    """SwanLab with a run, which transformers' callback (5.23) takes for granted: `get_run` raises without one.
-
-    SWANLAB_MODE chooses the mode. Where SwanLab cannot be reached or nobody is logged in, the run is kept in
-    ./swanlog for `swanlab sync`.
-    """
+    """The swanlab module with an active run, which transformers' callback (5.23) requires: `get_run` raises without
+    one. SWANLAB_MODE selects the mode. If SwanLab cannot be reached or no user is logged in, the run is kept in
+    ./swanlog for `swanlab sync`."""
     swanlab = import_module("swanlab")
     try:
         swanlab.init(project=os.environ.get("SWANLAB_PROJECT"))
@@ -250,13 +249,13 @@ def _swanlab() -> Any:
 
 
 class _AllStepsMadeError(Exception):
-    """The checkpoint to resume from is that of the last step."""
+    """Raised if the checkpoint to resume from is that of the last step."""
 
 
 def _callback(transformers: Any) -> Any:
     class Checkpoints(transformers.TrainerCallback):  # type: ignore[misc]
-        """Marks a checkpoint when all ranks have saved their parts; makes no step beyond the last, where the Trainer
-        would make one more unless an epoch ends there."""
+        """Callback that marks a checkpoint when all ranks have saved their parts, and that prevents a step beyond the
+        last, which the Trainer would make unless an epoch ends there."""
 
         def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
             if state.global_step >= state.max_steps:

@@ -1,4 +1,4 @@
-"""The output of `ds-advise train`: data and plan before the start, the result at the end. 80 columns."""
+"""The output of `ds-advise train`: data and plan before the start, the result at the end. Lines have 80 columns."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TrainingData:
     seq_len: int
     """Tokens of the longest sample."""
     tokens: int
-    """Tokens of all training samples, those of one epoch."""
+    """Tokens of all training samples, for one epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +67,12 @@ class TrainingProposal:
 
     data: TrainingData
     plan: PlanFigures | None
-    """In the form of a candidate of `advise --json`; null if nothing fits, or nothing passed the check."""
+    """The plan in the form of a candidate of `advise --json`; null if nothing fits, or nothing passed the check."""
     steps: int
     """Optimizer steps of the whole training."""
     learning_rate: float
     duration_s: float | None
-    """Predicted, of all steps, with samples padded as the ranks pad them."""
+    """Predicted seconds of all steps, with the padding of samples that the ranks apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class TrainingReport:
 
     schema_version: int
     proposal: TrainingProposal | None
-    """Null for a training that is resumed."""
+    """The proposal; null for a resumed training."""
     launched: LaunchOutcome | None
     """The last launch, in the form of an attempt of `launch --json`; null if nothing was started."""
     finished: bool
@@ -89,15 +89,15 @@ class TrainingReport:
     evaluations: tuple[tuple[int, float], ...]
     """(step, loss) on the evaluation rows."""
     model: str | None
-    """The folder of the model, or of the adapters, and their tokenizer; null unless it has finished."""
+    """The folder of the model, or of the adapters, with the tokenizer; null unless the training has finished."""
     merged: str | None
-    """The folder of the model with the adapters in its weights; null without --merge."""
+    """The folder of the model with the adapters merged into its weights; null without --merge."""
     checkpoint: str | None
-    """The last whole checkpoint, from which --resume goes on; null if there is none."""
+    """The last whole checkpoint, from which --resume continues; null if there is none."""
 
 
 def training_report(proposed: Proposal | None, trained: Trained | None) -> TrainingReport:
-    """The JSON of a training. proposed: None if it is resumed; trained: None if it was not started."""
+    """The JSON of a training. proposed: None for a resumed training. trained: None if the training was not started."""
     proposal = None
     if proposed is not None:
         plan = proposed.answer.recommended
@@ -123,7 +123,7 @@ def training_report(proposed: Proposal | None, trained: Trained | None) -> Train
 
 
 def render_proposal(proposed: Proposal, console: Console) -> None:
-    """The data, the recommended plan (or the one nearest to fitting), and the predicted duration."""
+    """Print the data, the recommended plan (or the one nearest to fitting), and the predicted duration."""
     for paragraph in (_data(proposed), _plan(proposed)):
         for line in paragraph:
             sentence(console, line)
@@ -153,7 +153,7 @@ def _data(proposed: Proposal) -> list[str]:
 
 
 def left_out(data: DataFile) -> str:
-    """The number of empty rows, and the places of the first."""
+    """The number of empty rows, and the places of the first of them."""
     first, *others = data.empty_places
     places = ", ".join([first, *(place.rpartition(" ")[2] for place in others)])
     more = f" and {data.empty_rows - 1 - len(others):,} more" if data.empty_rows > 1 + len(others) else ""
@@ -181,7 +181,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
 
 
 def render_proven(before: Proposal, after: Proposal, console: Console) -> None:
-    """The plan that passed the check, where it is another than the one that was shown."""
+    """Print the plan that passed the check, if it differs from the one printed before."""
     was, now = before.answer.recommended, after.answer.recommended
     if now is None and was is not None:
         sentence(console, "No plan that was predicted to fit passed the check.", style="bold red")
@@ -193,7 +193,7 @@ def render_proven(before: Proposal, after: Proposal, console: Console) -> None:
 
 
 def render_start(request: LaunchRequest, console: Console) -> None:
-    """The output of `--dry`: configuration, environment and command."""
+    """Print the output of `--dry`: configuration, environment and command."""
     sentence(console, f"{request.config_path} would be:")
     copyable(console, config_text(request.run.config).splitlines())
     sentence(console, "It would be started with:")
@@ -201,7 +201,7 @@ def render_start(request: LaunchRequest, console: Console) -> None:
 
 
 def render_trained(trained: Trained, console: Console) -> None:
-    """How it ended, measured and predicted figures, and where the model is."""
+    """Print the end of the training, measured and predicted figures, and the model's location."""
     blank(console)
     outcome, result = trained.attempt.outcome, trained.result
     if outcome.failure is not None:

@@ -1,4 +1,5 @@
-"""The settings of a training. Those that `ds-advise train` has besides the options of a question are declared here."""
+"""The settings of a training. The options that `ds-advise train` has in addition to those of a question are declared
+here."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Proof = Literal["probe", "dry-run", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """The options of one training; None and "auto" are replaced by defaults."""
+    """The options of one training, with None and "auto" replaced by defaults."""
 
     model: str
     """As given by the user."""
@@ -55,7 +56,7 @@ class TrainingSettings:
     merge: Annotated[bool, Option("Also save the model with the LoRA adapters merged.", methods=LORA_METHODS)] = False
     rung: Annotated[Rung | None, Option("Strategy.", default_text="the fastest that fits")] = None
     proof: Proof = "probe"
-    """How to prove that it fits; "none" leaves out the check of the disk too."""
+    """How to check that the training fits; "none" skips the check of the disk too."""
     offline: bool = False
 
     @classmethod
@@ -82,4 +83,4 @@ TRAINING_OPTIONS: Mapping[str, Option] = {
     name: option._replace(default=TrainingSettings.__dataclass_fields__[name].default)
     for name, option in declared(get_type_hints(TrainingSettings, include_extras=True)).items()
 }
-"""The options that are declared above, by their names."""
+"""The options declared above, by name."""

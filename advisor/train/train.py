@@ -1,7 +1,7 @@
-"""`ds-advise train` from the options to the exit code: a new training, a dry one, a resumed one. A proposal is proved
-and launched, with less memory where it ran out, and its adapters are merged.
+"""`ds-advise train` from the options to the exit code: a new training, a dry run of one, a resumed one.
 
-`options` are the command's options, by name; `advice` are the keyword arguments of `advise` among them.
+A proposal is checked and launched, continued with less memory if memory runs out, and its adapters are merged.
+`options` are the command's options by name; `advice` are the keyword arguments of `advise` among them.
 """
 
 from __future__ import annotations
@@ -55,18 +55,16 @@ class TrainingControls:
 
     output: Output
     fallback: bool
-    """Whether it goes on with the next plan that fits where memory runs out."""
+    """Whether the training continues with the next plan that fits if memory runs out."""
     verbose: bool
-    """Whether the first rank's output is shown."""
+    """Whether to show the first rank's output."""
 
 
 def train_anew(
     options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, controls: TrainingControls, *, force: bool
 ) -> int:
-    """Propose, prove, train and save; returns the exit code. The options are kept for --resume.
-
-    force: use a folder that is not empty.
-    """
+    """Propose, check, train and save. Returns the exit code. The options are kept for --resume. force: whether to use a
+    folder that is not empty."""
     output, folder, trained = controls.output, TrainingFolder(path), None
     settings, shape = _read(options)
     cluster = cluster_here(options)
@@ -86,7 +84,8 @@ def train_anew(
 
 
 def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, output: Output) -> int:
-    """Print what `train_anew` would write into the folder and start; all files are temporary."""
+    """Print the files that `train_anew` would write into the folder and the command it would start. All files are
+    temporary."""
     settings, shape = _read(options)
     cluster = cluster_of(options)
     with TemporaryDirectory() as temporary:
@@ -101,11 +100,11 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
 
 
 def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> int:
-    """Resume the training in a folder from its last whole checkpoint, with its configuration, its data and the options
-    that it kept, which the given ones must equal.
+    """Resume the training in a folder from its last whole checkpoint, with its configuration, its data and its kept
+    options. The given options must equal the kept ones.
 
-    Raises ConfigFileError if there is no checkpoint or the training has ended; ClusterError for another number of
-    ranks, because ZeRO's checkpoints are one file a rank.
+    Raises ConfigFileError if there is no checkpoint or the training has ended, and ClusterError for another number of
+    ranks, because a ZeRO checkpoint has one file per rank.
     """
     folder = TrainingFolder(path)
     options = folder.kept_options(given)
@@ -181,13 +180,10 @@ def _show_end(trained: Trained | None, proposed: Proposal | None, output: Output
 
 
 def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output) -> Proposal:
-    """The proposal, which has a plan, under the fastest that passes the proof; `answer.recommended` is None if none
-    does.
-
-    Raises ConfigFileError if the disk has no room; what `prove` raises.
-    """
+    """The proposal under the fastest plan that passes the check. `proposed` must have a plan; `answer.recommended` is
+    None if no plan passes. Raises ConfigFileError if the disk has no room, and the errors of `prove`."""
     settings, question = proposed.settings, proposed.answer.question
-    if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the proof
+    if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the check
         weights_folder(settings.model, question.model, offline=settings.offline)
     if settings.proof == "none":
         return proposed
@@ -198,8 +194,7 @@ def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output
 
 
 def check_disk(question: Question, zero_stage: int, folder: Path) -> None:
-    """Raises ConfigFileError if the folder has no room for `KEPT_CHECKPOINTS`, the one being written, and the
-    model."""
+    """Raise ConfigFileError if the folder has no room for `KEPT_CHECKPOINTS`, the one being written, and the model."""
     checkpoint = checkpoint_bytes(question.model, question.workload, zero_stage)
     needed = (KEPT_CHECKPOINTS + 1) * checkpoint + question.workload.weight_bytes * question.model.parameters
     free = free_bytes(folder)
@@ -219,12 +214,12 @@ def check_disk(question: Question, zero_stage: int, folder: Path) -> None:
 def prove(
     answer: Recommendation, settings: TrainingSettings, *, memory_limit_bytes: int | None, output: Output
 ) -> Recommendation:
-    """The answer with the fastest plan that passes the proof recommended, None if none does.
+    """The answer, with the fastest plan that passes the check as the recommended one, or None.
 
-    "probe": a few real steps with random weights and full sequences; where memory does not suffice, the next best plan.
-    "dry-run": the same by dry runs.
+    "probe": a few real steps with random weights and full sequences; the next best plan if memory runs out.
+    "dry-run": the same with dry runs.
 
-    Raises WorkloadError if a probe fails for another reason than memory: the training would as well.
+    Raises WorkloadError if a probe fails for a reason other than memory, because the training would fail too.
     """
     if settings.proof == "dry-run":
         return verify(
@@ -233,7 +228,7 @@ def prove(
             on_start=lambda candidate: output.say(phrase("dry run of {rung} ...", rung=candidate.rung)),
         )
     for candidate in by_speed(answer):
-        if candidate.estimate.evidence == "probe":  # it has run on this machine before
+        if candidate.estimate.evidence == "probe":  # it has already run on this machine
             return replace(answer, recommended=candidate)
         plan = candidate.plan
         title, size = plan_title(plan), plan.micro_batch_size
@@ -258,7 +253,7 @@ def prove(
 
 
 def request_of_proposal(proposed: Proposal, folder: TrainingFolder | None = None) -> LaunchRequest:
-    """The launch of the recommended plan, in the proposal's folder or another."""
+    """The launch request of the recommended plan, in the proposal's folder or another."""
     return _request(
         proposed.run,
         proposed.chosen.estimate,
@@ -287,7 +282,7 @@ def _request(
 def _train(
     request: LaunchRequest, job: TrainingJob, folder: TrainingFolder, controls: TrainingControls, *, merging: bool
 ) -> Trained:
-    """Train, with less memory where it ran out and a fallback is requested; then merge."""
+    """Train. If memory runs out and a fallback is requested, continue with less memory. Then merge."""
 
     def prepare(attempt: LaunchRequest) -> None:
         write_config(attempt.run.config, folder.ds_config, force=True)
@@ -325,11 +320,9 @@ def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingF
 
 
 def merge(base: Path, adapter: Path, destination: Path, *, dtype: str) -> None:
-    """Save the base model with the adapters' products added to its weights, and the adapter's tokenizer.
-
-    On the CPU, in this process, once the ranks have ended: it takes the base model's weights in RAM. A base that was
-    trained on in 4 bits is merged in `dtype`, so that nothing is quantized twice.
-    """
+    """Save the base model with the adapters' products added to its weights, and the adapter's tokenizer. The merge runs
+    on the CPU, in this process, after the ranks have ended, and needs RAM for the base model's weights. A base model
+    that was trained in 4 bits is merged in `dtype`, so that no weight is quantized twice."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # peft imports DeepSpeed, which would warn of a missing GPU
     peft: Any = import_module("peft")
     torch: Any = import_module("torch")
