@@ -1,4 +1,4 @@
-"""The attention kernel that runs, and what it keeps for the backward pass."""
+"""The attention kernel that runs, and the tensors that it saves for the backward pass."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from .saved_tensors import Value
 Kernel = Literal["flash", "efficient", "math", "eager"]
 
 LARGEST_FUSED_HEAD = 256
-"""Widest head of flash attention, in torch's kernel and in the flash-attn package."""
+"""Maximum head size of flash attention, in torch's kernel and in the flash-attn package."""
 
 
 FIRST_BOOLEAN_MASKS = (4, 53)
-"""First transformers whose masks for torch's attention are boolean (masking_utils.py)."""
+"""First transformers version with boolean masks for torch's attention (masking_utils.py)."""
 
 FIRST_GROUPED = (4, 54)
-"""First transformers that passes fewer key than query heads to torch's attention (integrations/sdpa_attention.py)."""
+"""First transformers version that passes fewer key than query heads to torch's attention
+(integrations/sdpa_attention.py)."""
 
 ALWAYS_MASKED = ("llama", "gemma")
-"""Model types whose code made a mask although nothing is padded (transformers 4.38 and 4.39 `_update_causal_mask`)."""
+"""Model types that pass a mask even without padding (transformers 4.38 and 4.39 `_update_causal_mask`)."""
 
 
 def kernel_and_mask(
     model: ModelShape, block: Block, workload: Workload, attention: Attention, compute_capability: float | None
 ) -> tuple[Kernel, bool]:
-    """The kernel of a block's attention, and whether an S x S mask reaches it. `attention` is the block's own, or that
-    of its cross-attention or program."""
+    """Return the kernel of a block's attention, and whether it receives an S x S mask. `attention` is the block's own,
+    or that of its cross-attention or program."""
     variant, rows = layer_variant(model, block), model.stream_len(block, workload.seq_len)
     ranks, software = workload.sequence_parallel_size, workload.software
     attention = attention.of_rank(ranks)
     windowed = attention.window is not None and rows * ranks >= attention.window and not attention.chunked
     made = model.model_type in ALWAYS_MASKED and (4, 38) <= software.transformers < (4, 40)
-    # Answers differ in length. In 16 bits they are counted as full; in fp32 their mask spares sdpa the math path.
+    # Answers differ in length. In 16 bits they count as full; in fp32 their mask keeps sdpa off the math path.
     answers = workload.precision == "fp32" and bool(OBJECTIVES[workload.objective].trainer)
     padded = software.padding_mask or made or answers
     masked = (windowed or variant.masked or padded) and not attention.cross
@@ -64,8 +65,8 @@ def kernel_and_mask(
 
 @lru_cache(maxsize=64)
 def with_offered_attention(model: ModelShape, workload: Workload) -> Workload:
-    """The workload with the attention that runs: eager if the model's class does not offer the requested one. A
-    "triton" kernel comes with the model's own code."""
+    """Return the workload with the attention that runs: eager if the model's class does not offer the requested one. A
+    "triton" kernel is part of the model's own code."""
     if workload.attention == "triton":
         return workload
     offered = all(workload.attention in layer_variant(model, block).kernels for block in model.blocks)
@@ -81,16 +82,17 @@ def attention_kernel(
     grouped: bool,
     compute_capability: float | None,
 ) -> Kernel:
-    """The kernel behind `workload.attention`.
+    """Return the kernel for `workload.attention`.
 
-    offered: the implementations that the transformers class supports; otherwise eager. masked: a mask is passed.
-    grouped: fewer key than query heads reach the kernel.
+    offered: implementations that the transformers class supports; others become eager. masked: whether a mask is
+    passed. grouped: whether fewer key than query heads reach the kernel.
 
-    "triton" keeps what flash attention keeps. "flash" is the flash-attn package (window and soft cap inside the
-    kernel). "sdpa" follows torch's dispatcher: flash for half precision from compute capability 8.0 on (or unknown),
-    equal head widths up to 256 and no mask; else the memory-efficient kernel, which before torch 2.14 takes no grouped
-    heads, no bf16 before Ampere and only heads that are a multiple of 8 (half precision) or 4 (fp32); else the math
-    path, which holds the S x S scores. cuDNN's kernel, preferred on Hopper and Blackwell, keeps what flash keeps.
+    "triton" saves the same tensors as flash attention. "flash" is the flash-attn package (window and soft cap inside
+    the kernel). "sdpa" follows torch's dispatcher. It selects flash for half precision from compute capability 8.0 on
+    (or unknown), equal head widths up to 256 and no mask. Otherwise it selects the memory-efficient kernel, which
+    before torch 2.14 takes no grouped heads, no bf16 before Ampere and only heads that are a multiple of 8 (half
+    precision) or 4 (fp32). Otherwise it selects the math path, which holds the S x S scores. cuDNN's kernel, preferred
+    on Hopper and Blackwell, saves the same tensors as flash.
 
     Source: torch 2.13 `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` (can_use_flash_attention,
     can_use_mem_efficient_attention); transformers 5.23 `integrations/sdpa_attention.py`; GQA in the memory-efficient
@@ -126,7 +128,7 @@ def attend(
     bias: Value | None = None,
     dropout: bool = False,
 ) -> Value:
-    """Attention of queries to keys and values, whose heads are repeated if the kernel cannot group."""
+    """Return attention of queries to keys and values. Their heads are repeated if the kernel cannot group."""
     query, key, value = states
     heads, rows, keys = attention.heads, query.rows, key.rows
     out_width = heads * attention.v_head_dim
@@ -139,18 +141,18 @@ def attend(
     if kernel == "flash":
         return _fused(ops, attention, (query, key, value), out_width, lse_rows=rows)
     if kernel == "efficient":
-        # A mask of booleans becomes one of numbers, for every sample and in every layer.
+        # A boolean mask is converted to numbers, for every sample and in every layer.
         if mask is not None and ops.workload.software.transformers < FIRST_BOOLEAN_MASKS:
             bias = mask
         elif mask is not None:
             bias = ops.graph.tensor(rows, keys, ops.itemsize, "mask", needs_grad=False)
         elif bias is not None and (attention.causal or attention.cross):
-            # Relative positions where the causal mask allows, in every layer of a decoder (T5's cross-attention too).
+            # The causal mask applied to relative positions, in every layer of a decoder (T5's cross-attention too).
             allowed = ops.graph.tensor(rows, keys, 1, "causal mask", needs_grad=False, fixed=True)
             bias = ops.graph.apply("position bias", (bias,), saves=(allowed,))
         return _fused(ops, attention, (query, key, value), out_width, lse_rows=-(-rows // 32) * 32, bias=bias)
     if kernel == "math":
-        # torch's composite path: everything in fp32, the scores and their softmax in full.
+        # torch's composite path: all tensors in fp32, with whole scores and their softmax.
         scaled, keyed, value = (ops.cast(part, 4) for part in (query, key, value))
         scores = ops.product("scores", ops.scale(scaled), ops.scale(keyed), width=heads * keys)
         added = mask or bias
@@ -180,18 +182,18 @@ def attend(
 
 
 def _score_bytes(ops: Ops, variant: LayerVariant) -> int:
-    """Bytes per score and pass of operations with short-lived results: a choice reads and writes it (transformers 4.12
-    to 4.57 modeling_gpt2.py); two biases are gathered by 8-byte indices, divided and added (transformers 5.23
-    modeling_deberta_v2.py)."""
+    """Return the bytes per score and pass moved by operations with short-lived results: `where` reads and writes the
+    scores (transformers 4.12 to 4.57 modeling_gpt2.py); two biases are gathered by 8-byte indices, divided and added
+    (transformers 5.23 modeling_deberta_v2.py)."""
     chosen = variant.chosen_mask and ops.workload.software.transformers < (5, 0)
     gathered = 2 * (8 + 4 * ops.itemsize) + 8 * ops.itemsize
     return 2 * ops.itemsize * chosen + gathered * variant.gathers_positions
 
 
 def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value], beta: Value, decay: Value) -> Value:
-    """The gated delta rule in fp32 by chunks (arXiv:2412.06464): what is independent of other chunks is computed for
-    all at once, then a state of d x dv per head passes from chunk to chunk. Source: transformers 5.23
-    qwen3_5/modeling_qwen3_5.py torch_chunk_gated_delta_rule."""
+    """Return the gated delta rule in fp32 by chunks (arXiv:2412.06464). The parts independent of other chunks are
+    computed for all chunks at once, then a state of d x dv per head passes from chunk to chunk. Source: transformers
+    5.23 qwen3_5/modeling_qwen3_5.py torch_chunk_gated_delta_rule."""
     graph, heads, chunk = ops.graph, attention.heads, attention.chunk
     chunks = -(-states[0].rows // chunk)
     rows, pairs = chunks * chunk, heads * chunk
@@ -232,7 +234,7 @@ def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value
 
 
 def _unit(ops: Ops, value: Value, heads: int) -> Value:
-    """Each head divided by its length."""
+    """Return each head divided by its length."""
     squares = ops.graph.apply("squares", (value,), saves=(value,), workspace=value.size)
     return ops.multiply(
         value, ops.saves_output("reciprocal length", ops.new("length", (squares,), width=heads)), "unit"
@@ -248,8 +250,8 @@ def _fused(
     lse_rows: int,
     bias: Value | None = None,
 ) -> Value:
-    """Flash and memory-efficient attention keep queries, keys, values, the output and one fp32 log-sum-exp per query.
-    torch's flash pads heads to a multiple of 8, which copies them."""
+    """Return flash or memory-efficient attention, which saves queries, keys, values, the output and one fp32
+    log-sum-exp per query. torch's flash pads heads to a multiple of 8, which copies them."""
     padding = -attention.head_dim % 8
     if padding and bias is None:
         inputs = tuple(
@@ -279,14 +281,15 @@ def _softmax(ops: Ops, scores: Value, *, itemsize: int) -> Value:
 
 
 def softmax_workspace(scores: Value, itemsize: int) -> int:
-    """The gradient times the result, which CUDA's backward pass makes first (torch 2.13
+    """Return the bytes of the gradient times the result, which CUDA's backward pass makes first (torch 2.13
     aten/src/ATen/native/cuda/SoftMax.cu softmax_backward_cuda_out)."""
     return itemsize * scores.rows * scores.width
 
 
 def backward_workspace(query: Value, key: Value, lse: Value, out_width: int) -> int:
-    """Workspace of the backward kernel: the queries' gradient in fp32 and one number per row; with grouped heads the
-    gradients of keys and values for every query head. Source: FlashAttention 2 `csrc/flash_attn/flash_api.cpp`
-    (mha_bwd: dq_accum, softmax_d, dk_expanded, dv_expanded). The memory-efficient kernel's are similar."""
+    """Return the bytes of the backward kernel's workspace: the queries' gradient in fp32 and one number per row; with
+    grouped heads also the gradients of keys and values for every query head. Source: FlashAttention 2
+    `csrc/flash_attn/flash_api.cpp` (mha_bwd: dq_accum, softmax_d, dk_expanded, dv_expanded). The memory-efficient
+    kernel's workspace is similar."""
     expanded = key.rows * (query.width + out_width) * key.itemsize if key.width < query.width else 0
     return query.rows * query.width * 4 + lse.size + expanded

@@ -1,4 +1,4 @@
-"""One transformer layer, operation by operation."""
+"""The forward pass of one transformer layer, operation by operation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .saved_tensors import Value
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Layer:
-    """A layer's dimensions, the variant of its code, and its inputs from outside."""
+    """A layer's dimensions, the variant of its code, and its external inputs."""
 
     ops: Ops
     variant: LayerVariant
@@ -23,7 +23,7 @@ class Layer:
     kernel: Kernel
     cross_kernel: Kernel = "flash"
     mask: Value | None = None
-    """Added to the scores: a causal mask of eager attention, or a sliding window's."""
+    """Mask added to the scores: the causal one of eager attention, or a sliding window's."""
     bias: Value | None = None
     """Relative positions (T5), added to the scores."""
     cross_bias: Value | None = None
@@ -39,7 +39,7 @@ class Layer:
         return self._branch("feed-forward", value, self._feed_forward)
 
     def _branch(self, part: str, value: Value, run: Callable[[Value], Value]) -> Value:
-        """One residual branch with its norms, in the family's layout."""
+        """Return the sum of the input and one branch, with its norms, in the family's layout."""
         ops, layout = self.ops, self.variant.layout
         ops.graph.part = part
         inner = norm(ops, self.variant.norm, value) if layout in ("pre", "sandwich") else value
@@ -51,7 +51,7 @@ class Layer:
         return norm(ops, self.variant.norm, total) if layout == "post" else total
 
     def _parallel(self, value: Value) -> Value:
-        """Attention and feed-forward of the same input, through one norm or one norm each."""
+        """Return attention and feed-forward of the same input, through one norm or one norm each."""
         ops = self.ops
         ops.graph.part = "attention"
         normed = norm(ops, self.variant.norm, value)
@@ -65,11 +65,11 @@ class Layer:
         return self.ops.dropout(value, self.block.hidden_dropout)
 
     def _names(self, role: str) -> list[str]:
-        """Linear modules of a role, in the order of the state dict."""
+        """Return the linear modules of a role, in the order of the state dict."""
         return [name for name, tensor in self.ops.weights.items() if tensor.role == role and tensor.linear]
 
     def _attention_names(self, *, cross: bool) -> list[str]:
-        """Projections of one attention module; a second module is the cross-attention."""
+        """Return the projections of one attention module; a second module is the cross-attention."""
         names = self._names("attention")
         parents = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
         if len(names) > 2 and self.block.cross_attention is not None:
@@ -88,7 +88,7 @@ class Layer:
         gate = None
         if attention.gated:
             query, gate = self.ops.graph.split(query, (query.width // 2, query.width // 2))
-            gate = self.ops.scale(gate, "gate")  # which stands between the heads' queries
+            gate = self.ops.scale(gate, "gate")  # gates and queries alternate head by head
         if attention.qk_norm:
             query, key = self._normed_heads("q", query), self._normed_heads("k", key)
         if attention.rotary:
@@ -101,8 +101,9 @@ class Layer:
         return attended
 
     def _attend_in_turn(self, output: str, attention: Attention, states: tuple[Value, Value, Value]) -> Value:
-        """Ulysses: attention over all tokens for a part of the heads, between two all-to-alls. Queries, keys and values
-        stay local variables of the layer, the exchanged ones of `UlyssesSPAttentionHF.forward`."""
+        """Return Ulysses attention: all tokens for a part of the heads, between two all-to-alls. Queries, keys and
+        values stay alive as local variables of the layer, the exchanged ones as those of
+        `UlyssesSPAttentionHF.forward`."""
         ops, ranks = self.ops, self.ops.workload.sequence_parallel_size
         part = attention.of_rank(ranks)
         rows, kept = states[0].rows, ops.graph.hold
@@ -122,7 +123,7 @@ class Layer:
         return ops.linear(output, result)
 
     def _normed_heads(self, label: str, value: Value) -> Value:
-        """The norm of queries or keys: over each head, or over all heads if the weight is that wide."""
+        """Return the norm of queries or keys: over each head, or over all heads if the weight has their width."""
         wide = any(
             tensor.shape == (value.width,) and f"{label}_" in tensor.name and tensor.role == "norm"
             for tensor in self.block.tensors
@@ -139,7 +140,7 @@ class Layer:
     def _project(
         self, attention: Attention, names: Sequence[str], value: Value, memory: Value
     ) -> tuple[Value, Value, Value]:
-        """Queries, keys and values: three linear layers, or views of a fused one."""
+        """Return queries, keys and values: three linear layers, or views of a fused one."""
         ops = self.ops
         if len(names) == 1:
             widths = (
@@ -156,12 +157,12 @@ class Layer:
     def _attend(
         self, output: str, attention: Attention, states: tuple[Value, Value, Value], gate: Value | None = None
     ) -> Value:
-        """Attention, its gate, and the output projection."""
+        """Return attention with its gate and the output projection."""
         ops, copies = self.ops, self.variant.heads == "copies"
         kernel = self.cross_kernel if attention.cross else self.kernel
         mask, bias = (None, self.cross_bias) if attention.cross else (self.mask, self.bias)
         if copies:
-            # Falcon repeats the heads of keys and values in these copies, unless there is one.
+            # Falcon repeats the heads of keys and values in these copies, except for a single head.
             heads = attention.heads if attention.kv_heads > 1 else 1
             query, key, value = states
             states = (
@@ -178,8 +179,8 @@ class Layer:
         return ops.linear(output, attended)
 
     def _rotate(self, value: Value) -> Value:
-        """x cos + rotate_half(x) sin: a new tensor; x is not saved, as the tables need no gradient. A fused kernel
-        rotates in place, or a copy if x is a part of a larger tensor (liger-kernel 0.8.5 ops/rope.py)."""
+        """Return x cos + rotate_half(x) sin, a new tensor; x is not saved, as the tables need no gradient. A fused
+        kernel rotates in place, or a copy if x is a part of a larger tensor (liger-kernel 0.8.5 ops/rope.py)."""
         ops = self.ops
         if ops.fused:
             whole = value.size == value.storage.size
@@ -187,12 +188,12 @@ class Layer:
             label = value.storage.label
             return ops.graph.apply(label, (value,), view=True, moves=in_place) if whole else ops.scale(value)
         wide = ops.cast(value, 4) if self.variant.rotary == "fp32" or ops.workload.autocasts else value
-        # Negated, put together; backward two slices are put into zeros and added.
+        # Forward: negated and concatenated. Backward: two slices are written into zeros and added.
         half = ops.graph.apply("rotated half", (wide,), workspace=wide.size, moves=(wide.size, 3 * wide.size))
         return ops.cast(ops.add(ops.scale(wide), ops.scale(half), value.storage.label), value.itemsize)
 
     def _latent_attention(self, attention: Attention, value: Value) -> Value:
-        """DeepSeek's latent attention in training: keys and values are expanded for every head."""
+        """Return DeepSeek's latent attention in training: keys and values are expanded for every head."""
         ops, heads = self.ops, attention.heads
         names = self._names("attention")
         find = {name.rpartition(".")[2]: name for name in names}
@@ -209,7 +210,7 @@ class Layer:
         return self._attend(find["o_proj"], attention, (query, key, states))
 
     def _delta_net(self, attention: Attention, value: Value) -> Value:
-        """Gated DeltaNet: projections, a convolution over the last tokens, the delta rule, a norm that z gates.
+        """Return Gated DeltaNet: projections, a convolution over the last tokens, the delta rule, a norm gated by z.
 
         Source: transformers 5.23 qwen3_5/modeling_qwen3_5.py Qwen3_5GatedDeltaNet, without flash-linear-attention.
         """
@@ -217,7 +218,7 @@ class Layer:
         find = {name.rpartition(".")[2]: name for name in self._names("attention")}
         keys, values = attention.kv_heads * attention.head_dim, heads * attention.v_head_dim
         fused = "in_proj_qkvz" in find
-        if fused:  # queries, keys, values and gates stand between each other, head by head
+        if fused:  # queries, keys, values and gates are interleaved by head
             projected = ops.linear(find["in_proj_qkvz"], value)
             steps = ops.linear(find["in_proj_ba"], value)
             mixed, gate = graph.split(projected, (2 * keys + values, values))

@@ -1,4 +1,4 @@
-"""A recorded program, run as an autograd graph for one workload: with adapters, another precision, other kernels."""
+"""Replay of a recorded program as an autograd graph for one workload, with its adapters, precision and kernels."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _VARIANT = LayerVariant()
 
 @dataclass(slots=True, eq=False)
 class Replay:
-    """One run of a program."""
+    """One replay of a program."""
 
     ops: Ops
     program: Program
     seq_len: int
     window: int | None
     kernel_of: Callable[[Attention], tuple[Kernel, Value | None]]
-    """The kernel of an attention, and the mask that it needs."""
+    """Returns the kernel of an attention, and the mask that it needs or None."""
     embedding_needs_grad: bool = False
-    """The output of the model's input embedding requires a gradient, although the embedding does not train."""
+    """Whether the output of the model's input embedding requires a gradient although the embedding does not train."""
     checkpointing: bool = False
-    """Run again what the module checkpoints."""
+    """Whether the parts that the module checkpoints are recomputed."""
     shared: Mapping[str, Value] = field(default_factory=dict)
-    """Weights that several operations read, whose gradients wait for the last one."""
+    """Weights read by several operations; their gradients wait for the last one."""
     numels: Mapping[str, int] = field(default_factory=dict)
-    """Elements of the other weights, in the program of a module."""
+    """Elements of the other weights, for the program of a module."""
     frozen: frozenset[str] = frozenset()
-    """Weights that do not train although others do."""
+    """Weights that do not train in a model with trained ones."""
     zero3: bool = False
     outer: list[Ops] = field(default_factory=list, init=False)
     values: dict[int, Value] = field(default_factory=dict, init=False)
     storages: dict[int, Storage] = field(default_factory=dict, init=False)
     whole: dict[Storage, int] = field(default_factory=dict, init=False)
-    """Bytes of all iterations of a loop, by the storage of one: what is saved is saved of each."""
+    """Bytes of all iterations of a loop, by the storage of one: every iteration saves its own."""
 
     def run(self, value: Value | None) -> Value:
-        """The output for this input; None where the program begins with the model's own inputs."""
+        """Return the output for this input; None if the program begins with the model's own inputs."""
         if value is not None:
             self._set(self.program.input, value)
         if self.shared:
@@ -76,7 +76,7 @@ class Replay:
         return self.values[self.program.output]
 
     def _rows_of(self, value: Value) -> Value:
-        """A view instead of the copy, which is temporary in both passes."""
+        """Return a view instead of the copy, which is temporary in both passes."""
         rows = value._replace()
         copy = Size(0, value.size) if value.storage.fixed else Size(value.size, 0)
         node = Node((value,), (rows,), passes=True, workspace=copy, forward_workspace=copy.per_sample)
@@ -94,7 +94,7 @@ class Replay:
             self.ops.graph.checkpoint(inner, results)
 
     def _weigh(self, *names: str) -> None:
-        """The weights of the last operation: its derivative makes their gradients."""
+        """Assign weights to the last operation, whose derivative computes their gradients."""
         shared = [self.shared[name] for name in names if name in self.shared]
         own = tuple(self.numels[name] for name in names if name in self.numels)
         if shared or own:
@@ -102,11 +102,11 @@ class Replay:
             nodes[-1] = nodes[-1]._replace(inputs=(*nodes[-1].inputs, *shared), weights=own)
 
     def _given(self, number: int) -> Value:
-        """A value that no instruction has made: it comes from outside, or from a loop's previous iteration."""
+        """Return a value that no instruction has made: it is external, or from a loop's previous iteration."""
         return self._new(number, needs_grad=self.program.slots[number].needs_grad)
 
     def _repeat(self, first: int, times: int) -> None:
-        """Give the nodes of one instruction their number of iterations, and what they save its bytes in all."""
+        """Set the number of iterations of one instruction's nodes, and the bytes that all iterations save."""
         nodes = self.ops.graph.nodes
         for place in range(first, len(nodes)):
             for storage in nodes[place].saved:
@@ -115,8 +115,8 @@ class Replay:
                 nodes[place] = nodes[place]._replace(times=times)
 
     def _set(self, number: int, value: Value) -> None:
-        """Make a value that of a slot; later views of the slot share its memory. What the training loop holds is
-        accounted for by itself."""
+        """Assign a value to a slot; later views of the slot share its memory. Storages that the training loop holds are
+        counted separately."""
         self.values[number] = value
         self.storages[self.program.slots[number].storage] = value.storage
         value.storage.outer |= number in self.program.held
@@ -125,7 +125,7 @@ class Replay:
         return self.program.slots[number].itemsize or self.ops.itemsize
 
     def _new(self, number: int, *, needs_grad: bool, label: str = "input") -> Value:
-        """A new value of a slot, in the memory that it shares or in new memory."""
+        """Return a new value of a slot, in the memory that the slot shares or in new memory."""
         slot, itemsize = self.program.slots[number], self._itemsize(number)
         size = slot.elements.at(self.seq_len)
         elements = size.per_sample or size.fixed
@@ -140,7 +140,7 @@ class Replay:
         return value
 
     def _apply(self, instruction: Instruction, inputs: tuple[Value, ...]) -> None:
-        """An operation of torch, by what was recorded of its derivative."""
+        """Add an operation of torch, with its recorded derivative."""
         ops, slots = self.ops, self.program.slots
         trains = ops.trains and not self.frozen.issuperset(instruction.weights)
         folded = [self._folded(name) for name in instruction.weights]
@@ -166,7 +166,7 @@ class Replay:
                 times = value_at(instruction.repeats, self.seq_len)
                 saved.append(Storage(max(new) * times, instruction.name, ops.graph.part, not new.per_sample))
         workspace = derivative.workspace.at(self.seq_len) if derivative else ZERO
-        if instruction.name == "_softmax":  # CUDA's derivative allocates what that of the meta device does not show
+        if instruction.name == "_softmax":  # CUDA's derivative allocates memory that the meta device's does not
             softmax = kernels.softmax_workspace(outputs[0], outputs[0].itemsize)
             workspace = workspace.plus(Size(softmax, 0))
         if is_leaf:
@@ -184,12 +184,12 @@ class Replay:
         )
 
     def _folded(self, name: str) -> Value | None:
-        """The tensor that peft substitutes for a weight; None where it leaves the weight alone."""
+        """Return the tensor that peft substitutes for a weight; None if it leaves the weight alone."""
         module = name.removesuffix(".weight")
         return self.ops.folded(module) if module in self.ops.weights and not self.ops.trains else None
 
     def _attend(self, instruction: Instruction, inputs: tuple[Value, ...]) -> Value:
-        """Attention by the kernel of the workload, over views of (tokens, heads x width)."""
+        """Return attention by the workload's kernel, over views of (tokens, heads x width)."""
         views = []
         attention = attention_of(instruction.details, self.window)
         tokens, keys = attention.tokens or self.seq_len, attention.keys or self.seq_len
