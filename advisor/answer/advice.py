@@ -236,7 +236,7 @@ class Advice:
     try_first: PlanFigures | None
     """A much faster plan that only likely fits."""
     host_threads: HostThreads | None
-    """Null if the optimizer steps on the GPU."""
+    """Null if the optimizer steps on the device."""
     reasons: tuple[str, ...]
     doubts: tuple[str, ...]
     assumptions: tuple[str, ...]

@@ -37,7 +37,7 @@ class ComparisonContext:
     """The conditions under which the two configurations are compared."""
 
     question: Question
-    """Workload of a rung, and of a file that leaves all workload settings open. Its micro batch fills `auto`; without
+    """Workload of a rung, and of a file that leaves everything open. Its micro batch fills `auto`; without
     one, the advice's micro batch does (for a rung, the fastest)."""
     options: QuestionOptions
     """Precision and optimizer apply if a file leaves them open."""
@@ -171,7 +171,7 @@ def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Differen
     found = []
     for path in sorted(first.paths() | second.paths(), key=rank):
         ours, theirs = first.get(path), second.get(path)
-        # The whole batch may be left to follow from the other two batch sizes and the number of GPUs.
+        # The global batch may be derived from the other two batch sizes and the number of GPUs.
         follows = path == "train_batch_size" and any(each.value in (None, "auto") for each in (ours, theirs))
         if not (ours.same_as(theirs) or follows or _only_repeats_the_default(path, first, second)):
             acts = first.acts(path) or second.acts(path)
@@ -237,7 +237,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
 
 def _rung_side(rung: Rung | PlainPyTorch, context: ComparisonContext, facts: DeepSpeedFacts) -> Side:
     """Return the rung's best plan as the configuration that would be written for it. Plain PyTorch has none."""
-    # A batch is compared at its size, whatever the job.
+    # The comparison uses the batch size alone and ignores the job.
     off = context.gradient_checkpointing is False
     question = replace(context.question, job=None).with_options(gradient_checkpointing="off" if off else "on")
     model, workload, cluster = question.model, question.workload, question.cluster

@@ -55,7 +55,7 @@ class ConfigSettings:
     cluster: Cluster | None = None
 
     def paths(self) -> set[str]:
-        """Return every written key under its current name."""
+        """Return every written key under its usual name."""
         return set(self._written)
 
     def get(self, path: str) -> Setting:
@@ -97,7 +97,7 @@ class ConfigSettings:
     def default(self, path: str) -> Setting:
         """Return DeepSpeed's default for a key that is not written."""
         if path == "zero_optimization.overlap_comm":
-            return Setting(value=self.stage() == 3, origin="default")  # None there, and then by the stage
+            return Setting(value=self.stage() == 3, origin="default")  # None, resolved by the stage
         derived = self._batch().get(path)
         if derived is not None:
             return Setting(value=derived, origin="default")
@@ -141,7 +141,7 @@ class ConfigSettings:
 
 
 def _leaves(block: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of everything that is not an object, each key under its current name."""
+    """Yield (path, value) of everything that is not an object, each key under its usual name."""
     known = facts.block(path)
     for key, value in block.items():
         name, field = key, known.field(key) if known is not None else None
@@ -152,10 +152,10 @@ def _leaves(block: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> Itera
             name = shown.usual_name
         here = f"{path}.{name}".lstrip(".")
         if successor is not None and successor.block and isinstance(value, bool):
-            if value:  # a switch such as `cpu_offload`, which a block has replaced
+            if value:  # a deprecated switch such as `cpu_offload`, replaced by a block
                 yield f"{successor.block}.device", "cpu"
         elif here == "zero_optimization" and isinstance(value, bool):
-            yield "zero_optimization.stage", int(value)  # as DeepSpeed reads the oldest form
+            yield "zero_optimization.stage", int(value)  # DeepSpeed reads the oldest form this way
         elif isinstance(value, Mapping) and here.count(".") < _DEEPEST:
             yield from _leaves(value, here, facts)
         else:

@@ -63,7 +63,7 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 
 
 def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator[Phrase]:
-    """Return `zero3: 2 % faster on paper, within the error; the simpler is taken.`, and `zero2 and ddp are close:
+    """Yield `zero3: 2 % faster on paper, within the error; the simpler is taken.`, and `zero2 and ddp are close:
     25,600 to 30,400 tokens/s.`"""
     gains = {plan.rung: plan.tokens_per_s / chosen.tokens_per_s - 1 for plan in plans}
     ahead = [rung for rung, gain in gains.items() if gain >= 0.005]

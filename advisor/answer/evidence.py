@@ -84,7 +84,7 @@ def _probe_row(probe: ProbedPlan, unit: str) -> ProbeRow:
 
 
 def evidence_of(answer: Recommendation) -> Iterator[str]:
-    """Return sentences on the evidence for the answer, and on the runs that would confirm it."""
+    """Yield sentences on the evidence for the answer, and on the runs that would confirm it."""
     cluster, series, chosen = answer.question.cluster, answer.probe_series, answer.recommended
     own = next((probe for probe in answer.past_probes if probe.candidate is chosen and probe.age_s is not None), None)
     if series is not None and series.best is None and chosen is not None:

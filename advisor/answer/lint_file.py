@@ -51,9 +51,9 @@ def lint_settings(
             workload = None
     known: dict[str, Any] = {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
     if shape is not None and workload is not None and cluster is not None:
-        from ..search.open_batch import filled_batch  # a file alone needs no search
+        from ..search.open_batch import filled_batch  # imported here: a file without a model needs no search
 
-        with suppress(DsAdviseError):  # a rule reports it
+        with suppress(DsAdviseError):  # a lint rule reports it
             checkpointing = {"on": True, "off": False}.get(gradient_checkpointing or "")
             known["batch"] = filled_batch(config, shape, workload, cluster, gradient_checkpointing=checkpointing)
     return known

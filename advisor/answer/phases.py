@@ -75,7 +75,7 @@ def phases_of(candidate: Candidate) -> tuple[PhaseFigures, ...]:
 
 
 def phase_sentences(question: Question, candidate: Candidate) -> Iterator[Phrase]:
-    """Return one line per phase."""
+    """Yield one line per phase."""
     workload, plan = question.workload, candidate.plan
     rollouts = workload.rollouts
     if rollouts is None:

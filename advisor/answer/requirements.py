@@ -89,7 +89,7 @@ def check_file(
     clean = phrase("no errors, 1 warning") if warnings == 1 else phrase("no errors, {number} warnings", number=warnings)
     detail = listed(found, "; ") if found else clean
     yield Requirement(file=name, name="lint", met=not errors, detail=detail, value=len(errors), limit=0)
-    if context is None or errors:  # what DeepSpeed refuses has no memory or speed
+    if context is None or errors:  # a refused configuration has no memory or speed
         return
     side = side_of(str(path), context)
     candidate = side.candidate

@@ -131,7 +131,7 @@ def _only_by_accelerate(answer: Recommendation) -> bool:
 
 def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launcher, float]:
     """Return, by launcher, the step's time without OMP_NUM_THREADS over the predicted one. Empty if the optimizer steps
-    on the GPU."""
+    on the device."""
     if chosen.plan.offload_optimizer == "none":
         return {}
     launchers = [name for name in PROGRAMS if name != "accelerate" or question.workload.uses_trainer]
@@ -172,7 +172,7 @@ def _costs_without_threads(answer: Recommendation, chosen: Candidate) -> str:
 
 
 def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[Block]:
-    """Return the next steps for the recommended plan and for the one to try first; empty if no plan may fit.
+    """Yield the next steps for the recommended plan and for the one to try first; empty if no plan may fit.
     config_path: the file that the commands name, whether written or not. details: include all lines of the script and
     every launcher's command."""
     if answer.try_first is not None and not _only_by_accelerate(answer):
@@ -220,7 +220,7 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str, node
         training = (
             f" --objective {workload.objective}{' --precompute-ref-log-probs' * workload.precompute_ref_log_probs}"
         )
-    if rollouts is not None and rollouts.rollout == "vllm-server":  # a script's GRPOConfig does not state the GPUs
+    if rollouts is not None and rollouts.rollout == "vllm-server":  # GRPOConfig does not state the server's GPUs
         training += f" --rollout vllm-server --server-gpus {rollouts.server_gpus}"
     if workload.loss != loss_of(workload.objective, workload.framework, workload.software):
         training += f" --loss {workload.loss}"
@@ -229,14 +229,14 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str, node
 
 
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
-    """Return the script's arguments, further lines, and one start command."""
+    """Yield the script's arguments, further lines, and one start command."""
     question, workload, plan = answer.question, answer.question.workload, chosen.plan
     if workload.uses_trainer:
         arguments = script_arguments(workload, plan, question.cluster, config_path)
-        for elsewhere in ("output_dir", "deepspeed"):  # any folder, and on the command line
+        for elsewhere in ("output_dir", "deepspeed"):  # any folder works; the command line sets deepspeed
             arguments.pop(elsewhere, None)
         if arguments.get("gradient_checkpointing_kwargs") == {"use_reentrant": False} and workload.method == "full":
-            del arguments["gradient_checkpointing_kwargs"]  # transformers 5's default; without adapters either works
+            del arguments["gradient_checkpointing_kwargs"]  # transformers 5's default; either works here
         source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
         kind = arguments_class(workload)
         yield Block(
@@ -249,7 +249,7 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
         yield from _after_trainer(answer, chosen)
     else:
         yield from _script_blocks(answer, chosen, config_path)
-    # On several nodes, .deepspeed_env sets them everywhere.
+    # On several nodes, .deepspeed_env sets the variables on each node.
     settings = start_settings(answer, chosen) if question.cluster.nodes == 1 else []
     exports = (f"export {setting}" for setting, _ in settings)
     if server := server_commands(workload, question.cluster, question.model.name):
@@ -260,7 +260,7 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
 
 
 def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
-    """Return all lines that the script needs, and every launcher's command."""
+    """Yield all lines that the script needs, and every launcher's command."""
     cluster = answer.question.cluster
     yield from _script_blocks(answer, chosen, config_path)
     if answer.question.workload.uses_trainer:
@@ -287,7 +287,7 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
 
 
 def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
-    """Return the lines that the script needs."""
+    """Yield the lines that the script needs."""
     plan, question, workload = chosen.plan, answer.question, answer.question.workload
     cluster = question.cluster
     if lines := script_lines(question.model, workload, plan, cluster, config_path):
@@ -302,7 +302,7 @@ def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) 
 
 
 def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]:
-    """Return the lines to add after the creation of the Trainer."""
+    """Yield the lines to add after the creation of the Trainer."""
     if lines := trainer_lines(answer.question.model, answer.question.workload, chosen.plan):
         yield Block(text=phrase("After the Trainer is created, before trainer.train():"), code=tuple(lines))
     if chosen.plan.sequence_parallel_size > 1:

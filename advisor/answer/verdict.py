@@ -144,7 +144,7 @@ def speed_sentence(question: Question, chosen: Candidate) -> Phrase:
     if sequences > 1:
         pairs = rate(chosen.tokens_per_s / (sequences * workload.seq_len))
         text = phrase("{speed}; {pairs} pairs/s", speed=text, pairs=pairs)
-    if length and length > 1:  # an image model: its samples count, not its patches
+    if length and length > 1:  # for an image model, samples are counted instead of patches
         text = phrase("{speed}; {samples} samples/s", speed=text, samples=rate(chosen.tokens_per_s / length))
     if cluster.gpu.assumed:
         text = phrase("{speed}, assuming the speed of the {gpu}", speed=text, gpu=cluster.gpu.name)
@@ -346,7 +346,7 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[Phrase, Phr
 
 
 def _unusual(workload: Workload, tool: str) -> Iterator[Phrase]:
-    """Return documents, loss, kernels and software that differ from the defaults."""
+    """Yield documents, loss, kernels and software that differ from the defaults."""
     if workload.document_len is not None:
         yield phrase("documents of {tokens}", tokens=workload.document_len)
     if workload.objective != NEXT_TOKEN:
@@ -367,7 +367,7 @@ def _unusual(workload: Workload, tool: str) -> Iterator[Phrase]:
 
 
 def subject_of(question: Question, tool: str = "TRL") -> tuple[str, str]:
-    """Return a sentence on the model, and one on the training and the machines. tool: the library whose trainer
+    """Return a title of the model, and one of the training and the machines. tool: the library whose trainer
     implements the objective."""
     model, training = training_subject(question, tool)
     machines = cluster_title(question.cluster, speed=False)

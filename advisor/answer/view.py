@@ -115,7 +115,7 @@ class AnswerView:
 
     @cached_property
     def subject(self) -> tuple[str, str]:
-        """A sentence on the model, and one on the training and the machines."""
+        """A title of the model, and one of the training and the machines."""
         return subject_of(self._question)
 
     @cached_property
@@ -186,7 +186,7 @@ class AnswerView:
             needs=text,
         )
 
-    # Where memory and time go.
+    # Memory and time.
 
     @property
     def memory(self) -> str:
@@ -252,7 +252,7 @@ class AnswerView:
             precision=workload.matmul_precision,
         )
 
-    # How it is known, and what to do next.
+    # Evidence and next steps.
 
     @property
     def dry_runs(self) -> tuple[str, ...]:

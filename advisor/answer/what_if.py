@@ -87,20 +87,20 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 
 def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
     back = "" if question.options["experts"] == "zero" else " --experts zero"
-    without_autoep = question.with_options(experts="zero")  # which methods, losses and states do not go with
+    without_autoep = question.with_options(experts="zero")  # AutoEP supports none of these methods, losses and states
     yield ((flags + back, altered) for flags, altered in _methods(without_autoep))
     yield from ([(flags + back, altered)] for flags, altered in _without_autoep(without_autoep))
     yield from ([asked] for asked in _models(question, chosen))
-    if question.cluster.gpu.is_cpu:  # there is no other machine
+    if question.cluster.gpu.is_cpu:  # no other machine to suggest
         yield _sequences(question)
         return
     rollouts = question.workload.rollouts
-    with_server = rollouts is not None and rollouts.server_gpus > 0  # the cluster is what is left to the training
+    with_server = rollouts is not None and rollouts.server_gpus > 0  # the cluster excludes the server's GPUs
     if not with_server:
         yield _gpus(question)
     yield _sequences(question)
     if chosen is not None:
-        if question.is_batch_free and chosen.plan.offload_optimizer != "none":  # more samples share the host's step
+        if question.is_batch_free and chosen.plan.offload_optimizer != "none":  # amortizes the host's step
             samples = ACCUMULATED * chosen.plan.micro_batch_size * question.cluster.world_size
             samples //= chosen.plan.ranks_per_sample
             yield [(f"--global-batch {samples}", _altered(question, global_batch_size=samples))]
@@ -154,7 +154,7 @@ def _without_autoep(question: Question) -> Iterator[Asked]:
     training, and states in bf16."""
     workload = question.workload
     loss = offered_loss(question.model, workload)
-    if loss is not None and not question.free_loss:  # a free loss has been asked for already
+    if loss is not None and not question.free_loss:  # a free loss has been searched already
         yield f"--loss {loss}", _altered(question, loss=loss)
     if reference_passes(workload) and not workload.rollouts:
         yield "--precompute-ref-log-probs", _altered(question, precompute_ref_log_probs=True)
@@ -297,7 +297,7 @@ def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) 
         asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
         best = fastest(asked, sample_bytes)
         if best is None and not drive_bytes:
-            drive_bytes = LARGE_DRIVE_BYTES  # less RAM needs it too
+            drive_bytes = LARGE_DRIVE_BYTES  # still less RAM needs the drive too
             asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
             best = fastest(asked, sample_bytes)
         if best is None:

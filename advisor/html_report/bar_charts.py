@@ -97,7 +97,7 @@ def _row(bar: Bar, inks: Sequence[str], limit: float | None, x_of: Scale, y: flo
         [svg.element("rect", x=0, y=y + 1, width=width, height=height - 2, **svg.fill("band"))] if bar.chosen else []
     )
     marks.append(svg.element("g", *_parts(bar, inks, x_of, y + above, thick), opacity=opacity))
-    if bar.value > scale:  # two slanted lines: the bar goes on beyond the chart
+    if bar.value > scale:  # two slanted lines mark a bar that is cut
         tear = f"M{end - 9:.1f} {y + above + thick + 2:.1f}l5 {-thick - 4}h4l-5 {thick + 4}z"
         marks.append(svg.element("path", d=tear, **svg.fill("paper")))
     if bar.chosen:
@@ -108,7 +108,7 @@ def _row(bar: Bar, inks: Sequence[str], limit: float | None, x_of: Scale, y: flo
     else:
         at = end + 8
         if limit is not None and at - 2 < x_of(limit) < at + svg.text_width(bar.note) + 4:
-            at = x_of(limit) + 8  # the limit's line does not cross the figure
+            at = x_of(limit) + 8  # keeps the limit's line from crossing the figure
         marks.append(svg.label(16, y + 19, bar.label, ink=ink, bold=bar.chosen))
         marks.append(svg.label(at, y + 19, bar.note, ink=ink, bold=bar.chosen))
     return svg.element(

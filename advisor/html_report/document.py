@@ -158,7 +158,7 @@ def html_of(report: Report) -> str:
         sections=joined(*(element("section", element("h2", title), body, id=name) for name, title, body in sections)),
         style=f"{_text('report.css')}\n{dark_style('screen and (prefers-color-scheme: dark)')}",
         script=_text("report.js"),
-        data=data.replace("<", "\\u003c").replace("&", "\\u0026"),  # no browser reads it as markup
+        data=data.replace("<", "\\u003c").replace("&", "\\u0026"),  # keeps browsers from parsing it as markup
     )
 
 

@@ -149,7 +149,7 @@ def draw_points(
         at = y_of(y.limit[0])
         words = svg.small(right, at - 5, y.limit[1], anchor="end", ink="limit")
         limits += [svg.line(left, at, right, at, "limit"), words]
-    if joins_best and len(best) > 1:  # between two of them there is nothing better
+    if joins_best and len(best) > 1:  # no plan lies beyond the line
         path = f"M{x_of(best[0].x):.1f} {y_of(best[0].y):.1f}"
         path += "".join(f"H{x_of(point.x):.1f}V{y_of(point.y):.1f}" for point in best[1:])
         limits.append(

@@ -1,5 +1,5 @@
 "use strict";
-// Hints next to the pointer, for the keyboard too; without this script the browser shows the titles.
+// Shows hints next to the pointer or the focused element; without this script the browser shows the titles.
 const tip = document.body.appendChild(Object.assign(document.createElement("div"), { id: "tip" }));
 tip.setAttribute("aria-hidden", "true"); // the focused element has the same label
 for (const title of document.querySelectorAll("svg.picture * > title")) {
@@ -41,7 +41,7 @@ for (const button of document.querySelectorAll("button[data-copy]"))
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = "Copy"), 1500);
   });
-// A picture over time: a click on a phase shows it alone, a drag any stretch of it, and the next click everything again.
+// A chart over time: a click on a phase zooms into it, a drag zooms into any interval, and the next click resets.
 for (const inner of document.querySelectorAll("svg.stretch")) {
   const [left, top, width, height] = inner.getAttribute("viewBox").split(" ").map(Number);
   const names = inner.parentElement.querySelectorAll(".phase"), phases = inner.querySelectorAll("g > rect");

@@ -197,7 +197,7 @@ def draw_timeline(points: Sequence[TimelinePoint], width: int = WIDE, *, limit_b
 def _areas(
     times: Sequence[int], rows: Sequence[dict[str, int]], families: Sequence[str], x_of: Scale, y_of: Scale
 ) -> Iterator[Markup]:
-    """Return each family as the area between the sum of the families below and its own sum. Memory and areas change in
+    """Yield each family as the area between the sum of the families below and its own sum. Memory and areas change in
     steps."""
     sums = [list(accumulate((row.get(family, 0) for family in families), initial=0)) for row in rows]
     xs = [x_of(time) for time in times]
@@ -222,7 +222,7 @@ def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
 def _phase_areas(
     points: Sequence[TimelinePoint], x_of: Scale, top: float, bottom: float
 ) -> Iterator[tuple[Markup, Markup]]:
-    """Return (area of the phase with its hint, name of the phase; the name is hidden if there is no room)."""
+    """Yield (area of the phase with its hint, name of the phase; the name is hidden if there is no room)."""
     groups = [list(own) for _, own in groupby(points, key=lambda point: (point.iteration, point.phase))]
     ends = [own[0].begins for own in groups[1:]] + [points[-1].event + 1]
     free = 0.0

@@ -113,7 +113,7 @@ def answer(request: str) -> Iterator[str]:
 
 def _shown(answer: Recommendation) -> dict[str, Any]:
     view, chosen = AnswerView(answer, CONFIG_FILE, details=True), answer.recommended
-    used = {"seq-len": str(answer.question.workload.seq_len)}  # options that may be left to the advice
+    used = {"seq-len": str(answer.question.workload.seq_len)}  # options that the advice may choose
     if chosen is not None:
         used["micro-batch"] = str(chosen.plan.micro_batch_size)
     assumed = [f"Assumed: {'; '.join(answer.assumptions)}."] if answer.assumptions else []

@@ -86,7 +86,7 @@ def page_file(
     if name not in TEMPLATES:
         return raw
     text = raw.decode()
-    shown = shown.replace("<", "\\u003c")  # it stands in a script element, which "</script>" would end
+    shown = shown.replace("<", "\\u003c")  # "</script>" would end the script element around it
     values = {"answers": answers, "build": build, "files": kept, "first": json.dumps(FIRST), "shown": shown}
     return re.sub(r"{{(\w+)}}", lambda key: values[key[1]], text).encode()
 

@@ -79,7 +79,7 @@ def _next_steps(contents: CheckpointContents, console: Console) -> None:
         where = "also ZeRO-3" if sharded else "ZeRO-1 or 2"
         sentence(console, f"For another number of GPUs, {where}, convert it, and set checkpoint.load_universal:")
         states = f"{folder.rstrip('/')}/{contents.tag}"
-        # Only Megatron's checkpoints have the entry that the converter looks for at the stages below 3.
+        # Below stage 3, the converter needs an entry that only Megatron's checkpoints have.
         options = (
             f"--input_folder {states} --output_folder {states}_universal{' --inject_missing_state' * (not sharded)}"
         )

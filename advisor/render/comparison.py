@@ -271,7 +271,7 @@ def _ms_cells(first: float, second: float) -> tuple[str, str, str]:
 
 
 def _signed(text: str, difference: float) -> str:
-    if text in ("-", "0.00"):  # nothing that would show
+    if text in ("-", "0.00"):  # no visible difference
         return "="
     return f"{'+' if difference > 0 else '-'}{text}"
 

@@ -122,10 +122,10 @@ def _plan(record: Record) -> str:
 
 def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
     """Return tokens per second of the job and memory of its highest rank; "-" if the result has none."""
-    if "peaks" in result:  # of a whole training
+    if "peaks" in result:  # the result of a training
         peaks, speed = result["peaks"], result.get("tokens_per_s")
         return rate(speed) if speed else "-", gib(peaks["device_bytes"] or peaks["host_bytes"])
-    if "peak" in result:  # of a dry run
+    if "peak" in result:  # the result of a dry run
         return "-", gib(result["peak"]["device_bytes_per_gpu"])
     ranks = result.get("ranks") or []
     steps = [sorted(step["total_s"] for step in report["steps"]) for report in ranks if report.get("steps")]

@@ -32,7 +32,7 @@ RESOLVED = 0.01
 
 _memory = lru_cache(maxsize=1024)(estimate_memory)
 _time = lru_cache(maxsize=1024)(estimate_time)
-# Several searches of an answer predict the same plans: with and without another loss, and for other amounts of RAM.
+# Cached because the searches of one answer (with another loss, with other amounts of RAM) predict the same plans.
 
 
 class BatchSweep:
@@ -76,7 +76,7 @@ class BatchSweep:
 
     def _candidate_of(self, plan: Plan) -> Candidate:
         memory = _memory(*self._of, plan)
-        # Without a reference to this object, which would be a cycle.
+        # No reference to this object, which would be a reference cycle.
         later = partial(_complete, memory, *self._of, plan)
         return Candidate(plan=plan, memory=memory, fit=fit_of(memory, self.question.cluster), make_estimate=later)
 
@@ -175,7 +175,7 @@ class BatchSweep:
         return refined
 
     def _between(self, fits: Candidate, fails: Candidate, least_speed: float) -> Iterator[Candidate]:
-        """Return candidates of micro batches between an acceptable and a larger, unacceptable one, by bisection.
+        """Yield candidates of micro batches between an acceptable and a larger, unacceptable one, by bisection.
 
         The bisection ends if the next acceptable one would be faster by less than `RESOLVED`, or slower than
         `least_speed`. Its speed is at most that of the batch that is too large, and rises at most in proportion to the
@@ -195,7 +195,7 @@ class BatchSweep:
                 too_many = candidate.plan.micro_batch_size
 
     def _with_optimizer_on_gpu(self, fastest: Candidate) -> Iterator[Candidate]:
-        """Return the plan with the most sub-groups of its offloaded optimizer on the GPU that fit
+        """Yield the plan with the most sub-groups of its offloaded optimizer on the GPU that fit
         (`offload_optimizer.ratio`), if it is faster by more than `SAME_SPEED`."""
         question, plan = self.question, fastest.plan
         cluster, share = question.cluster, self.host_optimizer_share(fastest.time)
@@ -213,7 +213,7 @@ class BatchSweep:
             return
         one, none = (total_bytes(resident_terms(*self._of, each)) for each in (keeping(1), plan))
         most = min(groups - 1, (cluster.gpu.memory_bytes - fastest.device_bytes) // (one - none))
-        # `most` fits with a probability of one half; the fewer, the surer.
+        # `most` fits with probability 1/2; fewer sub-groups fit with a higher one.
         numbers = range(1, most + 1)
         number = bisect_left(numbers, 1, key=lambda each: not self.acceptable(self._candidate_of(keeping(each)).fit))
         if share * number / groups > SAME_SPEED:

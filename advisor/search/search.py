@@ -36,7 +36,7 @@ def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candi
     for rung in RUNGS:
         found[rung], obstacles[rung] = candidates_of(rung, question)
     if all(each.fit.limit == "gpu" for own in found.values() for each in own):
-        for rung, own in found.items():  # the plans that need least of the GPU, which say how much is missing
+        for rung, own in found.items():  # the plans with the least GPU memory show the shortage
             own += stages_of(rung, question)[-1].sweeps()[-1].rising()[:1] if own else []
     ladder = []
     for rung, own in found.items():
@@ -70,7 +70,7 @@ def any_fits(question: Question) -> bool:
     question, least = question.with_offered_loss or question, LEAST[question.risk]
     return any(
         fit.probability >= least
-        for rung in reversed(RUNGS)  # the last need least of the GPU
+        for rung in reversed(RUNGS)  # the last rungs need the least GPU memory
         for sweeps in _runnable(rung, question)
         for sweep in sweeps
         for fit in sweep.smallest_fits()
@@ -149,7 +149,7 @@ class _BranchAndBound:
             stages = {rung: sweeps for rung, own in self.pending.items() if (sweeps := next(own, None))}
             self.pending = {rung: self.pending[rung] for rung in stages}
             if not any(self._may_be_useful(sweep) for sweeps in stages.values() for sweep in sweeps):
-                break  # later stages save memory and no time
+                break  # later stages save only memory, no time
             bounded = [
                 (*self._bound(sweep), rung, sweep)
                 for rung, sweeps in stages.items()

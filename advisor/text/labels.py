@@ -150,7 +150,7 @@ def phase_title(name: str) -> str:
 def component_title(name: str) -> Phrase:
     """Return `master_weights` as `master weights`."""
     phase, _, part = name.partition(": ")
-    if part:  # of a recorded step
+    if part:  # a part of a recorded step
         return phrase("{phase}: {part}", phase=named(phase), part=component_title(part))
     return named({"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " ")))
 

@@ -49,7 +49,7 @@ def language_of_environment() -> Language:
 
 def catalogue(name: str) -> dict[str, str]:
     """Return the translation of every template from a file of this folder."""
-    # Imported here: English needs neither.
+    # Imported here: English needs no catalogue.
     import json
     from importlib.resources import files
 

@@ -52,7 +52,7 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
     styled = Text(translate(text), style=style) if isinstance(text, str) else text
     styled.plain = glued(styled.plain)
     width = min(LONGEST, max(console.width, NARROWEST)) - 1
-    if width < WIDTH - 1:  # a column of its own for the names would leave too little for the words
+    if width < WIDTH - 1:  # a separate column for the names would leave too little for the text
         hang = min(hang, width // 4)
     breaks = _breaks(styled.plain, width, max(width - hang, NARROWEST // 2))
     for number, line in enumerate(styled.divide(breaks)):

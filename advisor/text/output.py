@@ -75,7 +75,7 @@ class Output(NamedTuple):
 
     def print(self, render: Callable[[Console], object], console: Console) -> None:
         """Print text in the user's language if the terminal can display it."""
-        from .language import in_language  # imported here: JSON needs none
+        from .language import in_language  # imported here: JSON is not translated
 
         with in_language(console, self.language):
             render(console)
@@ -98,7 +98,7 @@ def to_stderr(text: str) -> None:
     """Print a line on stderr; on a terminal it is wrapped."""
     line = f"ds-advise: {printable(text)}"
     if sys.stderr.isatty():
-        # Imported here: pipes and files need none.
+        # Imported here: pipes and files need no terminal library.
         from rich.console import Console
 
         from .lines import wrapped

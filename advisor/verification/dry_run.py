@@ -53,7 +53,7 @@ def compare_with_closed_form(run: Run, result: DryRunResult, age_s: float | None
     """Return a result with the closed form for the plan of its configuration, with `auto` filled."""
     step = analytic = analytic_time = None
     generation_bytes = 0
-    with suppress(ClusterError):  # a GPU of unknown speed still has a memory
+    with suppress(ClusterError):  # memory is known even if the GPU's speed is not
         step = simulated_step(result, run.cluster, seq_len=run.workload.seq_len)
     plan = run.plan(result.config)
     if plan is not None and run.shape is not None:

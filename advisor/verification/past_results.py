@@ -152,7 +152,7 @@ def _with_batch(run: Run) -> dict[str, Any]:
 def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:
     """Whether a probe under a memory limit is valid for the question's limit (CPU only). limit_bytes: None means the
     rank's share of the RAM."""
-    if result.solo or cluster.nodes > 1:  # a probe of all ranks is one of this machine
+    if result.solo or cluster.nodes > 1:  # a probe of all ranks covers this machine only
         return False
     if result.world_size != cluster.world_size or (result.device == "cpu") != cluster.gpu.is_cpu:
         return False

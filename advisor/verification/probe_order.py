@@ -86,7 +86,7 @@ def calibration(result: ProbeResult, predicted: TimeEstimate) -> Calibration:
     optimizer = measured("optimizer_s") - measured("optimizer_waiting_s")
     parts = {"device": result.step_s - optimizer - waiting, "optimizer": optimizer, "links": waiting}
     expected = {kind: sum(term.seconds for term in predicted.terms if _kind(term) == kind) for kind in parts}
-    # A kind that this plan does not have gets the factor of the whole.
+    # A kind of work that this plan does not have gets the factor of the whole step.
     return Calibration(**{kind: parts[kind] / expected[kind] if expected[kind] else whole for kind in parts})
 
 

@@ -1,4 +1,4 @@
-// Draws what Python answers and keeps the question; every figure and every sentence of an answer comes from Python.
+// Draws the answers and keeps the question; Python computes every figure and every sentence of an answer.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
@@ -23,7 +23,7 @@ const EXAMPLES = {
 };
 let state = {}, defaults = {}, used = {}, pictures = {}, tab = "memory", texts = {}, asked = 0;
 
-// The question: texts by the options' names, in the address, without defaults.
+// The question: texts by option name, kept in the address without defaults.
 
 const fromAddress = () => {
   const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
@@ -250,7 +250,7 @@ function showTexts() {
   }
 }
 
-// Where answers come from: a worker with Python in it, or the local server of `ds-advise page`.
+// The source of answers: a worker that runs Python, or the local server of `ds-advise page`.
 
 function workerAnswers() {
   const worker = new Worker("worker.js", { type: "module" }), waiting = new Map();
@@ -291,7 +291,7 @@ function serverAnswers() {
     }
   };
 }
-// A failure is shown where the answer would be. Python's exception is the last line that names one; hints may follow it.
+// A failure is shown in place of the answer. Python's exception is the last line that names one; hints may follow it.
 const errorLine = (text) => text.trim().split("\n").findLast((line, at) => at === 0 || /^[\w.]+(Error|Exception|Interrupt)\b/.test(line));
 const failed = (name, sentence) => name === "judge" ? showFindings({ part: "error", sentence }) : showError(sentence);
 let request;
@@ -326,7 +326,7 @@ async function keepFiles() {
   } catch (error) { console.warn("nothing is kept for offline use:", error.message); }
 }
 
-// Why this browser, or this address, cannot answer; "" where it can.
+// The reason why this browser or address cannot answer; "" if it can.
 function obstacle() {
   if (location.protocol === "file:") {
     const folder = decodeURIComponent(location.pathname).replace(/\/[^/]*$/, "") || "/";

@@ -1,20 +1,20 @@
-// Python in a worker: it answers one question at a time, and stops for a newer one.
+// Runs Python in a worker, which answers one question at a time and stops for a newer one.
 
 const FOLDER = "/lib/ds_advise_package";  // as in memory.mjs
 let python, requests, newest = 0;
 
-// A compressed file of a build: the browser asks the server for a newer one, so that all are of the same build.
+// Loads a compressed file of a build. The browser revalidates it, so that all files are of the same build.
 async function unpacked(name) {
   const response = await fetch(name, { cache: "no-cache" });
   if (!response.ok) throw new Error(`${name}: ${response.status}`);
   return new Uint8Array(await new Response(response.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer());
 }
-// All are asked for at once: while the memory is unpacked, WebAssembly is compiled.
+// All files are requested at once, so that WebAssembly compiles while the memory is unpacked.
 const memory = unpacked("python_memory.bin"), archive = unpacked("ds_advise.bin");
 const scripts = Promise.all([import("./pyodide.mjs"), import("./pyodide.asm.mjs")]);
 for (const awaited of [memory, archive, scripts]) awaited.catch(() => {});  // reported where it is awaited
 
-// Python with the memory that the build saved; without it, or where it does not load, a new one that imports.
+// Starts Python with the memory saved by the build; if it is missing or fails to load, with fresh imports.
 async function loaded() {
   const [{ loadPyodide }, { default: createModule }] = await scripts;
   const createPyodideModule = async (settings) => {
@@ -33,7 +33,7 @@ async function loaded() {
   }
 }
 
-// The files of a tar archive, without Pyodide's own unpacking, which takes half a second.
+// Writes the files of a tar archive. Pyodide's own unpacking takes half a second.
 function write(packed) {
   const BLOCK = 512, text = (at, length) => new TextDecoder().decode(packed.subarray(at, at + length)).split("\0")[0];
   for (let at = 0, size; packed[at]; at += BLOCK + Math.ceil(size / BLOCK) * BLOCK) {
