@@ -1,4 +1,4 @@
-"""`advise()` and `estimate()`: from the options of a question to a `Question` (`ask`), and to its answer."""
+"""`advise()` and `estimate()`: from the options of a question to a `Question` (`ask`) and to its answer."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def ask(
     say: Callable[[str], None] = lambda _: None,
     **options: Unpack[QuestionOptions],
 ) -> Question:
-    """The question of the arguments of `advise`.
+    """The question for the arguments of `advise`.
 
     Only one of `model_size`, `micro_batch` and `seq_len` can be "max": the largest value with which a plan fits.
 
-    say: receives progress of counting data, and a warning about quantized weights.
+    say: receives the progress of counting data, and a warning about quantized weights.
 
     Raises `DsAdviseError` for unknown, impossible or contradictory options.
     """
@@ -72,7 +72,7 @@ def ask(
     def about(shape: ModelShape) -> Question:
         shape = as_asked(shape, given)
         chosen: dict[str, Any] = {**given}
-        if given["seq_len"] == "max":  # a length with which the search for the longest can begin
+        if given["seq_len"] == "max":  # the starting length of the search for the longest
             is_limited = shape.fixed_len or shape.has_learned_positions
             chosen["seq_len"] = None if is_limited else STEP * (1 + (given["document_len"] or 0) // STEP)
         job: dict[str, Any] = {}
@@ -126,7 +126,7 @@ def ask(
 
 
 def _check_max(given: QuestionOptions) -> None:
-    """Raises WorkloadError for several options that are "max", and for one that contradicts --data."""
+    """Raise WorkloadError for several options that are "max", and for one that contradicts --data."""
     searched = [OPTIONS[name].flag for name in ("model_size", "micro_batch", "seq_len") if given[name] == "max"]
     if len(searched) > 1:
         raise WorkloadError(
@@ -143,7 +143,7 @@ def _check_max(given: QuestionOptions) -> None:
 
 
 def _documented(function: _Function) -> _Function:
-    """The function with every option in its signature and its docstring, in place of `**options`."""
+    """The function with every option in its signature and docstring in place of `**options`."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     shared = [
@@ -186,7 +186,7 @@ def estimate(
 
 
 def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
-    """The best shape of a rung, or of plain PyTorch, with these settings; the same errors as `estimate`."""
+    """The best shape of a rung, or of plain PyTorch, with these settings. Raises the errors of `estimate`."""
     if rung not in PLANS:
         raise WorkloadError(
             phrase("unknown strategy {rung!r}", rung=rung[:40]),
@@ -205,8 +205,8 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
 
 
 def plain_pytorch(question: Question) -> Candidate:
-    """The best shape of plain PyTorch: on one GPU torch's optimizer alone, on several FSDP2, or FSDP 1 where that is
-    not predicted."""
+    """The best shape of plain PyTorch: torch's optimizer alone on one GPU; on several FSDP2, or FSDP 1 if FSDP2 is not
+    predicted."""
     if question.cluster.world_size == 1:
         return plan_of(question, "torch")
     candidates, _ = candidates_of("fsdp2", question)
@@ -246,7 +246,7 @@ def advise(
 
 @gc_paused()
 def answer(question: Question) -> Recommendation:
-    """The recommendation for a question, after past probes if it is about this machine."""
+    """The recommendation for a question, corrected by past probes if it is about this machine."""
     recommendation = predicted(question)
     if question.cluster.is_this_machine and anything_kept():
         # Imported here: few questions are about this machine.
@@ -257,11 +257,8 @@ def answer(question: Question) -> Recommendation:
 
 
 def predicted(question: Question) -> Recommendation:
-    """The recommendation by prediction alone.
-
-    It has the loss that one argument turns on (`Question.with_offered_loss`) where nothing fits without, or where the
-    plan is then faster by `LEAST_GAIN`.
-    """
+    """The recommendation by prediction alone. It has the loss that one argument turns on (`Question.with_offered_loss`)
+    if no plan fits without, or if the plan is then faster by `LEAST_GAIN`."""
     if question.free_rollouts:
         decided, others = with_fastest_rollout(question)
         found = predicted(decided)
@@ -333,7 +330,7 @@ def answer_with_proofs(
 
 
 def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
-    """The answer with DeepSpeed's own estimate for the recommended plan, or for the one closest to fitting."""
+    """The answer with DeepSpeed's own estimate for the recommended plan, or for the plan closest to fitting."""
     # Imported here: it loads torch and deepspeed.
     from ..validate.deepspeed_estimate import deepspeed_estimate
 

@@ -1,4 +1,4 @@
-"""The command that runs when none is named: `ds-advise [advise] MODEL`."""
+"""The default command: `ds-advise [advise] MODEL`."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ _compared = question_options(
     optimizer={"help": "Optimizer of strategies, and of files without one."},
     gradient_checkpointing=_CHECKPOINTING,
 )
-"""The options of files and rungs that are compared."""
+"""The options of the files and rungs that are compared."""
 
 
 @click.command()
@@ -172,7 +172,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
 
 
 def _render(result: CheckResult, console: Console) -> None:
-    """One line per requirement at any terminal width, because a pipeline's log is searched by line."""
+    """Print one line per requirement at any terminal width, because logs of a pipeline are searched by line."""
     from ..text.language import translate
     from ..text.units import printable
 

@@ -1,4 +1,4 @@
-"""Commands that ask about no training: `doctor`, `bench`, `history`, `checkpoint` and `page`."""
+"""Commands that are not about a training: `doctor`, `bench`, `history`, `checkpoint` and `page`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The command line: `ds-advise MODEL --gpus SPEC`, one line for every error, exit codes 0, 1, 2 and 130.
 
-`advise` is the command that runs when none is named, so that the shortest line answers the main question.
+`advise` is the default command, so that the shortest line answers the main question.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ COMMANDS = {
     "mcp": ("mcp:mcp", "Serve these commands to a coding agent (Model Context Protocol)."),
     "from": ("config_files:from_file", "Check a configuration of another tool, and write a better one in its format."),
 }
-"""Command -> (module of this folder and function, summary). The module is imported when its command runs."""
+"""Command -> (module of this folder and function, summary). A module is imported when its command runs."""
 
 PREDICTING = ("advise", "explain", "rent", "compare", "check", "lint", "from")
-"""Commands that end with their prediction: they make some hundred thousand objects and no reference cycles."""
+"""Commands whose process ends with their prediction. They make about a hundred thousand objects and no reference
+cycles."""
 
 COMMON = (
     "gpus",
@@ -72,14 +73,14 @@ COMMON = (
 """The parameters of `advise` in the short help."""
 
 _LONGEST_TEXT = 300
-"""Characters of an error message, which may quote the arguments."""
+"""Maximum number of characters of an error message, which may quote the arguments."""
 
 YES, NO, UNANSWERED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: the answer is yes; the answer is no (nothing fits); there is no answer; Ctrl-C, as in a shell."""
 
 
 class AdviseByDefault(click.Group):
-    """A group of lazily imported commands; arguments without a command's name are those of `advise`."""
+    """A group of lazily imported commands. Arguments without a command name are passed to `advise`."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -94,7 +95,7 @@ class AdviseByDefault(click.Group):
         return command
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, and models for `advise`."""
+        """Completions: commands, and models for `advise`."""
         from click.shell_completion import CompletionItem
 
         found = super().shell_complete(context, incomplete)
@@ -110,7 +111,7 @@ class AdviseByDefault(click.Group):
         return super().parse_args(context, args or ["--help"])
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Usage and text of `advise`, all commands, and the options that most questions need."""
+        """Write usage and text of `advise`, all commands, and the options that most questions need."""
         main_command = self.get_command(context, "advise")
         assert main_command is not None
         # Without the program's context the usage is that of "ds-advise", not of "ds-advise advise".
@@ -136,8 +137,8 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run the command line of this process, print an error, exit."""
-    # Python has None for a stream that the caller closed (`>&-`), and the next file opened would take its number.
+    """Run the command line of this process, print an error, and exit."""
+    # A stream that the caller closed (`>&-`) is None in Python, and the next opened file would take its descriptor.
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  open until the process ends
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     with gc_paused():
@@ -147,7 +148,7 @@ def main() -> None:
 
 
 def run(args: list[str]) -> int:
-    """Run the command line and return its exit code; only `--debug` shows a traceback."""
+    """Run the command line and return its exit code. Only `--debug` shows a traceback."""
     try:
         try:
             code = program.main(args=args, prog_name="ds-advise", standalone_mode=False)
@@ -155,7 +156,7 @@ def run(args: list[str]) -> int:
             return int(code or YES)
         except Exception:
             if "--debug" in args:
-                import traceback  # here: it takes milliseconds that an answer does not need
+                import traceback  # imported late: it takes milliseconds that an answer does not need
 
                 traceback.print_exc()
             raise
@@ -181,7 +182,7 @@ def run(args: list[str]) -> int:
         _discard_output()
         return YES
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is None:  # of stdout, which has no file name
+        if isinstance(error, OSError) and error.filename is None:  # an error of stdout, which has no file name
             _discard_output()
             _report(args, "the answer cannot be written", error.strerror or str(error))
             return UNANSWERED
@@ -196,13 +197,13 @@ def run(args: list[str]) -> int:
 
 
 def _help_of(args: Sequence[str]) -> str:
-    """Where the options are explained, of the command or of all."""
+    """The help command that lists the options, of the command or of all."""
     command = next((f"{word} --help" for word in args[:1] if word in COMMANDS), "--help-all")
     return phrase("see ds-advise {command}", command=command)
 
 
 def _words_of(error: click.UsageError) -> str:
-    """Click's message, or the words of an option's own error, which can be translated."""
+    """Click's message, or the text of an option's own error, which can be translated."""
     param = getattr(error, "param", None)
     hint = param.get_error_hint(error.ctx) if param is not None else ""
     if isinstance(error, click.MissingParameter) and param is not None and param.param_type_name == "argument":
@@ -216,7 +217,7 @@ def _words_of(error: click.UsageError) -> str:
 
 
 def _extra_with(module: str) -> str | None:
-    """The extra of the installed package that brings a module; None for no such extra."""
+    """The extra of the installed package that provides a module; None if no extra does."""
     from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement
@@ -236,7 +237,7 @@ def _discard_output() -> None:
 
 
 def _report(args: Sequence[str], what: str, why: str = "", fix: str = "") -> None:
-    """The error in the language that the arguments or the environment ask for."""
+    """Print the error in the language of the arguments or the environment."""
     asked = re.search(r"--lang[= ](en|zh)\b", " ".join(args))
     with use_language(cast(Language, asked[1]) if asked else language_of_environment()):
         line = translate(named(what))

@@ -1,7 +1,7 @@
 """`ds-advise mcp`: the commands as tools of the Model Context Protocol, and the manual as its resources.
 
-Nothing is declared twice. A tool's name, description and arguments are those of its command, its result is what the
-command prints with --json, and the schemas of the results are those of `ds-advise schema`.
+Nothing is declared twice. A tool's name, description and arguments are those of its command, its result is the
+command's output with --json, and the schemas of the results are those of `ds-advise schema`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
     from mcp.server import Server
 
 TOOLS = ("advise", "explain", "lint", "check", "compare", "from", "rent", "checkpoint", "doctor")
-"""Commands that answer from files and arithmetic, without a training or a file that nobody asked for."""
+"""Commands that compute their answer from files and arithmetic, without a training and without writing a file by
+default."""
 
 _PACKAGE = Path(__file__).parents[2]
 _SKILL = Path(__file__).with_name("SKILL.md")
 
 _WRITES = ("destination", "html", "plot", "to_hf")
-"""Parameters that name a file to write."""
+"""Parameters with the name of a file to write."""
 
 _WITHHELD = frozenset(
     (
         *("as_json", "quiet", "debug", "no_write", "details", "markdown", "language", "report"),  # forms of the answer
-        *("force", "fix"),  # would replace a file of the user's
+        *("force", "fix"),  # these would replace a file of the user's
         *("probe", "advise budget"),  # a run on this machine's GPUs
     )
 )
-"""Parameters that no tool has, or not that of one command."""
+"""Parameters that no tool has, or, after a command's name, that this command's tool lacks."""
 
 _TYPES: Mapping[str, dict[str, Any]] = {
     "N": {"type": "integer", "minimum": 1},
@@ -48,7 +49,7 @@ _TYPES: Mapping[str, dict[str, Any]] = {
     "boolean": {"type": "boolean"},
     "float": {"type": "number"},
 }
-"""JSON Schema by the name of Click's type; all others are text."""
+"""JSON Schema by name of Click's type. All other types are text."""
 
 
 @click.command()
@@ -115,7 +116,7 @@ def server() -> Server[Any]:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there are {', '.join(TOOLS)}")
         try:
             words = command_line(params.name, commands[params.name], params.arguments or {})
-            # A process of its own: a client that cancels ends it, and nothing it prints reaches the protocol's stream.
+            # A separate process: a client can cancel it, and nothing it prints reaches the protocol's stream.
             program = [sys.executable, "-P", "-m", "ds_advise", *words]
             done = await anyio.run_process(program, stdin=subprocess.DEVNULL, check=False)
         except ValueError as error:  # an unknown argument, or a null character in a value
@@ -166,7 +167,8 @@ def input_schema(command: click.Command) -> dict[str, Any]:
 
 
 def command_line(name: str, command: click.Command, arguments: Mapping[str, Any]) -> list[str]:
-    """The words of the command line for a tool's arguments. Raises ValueError for an argument that it does not have."""
+    """The words of the command line for a tool's arguments. Raises ValueError for an argument that the tool does not
+    have."""
     shown = _parameters(command)
     if unknown := sorted({*arguments} - {*shown}):
         raise ValueError(f"there is no argument {unknown[0]!r}; there are {', '.join(shown)}")
@@ -208,12 +210,12 @@ def _schema(parameter: click.Parameter) -> dict[str, Any]:
 
 
 def _description(command: click.Command) -> str:
-    """The command's help without the examples of command lines."""
+    """The command's help without the example command lines."""
     return "\n\n".join(part for part in inspect.cleandoc(command.help or "").split("\n\n") if not part.startswith("\b"))
 
 
 def _resources() -> dict[str, tuple[str, Callable[[], str]]]:
-    """Title and text of every resource by its address: the pages of the manual, and the schemas of the results."""
+    """Address -> (title, text) of every resource: the pages of the manual, and the schemas of the results."""
     from .schema import schema_of_command
 
     found: dict[str, tuple[str, Callable[[], str]]] = {}

@@ -1,4 +1,4 @@
-"""Click's options: those of a question, derived from `advisor.question.options`, and those that commands share."""
+"""Click options: those of a question, derived from `advisor.question.options`, and those shared by several commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_COMPLETIONS = 200
 
 
 class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer versions of Click
-    """A whole number of at least 1, in digits (`4096`)."""
+    """Click type of an integer of at least 1, in digits (`4096`)."""
 
     name = "N"
 
@@ -38,7 +38,7 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 
 class _Choice(click.Choice):  # type: ignore[type-arg,unused-ignore]
-    """A choice of an option, which has a reason for some of the others."""
+    """Click choice of an option's values, which explains the refusal of some other values."""
 
     def __init__(self, option: Option) -> None:
         super().__init__(option.choices)
@@ -53,7 +53,7 @@ class _Choice(click.Choice):  # type: ignore[type-arg,unused-ignore]
 
 
 class _CountOrMax(_Count):
-    """A count, or `max`."""
+    """Click type of a count or `max`."""
 
     name = "N|max"
 
@@ -72,11 +72,11 @@ TRAINING = (
     *("seq_len", "gradient_checkpointing", "attention", "loss", "mlp"),
     *("eval_batch", "eval_logits", "eval_samples", "eval_new_tokens"),
 )
-"""Options about the training that a configuration does not describe."""
+"""Training options that a configuration does not describe."""
 
 
 def complete_model(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Catalogue names with this prefix, without their owner unless one is typed; none for a path."""
+    """Catalogue names with this prefix, without their owner unless the prefix includes one; empty for a path."""
     from ...estimators.models import catalogue
 
     if incomplete.startswith((".", "~", "/")):
@@ -98,14 +98,14 @@ def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomple
 
 
 def _with_prefix(names: Sequence[str], prefix: str) -> list[str]:
-    """The names with this prefix, in any case, each once."""
+    """The distinct names with this prefix, ignoring case."""
     return [name for name in dict.fromkeys(names) if name.lower().startswith(prefix.lower())][:_MOST_COMPLETIONS]
 
 
 def question_option(option: Option, *, searches: bool = False, **changes: Any) -> Decorator:
     """The Click option of a declared option.
 
-    searches: the command accepts "max".
+    searches: whether the command accepts "max".
     changes: fields of the declaration that differ for the command.
     """
     if option.kind == "count or max" and not searches:
@@ -133,7 +133,7 @@ def question_options(
     extra: Sequence[Decorator] = (),
     **changes: Mapping[str, Any],
 ) -> Decorator:
-    """Gives a command the declared options with these names, and hands it their values as one dictionary.
+    """Decorator that gives a command the declared options with these names, and passes their values as one dictionary.
 
     into: the parameter that receives the dictionary.
     declared: the declarations.
@@ -184,7 +184,7 @@ def model_option(text: str, *, required: bool = False) -> Decorator:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in `GROUPS`, and the others last."""
+    """A command whose help groups its options by `GROUPS`, with the others last."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         records = help_records(self, context)
@@ -196,7 +196,7 @@ class GroupedCommand(click.Command):
 
 
 def help_records(command: click.Command, context: click.Context) -> dict[str, tuple[str, str]]:
-    """The options of a command and their help, by the names of the parameters."""
+    """The options of a command and their help, by parameter name."""
     own = (each for each in command.get_params(context) if isinstance(each, click.Option))
     shown = ((each.name or "", each.get_help_record(context)) for each in own)
     return {name: record for name, record in shown if record is not None}
@@ -236,10 +236,10 @@ EMIT = click.option(
 
 
 def report_options(picture: str = "", *, own_force: bool = False) -> Decorator:
-    """Gives a command --html, --plot and --force, and checks that their files can be written before it runs.
+    """Decorator that gives a command --html, --plot and --force, and checks before it runs that the files can be written.
 
-    picture: what --plot shows; "" for no --plot.
-    own_force: the command has --force itself.
+    picture: the content of --plot; "" for no --plot.
+    own_force: whether the command itself has --force.
     """
     options = [click.option("--html", type=PATH, metavar="FILE", help="Write a report as one HTML file.")]
     if picture:
@@ -263,7 +263,7 @@ def report_options(picture: str = "", *, own_force: bool = False) -> Decorator:
 
 
 def output_options(command: Command) -> Command:
-    """Gives a command --lang, --json, --quiet and --debug, and hands it their `Output` as `output`."""
+    """Decorator that gives a command --lang, --json, --quiet and --debug, and passes their `Output` as `output`."""
 
     @functools.wraps(command)
     def with_output(language: Language | None, as_json: bool, quiet: bool, **values: Any) -> int:

@@ -1,4 +1,4 @@
-"""The command `rent`: the machine of a price table for a job."""
+"""The command `rent`: the best machine of a price table for a job."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ _RANK = click.IntRange(min=0)
 
 
 def _run_options(model: Decorator) -> Decorator:
-    """Gives a command the options of a run, and hands it their values as `run`: the arguments of `read_run` but the
-    cluster."""
+    """Decorator that gives a command the options of a run, and passes their values as `run`: the arguments of
+    `read_run` except the cluster."""
     return question_options(
         (
             *(*TRAINING, *ROLLOUTS, "micro_batch", "precision"),
@@ -67,7 +67,7 @@ def _run_options(model: Decorator) -> Decorator:
 
 
 def _warn_of_set_keys(run: Run) -> None:
-    """Warn about options that fill an `auto` where the file has a value."""
+    """Warn about options that replace an `auto` if the file has a value instead."""
     for name, key in (
         ("micro_batch", "train_micro_batch_size_per_gpu"),
         ("accumulation", "gradient_accumulation_steps"),
@@ -318,7 +318,7 @@ _TRAINED = (
     ),
     *("risk", "offline"),
 )
-"""Options of `advise` that a training has too."""
+"""Options of `advise` that also apply to a training."""
 
 
 @click.command()
@@ -365,7 +365,7 @@ def train(
     from ..train.train import TrainingControls, go_on, show, train_anew
 
     folder = Path(output_dir).expanduser().absolute()
-    for name in ("model", "data", "eval_data"):  # so that another working directory can resume it
+    for name in ("model", "data", "eval_data"):  # absolute, so that --resume works from another directory
         if options[name] and Path(options[name]).expanduser().exists():
             options[name] = str(Path(options[name]).expanduser().absolute())
     controls = TrainingControls(output=output, fallback=fallback, verbose=verbose)

@@ -1,4 +1,4 @@
-"""`ds-advise schema COMMAND`: the JSON Schema of what a command prints with --json."""
+"""`ds-advise schema COMMAND`: the JSON Schema of a command's output with --json."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .options import DEBUG
 Schema = dict[str, Any]
 
 _LEFT_OUT = ("timeline", "schedule")
-"""Fields of a dry run that only `--timeline` writes."""
+"""Fields of a dry run that are written only with `--timeline`."""
 
 _FORMS: Mapping[str, tuple[type, ...]] = {
     "advise": (Advice,),
@@ -55,7 +55,7 @@ _FORMS: Mapping[str, tuple[type, ...]] = {
     "lint": (LintFigures,),
     "doctor": (Checkup,),
 }
-"""Dataclasses that have the fields of a command's JSON object."""
+"""Dataclasses with the fields of each command's JSON object."""
 
 NAMES = tuple(_FORMS)
 
@@ -79,7 +79,7 @@ def schema(command: str) -> int:
 
 
 def schema_of_command(command: str) -> Schema:
-    """The JSON Schema of what a command prints with --json. Raises WorkloadError for a command without one."""
+    """The JSON Schema of a command's output with --json. Raises WorkloadError for a command without one."""
     if command not in _FORMS:
         raise WorkloadError(f"there is no schema of {command[:40]!r}", fix=f"pass one of {', '.join(NAMES)}")
     return {
@@ -91,10 +91,8 @@ def schema_of_command(command: str) -> Schema:
 
 
 def schema_of(forms: tuple[type, ...]) -> Schema:
-    """One object with the fields of all forms; the docstrings under the fields are descriptions.
-
-    Every field is always there. New fields may be added without a new version, so unknown ones are allowed.
-    """
+    """The schema of one object with the fields of all forms, described by the docstrings under the fields. Every field
+    is required. New fields may be added without a new version, so unknown fields are allowed."""
     whole: Schema = {"type": "object", "properties": {}, "required": [], "$defs": {}}
     config = ConfigDict(use_attribute_docstrings=True, json_schema_serialization_defaults_required=True)
     for form in forms:

@@ -14,33 +14,36 @@ from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster, Gpu, assumes_sx
 from ...estimators.phrase import phrase
 
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
-"""Larger counts are taken for typing errors (DGX-2 has the most GPUs in one host, 16)."""
+"""Larger counts are assumed to be typing errors (DGX-2 has the most GPUs in one host, 16)."""
 
 DEFAULT_CPU_RANKS = 2
-"""The fewest ranks that communicate."""
+"""Default number of ranks on the CPU: the fewest that communicate."""
 
 _UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50}
-"""Memory is sold in powers of two, drives are sold in powers of ten."""
+"""Units of memory, which is sold in powers of two; drives are sold in powers of ten."""
 
 _INFINIBAND_GBIT = {"qdr": 32, "fdr": 56, "edr": 100, "hdr100": 100, "hdr": 200, "ndr200": 200, "ndr": 400, "xdr": 800}
-"""Gbit/s by generation, 4 lanes, data rate (QDR's 40 Gb/s of signal carry 32 of data)."""
+"""Data rates in Gbit/s by InfiniBand generation, 4 lanes (QDR's 40 Gb/s of signal carry 32 of data)."""
 
 _NAME_AND_SIZE = re.compile(
     r"((?:[a-z]|\d{4})[\w .-]*?\w)[\s_-]*(?<![\d.])(\d+(?:\.\d+)?)\s*gi?b", flags=re.IGNORECASE | re.ASCII
 )
-"""`RTX 3060-8GB`. The name has at least two characters, or it could be the x between counts."""
+"""Name and memory size, such as `RTX 3060-8GB`. The name has at least two characters; otherwise it could be the x
+between counts."""
 
 _OTHER_ORDER = re.compile(
     r"(?P<kind>.*\d[a-z]*)\s*[x*:]\s*(?P<count>\d{1,4})|(?P<before>\d{1,4})\s*[*:]\s*(?P<behind>.+)", re.IGNORECASE
 )
-"""`H100x8`, `H100:8`, `8*H100`. The kind has a digit, so that the x in RTX9090 is not read as a separator."""
+"""Other orders of kind and count: `H100x8`, `H100:8`, `8*H100`. The kind has a digit, so that the x in RTX9090 is not
+parsed as a separator."""
 
 _GRAMMAR = phrase("write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine")
 
 
 def cluster_of(options: Mapping[str, Any]) -> Cluster:
-    """The machines of a question's options. Raises ClusterError for unknown or contradictory ones."""
+    """The machines that the options of a question describe. Raises ClusterError for unknown or contradictory
+    options."""
     gpus, threads = options.get("gpus", "auto"), options.get("threads")
     ranks, memory = options.get("ranks"), options.get("memory")
     if options.get("device", "cuda") == "cpu":
@@ -50,7 +53,7 @@ def cluster_of(options: Mapping[str, Any]) -> Cluster:
                 why="its ranks are processes on the host",
                 fix=phrase("pass --ranks {ranks} instead", ranks=DEFAULT_CPU_RANKS),
             )
-        from .this_machine import cpu_cluster  # imported here: few questions are about this machine
+        from .this_machine import cpu_cluster  # imported late: few questions are about this machine
 
         cluster = cpu_cluster(ranks or DEFAULT_CPU_RANKS, memory_limit_bytes(options))
     elif ranks is not None or memory is not None:
@@ -67,11 +70,10 @@ def cluster_of(options: Mapping[str, Any]) -> Cluster:
 
 
 def cluster_here(options: Mapping[str, Any], *, devices: int | None = None) -> Cluster:
-    """The machines of a question's options, for ranks that will run on this machine.
+    """The machines that the options of a question describe, for ranks on this machine.
 
-    devices: number of ranks on this machine, by default one node's.
-
-    Raises ClusterError, also if this machine lacks the GPUs.
+    devices: number of ranks on this machine, by default one node's. Raises ClusterError, also if this machine lacks the
+    GPUs.
     """
     if options.get("device") == "cpu" or options.get("ranks") is not None or options.get("memory") is not None:
         return cluster_of(options)
@@ -84,7 +86,7 @@ def cluster_here(options: Mapping[str, Any], *, devices: int | None = None) -> C
 
 
 def memory_limit_bytes(options: Mapping[str, Any]) -> int | None:
-    """The memory limit of each rank on the CPU, None without a limit."""
+    """The memory limit of each rank on the CPU; None without a limit."""
     memory = options.get("memory")
     return None if memory is None else parse_size("--memory", memory, least=10**7, most=10**15)
 
@@ -134,7 +136,7 @@ def _assuming(cluster: Cluster, assumption: str) -> Cluster:
 
 
 def counts_in(gpus: str) -> tuple[int | None, int | None]:
-    """(nodes, GPUs per node) in a text of `--gpus`; None for a count that it does not give."""
+    """(nodes, GPUs per node) in a text of `--gpus`; None for a count that the text does not give."""
     first, second, _ = _parts(gpus)
     return (int(first), int(second)) if first and second else (None, int(first) if first else None)
 
@@ -204,8 +206,8 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
 
 
 def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str, ...]]:
-    """An unknown card, or a known one with another memory size. Its speed is that of the card with its name, else of a
-    card of its size."""
+    """An unknown card, or a known card with another memory size. Its speed is that of the card with its name, else that
+    of a card of its size."""
     gpu = gpu_of_memory(gigabytes)
     with suppress(ClusterError):
         gpu = replace(find_gpu(name), memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
@@ -241,7 +243,7 @@ def _this_machine() -> Cluster:
 
 
 def _rate(text: str) -> float:
-    """Bytes per second of a network's name or rate."""
+    """Bytes per second from a network's name or rate."""
     fix = "write it as 200Gb/s, 25GB/s, 100GbE or ib-hdr (8x200Gb/s for eight adapters per node)"
     match = re.fullmatch(r"(?:(\d{1,3})\s*x\s*)?(.+)", text.strip(), flags=re.IGNORECASE)
     adapters, link = (int(match[1] or 1), match[2].strip()) if match else (1, text)

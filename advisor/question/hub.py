@@ -1,4 +1,4 @@
-"""A model's `config.json` from the Hugging Face hub, by the standard library alone.
+"""A model's `config.json` from the Hugging Face hub, using only the standard library.
 
 Protocol and cache are those of huggingface_hub 2.4: `utils/_http.py hf_raise_for_status` (the header X-Error-Code),
 `constants.py` (the environment variables), `file_download.py try_to_load_from_cache` (the folders).
@@ -24,10 +24,11 @@ from ...probes.store_path import store_path
 from ..text.output import to_stderr
 
 _LIMIT_S, _PATIENCE_S, _SILENCE_S = 20.0, 2.0, 10.0
-"""Time for a configuration, some kB; time after which it is printed what is waited for; time without a byte."""
+"""Seconds: limit for the download of a configuration (some kB); time until the reason for waiting is printed; limit
+without a byte."""
 
 _LARGEST_BYTES = 10_000_001
-"""One more than `read_json_object` reads."""
+"""Maximum size of a configuration: one byte more than `read_json_object` reads."""
 
 _OTHERWISE = phrase("give a catalogue name, or a folder with the model's config.json")
 _ABSENT = (phrase("not on the hub, or private and not visible to the token"), _OTHERWISE)
@@ -39,12 +40,12 @@ _REFUSALS = {
     "RepoNotFound": _ABSENT,
     "EntryNotFound": (phrase("its repository on the hub has no config.json"), _OTHERWISE),
 }
-"""X-Error-Code: (what, fix)."""
+"""X-Error-Code -> (problem, fix)."""
 
 
 def config_from_hub(hub_id: str, *, offline: bool) -> Path:
-    """The path of the model's `config.json` in the hub's cache, or in the cache of ds-advise, into which it is
-    downloaded unless offline or HF_HUB_OFFLINE. Raises UnknownModelError."""
+    """The path of the model's `config.json` in the hub's cache or in the cache of ds-advise. It is downloaded into the
+    latter, unless offline or HF_HUB_OFFLINE is set. Raises UnknownModelError."""
 
     def unknown(what: str, fix: str) -> UnknownModelError:
         near = ", ".join(catalogue.nearest(hub_id))
@@ -86,7 +87,7 @@ def _home_of_hub() -> Path:
 
 
 def _in_cache_of_hub(name: str) -> Path | None:
-    """Where the hub's client keeps the newest version that it has seen; None if it has seen none."""
+    """The path of the newest version in the hub's cache; None if the cache has no version."""
     chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     folder = Path(chosen or _home_of_hub() / "hub").expanduser() / name
     try:
@@ -96,7 +97,7 @@ def _in_cache_of_hub(name: str) -> Path | None:
 
 
 def _token() -> str:
-    """The user's token, for models with terms; "" without one."""
+    """The user's token, for gated models; "" without one."""
     if given := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
         return given.strip()
     try:
@@ -128,11 +129,8 @@ def _download(hub_id: str, to: Path) -> Path:
 
 
 def _in_time(download: Callable[[], Path], waiting: str) -> Path:
-    """The result of the download within `_LIMIT_S`: the socket's timeout starts anew with every byte.
-
-    waiting: what is printed on stderr once it takes longer than `_PATIENCE_S`. Raises what `download` raises, or
-    TimeoutError.
-    """
+    """The result of a download within `_LIMIT_S`, because the socket's timeout restarts with every byte. waiting: the
+    line printed on stderr after `_PATIENCE_S`. Raises the errors of `download`, or TimeoutError."""
     done: SimpleQueue[Path | BaseException] = SimpleQueue()
 
     def run() -> None:
@@ -141,7 +139,7 @@ def _in_time(download: Callable[[], Path], waiting: str) -> Path:
         except BaseException as error:
             done.put(error)
 
-    Thread(target=run, daemon=True).start()  # one that hangs does not keep the process from ending
+    Thread(target=run, daemon=True).start()  # a daemon, so that a hanging download does not keep the process alive
     try:
         result = done.get(timeout=_PATIENCE_S)
     except Empty:

@@ -1,5 +1,5 @@
-"""From `--data`, `--samples`, `--tokens`, `--epochs` and `--price` to the whole training; amounts, durations and prices
-in texts."""
+"""From `--data`, `--samples`, `--tokens`, `--epochs` and `--price` to the amount of training; parsers of amounts,
+durations and prices."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _PRICE = re.compile(
 
 
 class AskedJob(NamedTuple):
-    """The job of a question, and what follows from its data."""
+    """The job of a question, and the settings that follow from its data."""
 
     job: Job
     seq_len: int | None
     """The sequence length that the data need; None if there are no data."""
     basis: tuple[str, ...] = ()
-    """Sentences on what was counted or assumed."""
+    """Counts and assumptions, as sentences."""
 
 
 def has_amount(options: Mapping[str, Any]) -> bool:
-    """Whether the options give the amount of training."""
+    """Whether the options give an amount of training."""
     return any(options.get(name) is not None for name in ("data", "samples", "tokens"))
 
 
 def check_job(options: Mapping[str, Any]) -> None:
-    """Raises WorkloadError for options of the job that contradict each other or are out of range."""
+    """Raise WorkloadError for options of the job that contradict each other or are out of range."""
     given = {name: options[name] for name in names_in(JobOptions) if options.get(name) is not None}
     amounts = [f"--{name}" for name in ("data", "samples", "tokens") if name in given]
     if len(amounts) > 1:
@@ -73,7 +73,7 @@ def check_job(options: Mapping[str, Any]) -> None:
 
 
 def check_epochs(epochs: float | None, eval_split: float) -> None:
-    """Raises WorkloadError for values out of range."""
+    """Raise WorkloadError for values out of range."""
     if not 0 <= eval_split < 1:
         fix = "pass a share such as --eval-split 0.05"
         raise WorkloadError(
@@ -96,9 +96,9 @@ def job_of(
     seq_len: int | None,
     say: Callable[[str], None] = lambda _: None,
 ) -> AskedJob | None:
-    """The job of a question; its data are counted for the model. None if the options give no amount of training.
+    """The job of a question, with its data counted for the model; None if the options give no amount of training.
 
-    seq_len: None to take that of the data.
+    seq_len: None for that of the data.
     say: receives progress.
 
     Raises DsAdviseError for invalid options, and for data that cannot be trained on.
@@ -137,7 +137,7 @@ def job_of(
 
 
 def _of_completions(asked: AskedJob, rollouts: Rollouts | None) -> AskedJob:
-    """The job in completions, each counted as the longest, where the samples are prompts."""
+    """The job in completions if the samples are prompts. Each completion counts with the maximum length."""
     if rollouts is None or asked.job.samples is None:
         return asked
     each = rollouts.num_generations * rollouts.num_iterations

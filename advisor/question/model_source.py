@@ -1,8 +1,8 @@
 """From a model's name to its `ModelShape`: a local folder, the catalogue, the Hugging Face hub, or a module of the
 user's (FILE.py:FUNCTION, or an object).
 
-Only a `config.json` is read, or in a folder without one the name of the model that its adapters belong to. No weights,
-no code from a model's folder, no pickle.
+Only a `config.json` is read; in a folder without one, the name of the base model of its adapters. No weights are read,
+no code from a model's folder is executed, and no pickle is loaded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ...estimators.workload import DEFAULT_SEQ_LEN
 def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
     """The model of a name, a folder, a `config.json` or a hub id.
 
-    Tried in this order: a folder with a `config.json`, or such a file itself; the catalogue; the hub, its local cache
-    first. `offline` forbids the network, not the cache. Parameters are counted from the configuration, not the weights.
+    The order is: a folder with a `config.json`, or such a file itself; the catalogue; the hub, its local cache first.
+    `offline` forbids the network, not the cache. Parameters are counted from the configuration, not the weights.
 
     Raises UnknownModelError if there is no such model or the hub cannot be reached, and ModelConfigError for an invalid
     `config.json`.
@@ -38,13 +38,13 @@ def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
 
 
 def shape_of(config: dict[str, Any], *, name: str, source: str = "") -> ModelShape:
-    """The shape of the model of a `config.json`, by the row of its type, else recorded from transformers' code. Raises
-    ModelConfigError."""
+    """The shape of a model from its `config.json`, by the row of its type, else recorded from transformers' code.
+    Raises ModelConfigError."""
     return _or_recorded(lambda: shape_from_config(config, name=name, source=source))
 
 
 def catalogue_shape(name: str) -> ModelShape:
-    """`catalogue.find`, also for types without a row."""
+    """The shape from `catalogue.find`, including types without a row."""
     return _or_recorded(lambda: catalogue.find(name))
 
 
@@ -52,14 +52,14 @@ def _or_recorded(make: Callable[[], ModelShape]) -> ModelShape:
     try:
         return make()
     except UnknownModelTypeError as error:
-        # Here: what it imports takes milliseconds that most answers do not need.
+        # Imported late: its imports take milliseconds that most answers do not need.
         from ...probes.model_recorder.recorded_model import recorded_model
 
         return recorded_model(error.config, name=error.name, source=error.source)
 
 
 def load_config(name_or_path: str, *, offline: bool = False) -> dict[str, Any]:
-    """The `config.json` of `load_model(name_or_path)`; the same errors."""
+    """The `config.json` of `load_model(name_or_path)`. Raises the same errors."""
     found = _resolve(name_or_path, offline=offline)
     return catalogue.config(found.name) if isinstance(found, ModelShape) else _read(found.file)
 
@@ -101,13 +101,13 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     except UnknownModelError:
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
             raise
-    from .hub import config_from_hub  # here: its imports take milliseconds that most answers do not need
+    from .hub import config_from_hub  # imported late: its imports take milliseconds
 
     return _ConfigFile(config_from_hub(name, offline=offline), f"config.json of {name} on the hub")
 
 
 def _base_of_adapters(folder: Path) -> str:
-    """The model of the adapters in a folder, as peft saves them; "" if there are none."""
+    """The base model of the adapters in a folder, as saved by peft; "" if there are none."""
     try:
         described = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -130,7 +130,7 @@ def is_own_module(model: str) -> bool:
 
 
 def inputs_of(shapes: str | None, types: str | None) -> tuple[Input, ...]:
-    """The inputs of `3,32,32+scalar` and `float+int64`; none for None. Raises WorkloadError for any other text."""
+    """The inputs in `3,32,32+scalar` and `float+int64`; empty for None. Raises WorkloadError for any other text."""
     if shapes is None:
         if types is not None:
             raise WorkloadError("--input-dtype needs --input-shape", fix="pass --input-shape, such as 3,32,32")
@@ -161,7 +161,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def options_of_module(shape: ModelShape, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that follow from a module. Raises WorkloadError for those that do not apply to it."""
+    """The options that follow from a module. Raises WorkloadError for options that do not apply to a module."""
     assert shape.module is not None
     checkpointing = given["gradient_checkpointing"]
     if given["method"] != "full":

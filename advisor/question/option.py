@@ -1,4 +1,4 @@
-"""One option of a question: its declaration, and how it is read from the annotation of a parameter."""
+"""One option of a question: its declaration, and how the declaration is read from the annotation of a parameter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...estimators.phrase import phrase
 from ...estimators.workload import Method
 
 LARGEST_COUNT = 10**9
-"""Larger counts are typing errors."""
+"""Larger counts are assumed to be typing errors."""
 
 
 class Option(NamedTuple):
@@ -20,17 +20,17 @@ class Option(NamedTuple):
     help: str
     default: Any = None
     metavar: str = ""
-    """The name of the value in the help; "" for a choice, a count or a switch."""
+    """The placeholder of the value in the help; "" for a choice, a count or a switch."""
     default_text: str = ""
-    """What a default of None means."""
+    """The meaning of a default of None."""
     methods: tuple[Method, ...] = ()
     """The training methods in which the option has an effect; () for all."""
     name: str = ""
-    """The name of the parameter. This and the following follow from the annotation."""
+    """The name of the parameter. This field and the following ones are read from the annotation."""
     kind: Literal["switch", "choice", "count", "count or max", "number", "text"] = "text"
     choices: tuple[str, ...] = ()
     refused: Mapping[str, str] = MappingProxyType({})
-    """Values that users ask for and that are not choices -> the reason, and what to ask instead."""
+    """Values that users request and that are not choices -> (the reason, and the alternative)."""
 
     @property
     def flag(self) -> str:
@@ -44,7 +44,7 @@ class Option(NamedTuple):
         return f"{self.help} [default: {default}]" if default != "" else self.help
 
     def check(self, value: Any) -> None:
-        """Raises WorkloadError for a value that is not a choice of the option, or a count out of range."""
+        """Raise WorkloadError for a value that is not a choice of the option, or a count out of range."""
         if self.choices and value not in self.choices:
             fix = self.refused.get(value) or phrase("pass one of {names}", names=", ".join(self.choices))
             raise WorkloadError(phrase("unknown {name} {value!r}", name=self.name, value=str(value)[:40]), fix=fix)
@@ -57,7 +57,7 @@ class Option(NamedTuple):
 
 
 def _declared(name: str, annotation: Any) -> Option:
-    """The option of an annotation, with its name, kind and choices."""
+    """The option of an annotation, with name, kind and choices."""
     option: Option = annotation.__metadata__[0]
     members = get_args(annotation.__origin__) or (annotation.__origin__,)
     types = {member for member in members if isinstance(member, type)}
@@ -70,12 +70,12 @@ def _declared(name: str, annotation: Any) -> Option:
 
 
 def declared(annotations: Mapping[str, Any]) -> dict[str, Option]:
-    """The options among annotations, by their names."""
+    """The options among annotations, by name."""
     return {name: _declared(name, each) for name, each in annotations.items() if hasattr(each, "__metadata__")}
 
 
 def parse_count(text: str) -> int:
-    """A whole number from 1 to 999999999 in digits. Raises ValueError for any other text."""
+    """An integer from 1 to 999999999 in digits. Raises ValueError for any other text."""
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
         raise ValueError(phrase("{text!r} is not a whole number from 1 to 999999999", text=text[:40]))
     return int(text)

@@ -1,9 +1,9 @@
 """The options of a question, each declared once: its type, default and help.
 
 Everything else is derived from the declarations: the options of every command (`advisor.cli.options`), the signature
-and documentation of `advise()` and `estimate()`, the form of the page (`advisor.page`), and the table in
-docs/asking.md (`benchmarks/shown_output.py`). A new option needs its declaration here, and the code in which it acts:
-an option of plans is in `Question.options`, one of the workload is a field of the same name there.
+and documentation of `advise()` and `estimate()`, the form of the page (`advisor.page`), and the table in docs/asking.md
+(`benchmarks/shown_output.py`). A new option needs its declaration here, and the code that uses it: an option of plans
+is in `Question.options`, an option of the workload is a field of the same name there.
 """
 
 # Without `from __future__ import annotations`: the annotations are read when this module is imported.
@@ -65,7 +65,7 @@ class CpuOptions(TypedDict, total=False):
 
 
 class MethodOptions(TypedDict, total=False):
-    """What is trained of a model."""
+    """The trained part of a model."""
 
     objective: Annotated[
         Objective,
@@ -162,7 +162,7 @@ class RolloutOptions(TypedDict, total=False):
 
 
 class ModuleOptions(TypedDict, total=False):
-    """What a module of the user's gets."""
+    """Inputs of a module of the user's."""
 
     input_shape: Annotated[
         str | None,
@@ -246,7 +246,7 @@ class BatchOptions(TypedDict, total=False):
 
 
 class PlanOptions(TypedDict, total=False):
-    """Features of the plans that are tried. A `Question` has them as they are, in `options`."""
+    """Features of the plans that are tried. `Question.options` has them unchanged."""
 
     optimizer_dtype: Annotated[
         Literal["fp32", "bf16"],
@@ -314,7 +314,7 @@ class SoftwareOptions(TypedDict, total=False):
 
 
 class JobOptions(TypedDict, total=False):
-    """How much is trained."""
+    """The amount of training."""
 
     data: Annotated[
         str | Path | None, Option("Training data; its rows are counted: .jsonl, .csv, .parquet.", metavar="FILE")
@@ -353,17 +353,17 @@ class QuestionOptions(
     AnswerOptions,
     total=False,
 ):
-    """All options of a question; one that is left out has its default (`with_defaults`)."""
+    """All options of a question. An omitted option has its default (`with_defaults`)."""
 
 
 OPTIONS: Mapping[str, Option] = declared(QuestionOptions.__annotations__)
-"""The options by the names of their parameters."""
+"""The options by parameter name."""
 
 RENAMED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "states": ("optimizer_dtype", {}),
     "collectives": ("zeropp", {"exact": False, "quantized": True}),
 }
-"""Old name -> new name, and new values by old ones. Old names are accepted in Python and on the command line."""
+"""Old name -> (new name, new values by old values). Old names are accepted in Python and on the command line."""
 
 
 GROUPS: Mapping[str, type] = {
@@ -377,7 +377,7 @@ GROUPS: Mapping[str, type] = {
     "Amount of training": JobOptions,
     "Answer": AnswerOptions,
 }
-"""The groups by their titles in the help and in the manual."""
+"""The groups by title in the help and in the manual."""
 
 
 def names_in(*groups: type, without: Sequence[str] = ()) -> tuple[str, ...]:
@@ -386,11 +386,8 @@ def names_in(*groups: type, without: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
-    """All options, with defaults for those that are left out.
-
-    Raises TypeError for an unknown name, and WorkloadError for a value that is not a choice of its option, or a count
-    outside 1 to `LARGEST_COUNT`.
-    """
+    """All options, with defaults for the omitted ones. Raises TypeError for an unknown name, and WorkloadError for a
+    value that is not a choice of its option, or a count outside 1 to `LARGEST_COUNT`."""
     filled: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
     for given, value in options.items():
         name, values = RENAMED.get(given, (given, {}))
@@ -407,5 +404,5 @@ def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
 
 
 def plan_options(options: Mapping[str, Any] = MappingProxyType({})) -> PlanOptions:
-    """The features of plans among the options of a question, with their defaults."""
+    """The features of plans among the options of a question, with defaults."""
     return {name: options.get(name, OPTIONS[name].default) for name in names_in(PlanOptions)}  # type: ignore[return-value]

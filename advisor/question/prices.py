@@ -1,4 +1,4 @@
-"""The table of prices: `prices.csv`, or the user's own file."""
+"""The price table: `prices.csv`, or the user's own file."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ COLUMNS = (
     "date",
     "source",
 )
-"""The columns of a table. Prices are per hour, one of each pair; empty cells are unknown."""
+"""The columns of a table. Prices are per hour, and a row has one price of each pair; empty cells are unknown."""
 
 SIGNS = {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹"}
-"""Currencies with a sign before the amount."""
+"""Currencies whose sign precedes the amount."""
 
 MOST_PER_HOUR = 10_000.0
 """The highest plausible price of a GPU."""
@@ -50,15 +50,15 @@ class Machine:
 
     provider: str
     machine: str
-    """The provider's name of it; "" for none."""
+    """The provider's name of the machine; "" for none."""
     cluster: Cluster
-    """One such machine."""
+    """A cluster of one such machine."""
     most_nodes: int
-    """The number that their network may join."""
+    """Maximum number of machines that their network joins."""
     price: Price | None
-    """The price of a node, on demand; None if unknown."""
+    """The on-demand price of a node; None if unknown."""
     price_date: str
-    """The day of the price, "" if unknown."""
+    """The day of the price; "" if unknown."""
     price_source: str
 
     @property
@@ -73,9 +73,9 @@ class PriceTable:
     name: str
     machines: tuple[Machine, ...]
     currency: str
-    """A code of three letters."""
+    """The currency's three-letter code."""
     is_shipped: bool = False
-    """It is the table of this package."""
+    """Whether it is the table of this package."""
 
     @property
     def sign(self) -> str:
@@ -96,7 +96,7 @@ def shipped_prices() -> PriceTable:
 
 @cache
 def offers() -> tuple[Offer, ...]:
-    """The machines of the table of this package that have a price, for a job file."""
+    """The machines of this package's table that have a price, for a job file."""
     return tuple(
         Offer(each.provider, each.cluster, each.most_nodes, each.price.cost(each.cluster, HOUR_S), each.price_date)
         for each in shipped_prices().machines
@@ -105,11 +105,8 @@ def offers() -> tuple[Offer, ...]:
 
 
 def read_prices(path: Path) -> PriceTable:
-    """The machines of a table.
-
-    Raises ConfigFileError for a file that is not such a table, a bad price, and several currencies; ClusterError for a
-    GPU, RAM or network that is unknown. Both name the line.
-    """
+    """The machines of a table. Raises ConfigFileError for a file that is not such a table, an invalid price, and
+    several currencies; ClusterError for an unknown GPU, RAM or network. Both name the line."""
     machines: list[Machine] = []
     currency: str | None = None
     for where, row in _rows(path):
@@ -136,7 +133,7 @@ def read_prices(path: Path) -> PriceTable:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """(place in words, cells by column) of the rows that are not empty."""
+    """(place in words, cells by column) of each row that is not empty."""
     try:
         for row in read_rows(path, suffix=".csv"):
             cells = {name.strip().lower(): cell.strip() for name, cell in row.fields.items()}
@@ -177,8 +174,8 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
 
 
 def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) -> Cluster:
-    """One machine, with the network between two. ram_factor: factor on the row's RAM, which is per GPU in a row of
-    several sizes."""
+    """The cluster of one machine, with the network between two machines. ram_factor: factor on the row's RAM, which is
+    per GPU in a row of several sizes."""
     try:
         alone = parse_cluster(gpus, ram=row.get("ram") or None)
         network = parse_cluster(f"2x{gpus}", interconnect=row.get("interconnect") or None)
@@ -196,7 +193,7 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) 
 
 
 def _price(row: Mapping[str, str], gpus: int, where: str) -> Price | None:
-    """The price of a machine; None if the row has none."""
+    """The price of a machine; None if the row has no price."""
     if row.get("price_per_gpu") and row.get("price_per_machine"):
         raise ConfigFileError(
             phrase("{where} has both price_per_gpu and price_per_machine", where=where), fix="leave one of them empty"

@@ -27,13 +27,13 @@ from .options import PlanOptions, Risk, plan_options
 MAX_TOKENS_PER_STEP = 4 * 2**20
 """The largest batch that the search tries, in tokens per optimizer step: about that of the largest published
 pre-training runs (GPT-3 3.2 M, arXiv:2005.14165 table 2.1; Llama 3 405B starts with 4 M, arXiv:2407.21783 section 3.4).
-Larger batches slow convergence, which tokens per second do not show."""
+Larger batches slow convergence, which tokens per second do not reflect."""
 
 LEAST_STEPS = 100
-"""The fewest optimizer steps of a job; the search does not raise the batch beyond."""
+"""The fewest optimizer steps of a job; the search does not raise the batch further."""
 
 MAX_MICRO_BATCH = 1024
-"""Bounds the search; a GPU's efficiency saturates long before."""
+"""Limit of the search; a GPU's efficiency saturates at much smaller micro batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,15 @@ class Largest:
 
     option: Literal["seq_len", "micro_batch", "model_size"]
     value: int | str | None
-    """The largest value with which a plan can be recommended, a model by its name; None if even the smallest fails."""
+    """The largest value with which a plan can be recommended; for models, a name. None if even the smallest value
+    fails."""
     too_large: int | str | None
     """The smallest value found too large; None if there is no larger one."""
 
 
 def script_constraints(plan: Plan) -> PlanOptions:
-    """What another plan for the same training must keep: the sequence-parallel groups, which the script's data loader
-    knows, and the numerics."""
+    """The features that another plan for the same training must keep: the sequence-parallel groups, on which the
+    script's data loader depends, and the numerics."""
     return {
         **plan_options(),
         "sequence_parallel_size": plan.sequence_parallel_size,
@@ -61,7 +62,7 @@ def script_constraints(plan: Plan) -> PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """All inputs of an answer. `advisor.question.options` declares the options."""
+    """All inputs of an answer. The options are declared in `advisor.question.options`."""
 
     model: ModelShape
     workload: Workload
@@ -71,11 +72,11 @@ class Question:
     options: PlanOptions = field(default_factory=plan_options, hash=False)
     """Features of the plans to try."""
     free_loss: bool = False
-    """Whether the search may turn on the loss that one argument of the training backend turns on."""
+    """Whether the search may turn on the loss that the training backend offers by one argument."""
     free_precision: bool = False
-    """Whether the precision is the best of the GPUs (`about_cluster`)."""
+    """Whether the precision follows the GPUs (`about_cluster`)."""
     free_batch: bool = False
-    """Whether the global batch is the job's default for the GPUs (`about_cluster`)."""
+    """Whether the global batch is the job's default and follows the GPUs (`about_cluster`)."""
     free_rollouts: tuple[str, ...] = ()
     """Fields of the workload's `Rollouts` that the search chooses (`question.rollouts`)."""
     risk: Risk = "safe"
@@ -85,9 +86,9 @@ class Question:
     """The amount of training; None if not given."""
     price: Price | None = None
     job_basis: tuple[str, ...] = ()
-    """Sentences on what was counted in the job's data, and what was assumed."""
+    """Counts and assumptions from the job's data, as sentences."""
     job_is_packed: bool = False
-    """Whether several rows of the data fill a sample."""
+    """Whether a sample may hold several rows of the data."""
 
     def __post_init__(self) -> None:
         workload, model = self.workload, self.model
@@ -144,12 +145,12 @@ class Question:
                 raise WorkloadError(what, why=why, fix=phrase("leave {option} out", option=option))
 
     def with_options(self, **options: Unpack[PlanOptions]) -> Question:
-        """The question with other features of plans. Raises WorkloadError for impossible ones."""
+        """The question with other features of plans. Raises WorkloadError for impossible features."""
         return replace(self, options={**self.options, **options})
 
     def about_cluster(self, cluster: Cluster) -> Question:
-        """The question about other machines, as it would be asked: what was left to the GPUs follows them. Raises
-        WorkloadError if it cannot be asked."""
+        """The question about other machines. Settings that were left to the GPUs follow the new ones. Raises
+        WorkloadError if the question is impossible for them."""
         workload = self.workload
         if self.free_precision:
             workload = replace(workload, precision=cluster.gpu.half_precision)
@@ -208,12 +209,12 @@ class Question:
 
     @property
     def trainable_parameters(self) -> int:
-        """Pt: parameters that the optimizer updates."""
+        """Pt: number of parameters that the optimizer updates."""
         return tensor_set(self.model, self.workload).trainable_numel
 
     @cached_property
     def obstacle_to_zeropp(self) -> str | None:
-        """Why ZeRO-3's collectives cannot be quantized; None if they can."""
+        """The reason that ZeRO-3's collectives cannot be quantized; None if they can."""
         plan = Plan(
             zero_stage=3,
             micro_batch_size=1,
@@ -224,7 +225,7 @@ class Question:
 
     @cached_property
     def cluster_without_storage(self) -> Cluster:
-        """The cluster without sizes of RAM and NVMe, which limit a plan and do not change its prediction."""
+        """The cluster without sizes of RAM and NVMe, which limit a plan but do not change its prediction."""
         return replace(self.cluster, host_memory_bytes_per_node=None, nvme_bytes_per_node=None)
 
     @cached_property
@@ -236,7 +237,7 @@ class Question:
 
     @property
     def with_own_loss(self) -> Question:
-        """The question with the training backend's own loss, where the loss is free."""
+        """The question with the training backend's default loss, if the loss is free."""
         loss = default_loss(self.workload.framework, self.workload.software)
         if not self.free_loss or self.workload.loss == loss or self.workload.objective != NEXT_TOKEN:
             return self
@@ -253,7 +254,7 @@ class Question:
         if self.options["sequence_parallel_size"] is not None:
             sizes: Iterable[int] = (self.options["sequence_parallel_size"],)
         elif global_batch is not None and global_batch >= ranks and not self._divides_batch(ranks):
-            return ()  # a typing error is likelier than a request for sequence parallelism
+            return ()  # more likely a typing error than a request for sequence parallelism
         else:
             sizes = (size for size in _divisors(ranks) if undividable(self.model, self.workload, size) is None)
         return tuple(size for size in sizes if self._divides_batch(ranks // size))
@@ -286,7 +287,7 @@ class Question:
         return self._in_groups(tuple((micro, 1) for micro in dict.fromkeys([*doubled, largest])))
 
     def _in_groups(self, shapes: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        """The shapes whose generations are whole groups of completions; without completions all."""
+        """The shapes whose generations are whole groups of completions; all shapes without completions."""
         rollouts = self.workload.rollouts
         if rollouts is None:
             return shapes

@@ -1,4 +1,4 @@
-"""Completions of a question about reinforcement learning: their settings, and the choices that a search tries."""
+"""Completions of a question about reinforcement learning: their settings, and the choices that the search tries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .question import Question
 
 EVEN = 16
-"""Completions of a GPU in the assumed batch are a multiple of this, so that many micro batches divide them."""
+"""The assumed batch has a multiple of this number of completions per GPU, so that many micro batches divide it."""
 
 
 _NOT_OF_PPO = {"rollout", "server_gpus", "num_generations", "steps_per_generation"} | {
@@ -31,12 +31,9 @@ _NOT_OF_PPO = {"rollout", "server_gpus", "num_generations", "steps_per_generatio
 
 
 def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
-    """The settings of the options; None for an objective without completions. What is left to the search has TRL's
-    default.
-
-    Raises DsAdviseError for options that another objective has not, for impossible values, and for a reward model that
-    cannot be read.
-    """
+    """The rollout settings from the options; None for an objective without completions. Settings left to the search
+    have TRL's defaults. Raises DsAdviseError for options of another objective, for impossible values, and for a reward
+    model that cannot be read."""
     defaults = OBJECTIVES[given["objective"]].rollouts
     named = [name for name in names_in(RolloutOptions) if given[name] not in (None, "auto", "on")]
     without = _NOT_OF_PPO if given["objective"] == "ppo" else {"local_rollout_forward_batch_size"}
@@ -79,19 +76,20 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
 
 
 def free_settings(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """The settings of rollouts that are left to the search; a server's GPUs always, since the cluster has them."""
+    """The rollout settings that are left to the search. A server's GPUs always are, because the cluster includes
+    them."""
     if OBJECTIVES[given["objective"]].rollouts is None:
         return ()
     if given["objective"] == "ppo":
-        return ("server_gpus",)  # none, but the batch is
+        return ("server_gpus",)  # no setting is free, but this makes `rollout_choices` assume a batch
     names = ("rollout", "server_gpus", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
     free = {name for name in names if given[name] in (None, "auto")}
     return tuple(sorted(free | ({"server_gpus"} if given["server_gpus"] else set())))
 
 
 def rollout_choices(question: Question) -> list[Question]:
-    """The questions with every setting of the rollouts decided: what generates, the GPUs of a server, the GPUs of an
-    engine, sleep mode. A server's GPUs are not among the cluster's."""
+    """The questions with all rollout settings decided: the generation engine, the GPUs of a server, the GPUs of an
+    engine, sleep mode. A server's GPUs are not part of the questions' clusters."""
     rollouts, free = question.workload.rollouts, question.free_rollouts
     if rollouts is None or not free:
         return [question]
@@ -118,7 +116,7 @@ def rollout_choices(question: Question) -> list[Question]:
 
 
 def rollout_assumptions(question: Question) -> tuple[str, ...]:
-    """What is assumed of completions, a phrase each."""
+    """Assumptions about completions, a phrase each."""
     rollouts = question.workload.rollouts
     batch = phrase("a batch of about {size} completions, DeepSeekMath's", size=BATCH_SIZE)
     if rollouts is not None and rollouts.local_rollout_forward_batch_size:
@@ -153,7 +151,8 @@ def _settings(question: Question, rollouts: Rollouts, free: tuple[str, ...]) -> 
 
 
 def _splits(cluster: Cluster, server_gpus: int) -> Iterator[tuple[Cluster, int]]:
-    """The GPUs that train, and how many generate: of one node any number, of several nodes one."""
+    """Divisions of the GPUs into those that train and those that generate: any number on one node; of several nodes one
+    whole node generates."""
     if cluster.nodes > 1:
         if server_gpus in (0, cluster.gpus_per_node):
             yield replace(cluster, nodes=cluster.nodes - 1), cluster.gpus_per_node
@@ -164,8 +163,8 @@ def _splits(cluster: Cluster, server_gpus: int) -> Iterator[tuple[Cluster, int]]
 
 
 def _engines(question: Question, rollouts: Rollouts, gpus: int, *, only: bool) -> Iterator[Rollouts]:
-    """The settings with the fewest GPUs of an engine that hold the model, or with the user's; none if `gpus` do not
-    suffice, unless there is no other choice, which then says so (`unsupported`)."""
+    """The settings with the fewest GPUs of an engine that hold the model, or with the user's number. Empty if `gpus` do
+    not suffice, unless there is no other choice, for which `unsupported` gives the reason."""
     if "vllm_tensor_parallel_size" not in question.free_rollouts:
         if gpus % rollouts.vllm_tensor_parallel_size == 0:
             yield rollouts

@@ -1,4 +1,4 @@
-"""From a configuration file, a model and options to a `Run`, dry or real."""
+"""From a configuration file, a model and options to a `Run`, real or as a dry run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from .workload import as_asked, configured_workload
 
 
 def read_ds_config(path: Path) -> dict[str, Any]:
-    """The configuration in a file, which may have comments, as DeepSpeed reads it.
-
-    Raises ConfigFileError if it cannot be read or holds no object.
-    """
+    """The configuration in a file, which may have comments, parsed like DeepSpeed does. Raises ConfigFileError if it
+    cannot be read or is not an object."""
     value: dict[str, Any] = read_config_file(path).document.root.value
     return value
 
@@ -56,7 +54,7 @@ def read_run(
         try:
             shape = as_asked(shape_of(description, name=model), given)
         except ModelConfigError:
-            shape = None  # without closed forms; it can run if transformers can build it
+            shape = None  # no closed forms; the model can run if transformers can build it
     checkpointing = given["gradient_checkpointing"]
     return Run(
         config=config,
@@ -74,7 +72,7 @@ def read_run(
 
 
 def _default(config: Mapping[str, Any], key: str) -> int | None:
-    """1; None if DeepSpeed derives the absent key from the file's train_batch_size."""
+    """1, or None if DeepSpeed derives the absent key from the file's train_batch_size."""
     derived = config.get(key) is None and isinstance(config.get("train_batch_size"), int)
     return None if derived else 1
 

@@ -1,7 +1,7 @@
-"""This machine as a cluster: its CPU, and the speeds that `ds-advise bench` has measured.
+"""This machine as a cluster: its CPU, and the speeds measured by `ds-advise bench`.
 
 The estimators multiply a data sheet's figure by the share of it that training reaches. A measured rate is therefore
-divided by that share. Rates of matrix products, CPU Adam and NVMe are used as they are.
+divided by that share. Rates of matrix products, CPU Adam and NVMe are used without this division.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ STREAM_SHARE = 0.9
 because a model's operations are shorter. Assumed."""
 
 HOST_STREAM_SHARE = 0.6
-"""The same for host memory with all cores: torch's stores read a line before they write it, a fourth transfer for
-three counted ones, and at most 0.8 of the data sheet is reached. Assumed."""
+"""The same share for host memory with all cores. torch's stores read a line before they write it, which adds a fourth
+transfer to three counted ones, and at most 0.8 of the data sheet is reached. Assumed."""
 
 CORE_FLOPS_PER_S = 20e9
-"""Products on one core if not measured: half of the 40 GFLOP/s that large products reach with AVX2 at 2.5 GHz.
-Used for bf16 too, in which a CPU without bf16 units is no faster. Assumed."""
+"""Rate of matrix products on one core if not measured: half of the 40 GFLOP/s that large products reach with AVX2 at
+2.5 GHz. It also holds for bf16, because a CPU without bf16 units is no faster in it. Assumed."""
 
 MEMORY_BYTES_PER_S = 20e9
 """Memory bandwidth of the host if not measured: one channel of DDR4-3200 (25.6 GB/s) less a fifth. Assumed."""
 
 GLOO_BYTES_PER_S = 0.5e9
-"""Rate between the ranks if not measured: through the loopback interface with an addition in between. Assumed."""
+"""Rate between the ranks if not measured: through the loopback interface with one addition per transfer. Assumed."""
 
 _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredHardware:
-    """A benchmark of this machine, and its age."""
+    """A benchmark of this machine, and the benchmark's age."""
 
     result: BenchResult
     age_s: float
 
     def phrase(self, names: Sequence[Phrase]) -> str:
-        """`here 3 days ago (bench): matrix products, PCIe`."""
+        """The benchmark as a phrase: `here 3 days ago (bench): matrix products, PCIe`."""
         if not names:
             return ""
         return phrase("here {age} (bench): {figures}", age=age(self.age_s), figures=listed(names))
 
 
 def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None:
-    """The newest benchmark of this machine, None without one. An unusable store is reported on stderr and counts as
+    """The newest benchmark of this machine; None without one. An unusable store is reported on stderr and counts as
     empty."""
     if not anything_kept():
         return None
-    # Imported here: without records an answer needs no database.
+    # Imported late: without records an answer needs no database.
     from ...probes.benchmark_result import BENCH_VERSION, BenchResult
     from ...probes.machine import this_machine
     from ...probes.store import try_store
@@ -106,7 +106,7 @@ def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
 
 
 def _measured_node(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[Phrase]]:
-    """(fields of a cluster other than its GPUs, their names)."""
+    """(fields of a cluster except its GPUs, names of the measured speeds)."""
     score, memory, adam = known.host_score_s, known.best("host_memory"), known.best("cpu_adam")
     read, write = known.best("nvme_read"), known.best("nvme_write")
     same_drive = not cluster.nvme_path or mount_point(cluster.nvme_path) == known.nvme_mount
@@ -125,7 +125,7 @@ def _measured_node(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any]
 
 
 def _known(*rows: tuple[Phrase, Any, dict[str, Any]]) -> tuple[dict[str, Any], list[Phrase]]:
-    """(fields, names) of the rows (name, whether it was measured, fields) that were measured."""
+    """(fields, names) of the measured rows. rows: (name, whether it was measured, fields)."""
     changes: dict[str, Any] = {}
     names: list[Phrase] = []
     for name, measured, fields in rows:
@@ -136,7 +136,7 @@ def _known(*rows: tuple[Phrase, Any, dict[str, Any]]) -> tuple[dict[str, Any], l
 
 
 def _attention_speeds(known: BenchResult, devices: float = 1.0) -> tuple[AttentionSpeed, ...]:
-    """Rates of attention of one device, or of several together, by type, pass and ascending length."""
+    """Attention rates of one device, or of several together, by type, pass and ascending length."""
     return tuple(
         AttentionSpeed(precision=figure.how, backward=backward, keys=figure.size, flops_per_s=devices * figure.median)
         for backward, kind in ((False, "attention_forward"), (True, "attention_backward"))
@@ -145,12 +145,9 @@ def _attention_speeds(known: BenchResult, devices: float = 1.0) -> tuple[Attenti
 
 
 def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
-    """`ranks` processes on this machine's CPU, each of them a "GPU" with its share of cores and memory bandwidth.
-
-    The speeds are those of the newest `ds-advise bench --device cpu`, else low assumed ones.
-
-    memory_limit_bytes: memory of one rank; by default its share of the RAM that a process here can use.
-    """
+    """`ranks` processes on this machine's CPU, each a "GPU" with its share of cores and memory bandwidth. The speeds
+    are those of the newest `ds-advise bench --device cpu`, else low assumed ones. memory_limit_bytes: memory of one
+    rank; by default its share of the RAM available to a process."""
     cores, ram = cpu_cores(), host_memory_bytes()
     bf16 = fp32 = CORE_FLOPS_PER_S * cores
     memory, links = MEMORY_BYTES_PER_S, GLOO_BYTES_PER_S

@@ -23,7 +23,7 @@ from .options import OPTIONS, with_defaults
 from .rollouts import rollouts_of
 
 _SHARED = {field.name for field in fields(Workload)} & OPTIONS.keys() - {"sequence_parallel_size"}
-"""Options that are fields of a workload; the sequence-parallel size is the plan's."""
+"""Options that are fields of a workload. The sequence-parallel size belongs to the plan."""
 
 _WORDS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 
@@ -31,9 +31,9 @@ _WORDS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "o
 def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu | None) -> Workload:
     """The workload of a model on a GPU.
 
-    options: of `QuestionOptions`.
+    options: `QuestionOptions`.
     model: None for a module of the user.
-    gpu: None if unknown; it is assumed to support bf16.
+    gpu: None if unknown; it is then assumed to support bf16.
 
     Raises WorkloadError for unknown, impossible or contradictory options.
     """
@@ -76,11 +76,9 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
 def configured_workload(
     config: Mapping[str, Any], options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu | None
 ) -> Workload:
-    """The workload of a ds_config; its precision and optimizer take precedence over the options. Without an optimizer
-    block the training script makes the optimizer.
-
-    The optimizer keeps its name in the file, because the closed forms do not know every class of torch.optim.
-    """
+    """The workload of a ds_config, whose precision and optimizer take precedence over the options. Without an optimizer
+    block the training script makes the optimizer. The optimizer keeps its name in the file, because the closed forms do
+    not cover every class of torch.optim."""
     precision = precision_in(config)
     asked = options.get("precision", "auto")
     if (
@@ -103,7 +101,7 @@ def configured_workload(
 
 
 def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
-    """The sequence length, with the model's default for None. Raises WorkloadError if the model does not support it."""
+    """The sequence length; for None, the model's default. Raises WorkloadError if the model does not support it."""
     if model is not None and model.fixed_len is not None:
         if seq_len not in (None, model.fixed_len):
             raise WorkloadError(
@@ -130,7 +128,7 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
 
 
 def _within(rollouts: Rollouts, seq_len: int) -> Rollouts:
-    """Raises WorkloadError if a completion leaves no token to the prompt."""
+    """Raise WorkloadError if a completion leaves no token to the prompt."""
     if rollouts.max_completion_length < seq_len:
         return rollouts
     raise WorkloadError(
@@ -160,10 +158,8 @@ def resolve_precision(precision: str, gpu: Gpu | None) -> Precision:
 def settings_of(
     kind: type, settings: str | Mapping[str, Any], *, option: str, without: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Fields of a dataclass in a text such as `a=1,b`, in which a name alone means yes, or in a mapping.
-
-    Raises WorkloadError for an unknown name, or a value that is not of the field's type.
-    """
+    """Fields of a dataclass from a mapping, or from a text such as `a=1,b`, in which a name alone means yes. Raises
+    WorkloadError for an unknown name, or for a value of the wrong type."""
     if isinstance(settings, str):
         words = [word.partition("=") for word in settings.split(",") if word.strip()]
         settings = {name.strip(): value.strip() or "yes" for name, _, value in words}
@@ -181,7 +177,7 @@ def settings_of(
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """A value of a bool, a count (`200000000`, `2e8`), a version (`4.45`) or a Literal."""
+    """The value of a text as a bool, a count (`200000000`, `2e8`), a version (`4.45`) or a Literal."""
     choices: Sequence[str] = get_args(kind)
     if kind is bool:
         choices = tuple(_WORDS)
@@ -207,8 +203,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
 
 
 def _loss(given: Mapping[str, Any], framework: Framework, software: Software) -> LossKernel:
-    """The loss, by default that of the objective and the framework. Raises WorkloadError for one that it cannot
-    have."""
+    """The loss, by default that of the objective and the framework. Raises WorkloadError for an unsupported loss."""
     objective, asked = given["objective"], given["loss"]
     own = loss_of(objective, framework, software)
     if asked in ("auto", own):
@@ -224,8 +219,8 @@ def _loss(given: Mapping[str, Any], framework: Framework, software: Software) ->
 
 
 def _evaluation_batch(given: Mapping[str, Any]) -> int | None:
-    """Samples per GPU of an evaluation, the Trainer's default where only what it does is given. Raises WorkloadError
-    for logits of trainers whose metrics have none."""
+    """Samples per GPU of an evaluation. If only other evaluation options are given, it is the Trainer's default. Raises
+    WorkloadError for logits of trainers whose metrics have none."""
     if given["eval_logits"] and OBJECTIVES[given["objective"]].trainer:
         raise WorkloadError(
             phrase("--eval-logits does not go with --objective {objective}", objective=given["objective"]),
@@ -259,7 +254,8 @@ def _dropout(probability: float) -> float:
 
 
 def _names(option: str, given: str | Sequence[str] | None, fix: str) -> tuple[str, ...] | None:
-    """Names in a list or separated by commas; None for none. Raises WorkloadError for a text without a name."""
+    """Names from a list, or from a text separated by commas; empty for None. Raises WorkloadError for a text without a
+    name."""
     if given is None:
         return None
     listed = given.split(",") if isinstance(given, str) else given
@@ -283,7 +279,7 @@ def as_asked(model: ModelShape, options: Mapping[str, Any]) -> ModelShape:
 
 
 def _optimizer(name: str) -> str:
-    """The key of `OPTIMIZERS`; `AdamW_8bit`, `adamw-8bit` and `adamw8bit` are one name."""
+    """The key of `OPTIMIZERS` for a name; `AdamW_8bit`, `adamw-8bit` and `adamw8bit` are equal."""
 
     def letters(text: str) -> str:
         return text.lower().replace("-", "").replace("_", "")
