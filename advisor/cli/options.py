@@ -236,7 +236,7 @@ EMIT = click.option(
 
 
 def report_options(picture: str = "", *, own_force: bool = False) -> Decorator:
-    """Decorator that gives a command --html, --plot and --force, and checks before it runs that the files can be written.
+    """Decorator that gives a command --html, --plot and --force, and checks their files before the command runs.
 
     picture: the content of --plot; "" for no --plot.
     own_force: whether the command itself has --force.

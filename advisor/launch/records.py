@@ -20,19 +20,19 @@ _RECENT = 20
 
 @dataclass
 class RankRecord:
-    """One rank, from the events of its file. Keys of the events:
+    """State of one rank, from the events in its file. Keys of the events:
 
-    rank, pid, host   the first event.
+    rank, pid, host   of the rank; the first event.
     engine_ranks  the ranks that train together, before the first step.
     engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
-    step          optimizer step that was completed; with it the tokens of this rank in that step.
-    step, loss    the loss of that step, which a GPU reports later than the step.
-    allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes   of torch's allocator, at times.
-    trainer       {total_steps, output_dir}: the Hugging Face Trainer begins.
+    step          the completed optimizer step, with this rank's tokens in it.
+    step, loss    the loss of a step, which a GPU reports later than the step itself.
+    allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes   of torch's allocator, at intervals.
+    trainer       {total_steps, output_dir}: the start of the Hugging Face Trainer.
     checkpoint    the folder of a checkpoint that the Trainer has saved.
     error         {type, message, errno, limits, details}: the exception that ended the script; limits: the finite
                   resource limits by name.
-    end           the script's exit code, where it ended by itself.
+    end           the script's exit code, if it ended by itself.
     """
 
     log: EventLogReader
