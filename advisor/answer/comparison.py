@@ -106,7 +106,7 @@ class Comparison:
         return [side.candidate for side in self.sides if side.candidate is not None]
 
     def figures(self) -> ComparisonFigures:
-        """The comparison as data."""
+        """Return the comparison as data."""
         sides = tuple(SideFigures(name=side.name, plan=self._plan(side.candidate)) for side in self.sides)
         return from_attributes(ComparisonFigures, self, schema_version=SCHEMA_VERSION, sides=sides)
 

@@ -90,7 +90,7 @@ class ConfigSettings:
         return acts_at(path, self.stage())
 
     def stage(self) -> int:
-        """The ZeRO stage."""
+        """Return the ZeRO stage."""
         value = self.get("zero_optimization.stage").value
         return value if isinstance(value, int) else 0
 

@@ -165,7 +165,7 @@ class Explanation:
         return {symbol: "; ".join(known.values()) for symbol, known in meanings.items()}
 
     def figures(self) -> ExplanationFigures:
-        """The explanation as data."""
+        """Return the explanation as data."""
         candidate, memory = self.candidate, self.candidate.memory
         return from_attributes(
             ExplanationFigures,

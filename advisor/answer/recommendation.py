@@ -149,12 +149,12 @@ class Recommendation:
 
 
 def try_first_path(destination: Path) -> Path:
-    """Path of the configuration for the plan to try first, next to the recommended configuration."""
+    """Return the path of the configuration for the plan to try first, next to the recommended configuration."""
     return destination.with_stem(f"{destination.stem}_try_first")
 
 
 def closest(ladder: Sequence[LadderStep]) -> Candidate | None:
-    """The candidate with the smallest shortage; None if no rung has a candidate."""
+    """Return the candidate with the smallest shortage; None if no rung has a candidate."""
     return min(
         (step.candidate for step in ladder if step.candidate is not None),
         key=lambda candidate: candidate.fit.utilization,

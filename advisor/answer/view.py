@@ -76,7 +76,7 @@ class LadderRow:
 
 
 def host_parts(memory: MemoryEstimate) -> dict[str, int]:
-    """Host RAM per node in bytes by component; the sum is `host_bytes_per_node`."""
+    """Return host RAM per node in bytes by component; the sum is `host_bytes_per_node`."""
     sizes = Counter({"loading the model": memory.host_bytes_per_node - memory.host_training_bytes_per_node})
     for term in (*memory.host_pinned_terms, *memory.host_pageable_terms):
         sizes[term.name] += term.size_bytes

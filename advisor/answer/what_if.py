@@ -58,7 +58,7 @@ Asked = tuple[str, Question]
 
 
 def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Changes:
-    """Yield flags that would make a plan fit or run faster, each with the resulting answer.
+    """Return the flags that would make a plan fit or run faster, each with the resulting answer.
 
     With a fitting plan, each kind of change is tried in up to `MOST_STEPS` growing steps; the first step and those that
     lead to another rung are listed. Without one, each kind grows until something fits.
