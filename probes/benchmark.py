@@ -1,4 +1,4 @@
-"""`ds-advise bench`: measures this machine, each group of figures in processes of its own, and stores the result."""
+"""`ds-advise bench`: measure this machine, with each group of figures in separate processes, and store the result."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .scratch import scratch
 from .store import Record, try_store
 
 TOTAL_S = 55.0
-"""Time of the whole benchmark: a minute, with a margin."""
+"""Time of the whole benchmark: a minute minus a margin."""
 
 _START_S = 5.0
-"""Expected start of a group's processes, which import torch."""
+"""Expected start-up time of a group's processes, which import torch."""
 
 _START_LIMIT_S = 300.0
-"""Limit of a group's start: DeepSpeed may compile an extension, and torch may be imported from a slow disk."""
+"""Limit of a group's start-up: DeepSpeed may compile an extension, and torch may be imported from a slow disk."""
 
 Group = Literal["device", "host_link", "host_memory", "collectives", "cpu_adam", "nvme"]
 
@@ -41,29 +41,29 @@ GROUPS: dict[Group, tuple[str, float]] = {
     "cpu_adam": ("DeepSpeedCPUAdam", 0.07),
     "nvme": ("NVMe", 0.2),
 }
-"""Title and share of the measuring time, in the order of measuring: groups that may compile come last."""
+"""Title and share of the measuring time, in the order of measurement: groups that may compile come last."""
 
 _MAX_BUFFER_BYTES = 256 * 2**20
 _BUFFERS = 16
-"""One buffer takes at most this fraction of the memory: a group holds up to four, on every rank."""
+"""The largest buffer is 1/16 of the memory: a group holds up to four, on every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One group of figures."""
+    """One group of figures to measure."""
 
     group: Group
     device: Device
     ranks: int
-    """Processes that measure at the same time."""
+    """Number of processes that measure at the same time."""
     threads: int
     """Host threads of each process."""
     budget_s: float
-    """Measuring time, without the start of the processes."""
+    """Measuring time, without the start-up of the processes."""
     buffer_bytes: int
-    """The largest buffer on the host; a group holds a few of them."""
+    """Size of the largest buffer on the host; a group holds a few of them."""
     nvme_folder: str = ""
-    """Folder of the NVMe group, removed afterwards."""
+    """Folder of the NVMe group, removed at the end."""
 
 
 def ask_bench(
@@ -75,15 +75,15 @@ def ask_bench(
     total_s: float = TOTAL_S,
 ) -> Record:
     """Measure the speeds of this machine, in about `total_s` unless DeepSpeed has to compile an extension first, and
-    store the result; the record has no number where the store cannot be used.
+    store the result. The record has no number if the store cannot be used.
 
     device: None takes the GPUs if there are any. ranks: None takes all GPUs, or two processes on the CPU, which share
         the cores and measure together.
     nvme:   a folder on the drive to measure; a file of up to 1 GiB is written there and removed. None: not measured.
 
     `skipped` names what cannot be measured (an extension that does not compile, a file system without direct access, a
-    single device) with the reason. Raises ClusterError for more ranks than GPUs, for GPUs where there are none, and for
-    an unwritable folder.
+    single device) with the reason. Raises ClusterError for more ranks than GPUs, for GPUs on a machine without any, and
+    for an unwritable folder.
     """
     try:
         gpus = len(visible_gpus())
@@ -139,7 +139,7 @@ def ask_bench(
 
 
 def _reason_against(group: Group, device: str, ranks: int, nvme_folder: str) -> str | None:
-    """Why a group is not measured here; "" where it does not apply, None where it is measured."""
+    """Why a group is not measured here; "" if it does not apply, None if it is measured."""
     if group == "host_link" and device == "cpu":
         return ""
     if group == "collectives" and ranks == 1:
@@ -150,7 +150,7 @@ def _reason_against(group: Group, device: str, ranks: int, nvme_folder: str) -> 
 
 
 def _run(task: Task) -> tuple[Sequence[BenchFigure], str | None]:
-    """The figures of a group, or why there are none."""
+    """The figures of a group, or the reason why there are none."""
     limit_s = 3 * task.budget_s + _START_LIMIT_S
     with scratch("bench") as folder:
         (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
@@ -172,7 +172,7 @@ def _run(task: Task) -> tuple[Sequence[BenchFigure], str | None]:
 
 
 def _nvme_folder(folder: str, stack: ExitStack) -> str:
-    """A temporary folder below the named one, removed with the stack."""
+    """A temporary folder below the given one, removed with the stack."""
     try:
         return str(stack.enter_context(scratch("bench", Path(folder).expanduser().resolve())))
     except OSError as error:

@@ -1,4 +1,5 @@
-"""The worker of a benchmark: measures one group of figures. FOLDER holds `task.json`, and the report is the figures."""
+"""The worker of a benchmark: measures one group of figures. FOLDER holds `task.json`; the report contains the
+figures."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from .real_run import extension_lock
 from .real_run.rank import EventLog
 
 SAMPLE_S = 0.004
-"""Shorter calls are repeated until a measurement takes this long: a thousand times the error of clock and settling."""
+"""Minimum time of a measurement, a thousand times the error of the clock and of settling; shorter calls are
+repeated."""
 
 MIN_SAMPLES = 3
 MAX_SAMPLES = 20
@@ -39,8 +41,8 @@ _DTYPES = {
 }
 
 _TOKENS = {"cuda": (512, 2048, 8192), "cpu": (128, 512, 2048)}
-"""Tokens of a sample for attention. The samples of a call have together the tokens of the longest on a GPU, of the
-middle one on a CPU."""
+"""Tokens of a sample for attention. On a GPU the samples of a call total the longest length, on a CPU the middle
+one."""
 
 _HEADS = 8
 _HEAD_DIM = 128
@@ -52,26 +54,27 @@ ROUNDS = 100
 """Rounds of the host score: a few hundredths of a second."""
 
 _SCORES = 15
-"""Measurements of the host score, about a second."""
+"""Number of measurements of the host score, about a second."""
 
 _BLOCK_BYTES = 2**20
 _MAX_FILE_BLOCKS = 1024
-"""1 GiB: much more than the cache of a drive's controller."""
+"""1 GiB, much more than the cache of a drive's controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopwatch:
-    """Times calls on a device, on all ranks together."""
+    """Timer of calls on a device, synchronized over all ranks."""
 
     settle: Callable[[], None]
     """Waits until the device is idle."""
     agree: Callable[[int], int]
-    """Rank 0's number on every rank, so that all make the same number of calls."""
+    """Returns rank 0's number on every rank, so that all make the same number of calls."""
     clock: Callable[[], float] = time.perf_counter
-    """Seconds; for a process of one thread that waits for nobody, its processor time."""
+    """Clock in seconds; the processor time for a process of one thread that does not wait for others."""
 
     def once(self, action: Callable[[], object]) -> float:
-        """Seconds of one call after a warm-up call, which loads kernels and fills caches; rank 0's on every rank."""
+        """Seconds of one call on rank 0, returned on every rank. A warm-up call before it loads kernels and fills
+        caches."""
         self._calls(action, 1)
         return self.agree(math.ceil(self._calls(action, 1) * 1e9)) / 1e9
 
@@ -96,7 +99,7 @@ class Stopwatch:
 
 
 def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
-    """Measure, and return the figures as the report."""
+    """Measure a group, and return the figures as the report."""
     task = Task(**json.loads((folder / "task.json").read_text(encoding="utf-8")))
     extension_lock.install()
     torch.set_num_threads(task.threads)
@@ -116,7 +119,7 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
 
 
 def _agreement(task: Task, folder: Path, rank: int, device: str) -> Callable[[int], int]:
-    """Broadcasts rank 0's number, which also lets the ranks start together."""
+    """Broadcast rank 0's number, which also synchronizes the ranks."""
     if task.ranks == 1:
         return lambda number: number
     dist.init_process_group(
@@ -135,9 +138,9 @@ def _agreement(task: Task, folder: Path, rank: int, device: str) -> Callable[[in
 
 
 def measure_collectives(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
-    """The smallest in seconds, which is the start of a collective; then rates by size, while the next fits in the time.
+    """Seconds of the smallest collective, its latency; then rates by size, while the next one fits in the time.
 
-    The first size is always measured: on a busy machine the start of a collective may take all the time.
+    The first size is always measured: on a busy machine the latency may take all the time.
     """
     how = "gloo" if device == "cpu" else "nccl"
     ranks = task.ranks
@@ -193,7 +196,7 @@ def measure_device(task: Task, device: str, watch: Stopwatch) -> list[BenchFigur
 
 
 def _products(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budget_s: float) -> list[BenchFigure]:
-    """Square products from small to large, while the next fits in the time."""
+    """Square products from small to large, as long as the next one fits in the time."""
     figures: list[BenchFigure] = []
     deadline = time.perf_counter() + budget_s
     once = 0.0
@@ -209,7 +212,8 @@ def _products(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budg
 
 
 def _attention(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budget_s: float) -> list[BenchFigure]:
-    """Torch's causal attention, forward and backward, from short to long samples, while the next fits in the time."""
+    """Torch's causal attention, forward and backward, from short to long samples, as long as the next one fits in the
+    time."""
     figures: list[BenchFigure] = []
     lengths = _TOKENS["cpu" if device == "cpu" else "cuda"]
     together = lengths[1] if device == "cpu" else lengths[-1]
@@ -251,7 +255,7 @@ def _memory(size_bytes: int, device: str, watch: Stopwatch, budget_s: float) -> 
 
 
 def _new_memory(size_bytes: int, watch: Stopwatch, budget_s: float) -> BenchFigure:
-    """Touch every page of a new block, which faults; then the block is returned."""
+    """Touch every page of a newly mapped block, which causes page faults, and free the block."""
 
     def touch() -> None:
         torch.empty(size_bytes, dtype=torch.uint8)[:: mmap.PAGESIZE].fill_(1)
@@ -260,7 +264,7 @@ def _new_memory(size_bytes: int, watch: Stopwatch, budget_s: float) -> BenchFigu
 
 
 def measure_host_link(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
-    """Copies between host memory, page-locked and ordinary, and the GPU."""
+    """Copies between the GPU and page-locked or pageable host memory."""
     size = task.buffer_bytes
     each_s = task.budget_s / 4
     there = torch.empty(size, dtype=torch.uint8, device=device)
@@ -277,7 +281,7 @@ def measure_host_link(task: Task, device: str, watch: Stopwatch) -> list[BenchFi
 
 
 def measure_host_memory(task: Task, _device: str, watch: Stopwatch) -> list[BenchFigure]:
-    """A sum in host memory by all cores, and the single-thread score of one core."""
+    """A sum in host memory by all cores, and the single-thread score of a core."""
     summed, _ = _memory(task.buffer_bytes, "cpu", watch, task.budget_s)
     score = HostScore()
     samples = [score.measure() for _ in range(_SCORES)]
@@ -296,7 +300,8 @@ def measure_cpu_adam(task: Task, _device: str, watch: Stopwatch) -> list[BenchFi
 
 
 def measure_nvme(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
-    """One file, sized by the time budget, written and read with O_DIRECT, from page-locked memory on a GPU machine."""
+    """Write and read one file with O_DIRECT, sized by the time budget; from page-locked memory on a machine with
+    GPUs."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     settings = ("block_size", "queue_depth", "single_submit", "overlap_events", "intra_op_parallelism")
@@ -349,7 +354,7 @@ class _Scale(torch.nn.Module):
 
 
 class _Product(torch.nn.Module):
-    """Not `nn.Linear`, whose function stage 3 replaces."""
+    """A linear layer that is not `nn.Linear`, whose function ZeRO-3 replaces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -372,11 +377,11 @@ class _Layer(torch.nn.Module):
 
 
 class HostScore:
-    """A CPU's single-thread score: seconds of a small fixed workload like the host's part of a step.
+    """A CPU's single-thread score: seconds of a small fixed workload that resembles the host's part of a step.
 
-    One round calls three modules in Python, runs a dozen small operations with autograd (norm, product, sum, views)
-    and their backward pass. It does not depend on memory bandwidth, the number of cores, DeepSpeed or
-    transformers, so scores of machines differ only by the speed of a core with Python and torch's dispatch.
+    One round calls three modules in Python, runs a dozen small operations with autograd (norm, product, sum, views) and
+    their backward pass. It does not depend on memory bandwidth, the number of cores, DeepSpeed or transformers: scores
+    of machines differ only by the speed of a core in Python and torch's dispatch.
     """
 
     def __init__(self) -> None:
@@ -385,7 +390,7 @@ class HostScore:
         self.measure()
 
     def measure(self) -> float:
-        """Processor seconds of the rounds on one core."""
+        """Processor time of the rounds on one core, in seconds."""
         started = time.thread_time()
         for _ in range(ROUNDS):
             self._layer(self._input).sum().backward()

@@ -1,4 +1,4 @@
-"""The result of a benchmark: figures with their spread, and what could not be measured."""
+"""The result of a benchmark: figures with their spread, and groups that could not be measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Literal
 
 BENCH_VERSION = 2
-"""Rises when the measurement of a figure changes, so that new figures are not compared with old ones."""
+"""Increases when the measurement of a figure changes, so that old and new figures are not compared."""
 
 FigureKind = Literal[
     "matrix_product",
@@ -59,7 +59,7 @@ class BenchFigure:
     size: int
     unit: Unit
     median: float
-    """Over `repeats` measurements, as `lowest` and `highest`; a measurement has several calls where one is short."""
+    """Over `repeats` measurements, like `lowest` and `highest`; a measurement has several calls if one is short."""
     lowest: float
     highest: float
     repeats: int
@@ -80,18 +80,18 @@ class BenchResult:
     version: int
     device: Literal["cuda", "cpu"]
     ranks: int
-    """Number of devices in collectives. On the CPU the ranks share the cores, and all measure the figures of one device
-    at the same time."""
+    """Number of devices in collectives. On the CPU the ranks share the cores, and all of them measure the figures of
+    one device at the same time."""
     figures: tuple[BenchFigure, ...]
     skipped: tuple[Skipped, ...]
     nvme_mount: str
-    """Mount point of the measured drive, "" without one."""
+    """Mount point of the measured drive; "" if none was measured."""
     versions: Mapping[str, str]
     seconds: float
     """Duration of the benchmark."""
 
     def best(self, kind: FigureKind, how: str | None = None) -> float | None:
-        """The higher median rate of the two largest sizes, where the rate has saturated; None without any."""
+        """The higher median rate of the two largest sizes, where the rate has saturated; None if there are none."""
         rates = [
             figure
             for figure in self.figures
@@ -102,7 +102,7 @@ class BenchResult:
 
     @property
     def memory_bytes_per_s(self) -> float | None:
-        """Speed of one device's memory: the higher of sum and copy."""
+        """Memory bandwidth of one device: the higher rate of sum and copy."""
         return max(filter(None, (self.best("elementwise_sum"), self.best("memory_copy"))), default=None)
 
     @property
@@ -113,13 +113,13 @@ class BenchResult:
 
     @property
     def collective_call_s(self) -> float | None:
-        """Seconds of a collective of a few bytes: the median over the kinds."""
+        """Seconds of a collective of a few bytes: the median over the kinds of collectives."""
         times = [figure.median for figure in self.figures if figure.kind in COLLECTIVES and figure.unit == "s"]
         return median(times) if times else None
 
     @property
     def host_score_s(self) -> float | None:
-        """A core's single-thread score."""
+        """The single-thread score of a core."""
         return next((figure.median for figure in self.figures if figure.kind == "host_score"), None)
 
     def to_json(self) -> dict[str, Any]:

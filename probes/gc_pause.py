@@ -1,4 +1,4 @@
-"""Python's garbage collector paused during work that makes many objects and no reference cycles."""
+"""Pause Python's garbage collector during work that creates many objects and no reference cycles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def gc_paused() -> Iterator[None]:
     """Pause the search for reference cycles; objects without cycles are freed as always.
 
-    The closed forms make some hundred thousand small tuples and no cycles, and imported modules stay. The search takes
-    up to a quarter of the time of an answer and a tenth of that of the imports.
+    The closed forms create some hundred thousand small tuples and no cycles, and imported modules stay. The search
+    would take up to a quarter of the time of an answer and a tenth of the time of the imports.
     """
     was_enabled = gc.isenabled()
     gc.disable()

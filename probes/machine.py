@@ -1,7 +1,7 @@
-"""This machine: its GPUs by the driver, its memory and cores within the limits of its control groups.
+"""This machine: the driver's GPUs, and memory and cores within the limits of its control groups.
 
-A group's limit also binds the groups below it, so all groups from this process's own to the root count. Both versions
-of the interface are read (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of Linux).
+A group's limit also applies to the groups below it, so all groups from this process's own to the root count. Both
+versions of the interface are read (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of Linux).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..estimators.phrase import phrase
 
 
 def read_text(file: Path) -> str:
-    """The stripped text of a file, "" where it cannot be read."""
+    """The stripped text of a file; "" if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -33,12 +33,12 @@ def read_text(file: Path) -> str:
 
 
 def read_number(*files: Path) -> int | None:
-    """The integer in the first of these files that has one."""
+    """The integer in the first of these files that contains one."""
     return next((int(text) for text in map(read_text, files) if text.isdecimal()), None)
 
 
 def read_pairs(file: Path, separator: str = ":") -> dict[str, str]:
-    """The `name: value` lines of a file; the first line of a name counts."""
+    """The `name: value` lines of a file; the first line of each name counts."""
     pairs: dict[str, str] = {}
     for line in read_text(file).splitlines():
         name, found, value = line.partition(separator)
@@ -55,7 +55,7 @@ class MemoryGroup:
 
     @property
     def limit_bytes(self) -> int | None:
-        """None without a limit; version 1 writes "no limit" as a huge number."""
+        """The limit; None without one. Version 1 writes "no limit" as a huge number."""
         return read_number(self.folder / "memory.max", self.folder / "memory.limit_in_bytes")
 
     @property
@@ -65,7 +65,7 @@ class MemoryGroup:
 
     @property
     def events_file(self) -> Path:
-        """The file with the number of processes that the kernel killed because memory ran out."""
+        """The file with the number of processes that the kernel killed for lack of memory."""
         file = self.folder / "memory.events"
         return file if file.exists() else self.folder / "memory.oom_control"
 
@@ -86,7 +86,7 @@ def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Processor seconds per second that this process's control groups allow, None without a limit."""
+    """Processor seconds per second that this process's control groups allow; None without a limit."""
     quotas = []
     for folder in _groups(root, "cpu"):
         quota, _, period = read_text(folder / "cpu.max").partition(" ")
@@ -121,8 +121,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 _GIB = 2**30
 
 _SAME_CARD = 0.1
-"""Relative difference in memory up to which a card is the one of that name in the data file (modified cards have twice
-the memory)."""
+"""Maximum relative difference in memory to the card of the same name in the data file (modified cards have twice the
+memory)."""
 
 _OTHER_FIX = "describe the machine instead, such as --gpus 2x24GB"
 
@@ -135,7 +135,7 @@ class Machine:
     """Names of the GPUs that CUDA sees, in its order."""
     gpu_memory_bytes: tuple[int, ...]
     driver: str
-    """Version of the NVIDIA driver, "" without one; not part of `key`."""
+    """Version of the NVIDIA driver; "" without one; not part of `key`."""
     cpu: str
     """The processor's model."""
     cpu_cores: int
@@ -143,8 +143,8 @@ class Machine:
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits, equal for machines of the same kind: another driver, or a kernel update, which
-        changes the RAM by some MiB, does not change them."""
+        """Twelve hexadecimal digits, equal for machines of the same kind. Updates of the driver or kernel, which change
+        the RAM by some MiB, do not change it."""
         gpu_gib = [round(size / _GIB) for size in self.gpu_memory_bytes]
         identity = [self.gpus, gpu_gib, self.cpu, self.cpu_cores, round(self.ram_bytes / _GIB)]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
@@ -170,19 +170,19 @@ def this_machine() -> Machine:
 
 
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name (`AMD EPYC 7742 64-Core Processor`), or its architecture where Linux gives none (ARM)."""
+    """The processor's name (`AMD EPYC 7742 64-Core Processor`), or its architecture if Linux gives no name (ARM)."""
     return " ".join(read_pairs(cpuinfo).get("model name", "").split()) or platform.machine()
 
 
 def cpu_has_fp16(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether the CPU may have products in fp16, by its flags (x86, ARM)."""
+    """Whether the CPU may support products in fp16, from its flags (x86, ARM)."""
     pairs = read_pairs(cpuinfo)
     flags = (pairs.get("flags") or pairs.get("Features") or "").split()
     return not {"avx512_fp16", "amx_fp16", "avx_ne_convert", "fphp"}.isdisjoint(flags)
 
 
 def with_nvml(query: Callable[[Any], _T], otherwise: _T) -> _T:
-    """The answer to an NVML query; `otherwise` without a driver or an answer."""
+    """The result of an NVML query; `otherwise` without a driver or a result."""
     import pynvml
 
     try:
@@ -204,7 +204,7 @@ def _query(query: Callable[[Any], _T]) -> _T:
 def visible_gpus() -> list[Gpu]:
     """The GPUs of the driver (NVML) within CUDA_VISIBLE_DEVICES, with their actual memory.
 
-    Raises ClusterError without a driver, without a GPU, or when CUDA_VISIBLE_DEVICES names an absent one.
+    Raises ClusterError without a driver, without a GPU, or if CUDA_VISIBLE_DEVICES names an absent one.
     """
     import pynvml
 
@@ -226,8 +226,8 @@ def visible_gpus() -> list[Gpu]:
 
 
 def check_gpus(count: int) -> None:
-    """Raises ClusterError where this machine has fewer GPUs than `count`. Torch is queried where NVML finds none: ROCm
-    has GPUs without it."""
+    """Raises ClusterError if this machine has fewer GPUs than `count`. Torch is queried if NVML finds none: ROCm has
+    GPUs without NVML."""
     found = with_nvml(lambda nvml: len(visible_handles(nvml)), 0)
     if not found:
         import torch
@@ -243,7 +243,8 @@ def check_gpus(count: int) -> None:
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
-    """NVML's handles of the GPUs that CUDA uses, in its order; between nvmlInit and nvmlShutdown. Raises NVMLError."""
+    """NVML's handles of the GPUs that CUDA uses, in its order. To be called between nvmlInit and nvmlShutdown. Raises
+    NVMLError."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -268,7 +269,7 @@ def _gpu(pynvml: Any, handle: Any) -> Gpu:
 
 
 def _known_card(name: str, total_bytes: int) -> Gpu:
-    """The card in the data file, by name and memory or by name. Raises ClusterError."""
+    """The card in the data file, by name and memory or by name alone. Raises ClusterError."""
     try:
         return find_gpu(f"{name} {round(total_bytes / 2**30)}GB")
     except ClusterError:
@@ -276,7 +277,7 @@ def _known_card(name: str, total_bytes: int) -> Gpu:
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
-    """RAM for a process here: the machine's, or the container's limit (cgroup v2 or v1) where that is less.
+    """RAM for a process here: the lesser of the machine's and the container's limit (cgroup v2 or v1).
 
     A job beyond the container's limit is killed without a message, however much RAM the machine has.
     """
@@ -287,14 +288,14 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def cpu_cores(root: Path = Path("/")) -> int:
-    """Cores for a process here: its affinity, or the container's quota where that is less."""
+    """Cores for a process here: the lesser of its affinity and the container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(root)
     return cores if quota is None else min(cores, max(1, int(quota)))
 
 
 def chosen_threads() -> int | None:
-    """Threads per rank from OMP_NUM_THREADS, None where it is not set."""
+    """Threads per rank from OMP_NUM_THREADS; None if it is not set."""
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     return int(chosen) if chosen.isdigit() and int(chosen) else None
 
@@ -302,8 +303,8 @@ def chosen_threads() -> int | None:
 def threads_of_a_rank(ranks: int) -> int:
     """Threads per rank: OMP_NUM_THREADS, or an equal part of the cores.
 
-    By default every process takes all cores, and threads that wait for each other at the end of every operation then
-    also wait for a core: several times slower, and not reproducible.
+    By default every process takes all cores. The threads of an operation, which wait for each other at its end, then
+    also wait for a core: the operation is several times slower, and its time is not reproducible.
     """
     return chosen_threads() or cores_per_rank(ranks)
 
@@ -314,7 +315,7 @@ def cores_per_rank(ranks: int) -> int:
 
 
 def can_bind_cores(ranks: int) -> bool:
-    """Whether the deepspeed launcher's `--bind_cores_to_rank` works here: it needs numactl, and every core, since it
+    """Whether the deepspeed launcher's `--bind_cores_to_rank` works here: it needs numactl and all cores, because it
     assigns the machine's cores in order (deepspeed 0.19.8 utils/numa.py)."""
     import psutil
 
@@ -332,7 +333,7 @@ def mount_point(path: str | Path) -> str:
 
 
 def installed_version(package: str) -> str:
-    """An installed package's version, without importing it; "" for none."""
+    """The version of an installed package, without importing it; "" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -343,7 +344,7 @@ def search_path() -> str:
     """$PATH with the folder of this Python first, as in an activated virtual environment.
 
     `.venv/bin/ds-advise` may be called by its path. Its processes would then compile DeepSpeed's extensions with the
-    system's ninja, or none; and two versions of ninja reject each other's logs: a training in the activated environment
-    would compile everything again, and so in turns.
+    system's ninja, or without one. Two versions of ninja reject each other's logs, so they and a training in the
+    activated environment would alternately recompile everything.
     """
     return os.pathsep.join(filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH"))))

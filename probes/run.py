@@ -1,4 +1,4 @@
-"""A run: the subject of a dry run, a probe, a training and a stored measurement."""
+"""A run, the subject of dry runs, probes, trainings and stored measurements."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Run:
     """A DeepSpeed configuration with its model, machines and batch."""
 
     config: Mapping[str, Any]
-    """The ds_config, with its `auto` values."""
+    """The ds_config, including its `auto` values."""
     model: Mapping[str, Any] | str
-    """A transformers configuration, or "FILE.py:FACTORY", a function of the user's that returns a module."""
+    """A transformers configuration, or "FILE.py:FACTORY", a user's function that returns a module."""
     cluster: Cluster
     workload: Workload = field(default_factory=Workload)
     shape: ModelShape | None = None
@@ -38,11 +38,11 @@ class Run:
     model_name: str = ""
     """The model's name, for the records."""
     micro_batch_size: int | None = None
-    """Fills an `auto` or absent key of the configuration; None leaves it to DeepSpeed, or to 1."""
+    """Fills an `auto` or absent key of the configuration; None for DeepSpeed's value, or 1."""
     gradient_accumulation_steps: int | None = None
     gradient_checkpointing: bool = True
     cpu_checkpointing: bool = False
-    """The inputs of checkpointed layers are stored on the host."""
+    """Whether the inputs of checkpointed layers are stored on the host."""
     inputs: tuple[Input, ...] = ()
     """One sample, for a FACTORY without `make_batch`."""
 
@@ -58,9 +58,9 @@ class Run:
     ) -> Run:
         """The run of a plan's configuration.
 
-        description: as the field `model`; a run without it can be looked up but not executed.
+        description: value of the field `model`; a run without it can be looked up but not executed.
 
-        Raises ClusterError as `ds_config` does.
+        Raises ClusterError like `ds_config`.
         """
         run = cls(
             config={}, model=description or {}, cluster=cluster, workload=workload, shape=shape, model_name=shape.name
@@ -68,7 +68,7 @@ class Run:
         return run.with_plan(plan)
 
     def with_plan(self, plan: Plan) -> Run:
-        """The same model on the same machines under another plan."""
+        """The run of the same model on the same machines under another plan."""
         assert self.shape is not None, "a plan needs a known model"
         return replace(
             self,
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def description(self) -> dict[str, Any] | None:
-        """The transformers configuration, with the head of the objective; None for a module of the user's."""
+        """The transformers configuration, with the head of the objective; None for a user's module."""
         if isinstance(self.model, str):
             return None
         return trained_config(self.model, self.shape, self.workload.objective)
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one optimizer step over all ranks, where the question or train_batch_size sets them."""
+        """Samples of one optimizer step over all ranks, from train_batch_size or the batch sizes (1 if None)."""
         total = self.config.get("train_batch_size")
         if isinstance(total, int):
             return total
@@ -108,7 +108,7 @@ class Run:
     def plan(self, filled: Mapping[str, Any] | None = None) -> Plan | None:
         """The plan of the configuration; None for a model or optimizer without closed form.
 
-        filled: the configuration as it ran, without `auto`.
+        filled: the executed configuration, without `auto`.
 
         Raises ConfigFileError for a configuration that DeepSpeed rejects.
         """
@@ -125,7 +125,7 @@ class Run:
         )
 
     def estimate(self, filled: Mapping[str, Any] | None = None) -> Estimate | None:
-        """The closed form of `plan`; None also for an unknown GPU speed or a configuration that DeepSpeed rejects."""
+        """The closed form of `plan`; also None for an unknown GPU speed or a configuration that DeepSpeed rejects."""
         try:
             plan = self.plan(filled)
             if plan is None or self.shape is None:
@@ -150,7 +150,7 @@ _MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")
 
 
 def isolated_config(config: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """The configuration without effects outside this process; memory stays the same.
+    """The configuration without side effects outside this process; memory stays the same.
 
     DeepSpeed clears and creates its swap folders below `nvme_path`, where a real training may be running: they are
     placed in `folder`. Monitors, which write files or open connections, and the profiler, which prints, are removed.
@@ -166,9 +166,9 @@ def isolated_config(config: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def check_device(run: Run, device: Device) -> None:
-    """Raises WorkloadError for a run that DeepSpeed refuses on the device: ZeRO++'s quantized collectives have no CPU
+    """Raises WorkloadError for a run that DeepSpeed rejects on the device: ZeRO++'s quantized collectives have no CPU
     kernels (deepspeed 0.19.8 op_builder/cpu/no_impl.py), and few CPUs have the fp16 products that its CPU accelerator
-    asks torch for (accelerator/cpu_accelerator.py `is_fp16_supported`)."""
+    requires (accelerator/cpu_accelerator.py `is_fp16_supported`)."""
     if device == "cpu" and run.workload.precision == "fp16" and not cpu_has_fp16():
         raise WorkloadError(
             "fp16 does not run on this CPU",

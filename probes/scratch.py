@@ -1,8 +1,8 @@
-"""Temporary folders, file locks, and deferred interrupts: nothing is left by a run that fails or is killed.
+"""Temporary folders, file locks, and deferred interrupts: a run that fails or is killed leaves nothing behind.
 
 A folder's owner holds a lock on a file in it for as long as it lives. The system releases the lock with the process,
-and the next run removes folders without an owner. A process id would not do in place of a lock: another container may
-share the files but not the ids.
+and the next run removes folders without an owner. A process id cannot replace the lock: another container may share the
+files but not the ids.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 _PREFIX = "ds-advise-"
 _OWNER = "owner"
 _SETTLED_S = 60.0
-"""Age from which a folder counts as abandoned without a lock; by then its owner has taken it. A time stamp in the
-future is from before the clock was set back."""
+"""Age from which an unlocked folder counts as abandoned; by then its owner has locked it. A future time stamp means
+that the clock was set back."""
 
 
 @contextlib.contextmanager
 def signals_collected(*numbers: signal.Signals) -> Iterator[list[int]]:
-    """Collect these signals in place of reacting to them.
+    """Collect these signals instead of reacting to them.
 
-    A signal mask would not do: another thread would receive the signal, and Python handles it in the main thread. In
-    other threads nothing is collected.
+    A signal mask does not suffice: another thread would receive the signal, and Python handles it in the main thread.
+    In other threads nothing is collected.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -68,8 +68,8 @@ def try_lock(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def scratch(kind: str, parent: str | Path | None = None) -> Iterator[Path]:
-    """A new folder `ds-advise-KIND-...` in `parent`, by default the folder of temporary files; removed at the end.
-    Raises OSError where none can be made."""
+    """Create a folder `ds-advise-KIND-...` in `parent`, by default the folder of temporary files, and remove it at the
+    end. Raises OSError if it cannot be created."""
     folder = None
     try:
         with interrupts_held():  # the first call of `gettempdir` also writes a file and removes it

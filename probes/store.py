@@ -35,16 +35,16 @@ RecordKind = Literal["probe", "bench", "training", "dry-run"]
 T = TypeVar("T")
 
 LIBRARIES = ("torch", "deepspeed", "transformers")
-"""Libraries whose versions change a run."""
+"""Libraries whose versions affect a run."""
 
 SCHEMA_VERSION = 1
-"""PRAGMA user_version of the file; rises when an older ds-advise cannot read the new form."""
+"""PRAGMA user_version of the file; increases when an older ds-advise cannot read the new form."""
 
 _APPLICATION_ID = 0x64736164
 """PRAGMA application_id ("dsad"), which identifies the file."""
 
 _BUSY_S = 2.0
-"""Time after which a file held by another process counts as locked."""
+"""Time after which a file in use by another process counts as locked."""
 
 _ELSEWHERE = "set DS_ADVISE_CACHE to another folder"
 
@@ -59,7 +59,7 @@ _SCHEMA = (
 
 
 class StoreError(DsAdviseError):
-    """The file of earlier results cannot be used."""
+    """The file of stored results cannot be used."""
 
 
 def now() -> str:
@@ -76,10 +76,10 @@ def model_key(model: ModelShape) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One measurement, also as the JSON of `bench` and `history`."""
+    """One measurement; also the JSON form of `bench` and `history`."""
 
     id: int | None = None
-    """Its number in the store; null where it could not be stored."""
+    """Its number in the store; null if it could not be stored."""
     kind: RecordKind
     made_at: str = field(default_factory=now)
     """UTC, ISO 8601."""
@@ -87,7 +87,7 @@ class Record:
     machine_key: str = ""
     """Equal for machines of the same kind; computed from the machine."""
     model: str = ""
-    """Identifier of the model (`model_key`), empty for a benchmark."""
+    """Identifier of the model (`model_key`); empty for a benchmark."""
     model_name: str = ""
     """Name of the model."""
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Record:
     workload: Mapping[str, Any] = field(default_factory=dict)
     """The workload, and other conditions of the run."""
     result: Mapping[str, Any] = field(default_factory=dict)
-    """The result, in a form of each kind."""
+    """The result, in a form specific to the kind."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of torch, DeepSpeed and transformers."""
 
@@ -104,12 +104,12 @@ class Record:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was made; never negative, whatever the clock did."""
+        """Age in seconds; never negative, even if the clock was set back."""
         return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(self.made_at)).total_seconds())
 
     @property
     def body(self) -> dict[str, Any]:
-        """The fields without a column of their own."""
+        """The fields that have no column."""
         names = ("model_name", "plan", "workload", "result", "versions")
         return {"machine": self.machine.to_json(), **{name: getattr(self, name) for name in names}}
 
@@ -122,10 +122,8 @@ def record_of(
     config: Mapping[str, Any] | None = None,
     **conditions: Any,
 ) -> Record:
-    """A measurement of a run on this machine, now.
-
-    config: the run's configuration where more of it is known. conditions: stored with the workload.
-    """
+    """A record of a run's measurement on this machine, made now. config: the run's configuration if more of it is
+    known. conditions: stored with the workload."""
     name = run.model_name or (run.shape.name if run.shape is not None else "")
     return Record(
         kind=kind,
@@ -141,7 +139,7 @@ def record_of(
 
 
 def workload_of(run: Run) -> dict[str, Any]:
-    """A run's workload for a record, with the checkpointing, which is in no ds_config."""
+    """A run's workload for a record, including checkpointing, which a ds_config does not contain."""
     return {
         **asdict(run.workload),
         "gradient_checkpointing": run.gradient_checkpointing,
@@ -152,8 +150,8 @@ def workload_of(run: Run) -> dict[str, Any]:
 class Store:
     """The records in one file, which the first `add` creates.
 
-    Every method raises StoreError for a file that is locked for longer than 2 s, unreadable, unwritable, damaged,
-    another program's, or a newer ds-advise's.
+    Every method raises StoreError if the file is locked for longer than 2 s, unreadable, unwritable, damaged, or of
+    another program or a newer ds-advise.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -181,10 +179,8 @@ class Store:
         ids: Collection[int] | None = None,
         limit: int | None = None,
     ) -> list[Record]:
-        """The matching records, the last added first.
-
-        machine: a machine or its key; question: the condition "question" of a dry run (`record_of`).
-        """
+        """The matching records, the latest first. machine: a machine or its key. question: the condition "question" of
+        a dry run (`record_of`)."""
         if not self._has_content():
             return []
         machine_key = machine.key if isinstance(machine, Machine) else machine
@@ -221,7 +217,7 @@ class Store:
             raise self._unusable(f"cannot be read ({error.strerror})", f"make it readable, or {_ELSEWHERE}") from None
 
     def _create(self) -> None:
-        """Create the folder and an empty file, readable by the user only, unless they exist."""
+        """Create the folder and an empty file, readable by the user only, if they do not exist."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDONLY | os.O_NONBLOCK, 0o600))
@@ -254,7 +250,7 @@ class Store:
             raise self._damaged(f"{type(error).__name__}: {error}") from None
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        """Refuse another program's or a newer file; create the tables in a new one."""
+        """Refuse a file of another program or a newer ds-advise; create the tables in a new file."""
         ((version,),) = connection.execute("PRAGMA user_version")
         ((application,),) = connection.execute("PRAGMA application_id")
         if application == _APPLICATION_ID:
@@ -300,8 +296,8 @@ def _record(number: int, kind: RecordKind, made_at: str, model: str, body: str) 
 
 
 def try_store(action: Callable[[Store], T], otherwise: T) -> T:
-    """The result of `action`, or `otherwise` after a warning where the store cannot be used: measurements and advice do
-    not depend on it."""
+    """The result of `action`; `otherwise`, after a warning, if the store cannot be used: measurements and advice do not
+    depend on it."""
     try:
         return action(Store())
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""The path of the store, in its own module so that a test for results loads no database."""
+"""The path of the store, in a separate module so that a check for results does not load the database."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def store_path() -> Path:
-    """`results.sqlite` in DS_ADVISE_CACHE, or in the platform's folder for caches (XDG_CACHE_HOME on Linux)."""
+    """`results.sqlite` in DS_ADVISE_CACHE, or in the platform's cache folder (XDG_CACHE_HOME on Linux)."""
     chosen = os.environ.get("DS_ADVISE_CACHE")
     if chosen:
         return Path(chosen).expanduser() / "results.sqlite"
@@ -17,7 +17,7 @@ def store_path() -> Path:
 
 
 def anything_kept() -> bool:
-    """Whether the store exists. An unreadable folder counts; the store then raises its error."""
+    """Whether the store exists. An unreadable folder counts as existing; the store then raises its error."""
     try:
         store_path().stat()
     except FileNotFoundError:

@@ -26,7 +26,7 @@ _BUILD_IT = "give FILE.py:FUNCTION with a function of yours that builds the mode
 
 
 class UnusableModelError(ValueError):
-    """The model cannot be built, or has no batches."""
+    """The model cannot be built, or batches for it cannot be made."""
 
     def __init__(self, what: str, *, fix: str) -> None:
         super().__init__(what)
@@ -34,7 +34,8 @@ class UnusableModelError(ValueError):
 
 
 def imported(module: str, what: str, package: str, *, name: str = "") -> Any:
-    """A module of an optional package, which has `name` if it is new enough. Raises UnusableModelError."""
+    """Import a module of an optional package; `name` must exist in it. Raises UnusableModelError if the package is
+    missing or too old."""
     try:
         found = importlib.import_module(module)
     except ImportError:
@@ -56,14 +57,14 @@ class TrainableModel:
     loss: Callable[[Any, Any], Any]
     vocab_size: int
     groups: Any = None
-    """DeepSpeed's `mpu`, with sequence parallelism."""
+    """DeepSpeed's `mpu`; None without sequence parallelism."""
     engine_loss: Callable[[Any, Any], Any] | None = None
-    """The loss by engine and batch, where it is not that of one output."""
+    """The loss by engine and batch, if it needs more than one output."""
     before_training: Callable[..., None] | None = None
-    """What comes before the micro batches of an iteration, by engine and recorder (`rollout_step`)."""
+    """A step before the micro batches of an iteration, by engine and recorder (`rollout_step`)."""
 
     def loss_of(self, engine: Any, batch: Any, held: list[Any] | None) -> Any:
-        """The loss of a batch. held: the output that the loop keeps in a variable, None where the loop drops it."""
+        """The loss of a batch. held: the list in which the loop keeps the output; None if the loop drops the output."""
         if self.engine_loss is not None:
             return self.engine_loss(engine, batch)
         output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
@@ -73,7 +74,7 @@ class TrainableModel:
 
 
 def hidden_size(model_config: Any) -> int | None:
-    """The hidden size of the Trainer's `auto` values; None for a configuration without one and for a user's module."""
+    """The hidden size for the Trainer's `auto` values; None for a configuration without one and for a user's module."""
     for config in (model_config, getattr(model_config, "text_config", model_config)):
         if getattr(config, "hidden_size", None) is not None:
             return int(config.hidden_size)
@@ -83,10 +84,8 @@ def hidden_size(model_config: Any) -> int | None:
 
 
 def transformers_config(description: Mapping[str, Any]) -> Any:
-    """The transformers configuration object of a `config.json`.
-
-    Raises UnusableModelError for a model type that the installed transformers has no class for.
-    """
+    """The transformers configuration object of a `config.json`. Raises UnusableModelError if the installed transformers
+    has no class for the model type."""
     from transformers import CONFIG_MAPPING
 
     values = {key: value for key, value in description.items() if key not in ("dtype", "torch_dtype")}
@@ -187,7 +186,7 @@ def _give_dimensions(model: torch.nn.Module) -> None:
 
 
 def _checkpoint(model: Any, *, offload: bool, pins: bool, reentrant: bool) -> None:
-    """Enable checkpointing. Raises UnusableModelError where this transformers cannot offload the layers' inputs."""
+    """Enable checkpointing. Raises UnusableModelError if this transformers cannot offload the layers' inputs."""
     enable: Any = getattr(model, "activation_checkpointing_enable", None)
     if enable is None and offload:
         raise UnusableModelError(
@@ -207,7 +206,7 @@ def _checkpoint(model: Any, *, offload: bool, pins: bool, reentrant: bool) -> No
 
 
 def _unknown_kernels(workload: Workload) -> str:
-    """The kernels that fake tensors cannot run; "" where they can run all."""
+    """Description of the kernels that fake tensors cannot run; "" if they can run all."""
     if workload.method == "qlora":
         return "the kernels of quantized weights"
     if workload.loss in ("in-place", "chunked", "value-head"):
@@ -218,7 +217,7 @@ def _unknown_kernels(workload: Workload) -> str:
 
 
 def model_class(config: Any) -> Any:
-    """The class of a transformers configuration's architecture, or the first that fits."""
+    """The class of a transformers configuration's architecture, or the first suitable one."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -256,7 +255,7 @@ def no_init_weights() -> Any:
 
 
 def adapted(model: Any, run: Run) -> Any:
-    """The model with LoRA adapters of peft, or with its frozen parts."""
+    """The model with peft's LoRA adapters, or with its frozen parts."""
     workload = run.workload
     if workload.method == "full":
         for path, parameter in model.named_parameters() if workload.freeze else ():
@@ -336,8 +335,9 @@ def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any]
         }
 
     def loss(output: Any, _batch: Any) -> Any:
-        """The mean over the ranks, which have equally many labels. Its derivative by a rank's own loss, summed over
-        the ranks' copies, is 1, as with torch's differentiable all-gather, which gloo's subgroups do not support."""
+        """The mean of the loss over the ranks, which all have the same number of labels. Its derivative by a rank's own
+        loss, summed over the ranks' copies, is 1, as with torch's differentiable all-gather, which gloo's subgroups do
+        not support."""
         own = output.loss
         parts = [torch.empty_like(own) for _ in range(ranks)]
         torch.distributed.all_gather(parts, own.detach(), group=group)
@@ -347,7 +347,7 @@ def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any]
 
 
 def _micro_batch_size(config: dict[str, Any], run: Run) -> int:
-    """The micro batch size by DeepSpeed's rules; Ulysses needs it before the engine exists."""
+    """The micro batch size by DeepSpeed's rules. Ulysses needs it before the engine exists."""
     given = config.get("train_micro_batch_size_per_gpu")
     if given is not None:
         return int(given)
@@ -357,14 +357,12 @@ def _micro_batch_size(config: dict[str, Any], run: Run) -> int:
 
 
 _LOGGED = ("log_probs", "entropy", "is_top1")
-"""What TRL's SFTTrainer computes in addition to the loss (trl 1.16 trainer/sft_trainer.py)."""
+"""Quantities that TRL's SFTTrainer computes in addition to the loss (trl 1.16 trainer/sft_trainer.py)."""
 
 
 def install_loss(model: Any, workload: Workload) -> None:
-    """Let a causal language model without adapters compute the loss of next tokens. Tiles: `install_tiles`.
-
-    Raises UnusableModelError where TRL, DeepSpeed or Liger does not have it.
-    """
+    """Install the loss of next tokens in a causal language model without adapters. Tiles are left to `install_tiles`.
+    Raises UnusableModelError if TRL, DeepSpeed or Liger does not provide it."""
     if workload.loss == "chunked-head" and not OBJECTIVES[workload.objective].trainer:
         utils = imported("trl.trainer.utils", "the loss", "trl>=1.16", name="add_fused_lm_head")
         utils.add_fused_lm_head(model, outputs=_LOGGED)
@@ -378,7 +376,7 @@ def install_loss(model: Any, workload: Workload) -> None:
 
 
 def install_tiles(model: Any, run: Run, micro_batch_size: int) -> None:
-    """Tile feed-forward and loss, as the emitted lines do."""
+    """Tile feed-forward and loss, like the emitted lines."""
     workload = run.workload.of_rank(run.sequence_parallel_size)
     if workload.mlp == "whole" and workload.loss != "tiled":
         return

@@ -1,4 +1,4 @@
-"""A module of the user's and its batches, from a function of his file or from an object."""
+"""A user's module and its batches, from a function in a file or from an object."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ from ..run import Run
 from .models import TrainableModel, UnusableModelError, adapted
 
 CHECKPOINTING = ("gradient_checkpointing_enable", "set_grad_checkpointing", "enable_gradient_checkpointing")
-"""Methods that switch on gradient checkpointing: of transformers, timm, diffusers."""
+"""Methods that enable gradient checkpointing: those of transformers, timm, diffusers."""
 
 
 def from_file(run: Run, dtype: torch.dtype, device: str) -> TrainableModel:
-    """The module of the user's function, with the batches and loss of the file, with LoRA and, where the module offers
-    it, checkpointing as requested.
-
-    Raises UnusableModelError as `built`, and the errors of the user's code.
-    """
+    """The module of a user's function, with the batches and loss of the file, and, as requested, with LoRA and (if the
+    module supports it) checkpointing. Raises UnusableModelError like `built`, and the errors of the user's code."""
     model, module = built(str(run.model))
     model = adapted(model, run)
     if run.gradient_checkpointing:
@@ -34,8 +31,8 @@ def from_file(run: Run, dtype: torch.dtype, device: str) -> TrainableModel:
 
 
 def built(model: str) -> tuple[torch.nn.Module, ModuleType]:
-    """The module of FILE.py:FUNCTION, and the file. Raises UnusableModelError where the function is missing or returns
-    no module."""
+    """The module of FILE.py:FUNCTION, and the file. Raises UnusableModelError if the function is missing or returns no
+    module."""
     path, _, function = model.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None
@@ -54,7 +51,7 @@ def built(model: str) -> tuple[torch.nn.Module, ModuleType]:
 
 
 def enable_checkpointing(model: Any) -> str:
-    """Switch on gradient checkpointing; returns the method that did, "" where the module does not offer it."""
+    """Enable gradient checkpointing. Returns the name of the method used; "" if the module has none."""
     for name in CHECKPOINTING:
         if callable(enable := getattr(model, name, None)):
             try:

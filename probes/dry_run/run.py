@@ -1,4 +1,4 @@
-"""`dry_run`: one rank of a run in a subprocess, on a simulated GPU."""
+"""`dry_run`: run one rank in a subprocess, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", 
 
 
 class Answering(Protocol):
-    """A request of another kind, which answers itself in the subprocess; it is pickled."""
+    """A request that computes its own answer in the subprocess; it is pickled."""
 
     def answer(self) -> Any: ...
 
@@ -56,7 +56,7 @@ class DryRunError(DsAdviseError):
 
 
 class NeedsValuesError(DryRunError):
-    """A model whose control flow or shapes depend on values: only a probe can run it."""
+    """The model's control flow or shapes depend on values: only a probe can run it."""
 
 
 def dry_run(
@@ -72,9 +72,9 @@ def dry_run(
 
     rank:    None for the rank with the fullest GPU (`fullest_rank`).
     iterations: maximum number of optimizer steps; the run stops after one that repeats the one before it exactly.
-    on_progress: receives the phase that runs, several times a second.
+    on_progress: called with the running phase, several times a second.
 
-    Raises DryRunError, with the original message and the phase, where DeepSpeed rejects the configuration, the model
+    Raises DryRunError, with the original message and the phase, if DeepSpeed rejects the configuration, the model
     cannot be built, or an operation needs real values.
     """
     _refuse_unknown_features(run)
@@ -88,8 +88,8 @@ def dry_run(
 
 
 def _refuse_unknown_features(run: Run) -> None:
-    """Raises DryRunError for a feature that fails with the installed transformers, NeedsValuesError for one that no dry
-    run supports."""
+    """Raises DryRunError for a feature that fails with the installed transformers, NeedsValuesError for a feature that
+    no dry run supports."""
     installed = version("transformers")
     experts = run.config.get("expert_parallel")
     has_autoep = isinstance(experts, Mapping) and experts.get("enabled") is True
@@ -111,7 +111,7 @@ def _refuse_unknown_features(run: Run) -> None:
 
 
 def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandable_segments: bool = False) -> Request:
-    """One rank of a run for the subprocess; rank None: the one with the fullest GPU."""
+    """The request for one rank of a run. rank: None for the rank with the fullest GPU."""
     if isinstance(run.model, str):
         run = replace(run, model=absolute_factory(run.model))
     return Request(
@@ -123,7 +123,7 @@ def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandab
 
 
 def absolute_factory(text: str) -> str:
-    """FILE.py:FUNCTION with the absolute path of the file. Raises DryRunError for a missing file."""
+    """FILE.py:FUNCTION with the absolute path of the file. Raises DryRunError if the file is missing."""
     file, _, function = text.rpartition(":")
     path = Path(file).expanduser().resolve()
     if not path.is_file():
@@ -136,14 +136,14 @@ def absolute_factory(text: str) -> str:
 
 
 def fullest_rank(run: Run) -> int:
-    """The rank with the highest peak, by the differences between ranks that are known before a run.
+    """The rank with the highest peak, from differences between ranks that are known before a run.
 
     Stages 1 and 2 lay the trainable tensors end to end and cut equal pieces, so a tensor's gradient stays whole on
-    every rank whose piece touches it: the rank that touches the most elements is the fullest. Where the closed form
-    peaks while layers run backward, it is the fullest of those that touch the last tensor, whose gradients come first.
+    every rank whose piece touches it: the rank that touches the most elements is the fullest. If the closed form peaks
+    while layers run backward, it is the fullest of the ranks that touch the last tensor, whose gradients come first.
     With the optimizer offloaded, gradients leave at once, through a buffer of the largest slice of a tensor inside the
-    piece: the rank with the largest slice is the fullest. Of equals the last one. Stages 0 and 3 treat all ranks alike
-    except for padding: rank 0. With AutoTP the first rank of a group represents the group.
+    piece: the rank with the largest slice is the fullest. Among equal ranks the last one is taken. Stages 0 and 3 treat
+    all ranks alike except for padding: rank 0. With AutoTP the first rank of a group represents the group.
 
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`,
         `temp_grad_buffer_for_gpu_offload`).
@@ -184,7 +184,8 @@ def fullest_rank(run: Run) -> int:
 
 
 def _with_overhead(peak: Peak, cluster: Cluster) -> Peak:
-    """The peak with memory that is in no tensor: library workspaces in the allocator, and memory outside it."""
+    """The peak including memory outside of tensors: library workspaces in the allocator, and memory outside the
+    allocator."""
     workspace = _workspace_bytes(cluster)
     outside = sum(term.size_bytes for term in outside_allocator(cluster))
 
@@ -212,9 +213,9 @@ def _workspace_bytes(cluster: Cluster) -> int:
 
 
 def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> SimulatedStep | None:
-    """One optimizer step on `cluster` in time, None for a result without a schedule.
+    """The simulated time of one optimizer step on `cluster`; None for a result without a schedule.
 
-    Assumes that all ranks take equally long. Raises ClusterError for a GPU without any published rate.
+    Assumes equal times of all ranks. Raises ClusterError for a GPU without published rates.
     """
     if result.schedule is None:
         return None
@@ -228,9 +229,9 @@ def answer(
 ) -> dict[str, Any]:
     """The result of a request in JSON, from a subprocess.
 
-    on_progress: receives the phase that runs.
+    on_progress: called with the running phase.
 
-    Raises DryRunError where the request fails or the process does not end in time. No process outlives the call.
+    Raises DryRunError if the request fails or the process exceeds the time limit. No process outlives the call.
     """
     with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
         folder = Path(name)
@@ -251,7 +252,7 @@ def answer(
 def _run_worker(
     request: Request | Answering, folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
 ) -> int:
-    """Run `worker.py`; returns its exit status, negative for a signal."""
+    """Run `worker.py`. Returns its exit status, negative for a signal."""
     phase = folder / "phase"
     on_progress("start")
     worker = subprocess.Popen(
@@ -289,7 +290,7 @@ def _text(file: Path) -> str:
 
 
 def _died(status: int, phase: str, printed: str) -> DryRunError:
-    """The error of a process that ended without an answer."""
+    """The error for a process that ended without an answer."""
     if status < 0:
         name = signal.Signals(-status).name
         if name == "SIGKILL":

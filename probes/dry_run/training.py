@@ -1,4 +1,4 @@
-"""Load, initialize and train for a few iterations under a recorder, on the simulated GPU or on a real device."""
+"""Load, initialize and train for a few iterations under a recorder, on the simulated GPU or a real device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .models import TrainableModel
 from .trl_step import with_objective
 
 _REPEATABLE = 3
-"""The first iteration that can repeat the one before: in the first the optimizer creates its states, and ZeRO-3 records
-the order of the layers, by which it prefetches later."""
+"""The first iteration that can repeat its predecessor: in the first one the optimizer creates its states, and ZeRO-3
+records the order of the layers for later prefetching."""
 
 
 class UnfilledAutoError(ValueError):
@@ -33,14 +33,13 @@ class UnfilledAutoError(ValueError):
 
 
 def filled_config(run: Run, description: Any) -> dict[str, Any]:
-    """The configuration with the batch sizes, and with `auto` replaced as the Hugging Face Trainer replaces it.
+    """The configuration with the batch sizes, and with `auto` replaced like in the Hugging Face Trainer.
 
     Source: transformers `integrations/deepspeed.py`, `HfTrainerDeepSpeedConfig.trainer_config_process` and
     `trainer_config_finalize`. Of these values, only those that follow from the hidden size change memory
     (`ConfigKey.filled_from_hidden_size`).
 
-    Raises UnfilledAutoError under the Trainer for an `auto` without a value. Plain DeepSpeed gets such an
-    `auto` unchanged.
+    Raises UnfilledAutoError under the Trainer for an `auto` without a value. For plain DeepSpeed such an `auto` stays.
     """
     config = copy.deepcopy(dict(run.config))
     _set_batch(config, run)
@@ -90,7 +89,8 @@ def _set_batch(config: dict[str, Any], run: Run) -> None:
 
 
 def _fill(node: dict[str, Any], prefix: str, values: dict[str, Any], *, strict: bool) -> None:
-    """strict: an `auto` without a value is an error, as for accelerate; DeepSpeed may accept it."""
+    """Fill the `auto` values. strict: an `auto` without a value is an error, as in accelerate; DeepSpeed may accept
+    it."""
     for key, value in node.items():
         name = prefix + key
         if isinstance(value, dict):
@@ -105,9 +105,9 @@ def _fill(node: dict[str, Any], prefix: str, values: dict[str, Any], *, strict: 
 def run(
     request: Request, recorder: PhaseRecorder, device: str, *, until_repeated: bool = False
 ) -> tuple[dict[str, Any], int, int]:
-    """Train. Returns DeepSpeed's configuration, the number of parameters and of trainable parameters.
+    """Train. Returns DeepSpeed's configuration, the number of parameters and the number of trainable parameters.
 
-    until_repeated: stop after an iteration that repeats the one before it.
+    until_repeated: stop after an iteration that repeats its predecessor.
     """
     trained = request.run
     description = None if trained.description is None else models.transformers_config(trained.description)
@@ -164,8 +164,8 @@ def run(
 
 
 def holds_output(run: Run) -> bool:
-    """Whether the loop keeps the model's output in a variable (`output = engine(x); loss = criterion(output, y)`), as
-    loops with plain DeepSpeed or a module of the user's do. The Trainer drops the output."""
+    """Whether the loop keeps the model's output in a variable (`output = engine(x); loss = criterion(output, y)`), like
+    loops with plain DeepSpeed or a user's module. The Trainer drops the output."""
     return run.description is None or not run.workload.uses_trainer
 
 
@@ -177,8 +177,8 @@ def _micro_batch(
     size: int,
     held: list[Any] | None,
 ) -> None:
-    """held: as `TrainableModel.loss_of` has it. Loss and batch live until after the step, as in the Trainer, whose
-    `training_step` leads to it (accelerate utils/deepspeed.py `DeepSpeedEngineWrapper.backward`)."""
+    """Run one micro batch. held: as in `TrainableModel.loss_of`. Loss and batch live until after the step, as in the
+    Trainer, whose `training_step` calls it (accelerate utils/deepspeed.py `DeepSpeedEngineWrapper.backward`)."""
     with recorder.phase(iteration, "forward"):
         batch = subject.make_batch(size)
         loss = subject.loss_of(engine, batch, held)
@@ -198,8 +198,8 @@ def model_dtype(config: dict[str, Any]) -> torch.dtype:
 
 
 def announce_zero3(run: Run, config: dict[str, Any]) -> Any:
-    """Announce ZeRO-3 to transformers, as TrainingArguments does, so that the model is partitioned while it is built
-    (`zero.Init`), but for a quantized one, which it loads whole; the returned object must outlive the run."""
+    """Announce ZeRO-3 to transformers, like TrainingArguments, so that the model is partitioned while it is built
+    (`zero.Init`); a quantized model is loaded whole. The returned object must outlive the run."""
     if not run.workload.uses_trainer or run.description is None or run.workload.method == "qlora":
         return None
     integrations: Any = importlib.import_module("transformers.integrations")
@@ -207,7 +207,7 @@ def announce_zero3(run: Run, config: dict[str, Any]) -> Any:
 
 
 def _count(model: torch.nn.Module) -> tuple[int, int]:
-    """(parameters, trainable parameters), tied ones once, partitioned ones in full."""
+    """(parameters, trainable parameters): tied ones count once, partitioned ones in full."""
     sizes = [
         (getattr(parameter, "ds_numel", parameter.numel()), parameter.requires_grad) for parameter in model.parameters()
     ]
@@ -217,9 +217,9 @@ def _count(model: torch.nn.Module) -> tuple[int, int]:
 def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any, workload: Workload) -> Any:
     """DeepSpeed's engine around the model. groups: its `mpu`, None without sequence parallelism.
 
-    With AutoTP the groups are created first, by DeepSpeed's fallback function: a `DeviceMesh` computes them with tensor
-    values, which a dry run does not know. The comparison of the ranks' first batches is removed: it needs values too,
-    and the batches of a probe are random.
+    With AutoTP the groups are created first, by DeepSpeed's fallback function: a `DeviceMesh` needs tensor values,
+    which a dry run does not have. The comparison of the ranks' first batches is removed: it also needs values, and the
+    batches of a probe are random.
     """
     import deepspeed
 
@@ -240,9 +240,9 @@ def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any, work
 
 
 def _client_optimizer(config: dict[str, Any], parameters: list[torch.nn.Parameter], workload: Workload) -> Any:
-    """The script's optimizer for a configuration without one (`optimizer_step_in`); None for a configuration with one.
+    """The script's optimizer if the configuration has none (`optimizer_step_in`), else None.
 
-    AdamW in one parameter group. (The Trainer's two, with and without weight decay, differ by the norms and biases.)
+    It is AdamW with one parameter group. (The Trainer has two: norms and biases are without weight decay.)
     """
     if config.get("optimizer"):
         return None
@@ -256,8 +256,8 @@ def _client_optimizer(config: dict[str, Any], parameters: list[torch.nn.Paramete
 
 
 def evaluate(engine: Any, subject: TrainableModel, run: Run) -> None:
-    """Forward passes without gradients; for metrics the logits of all ranks, gathered and put together batch by batch.
-    Nothing is generated."""
+    """Forward passes without gradients. For metrics, the logits of all ranks are gathered and concatenated batch by
+    batch. No tokens are generated."""
     from transformers.trainer_pt_utils import EvalLoopContainer
 
     workload, kept = run.workload, EvalLoopContainer(padding_index=-100)
@@ -277,7 +277,7 @@ def evaluate(engine: Any, subject: TrainableModel, run: Run) -> None:
 
 @torch.no_grad()
 def _prediction_step(engine: Any, subject: TrainableModel, samples: int, *, keeps: bool) -> Any:
-    """The logits, None where metrics do not get them."""
+    """One prediction step: the logits, or None if metrics do not receive them."""
     batch = subject.make_batch(samples)
     if not keeps:
         subject.loss_of(engine, batch, None)

@@ -1,7 +1,7 @@
 """The loss of an objective as TRL computes it: `compute_loss` of its trainer, on the engines of a run.
 
-The trainer object is made without its `__init__`, which reads data and starts accelerate; it has what `compute_loss`
-reads. Metrics are of this rank alone. Every token counts, and no sequence is padded.
+The trainer object is made without its `__init__`, which reads data and starts accelerate; it has only the attributes
+that `compute_loss` reads. Metrics are of this rank alone. Every token counts, and no sequence is padded.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .models import TrainableModel, imported, is_reentrant
 def with_objective(
     subject: TrainableModel, run: Run, config: dict[str, Any], device: str, build: Callable[[Run], TrainableModel]
 ) -> TrainableModel:
-    """The model with the batches and the loss of the run's objective, and with a reference model where there is one.
+    """The model with the batches and the loss of the run's objective and, if the objective has one, a reference model.
 
-    build: makes a model of a run. Raises UnusableModelError without TRL.
+    build: makes a model from a run. Raises UnusableModelError without TRL.
     """
     spec = OBJECTIVES[run.workload.objective]
     if not spec.trainer:
@@ -118,7 +118,7 @@ def _with_value_model(
     subject: TrainableModel, run: Run, config: dict[str, Any], device: str, build: Callable[[Run], TrainableModel]
 ) -> TrainableModel:
     """TRL's PPO: policy and value model as one module, and engines of a reference and a reward model. Its loop has no
-    function for the loss, so the loss is written down here, with what the loop holds (trl 1.12
+    function for the loss, so this module implements it, including the tensors that the loop holds (trl 1.12
     experimental/ppo/ppo_trainer.py `train`)."""
     ppo, rollouts = importlib.import_module("trl.experimental.ppo.ppo_trainer"), run.workload.rollouts
     assert rollouts is not None and run.shape is not None
@@ -177,8 +177,8 @@ def _with_value_model(
 
 
 def _trains_again(rollouts: Rollouts, iteration: int) -> bool:
-    """Whether an iteration trains on the completions of the one before it. Of `num_iterations` two are run: the first
-    and the others hold different weights."""
+    """Whether an iteration trains on the completions of its predecessor. Two of the `num_iterations` are run: the first
+    one and the others hold different weights."""
     return rollouts.num_iterations > 1 and iteration % 2 == 0
 
 
@@ -187,7 +187,7 @@ def _default(field: Any) -> Any:
 
 
 class _Accelerator:
-    """accelerate's Accelerator as far as losses use it."""
+    """The part of accelerate's Accelerator that losses use."""
 
     num_processes, is_main_process = 1, True
 
@@ -211,7 +211,7 @@ def _chunk_the_head(model: Any, outputs: tuple[str, ...]) -> None:
 
 
 def _unpadded(_module: Any, positional: Any, named: dict[str, Any]) -> Any:
-    """Without a mask that says nothing, whose values transformers would read."""
+    """The batch without a mask of ones, whose values transformers would read."""
     return positional, {name: value for name, value in named.items() if name != "attention_mask"}
 
 
@@ -235,7 +235,7 @@ def _batch(spec: ObjectiveSpec, run: Run, samples: int, device: str) -> dict[str
 
 
 def completions(workload: Workload, count: int, device: str) -> dict[str, Any]:
-    """A micro batch as the trainers keep it, each completion of full length (trl 1.16 trainer/grpo_trainer.py
+    """A micro batch in the trainers' form, with completions of full length (trl 1.16 trainer/grpo_trainer.py
     `_generate_and_score_completions`, trainer/rloo_trainer.py)."""
     rollouts = workload.rollouts
     assert rollouts is not None
@@ -258,7 +258,7 @@ def completions(workload: Workload, count: int, device: str) -> dict[str, Any]:
 def before_training(
     trainer: Any, workload: Workload, engine: Any, recorder: PhaseRecorder, *, iteration: int, micro: int, steps: int
 ) -> None:
-    """The phases "rollout" and "scoring" of an iteration, where there are any. steps: gradient accumulation steps."""
+    """The phases "rollout" and "scoring" of an iteration, if it has them. steps: gradient accumulation steps."""
     rollouts = workload.rollouts
     assert rollouts is not None
     if _trains_again(rollouts, iteration):
@@ -289,7 +289,7 @@ def _gathers(rollouts: Rollouts, engine: Any) -> bool:
 
 
 def _gather(engine: Any) -> None:
-    """The weights whole, and DeepSpeed's hooks off and on again, as around `generate`."""
+    """Gather the whole weights, and remove and restore DeepSpeed's hooks, as around `generate`."""
     utils = importlib.import_module("trl.models.utils")
     deepspeed = importlib.import_module("deepspeed")
     with deepspeed.zero.GatheredParameters(list(engine.parameters())):

@@ -1,4 +1,5 @@
-"""The subprocess of a dry run: a pickled request on stdin, the answer in JSON in the folder of the first argument.
+"""The subprocess of a dry run: it reads a pickled request from stdin and writes the answer as JSON into the folder in
+its first argument.
 
 It changes torch, transformers and DeepSpeed permanently, so the process ends with its answer.
 """
@@ -74,7 +75,7 @@ def answer_to(request: Request | Answering, on_phase: Callable[[str], object] = 
 
 
 def _users_line(error: Exception) -> str:
-    """FILE:LINE of the innermost frame of the user's code, "" without one."""
+    """FILE:LINE of the innermost frame in the user's code; "" if there is none."""
     here = str(Path(__file__).parents[1])
     libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
     lines = [
@@ -86,7 +87,7 @@ def _users_line(error: Exception) -> str:
 
 
 def _package(error: Exception) -> str:
-    """The installed package of the innermost frame, without pydantic, which validates for its caller."""
+    """The installed package of the innermost frame, ignoring pydantic, which validates on behalf of its caller."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     names = [file.split("-packages/")[1].split("/")[0] for file in files if "-packages/" in file]
     return next((name for name in reversed(names) if not name.startswith("pydantic")), "")
