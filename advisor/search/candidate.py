@@ -55,7 +55,8 @@ class Fit(NamedTuple):
     """The first of "gpu", "host", "nvme" that is or may be exceeded; "" if the plan fits."""
     assumed_host_bytes: int = 0
     """RAM per node that the verdict assumes: the plan's need, if the RAM is unknown and the need exceeds the memory of
-    the node's GPUs. 0 if the RAM is known or the need is smaller, which nearly every host meets."""
+    the node's GPUs. 0 if the RAM is known or the need is no larger, since nearly
+    every host has that much."""
 
     @property
     def fits(self) -> bool:

@@ -44,7 +44,7 @@ def dry_run_once(
     """Return (the result, its age in seconds or None if it ran now).
 
     An earlier result is reused if model, cluster, settings and the code of ds-advise are also the same. A user's module
-    is run each time, because the imports of its file may have changed. on_progress, settings: of `dry_run`. Raises
+    is run each time, because the files that it imports may have changed. on_progress, settings: of `dry_run`. Raises
     DryRunError as `dry_run` does.
     """
     if isinstance(run.model, str):
@@ -150,8 +150,8 @@ def _with_batch(run: Run) -> dict[str, Any]:
 
 
 def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:
-    """Whether a probe under a memory limit is valid for the question's limit (CPU only). limit_bytes: None means the
-    rank's share of the RAM."""
+    """Whether a probe is valid for the question's cluster. limit_bytes: the probe's memory limit on the CPU; None means
+    the rank's share of the RAM."""
     if result.solo or cluster.nodes > 1:  # a probe of all ranks covers this machine only
         return False
     if result.world_size != cluster.world_size or (result.device == "cpu") != cluster.gpu.is_cpu:
