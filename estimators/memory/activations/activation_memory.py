@@ -1,4 +1,4 @@
-"""Activation memory of one training step: what the forward pass keeps, the loss's peak, one layer's working set."""
+"""Activation memory of one training step: saved activations, the loss's peak, one layer's working set."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class ActivationMemory(NamedTuple):
     """Alive from the forward pass to their layer's backward pass, all of them at the loss. With checkpointing: the
     input of every layer."""
     loss_terms: Terms
-    """Added to saved_terms at the largest moment of the loss; gone before any layer's backward pass."""
+    """Added to saved_terms at the peak of the loss; freed before any layer's backward pass."""
     forward_terms: Terms
-    """Added to saved_terms at the largest moment of one layer's forward pass."""
+    """Added to saved_terms at the peak of one layer's forward pass."""
     unsaved_terms: Terms
-    """The largest moment of a layer's forward pass that saves nothing."""
+    """The peak of a layer's forward pass that saves nothing."""
     head_terms: Terms
     """The part of loss_terms that the final norm and the head save; alive until the head's backward pass."""
     block_terms: Terms
-    """Added to saved_terms at the largest moment of a layer's backward pass: its recomputation, gradients of
-    activations, workspaces of kernels."""
+    """Added to saved_terms at the peak of a layer's backward pass: its recomputation, gradients of activations,
+    workspaces of kernels."""
     recomputation_terms: Terms
-    """The same while the layer runs forward, again with checkpointing."""
+    """Added to saved_terms while the layer runs forward; with checkpointing, during its recomputation."""
     product_terms: Terms
-    """The same while the gradient of one of its matrices is made."""
+    """Added to saved_terms while the gradient of one of the layer's matrices is computed."""
     product_made_terms: Terms
-    """The same when such a gradient is complete, and may be reduced."""
+    """Added to saved_terms when such a gradient is complete and may be reduced."""
     saved_per_layer_bytes: int
     """The largest layer's share of saved_terms."""
 
@@ -74,17 +74,17 @@ def activation_memory(
     zero_stage: int = 0,
     cpu_checkpointing: bool = False,
 ) -> ActivationMemory:
-    """Bytes of activations of one micro batch, as transformers' code and torch's autograd keep them.
+    """Return the activations of one micro batch, as transformers' code and torch's autograd keep them.
 
-    Each layer's forward pass is written down operation by operation (`layer`, `feed_forward`, `kernels`) and recorded
-    as an autograd graph with torch's rules (`saved_tensors`, `passes`), once for all batches: bytes are linear in B.
+    Each layer's forward pass is written operation by operation (`layer`, `feed_forward`, `kernels`) and recorded as an
+    autograd graph with torch's rules (`saved_tensors`, `passes`), once for all batches: bytes are linear in B.
 
-    Assumes no padding, `use_cache=False`, non-reentrant checkpointing of every layer. ZeRO-3 changes what frozen linear
-    layers and those of a module save. With `cpu_checkpointing` the layers' inputs are on the host
+    Assumes no padding, `use_cache=False`, non-reentrant checkpointing of every layer. ZeRO-3 changes which tensors
+    frozen linear layers, and those of a module, save. With `cpu_checkpointing` the layers' inputs are on the host
     (`host_memory.checkpoint_terms`), except the one in use.
 
-    Not covered: torch.compile, autocast of recorded models, DeepSpeed's own
-    `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
+    Not covered: torch.compile, autocast of recorded models, DeepSpeed's own `activation_checkpointing` block, fused
+    kernels of experts, kernels from the hub.
     """
     has_frozen = workload.method != "full" or model.has_frozen
     recorder = LayerRecorder(
@@ -100,7 +100,7 @@ def activation_memory(
 
 @lru_cache(maxsize=1024)
 def _of_layout(recorder: LayerRecorder, micro_batch_size: int, on_host: bool) -> ActivationMemory:
-    """`activation_memory` by what decides it: most rungs share it."""
+    """Return `activation_memory` from the arguments that determine it; most plans of a search share them."""
     layout = layout_of(recorder, on_host)
     head = layout.head.terms(micro_batch_size)
     return ActivationMemory(
@@ -120,45 +120,45 @@ def _of_layout(recorder: LayerRecorder, micro_batch_size: int, on_host: bool) ->
 def forward_only_terms(
     model: ModelShape, workload: Workload, samples: int, *, compute_capability: float | None
 ) -> tuple[Terms, Terms]:
-    """A forward pass without gradients: what is alive through all layers (masks, rotary tables), and the largest moment
-    of a layer."""
+    """Return the terms of a forward pass without gradients: those alive through all layers (masks, rotary tables), and
+    the peak of a layer."""
     layout = layout_of(LayerRecorder(model, workload, True, compute_capability))
     shared = tuple(term for part in layout.shared for term in part.terms(samples))
     return shared, _linear(_FORWARD, _largest(layout.unsaved, samples), samples)
 
 
 class Working(NamedTuple):
-    """Moments of the backward pass of one kind of layer, above all saved terms."""
+    """Moments of the backward pass of one kind of layer, in addition to all saved terms."""
 
     again: Size
     """Recomputed bytes."""
     forward: tuple[Size, ...]
-    """While the layer runs forward, again with checkpointing. The next three: `Recording.backward`."""
+    """While the layer runs forward; with checkpointing, in its recomputation. The rest: `Recording.backward`."""
     all: tuple[Size, ...]
     products: tuple[Size, ...]
     products_made: tuple[Size, ...]
 
 
 class Layout(NamedTuple):
-    """What does not depend on the micro batch size."""
+    """The activation sizes, independent of the micro batch size."""
 
     saved: tuple[LinearTerm, ...]
     shared: tuple[LinearTerm, ...]
-    """The part of it that lives as long as the layers."""
+    """The part of `saved` that lives as long as the layers."""
     head: LinearTerm
     per_layer: Size
     forward: tuple[Size, ...]
-    """The moments of a forward pass above all saved terms, by kind of layer."""
+    """The moments of a forward pass in addition to all saved terms, for all kinds of layers."""
     unsaved: tuple[Size, ...]
     """The moments of a forward pass that saves nothing."""
     working: tuple[Working, ...]
-    """By kind of layer."""
+    """One per kind of layer, after the final norm's."""
 
     def block_terms(self, micro_batch_size: int, *parts: str) -> Terms:
-        """The largest moment in these parts of `Working`: recomputation, and the rest of the backward pass."""
+        """Return the peak within these parts of `Working`, as recomputation and the rest of the backward pass."""
         found = ((each.again, moment) for each in self.working for part in parts for moment in getattr(each, part))
         again, largest = max(found, key=lambda pair: pair[1].at(micro_batch_size), default=(ZERO, ZERO))
-        if largest.at(micro_batch_size) < again.at(micro_batch_size):  # a part of it is gone
+        if largest.at(micro_batch_size) < again.at(micro_batch_size):  # a part of the recomputation is freed
             again = largest
         gradients = _linear(_GRADIENTS, largest.minus(again), micro_batch_size)
         return _linear(_RECOMPUTED, again, micro_batch_size) + gradients
@@ -169,14 +169,14 @@ def _largest(moments: Sequence[Size], micro_batch_size: int) -> Size:
 
 
 def _linear(formula: Formula, size: Size, micro_batch_size: int) -> Terms:
-    """B x + y bytes."""
+    """Return a term of B x + y bytes."""
     whole = max(0, size.at(micro_batch_size))
     return formula.term(whole, B=micro_batch_size, x=size.per_sample, y=size.fixed)
 
 
 def module_moments(recorder: LayerRecorder, micro_batch_size: int, weights: WeightsInPass) -> tuple[int | None, ...]:
-    """The largest moment of each part of a module's passes (`Recording.whole_pass`), without what it saves: bytes,
-    negative where less is left of that; None for a part without moments."""
+    """Return the peak of each part of a module's passes (`Recording.whole_pass`) less its saved bytes, in bytes:
+    negative if some of those are freed; None for a part without moments."""
     parts = _passes(recorder, weights)
     return tuple(max((moment.at(micro_batch_size) for moment in part), default=None) for part in parts)
 
@@ -204,13 +204,14 @@ def _layers(recorder: LayerRecorder) -> list[tuple[Block, Recording]]:
 
 @lru_cache(maxsize=256)
 def layout_of(recorder: LayerRecorder, on_host: bool = False) -> Layout:
-    """on_host: the layers' inputs that checkpointing keeps are not on the GPU."""
+    """Return the layout of activations. on_host: whether the layers' inputs that checkpointing keeps are on the
+    host."""
     model, workload, checkpointing = recorder.model, recorder.workload, recorder.checkpointing
     layers, last = recorded(recorder)
     if model.module:  # its program has its own checkpoints
         checkpointing = False
     checkpoint = [ZERO if on_host or not record.derives else record.input_size for _, record in layers]
-    # Reentrant checkpointing runs the forward pass without derivatives, which keep nothing then.
+    # Reentrant checkpointing runs the forward pass without derivatives, so they keep nothing.
     hold = checkpointing and not workload.software.reentrant
     held = [record.graph.held() if hold else () for _, record in layers]
     kept = [
@@ -258,8 +259,8 @@ def layout_of(recorder: LayerRecorder, on_host: bool = False) -> Layout:
 
 
 def _saved_behind(recorder: LayerRecorder, layers: Sequence[tuple[Block, Recording]], kept: Sequence[Size]) -> Size:
-    """What is gone when the first of these layers runs backward: all that later ones kept. Alternating blocks of equal
-    tensors are not behind each other. An encoder's output goes with its decoder."""
+    """Return the bytes freed when the first of these layers runs backward: those that all later layers kept.
+    Alternating blocks of equal tensors do not count as later. An encoder's output is freed with its decoder."""
     gone, (first, _) = ZERO, layers[0]
     for (block, _), size in zip(layers, kept, strict=True):
         if block.tensors != first.tensors:

@@ -1,4 +1,4 @@
-"""What is saved outside the layers: embeddings, tables, masks, an encoder's output, the final norm and the head's
+"""Activations saved outside the layers: embeddings, tables, masks, an encoder's output, the final norm and the head's
 input."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MERGER = re.compile(r"\bvisual\.(merger|deepstack_merger_list\.\d+)\.")
 
 
 def end(recorder: LayerRecorder) -> Recording:
-    """The final norm, a masked language model's transform (dense, activation, norm), and the head's input."""
+    """Return the final norm, a masked language model's transform (dense, activation, norm), and the head's input."""
     model, block = recorder.model, recorder.model.blocks[-1]
     rows, variant = recorder.rows(block), recorder.variant(block)
     ops = recorder.ops((tensor for tensor in model.outside if tensor.role == "head"), "head")
@@ -49,7 +49,7 @@ def end(recorder: LayerRecorder) -> Recording:
         output = norm(ops, variant.norm, activate(ops, block.feed_forward.activation, output))
     adapted = any(ops.adapters.rank_of(tensor) for tensor in ops.weights.values())
     trained = trains_head(model, recorder.workload)
-    kept = recorder.zero3 or LOSSES[recorder.workload.loss].head_again  # which needs its input whatever trains
+    kept = recorder.zero3 or LOSSES[recorder.workload.loss].head_again  # head_again: needs the head's input in any case
     if (model.vocab_size or model.num_labels) and (trained or adapted or kept or model.num_labels):
         output = ops.cast(output, ops.itemsize) if recorder.workload.autocasts else output
         ops.graph.apply("logits", (output,), width=1, saves=(output,), product=True)
@@ -57,20 +57,20 @@ def end(recorder: LayerRecorder) -> Recording:
 
 
 def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:
-    """What lives as long as the layers."""
+    """Return the terms that live as long as the layers."""
     around = recorder.model.around
     if around is None:
         return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_terms(recorder)]
     programs = [block.program for block in recorder.model.blocks if block.program is not None]
-    # Code that has no fused attention gets its mask as an input of the layers.
+    # Code without fused attention receives its mask as an input of the layers.
     has_masks = not recorder.model.module and any(program.has_fused_attention for program in programs)
     masks = _masks(recorder) if has_masks else []
     return [*_layer_inputs(recorder, programs), *masks, *_openings(recorder, around)]
 
 
 def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[LinearTerm]:
-    """Rotary tables and the like: all that checkpointed layers get besides their input; otherwise what layers save of
-    it. Of a module all of it: its batch and buffers."""
+    """Return rotary tables and similar inputs: with checkpointing all inputs of the layers except the hidden states,
+    otherwise those that layers save. For a module: all of them, its batch and buffers."""
     tensors: dict[int, Slot] = {}
     for program in programs:
         tensors |= program.sources(saved=not (recorder.checkpointing or recorder.model.module))
@@ -82,15 +82,15 @@ def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[
 
 
 def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
-    """What is saved before the first layer of each stack. Checkpointing makes the embedding's output require a gradient
-    (`enable_input_require_grads`), which keeps it."""
+    """Return the activations saved before the first layer of each stack. Checkpointing makes the embedding's output
+    require a gradient (`enable_input_require_grads`), which keeps it."""
     needs_grad = recorder.checkpointing and not recorder.trains_embedding
     model, terms = recorder.model, []
     for opening in around.openings:
         ops = recorder.ops(model.outside, "embedding")
         block = next(block for block in reversed(model.blocks) if not block.tokens)
         rows, given = recorder.rows(block), None
-        if opening.input >= 0:  # what the stack before it returned
+        if opening.input >= 0:  # the output of the previous stack
             slot = opening.slots[opening.input]
             before = slot.elements.at(rows).per_sample // slot.width
             given = ops.graph.tensor(before, slot.width, ops.itemsize, "last hidden state")
@@ -102,7 +102,7 @@ def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
 
 
 def _tables(recorder: LayerRecorder) -> list[LinearTerm]:
-    """cos and sin."""
+    """Return the cos and sin tables."""
     rotary = next((block.attention for block in recorder.model.blocks if block.attention.rotary), None)
     if rotary is None:
         return []
@@ -113,8 +113,9 @@ def _tables(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
-    """Checkpointed layers hold their masks for the recomputation; otherwise they go with the forward pass. Relative
-    positions (T5) are saved in any case, a decoder's with the causal mask in every layer."""
+    """Return masks and relative positions. Checkpointed layers hold their masks for the recomputation; otherwise masks
+    end with the forward pass. Relative positions (T5) are always saved, a decoder's with the causal mask in every
+    layer."""
     item, terms, seen = recorder.workload.weight_bytes, [], set()
     for block in recorder.model.blocks:
         rows, heads = recorder.rows(block), block.attention.heads
@@ -144,7 +145,7 @@ def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
-    """What the embedding's norm, dropout and convolutions save before the first layer of each stream."""
+    """Return what the embedding's norm, dropout and convolutions save before the first layer of each stream."""
     model, terms = recorder.model, []
     for block in {block.stack: block for block in reversed(model.blocks)}.values():
         variant, rows = recorder.variant(block), recorder.rows(block)
@@ -155,7 +156,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
         item, width = recorder.workload.stream_bytes, model.stream_width(block)
         value = ops.graph.tensor(rows, width, item, "embedding", needs_grad=needs_grad)
         if convolved:
-            # Two convolutions, the second of stride 2, each with a GELU that saves what it is given.
+            # Two convolutions, the second with stride 2, each followed by a GELU that saves its input.
             value = ops.graph.apply("convolved", (value,), rows=2 * rows)
             value = activate(ops, "gelu", value)
             value = ops.graph.apply("convolved", (value,), rows=rows, saves=(value,))
@@ -172,7 +173,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
-    """An encoder's final norm and its output, which every cross-attention reads."""
+    """Return an encoder's final norm and its output, which every cross-attention reads."""
     encoder = [block for block in recorder.model.blocks if block.stack == "encoder"]
     if not encoder or encoder[-1] is recorder.model.blocks[-1]:
         return []
@@ -193,8 +194,8 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def _merge(ops: Ops, value: Value, output: Value, variant: LayerVariant) -> None:
-    """Two linear layers around a GELU, behind the last layer's norm, and with a norm of their own behind each inner
-    layer that the language model sees (transformers 5.23 qwen3_vl/modeling_qwen3_vl.py Qwen3VLVisionPatchMerger)."""
+    """Add two linear layers around a GELU, after the last layer's norm, and with a norm of their own after each inner
+    layer that the language model reads (transformers 5.23 qwen3_vl/modeling_qwen3_vl.py Qwen3VLVisionPatchMerger)."""
     names = [name for name, weight in ops.weights.items() if weight.linear]
     for place in range(0, len(names), 2):
         given = output if not place else norm(ops, variant.norm, value, "normed patches")
@@ -209,6 +210,6 @@ def _hidden(recorder: LayerRecorder, name: str, block: Block) -> LinearTerm:
 
 
 def input_term(recorder: LayerRecorder, block: Block) -> LinearTerm:
-    """The inputs of a block's layers, kept by checkpointing."""
+    """Return the inputs of a block's layers, which checkpointing keeps."""
     hidden = _hidden(recorder, f"{block.stack} layer inputs", block)
     return LinearTerm(hidden.name, hidden.size.times(block.count), "L B S H w", {"L": block.count, **hidden.inputs})

@@ -11,15 +11,15 @@ from .passes import backward_bytes, backward_pass, forward_bytes, forward_pass
 from .saved_tensors import AutogradGraph, Value
 
 INDEX = 8
-"""Bytes of an index."""
+"""Bytes per index."""
 
 
 def activate(ops: Ops, function: str, value: Value) -> Value:
-    """An activation function of transformers' `ACT2FN`, fused or composed as its code is.
+    """Return an activation function of transformers' `ACT2FN`, fused or composed as in its code.
 
-    relu saves its result; silu, gelu and gelu_pytorch_tanh are one kernel that saves the input; gelu_new is
-    0.5 x (1 + tanh(c (x + 0.0447 x^3))) in eight operations that keep x, the tanh and both factors of the last product;
-    gelu_fast has c x (1 + 0.0447 x x) as argument, which keeps three more; quick_gelu is x * sigmoid(1.702 x).
+    relu saves its result. silu, gelu and gelu_pytorch_tanh are one kernel that saves the input. gelu_new is 0.5 x (1 +
+    tanh(c (x + 0.0447 x^3))) in eight operations that keep x, the tanh and both factors of the last product. gelu_fast
+    has the argument c x (1 + 0.0447 x x), which keeps three more. quick_gelu is x * sigmoid(1.702 x).
     """
     if function == "relu":
         return ops.saves_output("activated", value)
@@ -38,8 +38,8 @@ def activate(ops: Ops, function: str, value: Value) -> Value:
 
 
 def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, dropout: bool = False) -> Value:
-    """down(act(gate(x)) * up(x)) or down(act(up(x))). names: the linear layers in that order; gate and up may be
-    fused."""
+    """Return down(act(gate(x)) * up(x)) or down(act(up(x))). names: the linear layers in order of use; gate and up may
+    be fused."""
     *inputs, down = names
     if shape.gated:
         if len(inputs) == 2:
@@ -56,11 +56,12 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, d
 
 
 def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value) -> Value:
-    """`dense` by tiles of tokens: forward saves only x, backward runs each tile again.
+    """Return `dense` computed in tiles of tokens: the forward pass saves only x, the backward pass recomputes each
+    tile.
 
-    Forward: results of all tiles and their concatenation. Backward: the gradient of x, one tile's forward and
-    backward pass, the result of the tile before, and the weights' gradients, which add up until the last tile.
-    Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py TiledMLP.
+    Forward: results of all tiles and their concatenation. Backward: the gradient of x, one tile's forward and backward
+    pass, the previous tile's result, and the weights' gradients, which accumulate until the last tile. Source:
+    deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py TiledMLP.
     """
     tiles, graph = -(-value.rows // value.width), ops.graph
     tile = ops._replace(graph=AutogradGraph(graph.part))
@@ -86,7 +87,7 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
 
 
 def _gated(ops: Ops, shape: FeedForward, gate: Value, up: Value) -> Value:
-    """act(gate) * up. Liger's kernel keeps both and writes their gradients over them (liger-kernel 0.8.5
+    """Return act(gate) * up. Liger's kernel keeps both and overwrites them with their gradients (liger-kernel 0.8.5
     ops/swiglu.py)."""
     if ops.workload.kernels == "liger":
         return ops.graph.apply("gated", (gate, up), saves=(gate, up), overwrites=True)
@@ -94,10 +95,10 @@ def _gated(ops: Ops, shape: FeedForward, gate: Value, up: Value) -> Value:
 
 
 def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant: LayerVariant) -> Value:
-    """Routed experts as grouped matrix products over k copies of every token, sorted by expert.
+    """Return routed experts as grouped matrix products over k copies of every token, sorted by expert.
 
-    Kept: the router's fp32 probabilities and top-k, the sort's indices, the sorted copies of x, the fused gate and
-    up, their product, the experts' outputs and routing weights. Source: transformers 5.23 `integrations/moe.py`
+    Saved: the router's fp32 probabilities and top-k, the sort's indices, the sorted copies of x, the fused gate and up,
+    their product, the experts' outputs and routing weights. Source: transformers 5.23 `integrations/moe.py`
     (grouped_mm_experts_forward, the default in training).
     """
     copies, graph = shape.experts_per_token, ops.graph
@@ -128,21 +129,22 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
 
 
 GROUP_ALIGNMENT = 8
-"""An expert's tokens are padded to a multiple of it (deepspeed 0.19.8 moe/ep_kernels.py TOKEN_GROUP_ALIGN_SIZE_M)."""
+"""Number to a multiple of which an expert's tokens are padded (deepspeed 0.19.8 moe/ep_kernels.py
+TOKEN_GROUP_ALIGN_SIZE_M)."""
 
 
 def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> Value:
-    """Routed experts under AutoEP: k copies of every token travel to their experts' ranks and back.
+    """Return routed experts under AutoEP: k copies of every token are sent to their experts' ranks and back.
 
-    With a balanced router a rank receives as many copies as it sends. Kept: the router's fp32 probabilities and
-    top-k, indices of sort and padding, the padded received copies, gate, up and their product, the returned copies
-    and their weights. Gate and up are a product each, joined by one kernel that saves both. Source: deepspeed 0.19.8
+    With a balanced router a rank receives as many copies as it sends. Saved: the router's fp32 probabilities and top-k,
+    indices of sort and padding, the padded received copies, gate, up and their product, the returned copies and their
+    weights. Gate and up are separate products, joined by one kernel that saves both. Source: deepspeed 0.19.8
     module_inject/auto_ep_layer.py `AutoEPMoELayer._forward`, `combine_from_routed`, moe/ep_experts.py,
     moe/ep_kernels.py, moe/ep_router.py.
     """
     copies, graph = shape.experts_per_token, ops.graph
     rows = value.rows * copies
-    padded = rows + shape.experts // shape.autoep_size * GROUP_ALIGNMENT  # of the whole batch, here of each sample
+    padded = rows + shape.experts // shape.autoep_size * GROUP_ALIGNMENT  # padding: once per batch, here per sample
 
     def projected(label: str, given: Value, width: int) -> Value:
         return graph.apply(label, (given,), width=width, saves=(given,), trains=True, product=True)
@@ -173,7 +175,7 @@ def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> V
 
 
 def _as_rows(value: Value) -> Value:
-    """The same storage as one column."""
+    """Return the same storage as one column."""
     return Value(value.rows * value.width, 1, value.itemsize, value.storage, value.needs_grad)
 
 
@@ -183,7 +185,7 @@ def _top_k(ops: Ops, scores: Value, copies: int) -> Value:
 
 
 def _grouped(ops: Ops, label: str, value: Value, width: int) -> Value:
-    """`torch._grouped_mm`: the input is saved if the expert weights train."""
+    """Return `torch._grouped_mm`. The input is saved if the expert weights train."""
     name = next((name for name, tensor in ops.weights.items() if tensor.role == "expert" and name.endswith(label)), "")
     folded = ops.folded(name) if name else None
     if folded is not None:

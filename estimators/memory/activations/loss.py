@@ -1,4 +1,4 @@
-"""The language-model head and its loss: logits, their copies and gradients; and DeepSpeed's tiled compute."""
+"""Memory of the language-model head and its loss: logits, their copies and gradients; DeepSpeed's tiled compute."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ...plan import Plan
 from ...workload import Workload
 
 TILE_OF_LOGITS_BYTES = 1 << 30
-"""fp32 logits of a tile, as in ArcticTraining's ALST trainer (sft_trainer.py, slice_size_in_gb)."""
+"""Bytes of a tile's fp32 logits, as in ArcticTraining's ALST trainer (sft_trainer.py, slice_size_in_gb)."""
 
 
 def mlp_tiles(model: ModelShape, workload: Workload) -> int:
-    """ceil(S / H), as in DeepSpeed's example of TiledMLP."""
+    """Return ceil(S / H) tiles, as in DeepSpeed's example of TiledMLP."""
     return -(-workload.seq_len // model.hidden_size)
 
 
 def loss_tiles(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:
-    """ceil(4 B S V / 1 GiB), at most one per token. `workload` is that of a rank."""
+    """Return ceil(4 B S V / 1 GiB) tiles, at most one per token. `workload` is that of a rank."""
     logits = 4 * micro_batch_size * workload.seq_len * model.vocab_size
     return max(1, min(workload.seq_len, -(-logits // TILE_OF_LOGITS_BYTES)))
 
 
 class Tiles(NamedTuple):
-    """Tiles of a plan's feed-forwards and loss; 0 if they are not tiled."""
+    """Number of tiles of a plan's feed-forwards and loss; 0 if they are not tiled."""
 
     mlp: int
     loss: int
@@ -45,13 +45,13 @@ def tiles_of(model: ModelShape, workload: Workload, plan: Plan) -> Tiles:
 
 
 def untileable(model: ModelShape, workload: Workload) -> str | None:
-    """Why feed-forward or loss cannot be tiled as requested; None where they can."""
+    """Return why feed-forward or loss cannot be tiled as requested; None if they can."""
     if workload.mlp == "whole" and workload.loss != "tiled":
         return None
     if not supports(model, "tiles"):
         return phrase("tiled compute does not know {model_type} models", model_type=model.model_type)
     if workload.loss == "tiled" and model.tied:
-        # deepspeed 0.19.8 runtime/zero/stage3.py __reduce_and_partition_ipg_grads asserts that it comes once
+        # deepspeed 0.19.8 runtime/zero/stage3.py __reduce_and_partition_ipg_grads asserts a single reduction
         return phrase("tiles and embedding would each reduce the gradient of the head, which is tied to the embedding")
     if workload.mlp == "tiled" and workload.lora_dropout and workload.method != "full":
         return phrase("a tile's second forward pass would draw another dropout than its first")
@@ -116,14 +116,14 @@ _IN_16_BITS = {
 """Terms of losses without a tensor of logits in fp32."""
 
 DIVIDES_IN_PLACE = (1, 0)
-"""Version of TRL since which GRPO divides logits by the temperature in place."""
+"""First version of TRL in which GRPO divides logits by the temperature in place."""
 
 HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
-"""Tokens and columns of one tile of TRL's chunked head (trl 1.16 kernels/chunked_logprob.py `TOKEN_CHUNK_SIZE`,
+"""Tokens and columns in a tile of TRL's chunked head (trl 1.16 kernels/chunked_logprob.py `TOKEN_CHUNK_SIZE`,
 trainer/utils.py `_CHUNKED_LOGPROB_CHUNK_SIZE`)."""
 
 CHUNKS = 8
-"""Parts of the logits in a chunked loss, torchtune's default."""
+"""Number of chunks of the logits in a chunked loss, torchtune's default."""
 
 _COPIES_SOURCE = (
     "transformers 4.45, 4.46, 4.48 modeling_llama.py, modeling_gpt_bigcode.py and loss/loss_utils.py; flash-attn and "
@@ -149,40 +149,40 @@ _MODULE_OUTPUT = Formula(
 
 
 def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
-    """Tensors of B S V elements at the largest moment of the loss, with w bytes per weight.
+    """Return the tensors of B S V elements at the peak of the loss, with w bytes per weight.
 
-    Backward, when the gradient of log_softmax is taken: its fp32 result (saved), the incoming gradient and the outgoing
-    one: 3 x 4 B S V. The forward pass has w + 4 + 4 (logits, fp32 copy, log_softmax), one w more with soft-capped
-    logits; the logits themselves are gone in the backward pass, because nothing saves them and Trainer drops the
-    model's output. Where the class does not upcast, w takes the place of 4. In fp32 the upcast is no copy.
+    The peak is in the backward pass, at the derivative of log_softmax: its saved fp32 result, the incoming gradient and
+    the outgoing one: 3 x 4 B S V. The forward pass has w + 4 + 4 (logits, fp32 copy, log_softmax), and another w with
+    soft-capped logits. The logits themselves are freed before the backward pass, because no operation saves them and
+    the Trainer drops the model's output. If the class does not upcast, w replaces 4. In fp32 the upcast makes no copy.
 
     Other versions and kernels (`_copied_bytes`) hold, in the forward pass, the last hidden state w B S H and per logit
 
         transformers up to 4.45           4 + 4 + 4        an fp32 copy replaces the logits; its slice, log-softmax
         transformers 4.46, 4.47           w + 4 + 4 + 4    the logits stay
-        GPT-2's, GPTBigCode's up to 4.45  w + w + w        never upcast (fp32 where the norms give fp32)
+        GPT-2's, GPTBigCode's up to 4.45  w + w + w        never upcast (fp32 if the norms return fp32)
         "chunked"                         w + w + 1        fp32 copies of one of 8 chunks, log-softmax in 16 bits
         "in-place"                        as these, without the log-softmax; from 4.48 on w + 4
 
-    "chunked-softmax": the logits w, which it saves, and their gradient w; fp32 exists in registers alone.
-    "log-probs": backward, the gradient of the logits without the last token w, put among zeros w; before TRL 1.7 what
-    is saved of the logits too, w, and a second gradient, w: in fp32 that of the gathered logits, whose sum with that of
-    logsumexp is the gradient, in 16 bits a copy since GRPO divides the slice in place (1.0). "odds-ratio": the chosen
-    half's log-softmax and a gradient of it too, w / 2 each.
-    Under autocast accelerate gives all of them in fp32 (accelerate 1.15 `convert_outputs_to_fp32`).
+    "chunked-softmax": the logits w, which it saves, and their gradient w; fp32 values stay in registers. "log-probs":
+    in the backward pass, w for the gradient of the logits without the last token and w for its copy padded with zeros.
+    Before TRL 1.7 also w for the tensors saved of the logits and w for a second gradient: in fp32 that of the gathered
+    logits, whose sum with that of logsumexp is the gradient; in 16 bits a copy since GRPO divides the slice in place
+    (1.0). "odds-ratio": also the chosen half's log-softmax and a gradient of it, w / 2 each. Under autocast accelerate
+    returns all of these in fp32 (accelerate 1.15 `convert_outputs_to_fp32`).
 
     "value-head": the logits and an fp32 copy of them, at the end of the forward pass.
 
     "fused", "tiled" and "chunked-head" hold the logits of a chunk of c tokens and v columns, k c v bytes (`_Chunks`),
-    the gradient of the hidden states and, where the head trains, of its weight.
+    the gradient of the hidden states and, if the head trains, of its weight.
 
                         moment      c                                   v        k    hidden   head
         "fused"         forward     next_power_of_2(ceil(B S H / V))    V        w    w        w
         "tiled"         backward    B ceil(S / tiles)                   V        12   w        0
         "chunked-head"  backward    min(B S, 4096)                      32768    w    4 + w    4 + w
 
-    The head's gradient of tiles is among the reduced ones (`gradients`). The chunked head sums both gradients in fp32
-    and casts them at its end.
+    The head's gradient of tiles is counted with the reduced gradients (`gradients`). The chunked head sums both
+    gradients in fp32 and casts them at its end.
 
     Not covered: a classifier's few logits; losses that keep more (label smoothing, distillation).
     """
@@ -209,7 +209,7 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         if formulas[:2] == _LOG_PROBS and workload.software.trl < CHUNKS_THE_HEAD:
             second = w == 4 or (workload.rollouts is not None and workload.software.trl >= DIVIDES_IN_PLACE)
             formulas = (_ROW_LOG_SOFTMAX, *formulas, *((_SECOND_GRADIENT,) if second else ()))
-        if not workload.uses_trainer:  # the loop's output holds these logits, and capped ones with their gradient
+        if not workload.uses_trainer:  # counted as the loop's output; capped logits stay too, with their gradient
             formulas = tuple(each for each in formulas if each.name != "logits")
             cap = (*cap, *cap, *hidden_gradient(model, workload, micro_batch_size))
         if model.policy:
@@ -221,10 +221,10 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
 
 
 def reference_logits_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
-    """What trainers that take log-probabilities from whole logits hold when the reference has computed its own: those
-    of the policy, which their metrics read later, and what is saved of them. "standard": logits and log-softmax of
-    both, in fp32. "log-probs" before TRL 1.7: the reference's logits and the policy's log-softmax, from 1.0 on the
-    logits of both and their slices too."""
+    """Return the logits of trainers that take log-probabilities from whole logits, after the reference has computed its
+    own. The policy's logits, which the metrics read later, and the tensors saved of them are alive too. "standard":
+    logits and log-softmax of both, in fp32. "log-probs" before TRL 1.7: the reference's logits and the policy's
+    log-softmax; from 1.0 on the logits of both and their slices too."""
     v, old = model.vocab_size, workload.software.trl < CHUNKS_THE_HEAD
     if not v or workload.rollouts or workload.loss not in ("standard", "log-probs"):
         return ()
@@ -235,15 +235,15 @@ def reference_logits_terms(model: ModelShape, workload: Workload, micro_batch_si
 
 
 class _Chunks(NamedTuple):
-    """What a loss that never holds all logits has at its largest moment."""
+    """Sizes at the peak of a loss that never holds all logits."""
 
     tokens: int
     columns: int
     logit_bytes: int
     gradient_bytes: int
-    """Per element of the hidden states' gradient."""
+    """Bytes per element of the hidden states' gradient."""
     head_bytes: int
-    """Per element of the head's gradient, where the loss makes it."""
+    """Bytes per element of the head's gradient; 0 if the loss does not make it."""
     source: str
 
     @property
@@ -281,12 +281,12 @@ def _terms_of_chunks(model: ModelShape, workload: Workload, micro_batch_size: in
 
 
 def evaluated_loss_terms(model: ModelShape, workload: Workload, samples: int, *, keeps_logits: bool) -> Terms:
-    """The largest moment of a loss that saves nothing: the last hidden state, logits w, their fp32 copy 4 and its
-    log-softmax 4 per logit (in fp32, and where the class does not upcast, no copy).
+    """Return the peak of a loss that saves nothing: the last hidden state and, per logit, w for the logits, 4 for their
+    fp32 copy and 4 for its log-softmax (no copy in fp32, or if the class does not upcast).
 
-    keeps_logits: metrics get them, so a loss that makes none computes them all: Liger's then runs the standard one,
-    TRL's trainers another forward pass without a loss (trl 1.16 sft_trainer.py `compute_loss`). A loss of 16 bits reads
-    them alone.
+    keeps_logits: whether metrics need the logits. A loss that makes none then computes them all: Liger's runs the
+    standard one, TRL's trainers another forward pass without a loss (trl 1.16 sft_trainer.py `compute_loss`). A loss in
+    16 bits reads the logits without copies.
     """
     v, w, tokens = model.vocab_size, workload.weight_bytes, samples * workload.seq_len
     states = _LAST_STATES.term(w * tokens * model.hidden_size, w=w, H=model.hidden_size)
@@ -304,7 +304,7 @@ def evaluated_loss_terms(model: ModelShape, workload: Workload, samples: int, *,
 
 
 def hidden_gradient(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
-    """The gradient of the head's input, which comes before that of its weight: w B S H."""
+    """Return the gradient of the head's input, which is made before that of its weight: w B S H."""
     w, h = workload.weight_bytes, model.hidden_size
     if not model.vocab_size or model.num_labels:
         return ()
@@ -313,7 +313,7 @@ def hidden_gradient(model: ModelShape, workload: Workload, micro_batch_size: int
 
 
 def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:
-    """Tokens with logits alive at a time; 0 for a loss without logits."""
+    """Return the number of tokens with logits alive at a time; 0 for a loss without logits."""
     if workload.loss in ("fused", "chunked-head", "value-head"):
         return 0
     tiles = loss_tiles(model, workload, micro_batch_size) if workload.loss == "tiled" else 1
@@ -321,7 +321,7 @@ def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int)
 
 
 def _copied_bytes(model: ModelShape, workload: Workload) -> float:
-    """Bytes per logit of losses other than transformers' from 4.48 on; 0 for that."""
+    """Return the bytes per logit of losses other than transformers' since 4.48; 0 for that one."""
     w, version, in_place = workload.weight_bytes, workload.software.transformers, workload.loss == "in-place"
     if not LOSSES[workload.loss].makes_logits or workload.loss in _IN_16_BITS or model.num_labels:
         return 0
@@ -338,14 +338,14 @@ def _copied_bytes(model: ModelShape, workload: Workload) -> float:
 
 
 _KEEPS_LOGITS, _PADDED_LABELS = (4, 46), (4, 48)
-"""Versions of transformers since which the 16-bit logits stay alive with their fp32 copy, and labels are padded
-instead of slicing the logits."""
+"""First versions of transformers that keep the 16-bit logits alive with their fp32 copy, and that pad labels instead of
+slicing the logits."""
 
 
 def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:
-    """Bytes that the loss frees and cannot use again: w B S V. The logits in 16 bits die once they are upcast; the fp32
-    tensors that follow, 4 B S V each, do not fit in their place. No logits, no such copy, or (transformers 4.46 and
-    4.47) logits that stay alive: 0."""
+    """Return the bytes that the loss frees and cannot reuse: w B S V. The 16-bit logits are freed after the upcast, and
+    the later fp32 tensors, 4 B S V each, do not fit in their place. 0 without logits, without an upcast copy, or if the
+    logits stay alive (transformers 4.46 and 4.47)."""
     version, w = workload.software.transformers, workload.weight_bytes
     stays = _KEEPS_LOGITS <= version < _PADDED_LABELS
     if workload.loss != "standard" or w == 4 or stays or model.num_labels or not upcasts(model):
@@ -354,10 +354,10 @@ def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: in
 
 
 def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int, *, checkpoints: bool = True) -> Terms:
-    """The model's output in a user's own loop, until the end of the next forward pass: `output = engine(x)` holds it
-    until the name is bound again: w B S V, in fp32 before transformers 4.46; of a module what its program holds. The
-    Trainer drops it. A fused or tiled loss has no logits. PPO's loop holds the policy's, every layer's output in it;
-    checkpoints save these anyway."""
+    """Return the model's output in a user's own loop: `output = engine(x)` keeps it alive until the end of the next
+    forward pass. It takes w B S V, in fp32 before transformers 4.46; for a module, the tensors that its program holds.
+    () for the Trainer, which drops it, and for fused or tiled losses, which make no logits. PPO's loop keeps the
+    policy's output with every layer's output. With `checkpoints` these are saved anyway."""
     if model.policy:
         w, s = workload.weight_bytes, workload.seq_len
         size_bytes = w * micro_batch_size * s * model.vocab_size
@@ -378,6 +378,7 @@ def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int, *
 
 
 def layer_outputs(model: ModelShape, workload: Workload, samples: int) -> Terms:
-    """Every layer's output and the embedding's, of a pass that returns them: w B S (L + 1) H. Checkpoints are these."""
+    """Return every layer's output and the embedding's, of a pass that returns them: w B S (L + 1) H. Checkpoints are
+    the same tensors."""
     w, s, layers, h = workload.weight_bytes, workload.seq_len, model.num_layers, model.hidden_size
     return _LAYER_OUTPUTS.term(w * samples * s * (layers + 1) * h, w=w, B=samples, S=s, L=layers, H=h)

@@ -1,4 +1,4 @@
-"""The operations that transformer layers are made of, recorded in an autograd graph as torch and peft run them."""
+"""Operations of transformer layers, recorded in an autograd graph as torch and peft run them."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from .saved_tensors import AutogradGraph, Value
 
 
 class Ops(NamedTuple):
-    """Records operations for one workload."""
+    """Recorder of operations for one workload."""
 
     graph: AutogradGraph
     workload: Workload
     weights: Mapping[str, Tensor]
-    """The layer's matrices by module name, and fused experts."""
+    """The layer's matrices and fused experts, by module name."""
     adapters: Adapters
     biased: frozenset[str] = frozenset()
     """Modules with a bias."""
     frozen: bool = False
-    """None of the tensors trains (`--freeze`)."""
+    """Whether all of the tensors are frozen (`--freeze`)."""
     reduces_gradients: bool = False
-    """ZeRO takes each gradient as it is made; where tiles add to it, after the last one."""
+    """Whether ZeRO takes each gradient as it is made; with tiles, after the last tile's is added."""
     keeps_frozen_inputs: bool = False
-    """ZeRO-3's linear layer is in use, which always saves its input (deepspeed 0.19 `runtime/zero/linear.py`)."""
+    """Whether ZeRO-3's linear layer is in use; it always saves its input (deepspeed 0.19 `runtime/zero/linear.py`)."""
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of weights and activations."""
+        """Bytes per element of weights and activations."""
         return self.workload.weight_bytes
 
     @property
     def trains(self) -> bool:
-        """The model's own weights train, not only adapters."""
+        """Whether the model's own weights train, not only adapters."""
         return self.workload.method == "full" and not self.frozen
 
     @property
     def fused(self) -> bool:
-        """Norms and rotary embedding are one kernel each."""
+        """Whether norms and rotary embedding are one kernel each."""
         return self.workload.kernels != "torch"
 
     def new(self, label: str, inputs: Sequence[Value], *, rows: int | None = None, width: int | None = None) -> Value:
-        """A copy or a linear map that saves nothing (scaling, contiguous, repeat)."""
+        """Return a copy or a linear map that saves nothing (scaling, contiguous, repeat)."""
         return self.graph.apply(label, inputs, rows=rows, width=width)
 
     def scale(self, value: Value, label: str = "") -> Value:
-        """Times a constant or a frozen weight: a new tensor, nothing saved."""
+        """Return the product with a constant or a frozen weight: a new tensor; no input is saved."""
         return self.graph.apply(label or value.storage.label, (value,))
 
     def add(self, left: Value, right: Value, label: str = "sum") -> Value:
@@ -57,46 +57,46 @@ class Ops(NamedTuple):
 
     def multiply(self, left: Value, right: Value, label: str, *, itemsize: int | None = None) -> Value:
         saves = [other for other, one in ((right, left), (left, right)) if one.needs_grad]
-        # The gradient of a factor of one column is a full product before it is summed.
+        # The gradient of a one-column factor is a full product before it is summed.
         narrow = right.width < left.width and right.needs_grad
         workspace = left.rows * left.width * (itemsize or left.itemsize) if narrow else 0
         return self.graph.apply(label, (left, right), saves=saves, workspace=workspace, itemsize=itemsize)
 
     def cast(self, value: Value, itemsize: int) -> Value:
-        """`.to(dtype)`: the same tensor if the type is the same."""
+        """Return `.to(dtype)`: the same tensor if the type is the same."""
         if value.itemsize == itemsize:
             return value
         label = value.storage.label.removesuffix(" in fp32")
         return self.graph.apply(f"{label} in fp32" if itemsize == 4 else label, (value,), itemsize=itemsize)
 
     def saves_input(self, label: str, value: Value) -> Value:
-        """silu, gelu: the derivative reads the input."""
+        """Return silu, gelu and the like, whose derivative reads the input."""
         return self.graph.apply(label, (value,), saves=(value,))
 
     def power(self, label: str, value: Value) -> Value:
-        """x^n; its derivative takes two more tensors."""
+        """Return x^n. Its derivative takes two more tensors."""
         return self.graph.apply(label, (value,), saves=(value,), workspace=2 * value.size)
 
     def saves_output(self, label: str, value: Value) -> Value:
-        """relu, tanh, sigmoid, softmax, rsqrt: the derivative reads the result."""
+        """Return relu, tanh, sigmoid, softmax or rsqrt, whose derivative reads the result."""
         return self.graph.apply(label, (value,), saves_output=True)
 
     def product(self, label: str, left: Value, right: Value, *, width: int) -> Value:
-        """A matrix product of two activations."""
+        """Return a matrix product of two activations."""
         return self.graph.apply(label, (left, right), width=width, itemsize=left.itemsize, saves=(left, right))
 
     def dropout(self, value: Value, applied: object = True) -> Value:
-        """torch's fused dropout keeps a mask of one byte per element."""
+        """Return torch's fused dropout, which keeps a mask of one byte per element."""
         if not applied:
             return value
         mask = self.graph.tensor(value.rows, value.width, 1, "dropout mask")
         return self.graph.apply(value.storage.label, (value,), saves=(mask,))
 
     def folded(self, name: str) -> Value | None:
-        """W + scaling B A, which peft substitutes for fused experts and routers; None if they are not adapted.
+        """Return W + scaling B A, which peft substitutes for fused experts and routers; None if they are not adapted.
 
-        A tensor as large as W per layer, kept for the backward pass because its product saves it; its gradient is as
-        large. Source: peft 0.21 `tuners/lora/layer.py` (ParamWrapper, `_LoraFactorsProxy`).
+        The sum is as large as W, one per layer, and kept for the backward pass because its product saves it. Its
+        gradient is as large. Source: peft 0.21 `tuners/lora/layer.py` (ParamWrapper, `_LoraFactorsProxy`).
         """
         tensor = self.weights[name]
         if not self.adapters.folds(tensor):
@@ -108,22 +108,22 @@ class Ops(NamedTuple):
         return self.graph.apply(f"adapted {name.rpartition('.')[2]}", (frozen,), trains=True)
 
     def linear(self, name: str, value: Value, label: str = "", width: int = 0) -> Value:
-        """`nn.Linear` or a router, with peft's adapter if there is one: W x + scaling * B(A(x)).
+        """Return `nn.Linear` or a router, with peft's adapter if there is one: W x + scaling * B(A(x)).
 
-        The input is saved if the weight trains. With LoRA lora_A trains and saves the input, lora_B saves lora_A's
-        output; the scaled product and the sum are tensors of their own. Dropout keeps a mask and a copy of the input
-        per adapted layer. Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward). Adapters have the model's type
-        under DeepSpeed; peft's own fp32 ones take the input as an fp32 copy, which autocast casts back. QLoRA
-        dequantizes the weight for each product (bitsandbytes `MatMul4Bit`), backward again; from int8 backward alone
-        (`MatMul8bitLt`), which keeps the input as an attribute. Its forward pass has the input in fp16 and int8 and
-        the product in int32; outlier columns are not counted.
+        The input is saved if the weight trains. With LoRA, lora_A trains and saves the input, lora_B saves lora_A's
+        output; the scaled product and the sum are separate tensors. Dropout keeps a mask and a copy of the input per
+        adapted layer. Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward). Adapters have the model's type under
+        DeepSpeed. peft's own fp32 adapters read an fp32 copy of the input, which autocast casts back. QLoRA dequantizes
+        the weight for each product, in the backward pass again (bitsandbytes `MatMul4Bit`). int8 dequantizes it in the
+        backward pass only (`MatMul8bitLt`) and keeps the input as an attribute. Its forward pass has the input in fp16
+        and int8 and the product in int32; outlier columns are not counted.
 
-        width: that of the result, where it is a part of the weight's.
+        width: that of the result, if it is a part of the weight's.
         """
         weight = self.weights[name]
         width = width or weight.numel // value.width
         label = label or name.rpartition(".")[2]
-        if self.workload.autocasts:  # each layer casts its input by itself
+        if self.workload.autocasts:  # each layer casts its own input
             value = self.cast(value, self.itemsize)
         if self.trains and not weight.frozen:
             summed = value.rows * width * value.itemsize if name in self.biased else 0  # the bias's gradient
@@ -154,7 +154,7 @@ class Ops(NamedTuple):
         return self.adapted(weight, base, value, label)
 
     def adapted(self, weight: Tensor, base: Value, value: Value, label: str) -> Value:
-        """The product with the frozen weight plus that of its adapter, if there is one with modules of its own."""
+        """Return the product with the frozen weight plus that of its adapter, if it has one with modules of its own."""
         rank, width = self.adapters.rank_of(weight), base.width
         if not rank:
             return base
@@ -171,17 +171,18 @@ class Ops(NamedTuple):
 
 
 def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *, heads: int = 1) -> Value:
-    """One norm over the last dimension; a row has `heads` of them.
+    """Return one norm over the last dimension; a row has `heads` of them.
 
-    layer:        torch's own LayerNorm: the input, a mean and a reciprocal deviation per row.
-    rms:          Llama: x in fp32 squared and scaled, cast back, times the weight.
-    rms_fp32:     OLMo 2, gpt-oss: the product with the weight is in fp32, then cast.
-    rms_plus_one: Gemma: as rms_fp32 with (1 + weight), which always is a new tensor of H.
-    rms_t5:       T5: the fp32 copy serves the variance only; x itself is scaled.
-    layer_bare:   OLMo: torch's LayerNorm of an fp32 copy, without a weight.
+      layer:        torch's own LayerNorm: the input, a mean and a reciprocal deviation per row.
+      rms:          Llama: x in fp32 squared and scaled, cast back, times the weight.
+      rms_fp32:     OLMo 2, gpt-oss: the product with the weight is in fp32, then cast.
+      rms_plus_one: Gemma: as rms_fp32 with (1 + weight), which is always a new tensor of H.
+      rms_t5:       T5: the fp32 copy serves the variance only; x itself is scaled.
+      layer_bare:   OLMo: torch's LayerNorm of an fp32 copy, without a weight.
 
-    Fused kernels of RMS norms keep the input as it is and a reciprocal RMS per row; but for Gemma's, the gradient of
-    the input is written over that of the output (liger-kernel 0.8.5 ops/rms_norm.py, unsloth kernels/rms_layernorm.py).
+    Fused kernels of RMS norms keep the input as it is and a reciprocal RMS per row. Except for Gemma's, they write the
+    gradient of the input over that of the output (liger-kernel 0.8.5 ops/rms_norm.py, unsloth
+    kernels/rms_layernorm.py).
     """
     if ops.fused and variant in ("rms", "rms_plus_one", "rms_fp32"):
         scale = ops.graph.tensor(value.rows, heads, 4, "reciprocal RMS")
@@ -206,7 +207,7 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
 
 
 def _weighted(ops: Ops, value: Value, label: str) -> Value:
-    """weight * x: x is saved only for the weight's gradient, a full product before it is summed."""
+    """Return weight * x. x is saved only for the weight's gradient, which is a full product before it is summed."""
     if not ops.trains:
         return ops.scale(value, label)
     return ops.graph.apply(label, (value,), saves=(value,), trains=True, workspace=value.size)

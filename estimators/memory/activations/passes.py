@@ -1,7 +1,7 @@
-"""What the passes of recorded operations hold alive at each moment, and the bytes that they move.
+"""Live bytes of the passes of recorded operations at each moment, and the bytes that they move.
 
-The backward pass is replayed node by node, newest first, as torch's engine does: gradients of the inputs appear, then
-what the node had saved and the gradient of its output go; gradients that meet are added.
+The backward pass is replayed node by node, newest first, as in torch's engine: gradients of the inputs are allocated,
+then the node's saved tensors and the gradient of its output are freed. Gradients of one tensor are added.
 
 Source: torch 2.13, `torch/csrc/autograd/engine.cpp` and `input_buffer.cpp` (when saved tensors are released, when
 gradients are added in place).
@@ -20,19 +20,18 @@ from .saved_tensors import AutogradGraph, Node, Storage, Value, total
 
 
 class WeightsInPass(NamedTuple):
-    """What the backward pass of a module makes and releases in addition to activations."""
+    """Gradients that the backward pass of a module makes, and weights that it releases, in addition to activations."""
 
     width: int = 0
     """Bytes per element of a gradient while it is made."""
     stay: bool = False
-    """Gradients stay until the step."""
+    """Whether gradients stay until the step."""
     released: int = 0
-    """Bytes per element of gathered weights, which are released when their gradients are made."""
+    """Bytes per element of gathered weights, which are released when their gradients have been made."""
     threshold: int = 0
-    """Tensors with at most that many elements are not gathered."""
+    """Tensors with at most this many elements are not gathered."""
     slack: int = 0
-    """Elements that are not gathered when the backward pass begins: the prefetch puts them in the place of those that
-    are released."""
+    """Elements not gathered when the backward pass begins. The prefetch gathers them in place of released ones."""
     bucket: int = 0
     """Elements whose gradients are made before the first reduction."""
 
@@ -51,9 +50,9 @@ class LiveBytes:
     """Live bytes during a pass, and their value at each moment."""
 
     def __init__(self, weights: WeightsInPass = NO_WEIGHTS) -> None:
-        self.live = [0, 0]  # per sample, and whatever the batch
+        self.live = [0, 0]  # per sample, and independent of the batch
         self.marks = list[tuple[int, Size]]()
-        # While the gradient of a matrix of weights is made, and when it is complete: what its product read is gone.
+        # While a weight matrix's gradient is made, and when it is complete and its product's operands are freed.
         self.products, self.products_made = list[Size](), list[Size]()
         self.weights = weights
         self.making = self.made = self.passed = 0
@@ -76,7 +75,7 @@ class LiveBytes:
         self.making = sum(weights)
 
     def pass_by(self, weights: tuple[int, ...]) -> None:
-        """The gradients of weights are complete, and go where gradients wait."""
+        """Record that the gradients of weights are complete and move to where gradients wait."""
         if not weights:
             return
         making, self.making = self.making, 0
@@ -85,7 +84,7 @@ class LiveBytes:
         self.passed += sum(numel for numel in weights if numel > self.weights.threshold)
 
     def mark_all(self, inner: LiveBytes) -> None:
-        """The moments of a part that runs meanwhile."""
+        """Record the moments of a part that runs meanwhile."""
         for moment in inner.moments:
             self.mark(moment)
 
@@ -100,7 +99,7 @@ class LiveBytes:
             self.add(-gradient.size, gradient.fixed)
 
     def sum(self, value: Value, earlier: _Gradient, later: _Gradient) -> _Gradient:
-        """Two gradients of one tensor are added, in place if nobody else holds the earlier one."""
+        """Return the sum of two gradients of one tensor, in place if the earlier one has no other user."""
         if earlier.users == 1 and saved_tensors.IN_PLACE:
             self.release(later)
             return earlier
@@ -112,15 +111,17 @@ class LiveBytes:
 
 
 def forward_pass(graph: AutogradGraph, *, saves: bool = True, threshold: int = 0) -> LiveBytes:
-    """Live bytes after each operation of the forward pass: saved so far, and still to be read. saves: for a backward
-    pass. Each mark has the number of operations that have begun and that have weights of more than `threshold`
-    elements; a checkpointed part is one of them at its end."""
+    """Return the live bytes after each operation of the forward pass: saved tensors, and those still to be read.
+
+    saves: whether a backward pass follows. Each mark has the number of operations begun that have weights of more than
+    `threshold` elements; a checkpointed part counts as one at its end.
+    """
     last = {value.storage: step for step, node in enumerate(graph.nodes) for value in node.inputs}
     kept = set(graph.saved()) if saves else set()
     alive: set[Storage] = set()
     live = LiveBytes()
     for step, node in enumerate(graph.nodes):
-        # What is saved may be no operation's output, as the mask of a dropout.
+        # A saved storage may not be any operation's output, such as the mask of a dropout.
         for storage in [*[value.storage for value in node.outputs], *node.saved]:
             if storage not in alive and graph.counts(storage):
                 alive.add(storage)
@@ -141,8 +142,8 @@ def forward_pass(graph: AutogradGraph, *, saves: bool = True, threshold: int = 0
 
 
 def backward_pass(graph: AutogradGraph, output: Value, weights: WeightsInPass = NO_WEIGHTS) -> LiveBytes:
-    """Live bytes during each node of the backward pass, less what is saved at its start. Each mark has the elements of
-    `weights` whose gradients have been made."""
+    """Return the live bytes during each node of the backward pass, less the saved bytes at its start. Each mark has the
+    elements of `weights` whose gradients have been made."""
     live = LiveBytes(weights)
     _run_backward(graph, live, {id(output): live.gradient(output, users=1)})
     return live
@@ -187,7 +188,7 @@ def _run_backward(graph: AutogradGraph, live: LiveBytes, gradients: dict[int, _G
 
 
 def _release(graph: AutogradGraph, node: Node, users: Counter[Storage], live: LiveBytes) -> None:
-    """Free what the node saved, unless another one saved it too."""
+    """Free the node's saved storages, unless another node saved them too."""
     for storage in node.saved:
         users[storage] -= 1
         if not users[storage] and graph.counts(storage):
@@ -195,9 +196,10 @@ def _release(graph: AutogradGraph, node: Node, users: Counter[Storage], live: Li
 
 
 def forward_bytes(graph: AutogradGraph) -> Size:
-    """Bytes of a forward pass through GPU memory. Eager PyTorch runs a kernel per operation, which reads its inputs and
-    writes its result; products and attention kernels are left to their FLOPs, a view moves nothing."""
-    moved, known = [0, 0], set[int]()  # what grows with the batch, and what does not
+    """Return the bytes that a forward pass moves through GPU memory. Eager PyTorch runs one kernel per operation, which
+    reads its inputs and writes its result. Products and attention kernels are counted in FLOPs instead; a view moves
+    nothing."""
+    moved, known = [0, 0], set[int]()  # per sample, and independent of the batch
     for node in graph.unrolled():
         moved[0] += node.moves[0]
         given = {id(value.storage) for value in node.inputs}
@@ -215,9 +217,9 @@ def forward_bytes(graph: AutogradGraph) -> Size:
 
 
 def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
-    """Bytes of a backward pass: an operation reads its output's gradient once per input that needs one, and what it
-    saved, and writes the gradients; a workspace is written and read. Gradients of one tensor are added: two reads and a
-    write."""
+    """Return the bytes that a backward pass moves. An operation reads its output's gradient once per input that needs
+    one, and its saved tensors, and writes the gradients. A workspace is written and read. Adding gradients of one
+    tensor takes two reads and a write."""
     moved, arrived = [0, 0], {id(output)}
     for node in reversed([*graph.unrolled()]):
         gradients = [value for value in node.outputs if id(value) in arrived]
@@ -226,7 +228,7 @@ def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
         moved[0] += node.moves[1]
         wanted = [value for value in node.inputs if value.needs_grad]
         if not node.product and (node.saved or not node.passes):
-            # The gradient of a weight is a product of its own where it has a workspace; a fused kernel reads once.
+            # A weight's gradient is a separate product if it has a workspace; a fused kernel reads once.
             readers = len(wanted) + (node.trains and node.workspace.per_sample > 0)
             for value in gradients:
                 moved[value.storage.fixed] += value.size * node.times * (1 if node.overwrites else readers)
@@ -244,7 +246,7 @@ def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
 
 
 def frontier(moments: Iterable[Size]) -> tuple[Size, ...]:
-    """The moments that can be the largest for some micro batch size."""
+    """Return the moments that can be the largest for some micro batch size."""
     best: list[Size] = []
     for moment in sorted(set(moments), reverse=True):
         if not best or moment.fixed > best[-1].fixed:

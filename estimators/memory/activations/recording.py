@@ -1,4 +1,4 @@
-"""Recordings of a model's layers. Bytes are linear in the micro batch size, which is not known yet."""
+"""Recordings of a model's layers. Bytes are linear in the micro batch size, which is set later."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
 
 
 class LinearTerm(NamedTuple):
-    """A term before the micro batch size is known."""
+    """A term that is linear in the micro batch size, before that size is known."""
 
     name: str
     size: Size
     text: str
     """The formula."""
     inputs: Mapping[str, float]
-    """Numbers for the formula's symbols, without B."""
+    """Values of the formula's symbols, without B."""
     symbols: Mapping[str, str] = MEMORY_SYMBOLS
 
     def terms(self, micro_batch_size: int) -> Terms:
@@ -42,7 +42,7 @@ class LinearTerm(NamedTuple):
 
 
 def saved_term(name: str, saved: Sequence[Storage], *, count: int, rows: int) -> LinearTerm:
-    """`count` times the storages of one graph, with bytes per token (per batch if independent of B)."""
+    """Return `count` times the storages of one graph, in bytes per token (per batch if independent of B)."""
     tokens = " + ".join(f"{storage.size / rows:g} {storage.label}" for storage in saved if not storage.fixed)
     fixed = " + ".join(f"{storage.size} {storage.label}" for storage in saved if storage.fixed)
     sums = ((f"L B S ({tokens})", tokens), (f"L ({fixed})", fixed))
@@ -51,7 +51,7 @@ def saved_term(name: str, saved: Sequence[Storage], *, count: int, rows: int) ->
 
 
 def saved_terms(stack: str, saved: Iterable[Storage], *, count: int, rows: int) -> list[LinearTerm]:
-    """One term per part of a layer."""
+    """Return one term per part of a layer."""
     groups: dict[str, list[Storage]] = {}
     for storage in saved:
         groups.setdefault(storage.part, []).append(storage)
@@ -60,7 +60,7 @@ def saved_terms(stack: str, saved: Iterable[Storage], *, count: int, rows: int) 
 
 @dataclass(frozen=True)
 class Recording:
-    """What recorded operations save, and the largest moments of their passes."""
+    """The storages that recorded operations save, and the peaks of their passes."""
 
     graph: AutogradGraph
     value: Value
@@ -73,7 +73,7 @@ class Recording:
 
     @property
     def derives(self) -> bool:
-        """It has a backward pass."""
+        """Whether it has a backward pass."""
         return self.output.needs_grad
 
     @property
@@ -86,19 +86,19 @@ class Recording:
 
     @cached_property
     def unsaved(self) -> tuple[Size, ...]:
-        """Moments of a forward pass that saves nothing, as checkpointing runs it first."""
+        """Moments of a forward pass that saves nothing: the first forward pass under checkpointing."""
         return frontier(forward_pass(self.graph, saves=False).moments)
 
     @cached_property
     def backward(self) -> tuple[tuple[Size, ...], ...]:
-        """All moments, those while the gradient of a matrix is made, and when it is complete."""
+        """All moments, those while a matrix's gradient is computed, and those when it is complete."""
         live = backward_pass(self.graph, self.output)
         return frontier(live.moments), frontier(live.products), frontier(live.products_made)
 
     def whole_pass(self, weights: WeightsInPass) -> tuple[tuple[Size, ...], ...]:
-        """Of a module: the moments of the forward pass before it reads its last gathered weight; of it and of the
-        backward pass before the first gradient of a weight; from then on until the first reduction; and of the rest.
-        Less what is saved."""
+        """Return four groups of moments of a module, less the saved bytes: the forward pass before it reads its last
+        gathered weight; the whole forward pass and the backward pass before the first gradient of a weight; the
+        backward pass from then on until the first reduction; the rest."""
         saved = total(self.saved)
         marks = backward_pass(self.graph, self.output, weights).marks
         forward = [
@@ -113,21 +113,21 @@ class Recording:
 
     @cached_property
     def moved(self) -> tuple[Size, Size]:
-        """Bytes through GPU memory outside products, forward and backward."""
+        """Bytes moved through GPU memory outside products, forward and backward."""
         return forward_bytes(self.graph), backward_bytes(self.graph, self.output)
 
 
 class LayerRecorder(NamedTuple):
-    """What all recordings of one model and workload share; the key of their caches."""
+    """The parameters common to all recordings of one model and workload; the key of their caches."""
 
     model: ModelShape
     workload: Workload
     checkpointing: bool
     compute_capability: float | None
     zero3: bool = False
-    """ZeRO-3's linear layer is in use (`Ops.keeps_frozen_inputs`)."""
+    """Whether ZeRO-3's linear layer is in use (`Ops.keeps_frozen_inputs`)."""
     reduces: bool = True
-    """ZeRO takes gradients of weights away as they are made, from stage 1 on."""
+    """Whether ZeRO takes gradients of weights as they are made, which it does from stage 1 on."""
 
     @property
     def trains(self) -> bool:
@@ -141,7 +141,7 @@ class LayerRecorder(NamedTuple):
         return derives(self.model, block, self.workload, checkpointing=self.checkpointing)
 
     def rows(self, block: Block) -> int:
-        """Tokens of the block's stream."""
+        """Return the tokens of the block's stream."""
         return self.model.stream_len(block, self.workload.seq_len)
 
     @property
@@ -152,9 +152,9 @@ class LayerRecorder(NamedTuple):
         return layer_variant(self.model, block)
 
     def blocks(self) -> list[tuple[Block, bool]]:
-        """The blocks, with True for layers whose input needs no gradient: with adapters the first one of a stream, and
-        all without a backward pass. Checkpointing makes the embedding's output require one
-        (`enable_input_require_grads`), as do a trained embedding and what trains of images."""
+        """Return the blocks, with True for layers whose input needs no gradient: with adapters the first layer of a
+        stream, and all layers without a backward pass. The embedding's output requires a gradient under checkpointing
+        (`enable_input_require_grads`), with a trained embedding, and with trained parts for images."""
         images_train = trains_projector(self.model, self.workload)
         images_train |= any(self.derives(block) for block in self.model.blocks if is_tower(block))
         apart: list[tuple[Block, bool]] = []
@@ -189,7 +189,8 @@ class LayerRecorder(NamedTuple):
         )
 
     def layer(self, block: Block, *, first: bool) -> Recording:
-        """Record one layer. Checkpointing keeps its input anyway, so it is not part of the recomputation."""
+        """Return the recording of one layer. Checkpointing keeps the layer's input, so the recomputation excludes
+        it."""
         variant, rows = self.variant(block), self.rows(block)
         ops = self.ops(block.tensors, "activations" if self.model.module else "input")
         graph, hidden, item = ops.graph, self.model.stream_width(block), self.workload.stream_bytes
@@ -212,7 +213,7 @@ class LayerRecorder(NamedTuple):
         return Recording(graph, value, layer.forward(value))
 
     def replay(self, ops: Ops, program: Program, block: Block, *, embedding_needs_grad: bool = False) -> Replay:
-        """A run of a program in the stream of a block."""
+        """Return a replay of a program in the stream of a block."""
         variant, rows = self.variant(block), self.rows(block)
 
         def kernel_of(attention: Attention) -> tuple[Kernel, Value | None]:
@@ -235,20 +236,20 @@ class LayerRecorder(NamedTuple):
 
     @staticmethod
     def mask(ops: Ops, variant: LayerVariant, kernel: Kernel, rows: int) -> Value:
-        """Shared by all layers. For sdpa boolean, of the scores' type before transformers 4.53, and one for all samples
-        unless they are padded; for eager of the scores' type, one per sample."""
+        """Return the mask that all layers share. For sdpa: boolean (of the scores' type before transformers 4.53), and
+        one for all samples unless they are padded. For eager: of the scores' type, one per sample."""
         eager, software = kernel == "eager", ops.workload.software
         boolean = variant.boolean_mask if eager else software.transformers >= FIRST_BOOLEAN_MASKS
         itemsize, fixed = 1 if boolean else ops.itemsize, not eager and not software.padding_mask
         return ops.graph.tensor(rows, rows, itemsize, "mask", needs_grad=False, fixed=fixed, outer=True)
 
     def kernel(self, block: Block, attention: Attention | None = None) -> tuple[Kernel, bool]:
-        """`kernel_and_mask` of the block's own attention, or of another one."""
+        """Return `kernel_and_mask` of the block's own attention, or of another one."""
         return kernel_and_mask(self.model, block, self.workload, attention or block.attention, self.compute_capability)
 
 
 def _bias(ops: Ops, attention: Attention, rows: int, keys: int, *, needs_grad: bool) -> Value:
-    """T5's relative positions, for all samples and layers."""
+    """Return T5's relative positions, shared by all samples and layers."""
     return ops.graph.tensor(
         rows, attention.heads * keys, ops.itemsize, "position bias", needs_grad=needs_grad, fixed=True, outer=True
     )
