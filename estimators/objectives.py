@@ -1,11 +1,11 @@
-"""What a training minimizes: next-token loss, preferences, rewards, returns of completions; and the losses over the
-vocabulary, what each computes in parts, and which of them a training backend offers.
+"""Training objectives (next-token loss, preferences, rewards, returns of completions), and the loss kernels over the
+vocabulary with the backends that offer them.
 
 Each is a row that memory, time and scripts look up. A row of an objective follows a trainer of TRL. With B samples in a
 micro batch, a forward pass computes `sequences` B sequences, so activations and products are those of a micro batch of
-that size (`in_sequences`). A reference model is a second DeepSpeed engine without optimizer, at stage 3 if the policy
-is and else at stage 0, whole on every GPU. With adapters there is none: the policy runs again with its adapters
-switched off. `precompute_ref_log_probs` leaves both out.
+that size (`in_sequences`). A reference model is a second DeepSpeed engine without optimizer: at stage 3 if the policy
+is, otherwise at stage 0, whole on every GPU. With adapters there is no reference model: the policy runs again with its
+adapters switched off. `precompute_ref_log_probs` avoids both.
 
 Source: TRL 1.16 trainer/dpo_trainer.py, kto_trainer.py, reward_trainer.py (`_compute_loss`, `compute_loss`),
 experimental/orpo/orpo_trainer.py, experimental/cpo/cpo_trainer.py (`concatenated_forward`), models/utils.py
@@ -30,16 +30,16 @@ from .workload import NEXT_TOKEN, Framework, LossKernel, Objective, Software, Wo
 
 
 class LossSpec(NamedTuple):
-    """A kernel of the loss."""
+    """A loss kernel."""
 
     logit_bytes: tuple[int, int]
     """Bytes per logit that the forward and the backward pass move through GPU memory."""
     makes_logits: bool
-    """Whether all logits exist at once. The model's output then holds them."""
+    """Whether all logits exist at the same time. The model's output then holds them."""
     head_again: bool = False
     """Whether the backward pass repeats the product of the output layer."""
     switch: str = ""
-    """What it takes besides an argument: a package, or the function that turns it on; "" where it takes more."""
+    """The package it needs, or the function that turns it on, besides an argument; "" if it needs more than that."""
 
 
 LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
@@ -88,7 +88,7 @@ NATIVE_HEADS = frozenset(
         "WhisperForConditionalGeneration",
     ]
 )
-"""Exceptions among them."""
+"""Exceptions among `UPCAST_HEADS`."""
 
 _OF_CAUSAL_MODELS: tuple[LossKernel, ...] = ("fused", "chunked-softmax", "chunked-head")
 
@@ -98,17 +98,17 @@ CHUNKS_THE_HEAD = (1, 7)
 
 
 def upcasts(model: ModelShape) -> bool:
-    """Whether the standard loss makes an fp32 copy of the logits."""
+    """Return whether the standard loss makes an fp32 copy of the logits."""
     return model.architecture.endswith(UPCAST_HEADS) and model.architecture not in NATIVE_HEADS
 
 
 def default_loss(framework: Framework, software: Software) -> LossKernel:
-    """What the trainer does without an argument."""
+    """Return the trainer's loss kernel without an argument."""
     return "chunked-head" if framework == "trl" and software.trl >= CHUNKS_THE_HEAD else "standard"
 
 
 def offered_loss(model: ModelShape, workload: Workload) -> LossKernel | None:
-    """The loss that one argument or line turns on in place of the backend's standard one; None where there is none.
+    """Return the loss that one argument or line turns on instead of the backend's standard one; None without one.
 
     The Trainer and TRL before 1.7: `use_liger_kernel`, for the families that Liger knows. deepspeed.initialize:
     `install_chunked_causal_lm_loss`.
@@ -120,7 +120,7 @@ def offered_loss(model: ModelShape, workload: Workload) -> LossKernel | None:
 
 
 def unusable_loss(model: ModelShape, loss: LossKernel) -> str | None:
-    """Why a model cannot be trained with a loss; None where it can. Tiles: `memory.activations.loss.untileable`."""
+    """Return why a model cannot train with a loss; None if it can. Tiles: `memory.activations.loss.untileable`."""
     if loss not in _OF_CAUSAL_MODELS:
         return None
     if not model.vocab_size or model.num_labels:
@@ -138,9 +138,9 @@ class ObjectiveSpec(NamedTuple):
     sequences: int = 1
     """Sequences of a sample: 2 for a pair of a chosen and a rejected answer."""
     sample: str = "sample"
-    """What a sample is called."""
+    """Printed name of a sample."""
     least_samples: int = 1
-    """Samples of a micro batch, at least: KTO pairs each with the answer of another."""
+    """Minimum samples of a micro batch. KTO needs two, because it pairs each with the answer of another."""
     policy_passes: int = 0
     """Forward passes of the policy without gradients (KTO's estimate of the divergence)."""
     reference_passes: int = 0
@@ -148,22 +148,22 @@ class ObjectiveSpec(NamedTuple):
     labels: int = 0
     """Width of a head that replaces the vocabulary's; 0 for a language model."""
     value_model: bool = False
-    """A model of its own gives every token a value, and trains with the policy as one module."""
+    """Whether a separate model predicts a value for every token, and trains with the policy as one module."""
     loss: LossKernel | None = None
-    """The loss of the trainer; None for what the framework does."""
+    """The trainer's loss; None for the framework's default."""
     module: str = "trl"
     trainer: str = ""
-    """The trainer's class; "" for the framework's own."""
+    """Class of the trainer; "" for the framework's own."""
     arguments: Mapping[str, Any] = MappingProxyType({})
     """Arguments of its configuration that select the objective."""
     rollouts: Rollouts | None = None
-    """Of a training on completions that it generates: its defaults. The passes without gradients then come before the
-    training (`Rollouts`)."""
+    """Defaults of the generation, for training on generated completions; None for other objectives. Passes without
+    gradients then run before the training (`Rollouts`)."""
 
     @property
     def losses(self) -> tuple[LossKernel, ...]:
-        """The losses that it can have: of preferences those that give log-probabilities ("standard": log-softmax of all
-        logits in fp32, as LLaMA-Factory's trainers have it)."""
+        """The losses that the objective supports. Preferences support those that compute log-probabilities ("standard":
+        log-softmax of all logits in fp32, as in LLaMA-Factory's trainers)."""
         if not self.trainer:
             return tuple(loss for loss in LOSSES if loss not in ("log-probs", "odds-ratio", "value-head"))
         if self.rollouts:
@@ -182,7 +182,7 @@ OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
     {
         NEXT_TOKEN: ObjectiveSpec(),
         "dpo": _PAIR._replace(reference_passes=1, trainer="DPOTrainer"),
-        # A micro batch, and its answers paired with other prompts, both by policy and reference.
+        # Policy and reference both process the micro batch, and its answers paired with other prompts.
         "kto": ObjectiveSpec(least_samples=2, policy_passes=1, reference_passes=2, trainer="KTOTrainer"),
         "orpo": _PAIR._replace(loss="odds-ratio", module="trl.experimental.orpo", trainer="ORPOTrainer"),
         "simpo": _PAIR._replace(
@@ -219,8 +219,8 @@ OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
 
 
 def loss_of(objective: Objective, framework: Framework, software: Software) -> LossKernel:
-    """The loss of an objective without an argument. TRL before 1.7 took log-probabilities of preferences from the whole
-    logits."""
+    """Return the loss of an objective without an argument. TRL before 1.7 computes log-probabilities of preferences
+    from all logits."""
     spec = OBJECTIVES[objective]
     if not spec.trainer:
         return default_loss(framework, software)
@@ -229,50 +229,50 @@ def loss_of(objective: Objective, framework: Framework, software: Software) -> L
 
 
 def in_sequences(plan: Plan, workload: Workload) -> Plan:
-    """The plan with its micro batch in sequences, as the passes compute it."""
+    """Return the plan with its micro batch size in sequences instead of samples, as the passes compute it."""
     sequences = OBJECTIVES[workload.objective].sequences
     return plan if sequences == 1 else plan.with_fields(micro_batch_size=sequences * plan.micro_batch_size)
 
 
 def reference_passes(workload: Workload) -> int:
-    """Forward passes of the reference in a micro batch, by a model of its own or the policy without adapters; of a
-    completion, once in a generation."""
+    """Return the reference's forward passes in a micro batch, by a separate model or the policy without adapters.
+    Completions are passed once per generation."""
     if workload.rollouts:
         return 1 if workload.rollouts.beta > 0 or OBJECTIVES[workload.objective].value_model else 0
     return 0 if workload.precompute_ref_log_probs else OBJECTIVES[workload.objective].reference_passes
 
 
 def policy_passes(workload: Workload) -> int:
-    """Forward passes of the policy without gradients in a micro batch."""
+    """Return the policy's forward passes without gradients in a micro batch."""
     return OBJECTIVES[workload.objective].policy_passes
 
 
 def has_reference_model(workload: Workload) -> bool:
-    """Whether a second model is held."""
+    """Return whether the GPUs hold a reference model in addition to the policy."""
     return workload.method == "full" and reference_passes(workload) > 0
 
 
 def breaks_traces(workload: Workload, plan: Plan) -> bool:
-    """Whether the policy also runs forward without gradients. Each forward pass begins a new trace of modules at
-    stage 3 (deepspeed 0.19.8 runtime/zero/parameter_offload.py `_start_of_forward_hook`): a backward pass is never in
-    one, prefetches nothing, and nothing is kept for it."""
+    """Return whether the policy also runs forward without gradients. Each forward pass begins a new trace of modules at
+    stage 3 (deepspeed 0.19.8 runtime/zero/parameter_offload.py `_start_of_forward_hook`). Backward passes are then not
+    part of any trace: they prefetch nothing, and no weight is kept for them."""
     if workload.rollouts:
         return workload.rollouts.breaks_traces(workload.method, plan.gradient_accumulation_steps)
     return policy_passes(workload) > 0 or (reference_passes(workload) > 0 and workload.method != "full")
 
 
 def keeps_gathered(workload: Workload, plan: Plan) -> bool:
-    """Whether stage 3 keeps the frozen weights that a backward pass gathers: a preference's reference is the policy
-    without adapters, and runs between the policy's forward and backward pass (trl 1.16 trainer/dpo_trainer.py,
-    trainer/kto_trainer.py `_compute_loss`; `memory.gathered_parameters` rule 5). Before DeepSpeed 0.19 a recomputed
-    layer releases them itself."""
+    """Return whether stage 3 keeps the frozen weights that a backward pass gathers. It does if a preference's reference
+    is the policy without adapters, which runs between the policy's forward and backward pass (trl 1.16
+    trainer/dpo_trainer.py, trainer/kto_trainer.py `_compute_loss`; `memory.gathered_parameters` rule 5). Before
+    DeepSpeed 0.19 a recomputed layer releases them itself."""
     if plan.zero_stage < 3 or workload.method == "full" or workload.rollouts or not reference_passes(workload):
         return False
     return workload.software.deepspeed >= (0, 19) or not plan.gradient_checkpointing
 
 
 def reference_plan(plan: Plan) -> Plan:
-    """The plan of the reference model's engine: stage 3 with the policy's settings, or 0; no optimizer.
+    """Return the plan of the reference model's engine: stage 3 with the policy's settings, or stage 0; no optimizer.
 
     Source: TRL 1.16 models/utils.py `prepare_deepspeed`.
     """
@@ -283,7 +283,7 @@ def reference_plan(plan: Plan) -> Plan:
 
 @lru_cache(maxsize=64)
 def reward_workload(workload: Workload) -> Workload:
-    """How the reward model of a policy runs: whole, frozen, on all completions of a generation."""
+    """Return the workload of the policy's reward model, which runs whole and frozen on all completions."""
     return Workload(
         objective="reward",
         framework="trl",
@@ -296,9 +296,9 @@ def reward_workload(workload: Workload) -> Workload:
 
 @lru_cache(maxsize=64)
 def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -> ModelShape:
-    """The model with the head of the objective: for rewards `score`, one number per token, in the place of the logits.
-    With the loss "value-head" in addition to the logits, which are computed and dropped. With a value model: the
-    tensors and layers of both, the value model a reward model of the policy's size.
+    """Return the model with the head of the objective. For rewards, `score` with one number per token replaces the
+    logits. With the loss "value-head" the logits are also computed, and dropped. With a value model, the result has the
+    tensors and layers of both; the value model is a reward model of the policy's size.
 
     Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification; TRL 1.12 experimental/ppo
     `PolicyAndValueWrapper`, `AutoModelForCausalLMWithValueHead`. Raises WorkloadError for a model that is not a causal
@@ -335,17 +335,17 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
 
 
 def reward_model(model: ModelShape, workload: Workload) -> ModelShape | None:
-    """The model that gives the rewards of completions: with a value model one of its size, unless another is named.
-    None: a function."""
+    """Return the model that computes the rewards of completions: the named one, or one of the value model's size; None
+    if a function computes them."""
     named: ModelShape | None = workload.rollouts.reward_model if workload.rollouts else None
     return named or (trained_model(model.policy, "reward") if model.policy else None)
 
 
 def trained_config(config: Mapping[str, Any], shape: ModelShape | None, objective: Objective) -> dict[str, Any]:
-    """The transformers configuration of `trained_model`."""
+    """Return the transformers configuration of `trained_model`."""
     labels = OBJECTIVES[objective].labels
     if not labels or shape is None:
         return dict(config)
     names = {str(index): f"LABEL_{index}" for index in range(labels)}
-    padding = {"pad_token_id": config.get("pad_token_id") or 0}  # without it, one sequence at a time
+    padding = {"pad_token_id": config.get("pad_token_id") or 0}  # otherwise batches have one sequence
     return {**config, **padding, "architectures": [trained_model(shape, objective).architecture], "id2label": names}

@@ -1,7 +1,7 @@
-"""The optimizers: one row each, from which everything else in the package is looked up.
+"""The table of optimizers, which the rest of the package looks up.
 
-To add an optimizer, add a row to `OPTIMIZERS`. Its memory, its time, its `optimizer` block, the Trainer's names for it,
-the rules that lint it and the names that the commands accept follow from the row.
+To add an optimizer, add a row to `OPTIMIZERS`. Memory, time, the `optimizer` block, the Trainer's names, the lint rules
+and the names that the commands accept are derived from the row.
 
 Under ZeRO an optimizer sees one flat fp32 partition per parameter group, not the model's matrices. Factored states
 (Adafactor) and per-layer ratios (LAMB) therefore differ from their papers.
@@ -19,14 +19,14 @@ from .workload import OptimizerStep
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OptimizerSpec:
-    """One optimizer, as DeepSpeed 0.19.8 builds it from a `ds_config` or takes it from the user."""
+    """One optimizer, as DeepSpeed 0.19.8 builds it from a `ds_config` or receives it from the training script."""
 
     state_bytes: float
     """Bytes of state per fp32 master element on the GPU, without the master weight itself."""
     cpu_state_bytes: float | None
-    """The same for the optimizer that runs on the host under CPU offload; None where it cannot be offloaded."""
+    """Bytes of state per element of the optimizer on the host under CPU offload; None if it cannot be offloaded."""
     source: str
-    """Where the figures come from."""
+    """Source of the figures."""
     step_elements: int = 0
     """Temporaries of the masters' type per master weight while `step()` runs under DeepSpeed on the GPU; 0 for fused
     kernels."""
@@ -34,44 +34,46 @@ class OptimizerSpec:
     """`step_elements` of torch's foreach implementation, for all trained parameters in their type.
     torch's fused kernels have none."""
     loop_step_elements: int = 0
-    """`step_elements` of torch's loop over tensors, for one tensor at a time. Under ZeRO that is a whole flat
+    """`step_elements` of torch's loop over tensors, for one tensor at a time. Under ZeRO the tensor is a whole flat
     partition."""
     states_have_fixed_type: bool = False
-    """In plain PyTorch the states have a type of their own. Others take the parameters' type."""
+    """Whether the states in plain PyTorch have a fixed type instead of the parameters' type."""
     factored: bool = False
-    """In plain PyTorch a matrix's second moment is its row and column means."""
+    """Whether a matrix's second moment in plain PyTorch is stored as its row and column means."""
     partitions: bool = True
-    """It works on ZeRO's flat partitions; the reason where not is in `source`."""
+    """Whether it works on ZeRO's flat partitions. If not, `source` has the reason."""
     per_matrix: bool = False
-    """`state_bytes` are of a matrix of the layers; other tensors have AdamW's states. The gradient of a matrix is
-    needed whole: stage 3 allows neither reduce_scatter nor quantized gradients (runtime/zero/stage3.py `__init__`)."""
+    """Whether `state_bytes` apply to matrices of the layers only; other tensors have AdamW's states. A matrix's whole
+    gradient is needed: stage 3 allows neither reduce_scatter nor quantized gradients (runtime/zero/stage3.py
+    `__init__`)."""
     block_type: str = ""
     """`type` of DeepSpeed's optimizer block: its own name, or a class of torch.optim (runtime/engine.py
-    `_configure_basic_optimizer`). Empty where the training script creates the optimizer."""
+    `_configure_basic_optimizer`); "" if the training script creates the optimizer."""
     block_params: tuple[str, ...] = ("lr", "weight_decay")
-    """Parameters of the block that TrainingArguments have too."""
+    """Parameters of the block that TrainingArguments also has."""
     extra_block_params: tuple[tuple[str, bool | float], ...] = ()
     """Further parameters of the block."""
     tested_with_zero: bool = False
-    """ZeRO accepts it without zero_allow_untested_optimizer (runtime/zero/utils.py `ZERO_SUPPORTED_OPTIMIZERS`)."""
+    """Whether ZeRO accepts it without zero_allow_untested_optimizer (runtime/zero/utils.py
+    `ZERO_SUPPORTED_OPTIMIZERS`)."""
     gpu_class: str = ""
-    """DeepSpeed's class on the GPU; empty where the class is not DeepSpeed's."""
+    """DeepSpeed's class on the GPU; "" if the class is not DeepSpeed's."""
     cpu_class: str = ""
-    """DeepSpeed's class under offload, likewise."""
+    """DeepSpeed's class under offload; "" if the class is not DeepSpeed's."""
     trainer_names: tuple[str, ...] = ()
-    """Values of `optim=` (transformers 5.23 training_args.py `OptimizerNames`); the first is emitted where the script
-    creates the optimizer."""
+    """Values of `optim=` (transformers 5.23 training_args.py `OptimizerNames`). Generated scripts use the first if the
+    script creates the optimizer."""
 
     @property
     def is_adam(self) -> bool:
-        """It is DeepSpeed's Adam. Its states can have the masters' type (`zeros_like` in FusedAdam, and in
+        """Whether it is DeepSpeed's Adam. Its states can have the masters' type (`zeros_like` in FusedAdam, and in
         DeepSpeedCPUAdam with `fp32_optimizer_states` off), its step can be split between GPU and host, and at stage 0
-        `FP16_Optimizer` keeps one flat group of it, while others work tensor by tensor."""
+        `FP16_Optimizer` flattens its parameters; other optimizers work tensor by tensor."""
         return self.gpu_class == "FusedAdam"
 
     @property
     def has_cpu_kernel(self) -> bool:
-        """DeepSpeed has a kernel for it on the host."""
+        """Whether DeepSpeed has a host kernel for it."""
         return self.cpu_class.startswith("DeepSpeedCPU")
 
 
@@ -80,7 +82,7 @@ _ADAM = OptimizerSpec(
     cpu_state_bytes=8,
     source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32",
     foreach_step_elements=1,  # torch 2.13 optim/adam.py _multi_tensor_adam: the root of the second moments
-    loop_step_elements=2,  # _single_tensor_adam: that, and its quotient by the bias correction
+    loop_step_elements=2,  # _single_tensor_adam: the root, and its quotient by the bias correction
     block_type="Adam",
     block_params=("lr", "betas", "eps", "weight_decay"),
     extra_block_params=(("adam_w_mode", False),),  # without it DeepSpeed's Adam is AdamW
@@ -161,8 +163,8 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         block_params=("lr", "betas", "eps", "weight_decay"),
         gpu_class="FusedLamb",
     ),
-    # The host version allocates a second state that it never reads. Lion's betas are not Adam's, with which the
-    # Trainer would compare them.
+    # The host version allocates a second state that it never reads. betas are left out because the Trainer would
+    # compare Lion's with Adam's.
     "lion": OptimizerSpec(
         state_bytes=4,
         cpu_state_bytes=8,
@@ -205,8 +207,8 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
 
 @lru_cache(maxsize=64)
 def optimizer(name: str, *, bf16_states: bool = False, step: OptimizerStep = "auto") -> OptimizerSpec:
-    """The optimizer of that name. bf16_states: with states in bf16, half of fp32's (`is_adam` only). step: other than
-    "auto", torch's class in place of DeepSpeed's Adam, and its implementation.
+    """Return the optimizer of that name. bf16_states: whether states are bf16, half of fp32's size (`is_adam` only).
+    step: the implementation of torch's class, which replaces DeepSpeed's Adam, or "auto" for DeepSpeed's.
 
     Raises WorkloadError, with the known names, for an unknown one.
     """
@@ -228,18 +230,18 @@ def optimizer(name: str, *, bf16_states: bool = False, step: OptimizerStep = "au
 
 
 def optimizer_of_type(block_type: str) -> OptimizerSpec | None:
-    """The optimizer of a `type` in DeepSpeed's optimizer block, whose case does not matter; None if unknown."""
+    """Return the optimizer for a `type` of DeepSpeed's optimizer block, in any case; None if unknown."""
     return next((spec for spec in OPTIMIZERS.values() if spec.block_type.lower() == block_type.lower() != ""), None)
 
 
 def step_of_trainer(name: str) -> OptimizerStep:
-    """Implementation of torch's AdamW by a value of `optim=`; "auto" for other optimizers. `adamw_hf` has temporaries
-    of foreach's size."""
+    """Return the implementation of torch's AdamW for a value of `optim=`; "auto" for other optimizers. `adamw_hf` has
+    temporaries of foreach's size."""
     if name.lower() in ("adamw_torch", "adamw_hf"):
         return "foreach"
     return "fused" if name.lower() in OPTIMIZERS["adamw"].trainer_names else "auto"
 
 
 def optimizer_of_trainer(name: str) -> str | None:
-    """The key of an optimizer by a value of `optim=`, whose case does not matter; None if unknown."""
+    """Return the key of the optimizer for a value of `optim=`, in any case; None if unknown."""
     return next((key for key, spec in OPTIMIZERS.items() if name.lower() in spec.trainer_names), None)

@@ -1,4 +1,4 @@
-"""One DeepSpeed configuration, or a plan of plain PyTorch, as far as memory and speed depend on it."""
+"""The settings of a DeepSpeed configuration, or of a plan of plain PyTorch, that affect memory and speed."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ class ConfigKey:
     path: str
     """Names from the top level, joined by dots; "" for a setting of the training script."""
     meaning: str
-    """What the key decides, as a phrase; "" where nothing explains the key."""
+    """Effect of the key, as a phrase; "" if no command explains the key."""
     default: Any = None
-    """The plan's value without the key; None for a key that no plan holds."""
+    """The plan's value if the key is absent; None for a key outside the plan."""
     stages: tuple[int, ...]
     """ZeRO stages at which DeepSpeed uses the key."""
     lowest: int = 0
-    """The least value that DeepSpeed takes, for numbers."""
+    """The lowest value that DeepSpeed accepts, for numbers."""
     field: str = ""
-    """The field of `Plan`; "" for a key that no plan holds."""
+    """The field of `Plan`; "" for a key outside the plan."""
     only_if_set: bool = False
-    """A configuration is written without the key where it has its default."""
+    """Whether written configurations omit the key if it has its default."""
     nvme_only: bool = False
-    """The key acts only where its block's device is NVMe."""
+    """Whether the key takes effect only if its block's device is NVMe."""
     filled: bool = False
-    """The Trainer replaces `auto` (transformers, `trainer_config_process` and `trainer_config_finalize`)."""
+    """Whether the Trainer replaces `auto` (transformers, `trainer_config_process` and `trainer_config_finalize`)."""
     filled_from_hidden_size: Callable[[int], int] | None = None
-    """The Trainer's value for `auto`, where it is a function of the model's hidden size."""
+    """The Trainer's value for `auto` as a function of the model's hidden size; None if it does not depend on it."""
     argument: str = ""
     """The field of TrainingArguments that the value must equal."""
 
 
 def key(meaning: str, **properties: Any) -> dict[str, dict[str, Any]]:
-    """Metadata of a field of `Plan`: properties of its `ConfigKey`. The default of `path` is zero_optimization.FIELD,
-    that of `stages` follows from the path."""
+    """Return the metadata of a field of `Plan`: the properties of its `ConfigKey`. `path` defaults to
+    zero_optimization.FIELD; `stages` defaults to those of the path."""
     return {"key": {"meaning": meaning, **properties}}
 
 
 def plan_field(default: T, meaning: str, **properties: Any) -> T:
-    """A field of `Plan` with its `key`."""
+    """Return a dataclass field of `Plan` with its `key`."""
     return field(default=default, metadata=key(meaning, **properties))
 
 
@@ -159,15 +159,15 @@ class Plan(PlanSettings):
     sharding: Sharding = plan_field(  # noqa: RUF009  a field of a dataclass
         "zero", "training backend: DeepSpeed's engine, plain PyTorch with FSDP, or plain PyTorch", path=""
     )
-    """With "fsdp" (FSDP 1 in the training precision) and "fsdp2" (`fully_shard` with fp32 masters, as accelerate starts
-    it) each layer is one fully sharded unit (`zero_stage` is 3); "none" is torch's optimizer alone, with
-    DDP on several GPUs (`zero_stage` is 0)."""
+    """"fsdp" is FSDP 1 in the training precision, "fsdp2" is `fully_shard` with fp32 masters, as accelerate starts it.
+    With both, each layer is one fully sharded unit (`zero_stage` is 3). "none" is torch's optimizer alone, with DDP on
+    several GPUs (`zero_stage` is 0)."""
     pin_memory: bool = plan_field(
         True,
         "page-locked: PCIe at its full rate, more RAM by rounding up",
         path="zero_optimization.offload_optimizer.pin_memory",
     )
-    """Also the value of `offload_param.pin_memory`."""
+    """The value of `offload_param.pin_memory` too."""
     optimizer_buffer_count: int = plan_field(
         4,
         "pinned buffers of one sub-group each, per rank",
@@ -200,11 +200,11 @@ class Plan(PlanSettings):
         filled=True,
         filled_from_hidden_size=lambda hidden: hidden * hidden,
     )
-    """Stages 1 and 2 hold one such bucket, two with overlap_comm."""
+    """Stages 1 and 2 allocate one bucket of this size, two with overlap_comm."""
     communication_data_type: str = plan_field(
         "", "type of gradients while they are reduced", path="communication_data_type", only_if_set=True
     )
-    """"fp32" or "", which is the training precision. Predicted at stages 1 and 2."""
+    """"fp32", or "" for the training precision. Predicted at stages 1 and 2."""
     sub_group_size: int = plan_field(
         1_000_000_000, "parameters stepped at a time: 6 bytes each on the GPU, a buffer each on NVMe", stages=(3,)
     )
@@ -228,8 +228,8 @@ class Plan(PlanSettings):
     )
 
     def with_fields(self, **changes: Any) -> Plan:
-        """The plan with other values of some fields: `dataclasses.replace` at a fifth of its time, which counts in
-        searches."""
+        """Return the plan with other values of some fields. Searches need this: it takes a fifth of the time of
+        `dataclasses.replace`."""
         assert changes.keys() <= PLAN_FIELDS.keys(), changes
         plan = object.__new__(Plan)
         vars(plan).update(vars(self), **changes)
@@ -246,17 +246,17 @@ class Plan(PlanSettings):
         return self.sequence_parallel_size * self.autotp_size
 
     def samples_per_step(self, ranks: int) -> int:
-        """The global batch."""
+        """Return the global batch size, in samples."""
         return self.micro_batch_size * self.gradient_accumulation_steps * ranks // self.ranks_per_sample
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of a master weight, and of a gradient as the optimizer takes it."""
+        """Bytes of a master weight, and of a gradient in the optimizer's step."""
         return 2 if self.bf16_master_weights_and_grads else 4
 
     @property
     def reduces_in_fp32(self) -> bool:
-        """Whether gradients are cast to fp32 to be reduced. Under sequence parallelism it is the default."""
+        """Whether gradients are cast to fp32 for their reduction, as by default under sequence parallelism."""
         return self.zero_stage in (1, 2) and (self.sequence_parallel_size > 1 or self.communication_data_type == "fp32")
 
     @property
@@ -286,7 +286,7 @@ class Plan(PlanSettings):
 
 
 def stages_of(path: str) -> tuple[int, ...]:
-    """Stages at which DeepSpeed uses a key, by its place alone (0.19.8 runtime/zero/config.py)."""
+    """Return the stages at which DeepSpeed uses a key, derived from its path (0.19.8 runtime/zero/config.py)."""
     if path.startswith(("zero_optimization.stage3_", "zero_optimization.offload_param.")):
         return (3,)
     return (1, 2, 3) if path.startswith("zero_optimization.") else (0, 1, 2, 3)

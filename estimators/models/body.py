@@ -1,6 +1,6 @@
-"""What a family makes of a config: parameter tensors, layers and heads; and the builder of decoders.
+"""Base models built from a config: parameter tensors, layers and heads; and the builder of decoders.
 
-Tensors are named and shaped as torch and transformers do. A `Style` holds how a decoder differs from Llama.
+Names and shapes of tensors are those of torch and transformers. A `Style` describes how a decoder differs from Llama.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ FeedForwardPart = tuple[FeedForward, Tensors]
 def linear(
     name: str, wide_in: int, wide_out: int, role: Role, *, bias: bool = False, transposed: bool = False
 ) -> Tensors:
-    """`nn.Linear`: weight (out, in), bias (out,). GPT-2's `Conv1D` is the same with the weight transposed."""
+    """Tensors of an `nn.Linear`: weight (out, in), bias (out,). GPT-2's `Conv1D` has a transposed weight."""
     shape = (wide_in, wide_out) if transposed else (wide_out, wide_in)
     weight = Tensor(name=f"{name}.weight", shape=shape, role=role, linear=True, transposed=transposed)
     return (weight, Tensor(name=f"{name}.bias", shape=(wide_out,), role=role)) if bias else (weight,)
 
 
 def norm(name: str, width: int, *, bias: bool = False) -> Tensors:
-    """A norm with a learned scale; most LayerNorms have a learned shift too."""
+    """Tensors of a norm with a learned scale, and a learned shift with `bias`, as most LayerNorms have."""
     weight = Tensor(name=f"{name}.weight", shape=(width,), role="norm")
     return (weight, Tensor(name=f"{name}.bias", shape=(width,), role="norm")) if bias else (weight,)
 
 
 def norms(names: Sequence[str], width: int, kind: NormKind, *, bias: bool = True) -> Tensors:
-    """Norms over the hidden size; an RMSNorm has no shift."""
+    """Tensors of norms over the hidden size. An RMSNorm has no shift."""
     return tuple(tensor for name in names for tensor in norm(name, width, bias=bias and kind == "layer"))
 
 
@@ -43,7 +43,7 @@ def embedding(name: str, rows: int, width: int, role: Role = "embedding") -> Ten
 
 
 def parameter(name: str, *shape: int, role: Role, transposed: bool = False) -> Tensors:
-    """A tensor that a module holds itself, such as fused expert weights."""
+    """A parameter outside any `nn.Linear`, such as fused expert weights."""
     return (Tensor(name=name, shape=shape, role=role, transposed=transposed),)
 
 
@@ -56,9 +56,9 @@ def attention_linears(
     output_bias: bool | None = None,
     transposed: bool = False,
 ) -> Tensors:
-    """The projections of one attention: query, key, value (one name for all three: fused), and the output.
+    """Tensors of the projections of one attention: query, key, value (a single name for a fused one), and the output.
 
-    output_bias: None for the same as `bias`.
+    output_bias: whether the output projection has a bias; None for the value of `bias`.
     """
     *inputs, output = names
     widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.v_head_dim]
@@ -74,7 +74,7 @@ def attention_linears(
 def feed_forward_linears(
     dims: FeedForward, hidden: int, names: tuple[str, ...], *, bias: bool = False, transposed: bool = False
 ) -> Tensors:
-    """The projections of one dense feed-forward: gate and up (one name: fused) or a plain one, and the output."""
+    """Tensors of a dense feed-forward: gate and up (a single name if fused or not gated), and the output."""
     *inputs, output = names
     width = dims.hidden * 2 if dims.gated and len(inputs) == 1 else dims.hidden
     tensors: Tensors = ()
@@ -84,18 +84,18 @@ def feed_forward_linears(
 
 
 class Head(NamedTuple):
-    """What one transformers class adds to the base model."""
+    """Head that one transformers class adds to the base model."""
 
     tensors: Tensors = ()
     """Tensors on top of the base model, with their full names."""
     base_tensors: Tensors = ()
     """Tensors inside the base model (BERT's pooler)."""
     bare: bool = False
-    """The class is the base model itself; its tensors have no prefix."""
+    """Whether the class is the base model itself, whose tensors have no prefix."""
     logits: bool = False
-    """The head predicts tokens."""
+    """Whether the head predicts tokens."""
     tied: bool = False
-    """The head's weight is the input embedding's."""
+    """Whether the head shares the input embedding's weight."""
     labels: int = 0
     """Number of classes that the head predicts; 0 for none."""
 
@@ -119,7 +119,7 @@ class Body(NamedTuple):
 
 
 def stack(layers: Sequence[Block]) -> tuple[Block, ...]:
-    """The runs of identical layers; equal layers must be the same object.
+    """Group layers into blocks of identical ones. Equal layers must be the same object.
 
     Alternating layers with equal tensors (a window in every other layer) are gathered: no name or size depends on their
     order, and two blocks are cheaper to estimate than sixty.
@@ -141,7 +141,7 @@ def decoder_heads(
     bias: bool = False,
     suffix: str = "ForCausalLM",
 ) -> dict[str, Head]:
-    """The classes that transformers has for nearly every decoder."""
+    """Return the heads that transformers has for nearly every decoder."""
     output = linear(name, hidden, vocab, "head", bias=bias)
     return {
         suffix: Head(tensors=output[1:] if tied else output, logits=True, tied=tied),
@@ -163,16 +163,16 @@ class Dims(NamedTuple):
 
     @classmethod
     def read(cls, c: Fields, **defaults: int) -> Dims:
-        """From the fields of one config, with the defaults of its class.
+        """Read the dimensions from a config, with the defaults of its class.
 
-        Without defaults the key/value heads are as many as the heads, and `head_dim` is hidden size / heads.
+        The number of key/value heads defaults to that of heads, and `head_dim` to hidden size / heads.
         """
 
         def size(name: str, **limit: int) -> int:
             return c.size(name, default=defaults.get(name), **limit)
 
         hidden, heads = size("hidden_size"), size("num_attention_heads", limit=MAX_HEADS)
-        # An explicit null means "as many as heads" also where the class has another default.
+        # An explicit null means "as many as heads", even if the class has another default.
         kv_default = heads if c.given("num_key_value_heads") else defaults.get("num_key_value_heads", heads)
         kv_heads = c.size("num_key_value_heads", default=kv_default)
         c.divide("num_attention_heads", heads, "num_key_value_heads", kv_heads)
@@ -193,7 +193,7 @@ class Dims(NamedTuple):
 
 
 class Names(NamedTuple):
-    """The attributes under which a model keeps its parts; an empty `final_norm`: there is none."""
+    """Attribute names of a model's parts. `final_norm` is "" without a final norm."""
 
     base: str = "model"
     layers: str = "layers"
@@ -211,7 +211,7 @@ LLAMA_BIASES: tuple[Switch, Switch, Switch] = (ATTENTION_BIAS, ATTENTION_BIAS, (
 
 
 class Style(NamedTuple):
-    """How a family differs from Llama."""
+    """Differences of a family from Llama."""
 
     names: Names = Names()
     head: str = "lm_head"
@@ -221,32 +221,32 @@ class Style(NamedTuple):
     tied: bool = False
     """The class's default of `tie_word_embeddings`."""
     transposed: bool = False
-    """The linear layers are GPT-2's `Conv1D` instead of `nn.Linear`."""
+    """Whether the linear layers are GPT-2's `Conv1D` instead of `nn.Linear`."""
     attention: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-    """The projections of query, key and value (one name: fused), and of the output."""
+    """Projections of query, key and value (a single name if fused), and of the output."""
     feed_forward: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    """The projections of gate and up (one name: fused, or not gated), and of the output."""
+    """Projections of gate and up (a single name if fused or not gated), and of the output."""
     biases: tuple[Switch, Switch, Switch] = (False, False, False)
     """Biases of: query, key and value; the attention's output; the feed-forward."""
     rotary: bool = True
-    """Queries and keys get a rotary position embedding."""
+    """Whether queries and keys get a rotary position embedding."""
     qk_norm: Literal["", "head", "all"] = ""
-    """Queries and keys are normed, over one head or over all of them."""
+    """Norm of queries and keys, over each head or over all heads; "" without one."""
     gated: bool = True
     activation: str = "silu"
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     """The norms over the hidden size in a layer, in the order of execution."""
     norm_kind: NormKind = "rms"
     norm_weight: bool = True
-    """A norm learns a scale."""
+    """Whether a norm learns a scale."""
     norm_bias: bool = True
-    """A LayerNorm learns a shift."""
+    """Whether a LayerNorm learns a shift."""
     parallel: bool = False
     hidden_dropout: tuple[str, float] = ("", 0.0)
-    """The config's field of the dropout, and the class's default; no name: the class has no dropout."""
+    """Name of the config's field for dropout, and the class's default; "" if the class has no dropout."""
     attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
     softcaps: bool | None = None
-    """The class's default of soft-capped attention scores and logits; None: the class has none."""
+    """The class's default of soft-capped attention scores and logits; None if the class does not support them."""
 
     def has_biases(self, c: Fields) -> tuple[bool, bool, bool]:
         first, second, third = (
@@ -259,11 +259,11 @@ class Style(NamedTuple):
 
 
 WindowRule = Callable[[Fields, Dims], Sequence[int | None]]
-"""The keys that a query sees in each layer; None: all."""
+"""Function that returns the attention window in each layer: the number of keys that a query sees, None for all."""
 
 
 def decoder(style: Style, *, window: WindowRule | None = None, **defaults: int) -> Callable[[Fields], Body]:
-    """The body of a family that `style` describes in full. defaults: of its class's dimensions."""
+    """Return the builder of a family that `style` fully describes. defaults: default dimensions of its class."""
 
     def body(c: Fields) -> Body:
         dims = Dims.read(c, **defaults)
@@ -285,11 +285,11 @@ def build(
     outside: Tensors = (),
     embed_width: int | None = None,
 ) -> Body:
-    """Embedding, `dims.layers` layers, a final norm, a head.
+    """Build a decoder: embedding, `dims.layers` layers, a final norm, a head.
 
-    attention: instead of the grouped-query attention that dims and style describe; attentions: one for each layer.
-    sparse: a mixture of experts, in the layers that `is_sparse` marks (none marked: in all).
-    window: the keys that a query sees in each layer, None: all (nothing given: all in every layer).
+    attention: replaces the grouped-query attention that dims and style describe. attentions: one for each layer.
+    sparse: a mixture of experts, in the layers that `is_sparse` marks (in all if it is empty).
+    window: the number of keys that a query sees in each layer, None for all (all in every layer if it is empty).
     outside: further tensors outside the layers. embed_width: width of the embedding if it is not the hidden size.
     """
     attends = attentions or (attention or grouped_query(c, dims, style),) * dims.layers
@@ -373,17 +373,17 @@ def dense(c: Fields, dims: Dims, style: Style) -> FeedForwardPart:
 
 
 def window_size(c: Fields, *, default: int | None = None) -> int | None:
-    """`sliding_window`, which an explicit null or 0 switches off."""
+    """Return `sliding_window`. An explicit null or 0 disables it."""
     return c.positive("sliding_window", limit=MAX_POSITIONS) if c.given("sliding_window") else default
 
 
 def switched_window(c: Fields) -> int | None:
-    """`sliding_window` where `use_sliding_window` is on."""
+    """Return `sliding_window` if `use_sliding_window` is on, otherwise None."""
     return window_size(c, default=4096) if c.flag("use_sliding_window", default=False) else None
 
 
 def windows(c: Fields, layers: int, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """The window of each layer: by `layer_types` if the config has them, else in the layers for which `slides`."""
+    """Return the window of each layer, from `layer_types` if the config has it, otherwise where `slides` is true."""
     kinds = c.layer_types(layers, ("full_attention", "sliding_attention"))
     if kinds is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)

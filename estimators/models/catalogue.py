@@ -1,8 +1,8 @@
-"""The models that are known by name: published dimensions, and the spellings that people use.
+"""The catalogue of models by name: published dimensions and common spellings.
 
-A spelling is compared without case, punctuation and words that do not change the shape (`-Instruct`, `-hf`); what is
-left must be one model's name, or the beginning of one whose rest is no size. Two models of different shape behind one
-spelling are an error that lists both: a name never resolves to a neighbour.
+A spelling is compared without case, punctuation and words that do not change the shape (`-Instruct`, `-hf`). The rest
+must be one model's name, or a prefix of a name whose remainder contains no size. A spelling that fits two models of
+different shape is an error that lists both. A name never resolves to a similar one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PIECE = re.compile(r"\d+(?:\.\d+)?|[a-z]+")
 _SIZE = re.compile(r"\d[bm]")
 
 _MIRRORS = frozenset({"nousresearch", "mistralcommunity", "unsloth"})
-"""Organisations that publish others' models again, for which no licence has to be accepted."""
+"""Organisations that republish others' models, without a licence to accept."""
 
-# Words in a name that mark how the weights were trained on, or packed, and leave the shape as it is.
+# Words in a name for further training or packaging of the weights, which do not change the shape.
 _VARIANTS = frozenset({"instruct", "chat", "base", "hf", "it", "pt", "sft", "dpo", "meta"})
 
 _SIZED = re.compile(
@@ -35,12 +35,12 @@ _SIZED = re.compile(
     r"|x?small|tiny|mini|medium|base|x*large|x+l|huge)"
     r"(?: v ?[\d.]+| \d{4}| \d+ k| (?:un)?cased| [\d.]+ [bm]| base)*"
 )
-"""Pieces of a name after its family's: a size in numbers (`7 b`, `8 x 7 b`, `30 b a 3 b`) or words, and what else tells
-the members of a family apart: a version, a date, a context length, the case of letters."""
+"""Pieces of a name after the family: a size in numbers (`7 b`, `8 x 7 b`, `30 b a 3 b`) or words, and what else
+distinguishes members of a family: a version, a date, a context length, the case of letters."""
 
 
 class _Name(NamedTuple):
-    """One name of one entry: the id as published, and what a spelling is compared with."""
+    """One name of one entry: the published id, and the key for comparison with a spelling."""
 
     id: str
     entry: int
@@ -49,24 +49,24 @@ class _Name(NamedTuple):
 
     @property
     def organisation(self) -> str:
-        """Its own, or the entry's."""
+        """The organisation in this name, or else in the entry's."""
         own = self.id.rpartition("/")[0] or _entries()[self.entry]["id"].partition("/")[0]
         return _squeeze(own)
 
     @property
     def stripped(self) -> str:
-        """The key without variants."""
+        """The key without the words for variants."""
         return _stripped(self.pieces)
 
 
 def find(name: str) -> ModelShape:
-    """The model that a name means, in any usual spelling.
+    """Return the model with this name, in any common spelling.
 
-    An organisation before the name (`qwen/...`) must be that of the model, or a mirror that has it under the whole
-    name: others publish other weights under the same name. Where several entries of the same shape fit, the first
-    stands for all, with `max_positions` unknown if they differ in it.
+    An organisation before the name (`qwen/...`) must be the model's own, or a mirror that has it under the same full
+    name, because other organisations publish other weights under the same name. If several entries of the same shape
+    fit, the first is returned, with `max_positions` unknown if they differ in it.
 
-    Raises UnknownModelError, with the candidates for an ambiguous name, else with the nearest names.
+    Raises UnknownModelError, with the candidates for an ambiguous name, otherwise with the nearest names.
     """
     organisation, _, rest = name.strip().rpartition("/")
     owner, pieces = _squeeze(organisation), _pieces(rest)
@@ -75,7 +75,7 @@ def find(name: str) -> ModelShape:
     exact = [known for known in (_names() if owner in _MIRRORS else owned) if known.key == key]
     if exact:
         return _one(name, exact)
-    # A variant that has no entry stands for its model; one that has is preferred (`llama2-7b-chat`: `...-chat-hf`).
+    # A variant without an entry resolves to its model; an entry is preferred (`...-chat-hf` for `llama2-7b-chat`).
     same = [known for known in owned if stripped and known.stripped == stripped]
     if same:
         return _one(name, [known for known in same if known.key.startswith(key)] or same)
@@ -95,11 +95,11 @@ def find(name: str) -> ModelShape:
 
 
 def family(name: str) -> tuple[ModelShape, ...]:
-    """The models of a family (`Qwen2.5`, `llama3.1`, `gpt2`) of a type with a row, by rising parameters: those whose
-    names are the family's and a size, so that `Qwen2.5-Coder` is a family of its own. Of one size the first in the
-    catalogue stands for all.
+    """Return the models of a family (`Qwen2.5`, `llama3.1`, `gpt2`) with a supported type, in ascending order of
+    parameters. Their names consist of the family's and a size, so `Qwen2.5-Coder` is a separate family. The first
+    entry in the catalogue represents each size.
 
-    Raises UnknownModelError for a name with less than two sizes.
+    Raises UnknownModelError for a name with fewer than two sizes.
     """
     organisation, _, rest = name.strip().rpartition("/")
     owner, wanted = _squeeze(organisation), [piece for piece in _pieces(rest) if piece not in _VARIANTS]
@@ -130,15 +130,15 @@ def family(name: str) -> tuple[ModelShape, ...]:
 
 
 def config(hub_id: str) -> dict[str, Any]:
-    """The `config.json` fields of a model, named as `find(...).name` names it."""
+    """Return the `config.json` fields of a model, given its name as in `find(...).name`."""
     entry = next(known.entry for known in _names() if known.id == hub_id)
     fields: dict[str, Any] = _entries()[entry]["config"]
     return dict(fields)
 
 
 def nearest(name: str, n: int = 5) -> list[str]:
-    """The n catalogue names that look most like this one."""
-    from difflib import SequenceMatcher  # slow to import, and needed only where a name was not found
+    """Return the n most similar names of the catalogue."""
+    from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
 
     wanted = _keys([_pieces(name.rpartition("/")[2])])[0]
 
@@ -154,7 +154,7 @@ def nearest(name: str, n: int = 5) -> list[str]:
 
 
 def names() -> list[str]:
-    """The hub id of every entry."""
+    """Return the hub id of every entry."""
     return [entry["id"] for entry in _entries()]
 
 
@@ -176,13 +176,13 @@ def _pieces(name: str) -> list[str]:
 
 
 def _all_pieces(names: list[str]) -> list[list[str]]:
-    """Words and numbers of each name, in lower case; `1_5` between digits is 1.5, and `7b1` is 7.1b."""
+    """Split each name into words and numbers, in lower case; `1_5` becomes 1.5, and `7b1` becomes 7.1b."""
     lower = re.sub(r"(?<=\d)_(?=\d)", ".", "\n".join(names).lower())
     return [_PIECE.findall(line) for line in re.sub(r"(?<![\d.])(\d)b(\d)(?!\d)", r"\1.\2b", lower).split("\n")]
 
 
 def _keys(names: list[list[str]]) -> list[str]:
-    """Pieces of each name joined so that `gpt-j` is `gptj` but 2 and 7 do not become 27."""
+    """Join the pieces of each name so that `gpt-j` becomes `gptj`, but 2 and 7 do not become 27."""
     lines = "\n".join([" ".join(pieces) for pieces in names])
     return re.sub(r"(?<=\d) (?=\d)", "|", lines).replace(" ", "").split("\n")
 
@@ -196,21 +196,21 @@ def _squeeze(organisation: str) -> str:
 
 
 def _same_owner(given: str, known: str) -> bool:
-    """`meta` for meta-llama and `openai` for openai-community are accepted."""
+    """Return whether the organisations are equal. `meta` is accepted for meta-llama, `openai` for openai-community."""
     return given == known or (len(given) >= 4 and known.startswith(given))
 
 
 def _begins(key: str, start: str) -> bool:
-    """The key starts with these pieces; a number is not cut."""
+    """Return whether the key starts with these pieces, without cutting a number."""
     return key.startswith(start) and not (start[-1].isdigit() and re.match(r"[\d.]", key[len(start) :]))
 
 
 def _one(name: str, found: list[_Name]) -> ModelShape:
-    """The shape that all these names share."""
+    """Return the shape that all these names share."""
     entries = list(dict.fromkeys(known.entry for known in found))
     try:
         shapes = [_shape(entry) for entry in entries]
-    except UnknownModelTypeError as error:  # which is recorded under the name that was asked
+    except UnknownModelTypeError as error:  # the model is recorded under the requested name
         raise UnknownModelTypeError(error.config, _name(found[0]), error.source) from None
     if len({replace(shape, name="", source="", max_positions=None) for shape in shapes}) > 1:
         raise _ambiguous(name, found)
@@ -220,7 +220,7 @@ def _one(name: str, found: list[_Name]) -> ModelShape:
 
 
 def _name(known: _Name) -> str:
-    """The hub id: that of an instruct variant where it was named, not a mere other spelling of the entry's own."""
+    """Return the hub id: the instruct variant's if the name is a variant, the entry's own for other spellings of it."""
     hub_id: str = _entries()[known.entry]["id"]
     other_words = known.stripped != known.key or known.stripped != _stripped(_pieces(hub_id.rpartition("/")[2]))
     return known.id if "/" in known.id and other_words else hub_id

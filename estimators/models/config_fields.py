@@ -1,4 +1,4 @@
-"""Typed reads of a `config.json`: each value is there, of its type and of a sane size, or there is one clear error."""
+"""Typed access to a `config.json`. Each value is checked for presence, type and plausible size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from ..errors import ModelConfigError
 from ..phrase import phrase
 
-# Far above any published model (Llama 405B: 16,384 wide, 126 layers); beyond them the file is not a model's config.
+# Far above any published model (Llama 405B: 16,384 wide, 126 layers). Larger values are not those of a model.
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 12
 MAX_LAYERS = 1 << 11
@@ -19,10 +19,10 @@ MAX_POSITIONS = 1 << 31
 class Fields:
     """A `config.json` as one family reads it.
 
-    A field may be given under several names (`n_embd`, `hidden_size`): transformers accepts both. `null` counts as
-    absent, as it does in most configuration classes; where a class tells them apart, `given` does too.
+    A field may have several names (`n_embd`, `hidden_size`), as in transformers. `null` counts as absent, as in most
+    configuration classes; `given` distinguishes them for classes that do.
 
-    Raises ModelConfigError, naming the field, from every method.
+    Every method raises ModelConfigError, with the name of the field.
     """
 
     __slots__ = ("_values", "where")
@@ -38,21 +38,21 @@ class Fields:
         )
 
     def given(self, name: str) -> bool:
-        """The field stands in the file, if only as `null`."""
+        """Return whether the field is in the file, possibly as `null`."""
         return name in self._values
 
     def _raw(self, names: tuple[str, ...]) -> object:
         return next((value for name in names if (value := self._values.get(name)) is not None), None)
 
     def _read(self, names: tuple[str, ...], types: type | tuple[type, ...], kind: str) -> Any:
-        """The value if it is of one of these types, None where the field is absent. true and false are no numbers."""
+        """Return the value, which must be of one of these types; None if absent. true and false are not numbers."""
         value = self._raw(names)
         if value is not None and (not isinstance(value, types) or (isinstance(value, bool) and types is not bool)):
             raise self.error(f"{names[0]} must be {kind}, not {_short(value)}")
         return value
 
     def size(self, *names: str, default: int | None = None, limit: int = MAX_WIDTH) -> int:
-        """A whole number of at least 1; the field is required unless there is a default."""
+        """Return an integer of at least 1. The field is required unless there is a default."""
         value: int | None = self._read(names, int, "a whole number")
         if value is None:
             if default is None:
@@ -63,21 +63,21 @@ class Fields:
         return value
 
     def size_or_none(self, *names: str, limit: int = MAX_WIDTH) -> int | None:
-        """As `size`, None where the field is absent."""
+        """Return an integer as `size` does; None if the field is absent."""
         return None if self._raw(names) is None else self.size(*names, limit=limit)
 
     def count(self, name: str, *, default: int, limit: int = MAX_WIDTH) -> int:
-        """A whole number of at least 0."""
+        """Return an integer of at least 0."""
         value = self._values.get(name)
         return 0 if _is_int(value) and value == 0 else self.size(name, default=default, limit=limit)
 
     def positive(self, name: str, *, limit: int = MAX_WIDTH) -> int | None:
-        """A whole number that counts as absent where it is zero or negative, as in DeBERTa's `position_buckets`."""
+        """Return an integer; None if it is absent, zero or negative, as in DeBERTa's `position_buckets`."""
         value = self._values.get(name)
         return None if _is_int(value) and value <= 0 else self.size_or_none(name, limit=limit)
 
     def pair(self, name: str, *, default: int) -> tuple[int, int]:
-        """Height and width, given as one number or as two."""
+        """Return height and width, given as one number or two."""
         value = self._values.get(name)
         if not isinstance(value, (list, tuple)):
             size = self.size(name, default=default)
@@ -88,7 +88,7 @@ class Fields:
         return height, width
 
     def words(self, name: str) -> list[str]:
-        """A list of texts, or one text with bars between them."""
+        """Return a list of strings, given as a list or as one string with bars as separators."""
         value = self._values.get(name)
         parts = value.split("|") if isinstance(value, str) else self.items(name) or []
         if not all(isinstance(part, str) for part in parts):
@@ -104,11 +104,11 @@ class Fields:
         return default if value is None else value
 
     def is_set(self, name: str, *, default: bool) -> bool:
-        """An optional number is in force; an explicit `null` switches it off."""
+        """Return whether an optional number is set. An explicit `null` means that it is not."""
         return self._values[name] is not None if name in self._values else default
 
     def refuse(self, name: str) -> None:
-        """A switch that changes the model in a way that is not covered."""
+        """Raise an error if this switch is on, because it changes the model in an unsupported way."""
         if self.flag(name, default=False):
             raise self.error(f"{name} is not supported")
 
@@ -125,17 +125,17 @@ class Fields:
         return default if value is None else value
 
     def items(self, name: str) -> list[object] | None:
-        """A list, None where the field is absent."""
+        """Return a list; None if the field is absent."""
         value: Sequence[object] | None = self._read((name,), (list, tuple), "a list")
         return None if value is None else list(value)
 
     def section(self, name: str) -> Fields | None:
-        """A nested object such as `text_config`, None where the field is absent."""
+        """Return a nested object such as `text_config`; None if the field is absent."""
         value: Mapping[str, object] | None = self._read((name,), Mapping, "an object")
         return None if value is None else Fields(value, f"{self.where}, {name}")
 
     def layer_types(self, layers: int, known: tuple[str, ...]) -> list[str] | None:
-        """One of the `known` texts for each layer, None where the field is absent."""
+        """Return one of the `known` strings for each layer; None if the field is absent."""
         values = self.items("layer_types")
         if values is None:
             return None
@@ -147,7 +147,7 @@ class Fields:
         return kinds
 
     def labels(self) -> int:
-        """Classes of a classification head; two where the config names none, as transformers has it."""
+        """Return the number of classes of a classification head; two by default, as in transformers."""
         names = self.section("id2label")
         if names is None:
             return self.size("num_labels", default=2)
@@ -156,7 +156,7 @@ class Fields:
         return len(names._values)
 
     def divide(self, name: str, value: int, by: str, divisor: int) -> int:
-        """`value` / `divisor`, which must leave no rest."""
+        """Return `value` / `divisor`, which must be an integer."""
         if value % divisor:
             raise self.error(f"{name} {value} is not a multiple of {by} {divisor}")
         return value // divisor
@@ -167,7 +167,7 @@ def _is_int(value: object) -> TypeGuard[int]:
 
 
 def _short(value: object) -> str:
-    """How an error shows a value: never long, whatever the file holds."""
+    """Format a value for an error message, shortened if it is long."""
     if _is_int(value) and value.bit_length() > 64:
         return "a number of more than 64 bits"
     if not isinstance(value, (str, int, float)):

@@ -1,4 +1,4 @@
-"""Dense decoders: the styles and rules of Llama's kin, and the families that a `Style` alone does not describe.
+"""Dense decoders: styles and rules of families similar to Llama, and families that need more than a `Style`.
 
 Most families are a `decoder(...)` in their row of `families.FAMILIES`.
 """
@@ -46,12 +46,12 @@ def every_layer(default: int | None = None) -> WindowRule:
 
 
 def in_layers(slides: Callable[[int], bool]) -> WindowRule:
-    """A window in the layers for which `slides`, unless `layer_types` says otherwise."""
+    """Return the rule for a window in the layers where `slides` is true. `layer_types` overrides it."""
     return lambda c, dims: windows(c, dims.layers, window_size(c, default=4096), slides)
 
 
 def all_but_each(every: int, field: str = "") -> WindowRule:
-    """A window in all layers but each `every`-th. field: the config's name of that number."""
+    """Return the rule for a window in all layers except each `every`-th. field: the config's name of that number."""
 
     def rule(c: Fields, dims: Dims) -> tuple[int | None, ...]:
         step = c.size(field, default=every) if field else every
@@ -61,13 +61,13 @@ def all_but_each(every: int, field: str = "") -> WindowRule:
 
 
 def late_layers(c: Fields, dims: Dims) -> tuple[int | None, ...]:
-    """Qwen's rule: with `use_sliding_window`, the layers from `max_window_layers` on have a window."""
+    """Return windows by Qwen's rule: with `use_sliding_window`, the layers from `max_window_layers` on have one."""
     first = c.count("max_window_layers", default=28, limit=MAX_LAYERS)
     return windows(c, dims.layers, switched_window(c), lambda layer: layer >= first)
 
 
 def unrotated_layers(c: Fields, dims: Dims) -> tuple[int | None, ...]:
-    """SmolLM3's rule: with `use_sliding_window`, the layers without rotary embedding have a window."""
+    """Return windows by SmolLM3's rule: with `use_sliding_window`, the layers without rotary embedding have one."""
     window = window_size(c) if c.flag("use_sliding_window", default=False) else None
     every = c.size("no_rope_layer_interval", default=4)
     return windows(c, dims.layers, window, lambda layer: (layer + 1) % every == 0)
@@ -79,7 +79,7 @@ qwen2 = decoder(Style(biases=(True, False, False)), window=late_layers, num_key_
 
 
 def gemma3_text(c: Fields) -> Body:
-    # The text part of a multimodal config.json states only what differs from the class's defaults.
+    # The text part of a multimodal config.json states only the differences from the class's defaults.
     dims = Dims.read(
         c,
         hidden_size=2304,
@@ -121,7 +121,7 @@ def phi(c: Fields) -> Body:
 
 
 def qwen(c: Fields) -> Body:
-    """The first Qwen models' remote code: one fused projection, and an `intermediate_size` that counts the gate too."""
+    """The first Qwen models' remote code: one fused projection, and an `intermediate_size` that includes the gate."""
     style = Style(
         names=Names(base="transformer", embed="wte", layers="h", final_norm="ln_f"),
         suffix="LMHeadModel",
@@ -134,7 +134,7 @@ def qwen(c: Fields) -> Body:
     return build(c, dims._replace(feed_forward=dims.feed_forward // 2), style)
 
 
-# GPT-2 and the decoders of its time: LayerNorm with a shift, biases, a plain feed-forward, positions of many kinds.
+# GPT-2 and its contemporaries: LayerNorm with a shift, biases, an ungated feed-forward, various position embeddings.
 
 WIDENED = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 HIDDEN = ("hidden_size", "n_embd")
@@ -152,7 +152,7 @@ def dims(
     factor: int | None = 4,
     kv_heads: int | None = None,
 ) -> Dims:
-    """Dimensions under the names of one family; without a field the feed-forward is `factor` times as wide."""
+    """Read the dimensions under a family's names. Without a field, the feed-forward width is `factor` x hidden size."""
     width, count = c.size(*hidden), c.size(*heads, limit=MAX_HEADS)
     kv_heads = kv_heads or count
     c.divide(heads[0], count, "key/value heads", kv_heads)
@@ -168,7 +168,7 @@ def dims(
 
 
 def positions(c: Fields, name: str, width: int, *names: str, offset: int = 0) -> Tensors:
-    """A learned embedding of positions; OPT's begins at row two."""
+    """Tensor of a learned position embedding. offset: rows before the first position (2 in OPT)."""
     return embedding(name, c.size(*names, limit=MAX_POSITIONS) + offset, width, "position")
 
 
@@ -254,7 +254,7 @@ def falcon(c: Fields) -> Body:
 
 
 def mpt(c: Fields) -> Body:
-    """As transformers builds it: no biases, ALiBi and four times the width, whatever the config's flags for them."""
+    """MPT as transformers builds it: no biases, ALiBi, feed-forward 4 x hidden size. The config's flags are ignored."""
     sizes = dims(
         c,
         hidden=("d_model", "hidden_size"),

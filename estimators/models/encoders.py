@@ -1,4 +1,4 @@
-"""Encoders: BERT, RoBERTa, DeBERTa and ViT, post-norm and pre-norm, with the heads that they are trained with."""
+"""Encoders: BERT, RoBERTa, DeBERTa and ViT, post-norm and pre-norm, with their training heads; T5 and Whisper."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
 
 
 def bert_block(sizes: Sizes, attention: Tensors) -> Block:
-    """Post-norm layers of BERT's make around the given attention tensors."""
+    """Return BERT's post-norm layers with the given attention tensors."""
     feed_forward = ("intermediate.dense", "output.dense")
     tensors = (
         attention
@@ -66,7 +66,7 @@ def bert_block(sizes: Sizes, attention: Tensors) -> Block:
 
 
 def bert_embeddings(c: Fields, hidden: int, vocab: int, *, types: int, learned_positions: bool = True) -> Tensors:
-    """Words, and positions and token types where the model has them."""
+    """Tensors of the embeddings of words, and of positions and token types if the model has them."""
     tensors = embedding("embeddings.word_embeddings", vocab, hidden)
     if learned_positions:
         rows = c.size("max_position_embeddings", limit=MAX_POSITIONS)
@@ -77,7 +77,7 @@ def bert_embeddings(c: Fields, hidden: int, vocab: int, *, types: int, learned_p
 
 
 def masked_head(c: Fields, name: str, hidden: int, vocab: int, *, dense: str, norm: str) -> Head:
-    """A dense layer, a norm, and the output embedding (tied with the input's) with a bias of its own."""
+    """Return the masked-language head: a dense layer, a norm, and the tied output embedding with a separate bias."""
     tied = c.flag("tie_word_embeddings", default=True)
     tensors = (
         parameter(f"{name}.bias", vocab, role="head")
@@ -124,7 +124,7 @@ def classify(name: str, hidden: int, labels: int) -> Head:
 
 
 def roberta(c: Fields) -> Body:
-    """RoBERTa and XLM-RoBERTa: BERT with heads of its own."""
+    """RoBERTa and XLM-RoBERTa: BERT with other heads."""
     body = bert(c)
     hidden, labels = body.hidden_size, c.labels()
     classifier = classify("classifier.out_proj", hidden, labels)
@@ -139,7 +139,7 @@ def roberta(c: Fields) -> Body:
 
 
 def deberta_v2(c: Fields) -> Body:
-    """DeBERTa v2 and v3: relative positions in buckets, whose projections may be those of the attention."""
+    """DeBERTa v2 and v3: relative positions in buckets, whose projections may be shared with the attention."""
     sizes, labels, vocab = Sizes.read(c, dropout=0.1), c.labels(), c.size("vocab_size", limit=MAX_VOCABULARY)
     hidden, at = sizes.hidden, "attention.self"
     for name in ("embedding_size", "pooler_hidden_size"):
@@ -218,7 +218,7 @@ def vit(c: Fields) -> Body:
 
 
 def patch_grid(c: Fields, *, image: int, patch: int) -> tuple[int, tuple[int, int, int]]:
-    """Patches of an image, and (channels, height, width) of one patch."""
+    """Return the number of patches of an image, and (channels, height, width) of one patch."""
     height, width = c.pair("image_size", default=image)
     rows, columns = c.pair("patch_size", default=patch)
     if rows > height or columns > width:
@@ -229,8 +229,8 @@ def patch_grid(c: Fields, *, image: int, patch: int) -> tuple[int, tuple[int, in
 def t5(c: Fields, *, feed_forward: str = "relu") -> Body:
     """T5: RMSNorm, no biases, a relative position bias in the first layer of each stack.
 
-    transformers 5 ties the head of a model built from a configuration, whatever `tie_word_embeddings` says; loading
-    published weights with a head of their own (T5 1.1, Flan-T5) unties it again. Counted is the latter.
+    transformers 5 ties the head of a model built from a configuration, whatever the value of `tie_word_embeddings`.
+    Loading published weights with a separate head (T5 1.1, Flan-T5) unties it again. The untied head is counted.
     """
     hidden, heads = c.size("d_model", "hidden_size"), c.size("num_heads", "num_attention_heads", limit=MAX_HEADS)
     dim, layers = c.size("d_kv", "head_dim", default=64), c.size("num_layers", "num_hidden_layers", limit=MAX_LAYERS)
@@ -252,7 +252,7 @@ def t5(c: Fields, *, feed_forward: str = "relu") -> Body:
         return feed_forward_linears(ffn, hidden, names) + norms((f"{at}.layer_norm",), hidden, "rms")
 
     def blocks(layer: Block) -> tuple[Block, ...]:
-        """The first layer holds the position bias for all."""
+        """Return the blocks of a stack. Its first layer holds the position bias of all layers."""
         bias = embedding("layer.0.SelfAttention.relative_attention_bias", buckets, heads, "position")
         first = replace(layer, count=1, tensors=bias + layer.tensors)
         return (first, replace(layer, count=layer.count - 1)) if layer.count > 1 else (first,)
@@ -291,9 +291,9 @@ def t5(c: Fields, *, feed_forward: str = "relu") -> Body:
 
 
 def whisper(c: Fields) -> Body:
-    """Whisper: a convolution halves the spectrogram's frames, and both stacks have positions by table.
+    """Whisper: a convolution halves the spectrogram's frames, and both stacks have a position table.
 
-    The encoder's table is a parameter that transformers never trains; it is counted, as in `parameters()`.
+    transformers never trains the encoder's table, but it is a parameter and counted, as in `parameters()`.
     """
     c.refuse("use_weighted_layer_sum")
     hidden, vocab = c.size("d_model", "hidden_size"), c.size("vocab_size", limit=MAX_VOCABULARY)
@@ -313,7 +313,7 @@ def whisper(c: Fields) -> Body:
     def attend(dims: Attention, name: str) -> Tensors:
         names = tuple(f"{name}.{projection}" for projection in ("q_proj", "k_proj", "v_proj", "out_proj"))
         tensors = attention_linears(dims, hidden, names, bias=True) + norms((f"{name}_layer_norm",), hidden, "layer")
-        # Keys have no bias: softmax would not see it.
+        # Keys have no bias, because softmax cancels it.
         return tuple(tensor for tensor in tensors if not tensor.name.endswith("k_proj.bias"))
 
     def feed(dims: FeedForward) -> Tensors:

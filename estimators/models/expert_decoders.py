@@ -1,7 +1,7 @@
 """Decoders with mixtures of experts, latent attention (DeepSeek) or linear attention (Qwen3.5, Qwen3-Next).
 
-The experts of a layer are fused into three-dimensional tensors, as transformers 5 holds them: no `nn.Linear`, so LoRA's
-"all-linear" passes them by, and ZeRO-3 gathers all experts of a layer at once.
+The experts of a layer are fused into three-dimensional tensors, as in transformers 5. They are not `nn.Linear`, so
+LoRA's "all-linear" skips them, and ZeRO-3 gathers all experts of a layer at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mixture(
     shared: str = "shared_experts",
     shared_bias: bool = False,
 ) -> FeedForwardPart:
-    """A router, E fused experts and, where `shared_hidden` says so, a dense one that every token passes."""
+    """Return a router, E fused experts and, if `shared_hidden` is set, a dense shared expert for every token."""
     count, width = experts.experts, experts.hidden
     tensors = (
         parameter("mlp.gate.weight", count, hidden, role="router")
@@ -54,7 +54,7 @@ def mixture(
 def routed(
     c: Fields, width: int, *count_names: str, count: int, chosen: int | None, shared_hidden: int = 0
 ) -> FeedForward:
-    """Experts of a width, as many as a field of one of these names says; `count` and `chosen` are the defaults."""
+    """Return experts of this width. Their number is read from one of `count_names`; `count`, `chosen`: defaults."""
     feed_forward = FeedForward(
         hidden=width,
         gated=True,
@@ -81,7 +81,7 @@ def olmoe(c: Fields) -> Body:
 
 
 def gated_mixture(c: Fields, dims: Dims, *, width: int, shared: int, count: int, chosen: int) -> FeedForwardPart:
-    """Routed experts and a shared one, which a number per token scales; with these defaults."""
+    """Return routed experts and a shared expert, scaled by a gate per token. The arguments are the defaults."""
     width = c.size("moe_intermediate_size", default=width)
     shared = c.size("shared_expert_intermediate_size", default=shared)
     experts = routed(c, width, "num_experts", count=count, chosen=chosen, shared_hidden=shared)
@@ -108,7 +108,7 @@ def qwen3_vl_moe(c: Fields) -> Body:
 
 
 def qwen3_moe(c: Fields, *, key_value_heads: int = 4, width: int = 768, count: int = 128, chosen: int = 8) -> Body:
-    """With these defaults."""
+    """Qwen3-MoE and similar models. The arguments are the class's defaults."""
     dims = Dims.read(c, num_key_value_heads=key_value_heads)
     width = c.size("moe_intermediate_size", default=width)
     experts = routed(c, width, "num_experts", "num_local_experts", count=count, chosen=chosen)
@@ -123,7 +123,7 @@ def qwen3_moe(c: Fields, *, key_value_heads: int = 4, width: int = 768, count: i
 
 
 def qwen_sparse(c: Fields, dims: Dims) -> list[bool]:
-    """Every `decoder_sparse_step`-th layer has experts, unless `mlp_only_layers` names it."""
+    """Return whether each layer has experts: every `decoder_sparse_step`-th, except those in `mlp_only_layers`."""
     step, plain = c.size("decoder_sparse_step", default=1, limit=MAX_LAYERS), c.items("mlp_only_layers") or []
     return [(layer + 1) % step == 0 and layer not in plain for layer in range(dims.layers)]
 
@@ -135,7 +135,7 @@ def gpt_oss(c: Fields) -> Body:
     attention, projections = grouped_query(c, dims, style)
     sinks = parameter("self_attn.sinks", dims.heads, role="attention")
     experts = routed(c, dims.feed_forward, "num_local_experts", "num_experts", count=128, chosen=4)
-    # Its experts are stored transposed, as (experts, in, out), and have biases.
+    # gpt-oss stores its experts transposed, as (experts, in, out), with biases.
     count, hidden, width = experts.experts, dims.hidden, experts.hidden
     weights = (
         parameter("mlp.router.weight", count, hidden, role="router")
@@ -150,10 +150,10 @@ def gpt_oss(c: Fields) -> Body:
 
 
 def latent_attention(c: Fields, dims: Dims, *, bias: bool) -> AttentionPart:
-    """DeepSeek's multi-head latent attention: queries, keys and values pass through low-rank bottlenecks.
+    """Return DeepSeek's multi-head latent attention: queries, keys and values pass through low-rank bottlenecks.
 
-    A query or key head is `qk_nope_head_dim` plain and `qk_rope_head_dim` rotary dimensions wide; all heads share the
-    rotary part of the key. A `q_lora_rank` of null leaves the queries' bottleneck out.
+    A query or key head has `qk_nope_head_dim` plain and `qk_rope_head_dim` rotary dimensions. All heads share the
+    rotary part of the key. Queries have no bottleneck if `q_lora_rank` is null.
     """
     rope, value = c.size("qk_rope_head_dim", default=64), c.size("v_head_dim", default=128)
     plain, rank = c.size("qk_nope_head_dim", default=128), c.size("kv_lora_rank", default=512)
@@ -186,9 +186,10 @@ def latent_attention(c: Fields, dims: Dims, *, bias: bool) -> AttentionPart:
 
 
 def deepseek(c: Fields, *, width: int, count: int, shared: int, first: int, biased: bool = False) -> Body:
-    """Dense layers first, then experts; the arguments are the class's defaults. biased: it has a field `mlp_bias`.
+    """DeepSeek: dense layers, then layers with experts. The arguments are the class's defaults. biased: whether the
+    class has a field `mlp_bias`.
 
-    Multi-token prediction layers (`num_nextn_predict_layers`) are not built by transformers and not counted.
+    transformers does not build multi-token prediction layers (`num_nextn_predict_layers`), so they are not counted.
     """
     dims, mlp_bias = Dims.read(c), biased and c.flag("mlp_bias", default=False)
     width = c.size("moe_intermediate_size", default=width)
@@ -207,7 +208,7 @@ def deepseek(c: Fields, *, width: int, count: int, shared: int, first: int, bias
 
 
 CHUNK = 64
-"""Tokens that linear attention takes at a time (transformers 5.23 `torch_chunk_gated_delta_rule`)."""
+"""Tokens per chunk of linear attention (transformers 5.23 `torch_chunk_gated_delta_rule`)."""
 
 
 PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
@@ -219,7 +220,7 @@ def qwen3_5_text(c: Fields) -> Body:
 
 
 def qwen3_5_moe_text(c: Fields) -> Body:
-    # The class has no dense layer, and so needs no width for one.
+    # The class has no dense layer, so its width is not required.
     dims = Dims.read(c, num_key_value_heads=2, head_dim=256, intermediate_size=1)
     sparse = gated_mixture(c, dims, width=512, shared=512, count=256, chosen=8)
     return build(c, dims, Style(biases=BIASED), attentions=_hybrid_layers(c, dims, PROJECTIONS), sparse=sparse)
@@ -241,7 +242,7 @@ def qwen3_5_moe(c: Fields) -> Body:
 
 
 def _hybrid_layers(c: Fields, dims: Dims, projections: tuple[str, ...]) -> list[AttentionPart]:
-    """Linear attention, and full attention in each `full_attention_interval`-th layer."""
+    """Return the attention of each layer: full in each `full_attention_interval`-th, linear in the others."""
     every = c.size("full_attention_interval", default=4, limit=MAX_LAYERS)
     kinds = c.layer_types(dims.layers, ("linear_attention", "full_attention"))
     full = [
@@ -252,7 +253,7 @@ def _hybrid_layers(c: Fields, dims: Dims, projections: tuple[str, ...]) -> list[
 
 
 def _gated(c: Fields, dims: Dims) -> AttentionPart:
-    """Grouped-query attention whose query projection gives a gate of the output besides."""
+    """Return grouped-query attention whose query projection also computes a gate for the output."""
     bias, head_dim = c.flag("attention_bias", default=False), dims.head_dim
     attention, tensors = grouped_query(c, dims, Style(biases=BIASED, qk_norm="head"))
     wide = linear("self_attn.q_proj", dims.hidden, 2 * dims.heads * head_dim, "attention", bias=bias)
@@ -260,10 +261,10 @@ def _gated(c: Fields, dims: Dims) -> AttentionPart:
 
 
 def _delta_net(c: Fields, hidden: int, projections: tuple[str, ...]) -> AttentionPart:
-    """Gated DeltaNet (arXiv:2412.06464): projections, a convolution over the last tokens, and the delta rule.
+    """Return Gated DeltaNet (arXiv:2412.06464): projections, a convolution over the last tokens, and the delta rule.
 
-    Its query and key heads are `kv_heads`, its value heads `heads`; each projection of the input is as wide as the
-    letters of its name say: query, key, value, output gate z, step beta and decay alpha.
+    The number of query and key heads is `kv_heads`, that of value heads `heads`. The letters in a projection's name are
+    its outputs: query, key, value, output gate z, step beta and decay alpha.
     """
     at = "linear_attn"
     heads = c.size("linear_num_value_heads", default=32, limit=MAX_HEADS)

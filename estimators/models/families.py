@@ -1,7 +1,7 @@
-"""The model types: one row each, with what the rest of the package must know of it.
+"""The table of model types, with all facts that the rest of the package needs.
 
-To add a family that is like Llama, add a row to `FAMILIES`: `decoder(Style(...))` makes its tensors, `LayerVariant`
-describes how transformers' code computes a layer, `supports` what may be used with it. Everything else looks it up.
+To add a family similar to Llama, add a row to `FAMILIES`: `decoder(Style(...))` builds its tensors, `LayerVariant`
+describes how transformers' code computes a layer, `supports` lists the usable features. All other code looks it up.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .dense_decoders import FUSED_GATE, GELU, GEMMA_2, OLMO_2, all_but_each, eve
 from .model_shape import Block, ModelShape
 from .program import LayerVariant
 
-# Hundreds of times the largest published model (1 T): beyond it the dimensions of the file are not a model's.
+# Hundreds of times the largest published model (1 T). Larger files do not describe a real model.
 MAX_PARAMETERS = 10**15
 
 Feature = Literal["ulysses", "tiles", "liger", "autotp", "leaf_experts"]
-"""What a model type supports.
+"""Features that a model type can support.
 
-ulysses: `register_with_transformers` can serve it: its classes look attention up in transformers' registry, and its
+ulysses: `register_with_transformers` works: its classes look attention up in transformers' registry, and its
     configuration has `num_key_value_heads` and no `head_dim` of None (transformers 5.23; gpt_oss has sinks for all
     heads, which a rank with some of them cannot use).
-tiles: its feed-forward is a module of class "...MLP" without dropout, and its logits are what `lm_head` gives.
+tiles: its feed-forward is a module of class "...MLP" without dropout, and its logits are the output of `lm_head`.
 liger: Liger has kernels for it, and fuses its loss by default (liger-kernel 0.8.5 transformers/monkey_patch.py).
-autotp: its plan splits the tensors of `rank_part` and no others, and dry runs have confirmed it.
-leaf_experts: its mixture of experts is a leaf to ZeRO-3, with hooks on the mixture and on nothing in it (deepspeed
-    0.19.8 runtime/zero/leaf_module_config.py `DEFAULT_LEAF_MODULE_CLASSES`).
+autotp: its plan splits exactly the tensors of `rank_part`, confirmed by dry runs.
+leaf_experts: its mixture of experts is a leaf module of ZeRO-3, with hooks on the mixture but not on its submodules
+    (deepspeed 0.19.8 runtime/zero/leaf_module_config.py `DEFAULT_LEAF_MODULE_CLASSES`).
 """
 
 PEFT_EXPERTS: Mapping[str, Mapping[str, str]] = {
@@ -53,37 +53,38 @@ PEFT_EXPERTS: Mapping[str, Mapping[str, str]] = {
         "w2": "mlp.experts.down_proj",
     },
 }
-"""Tensors of a layer by the former names of experts' projections, by the scheme to which transformers assigns a model
-type (peft 0.21 utils/transformers_weight_conversion.py `_MOE_TARGET_MODULE_MAPPING`)."""
+"""For each conversion scheme of transformers: former names of the experts' projections -> tensors of a layer (peft 0.21
+utils/transformers_weight_conversion.py `_MOE_TARGET_MODULE_MAPPING`)."""
 
 
 class FamilySpec(NamedTuple):
     """One model type of transformers."""
 
     stem: str
-    """The beginning of its classes' names."""
+    """Prefix of its classes' names."""
     body: Callable[[Fields], Body]
-    """Makes its tensors and dimensions from a config."""
+    """Function that builds its tensors and dimensions from a config."""
     layer: LayerVariant | None = None
-    """None: Llama's, or GPT's for a LayerNorm."""
+    """Computation of its layers; None for Llama's, or GPT's if it has LayerNorms."""
     tower: LayerVariant | None = None
-    """The same for the layers of its vision tower."""
+    """Computation of the layers of its vision tower."""
     supports: tuple[Feature, ...] = ()
     autoep_preset: str = ""
-    """DeepSpeed's preset for AutoEP (`preset_model`), where dry runs have confirmed it."""
+    """DeepSpeed's preset for AutoEP (`preset_model`), if confirmed by dry runs; otherwise ""."""
     peft_experts: Mapping[str, str] = {}
-    """The fused tensors of experts and router by the names that their linear layers had before transformers 5, which
-    peft still uses, in a list of targets and in "all-linear" (peft 0.21 utils/transformers_weight_conversion.py). In
-    return it leaves out the linear layers of the same names: those of dense layers and of shared experts."""
+    """The fused tensors of experts and router by the names of their linear layers before transformers 5. peft still
+    uses these names in a list of targets and in "all-linear" (peft 0.21 utils/transformers_weight_conversion.py), and
+    then skips linear layers of the same names: those of dense layers and of shared experts."""
     module_experts: bool = False
-    """Before transformers 5 each expert is a module of three linear layers; the others' experts were always fused."""
+    """Whether each expert is a module of three linear layers before transformers 5. Experts of other types were always
+    fused."""
     leaf_classes: tuple[str, ...] = ()
-    """Classes of its mixture before transformers 5, where DeepSpeed does not make it a leaf by default. Ranks call
-    different experts, and without a leaf ZeRO-3 gathers an expert on the ranks that call it only, which hangs."""
+    """Classes of its mixture before transformers 5 that are not leaf modules by default in DeepSpeed. Without a leaf,
+    ZeRO-3 gathers an expert only on the ranks that call it. Ranks call different experts, so the gather hangs."""
     loss_in_weight_type: bool = False
-    """Before transformers 4.46 the loss did not cast the logits to fp32."""
+    """Whether the loss before transformers 4.46 did not cast the logits to fp32."""
     cached_in_training: bool = False
-    """Before transformers 4.46 training kept the key-value cache."""
+    """Whether training before transformers 4.46 kept the key-value cache."""
 
 
 _LLAMA = LayerVariant()
@@ -345,7 +346,7 @@ _UNKNOWN = FamilySpec("", dense.mistral)
 
 
 def family_of(model: ModelShape) -> FamilySpec:
-    """The row of a model; one without any support for a model of no known type."""
+    """Return the row of a model; for an unknown type, a row without any supported feature."""
     return FAMILIES.get(model.model_type, _UNKNOWN)
 
 
@@ -354,29 +355,29 @@ def supports(model: ModelShape, feature: Feature) -> bool:
 
 
 def module_experts(model: ModelShape, software: Software) -> int:
-    """Experts of a layer that are modules of their own; 0 where they are fused."""
+    """Return the number of experts of a layer that are separate modules; 0 if they are fused."""
     if software.transformers >= (5, 0) or not family_of(model).module_experts:
         return 0
     return max(block.feed_forward.experts for block in model.blocks)
 
 
 def leaf_experts(model: ModelShape, software: Software) -> bool:
-    """A mixture is a leaf to ZeRO-3: by default since DeepSpeed 0.18 (deepspeedai/DeepSpeed #7604), or by the
-    configuration that is written."""
+    """Return whether a mixture is a leaf module of ZeRO-3: by default since DeepSpeed 0.18 (deepspeedai/DeepSpeed
+    #7604), or by the written configuration."""
     by_default = software.deepspeed >= (0, 18) and supports(model, "leaf_experts")
     return by_default or bool(leaf_classes_to_write(model, software))
 
 
 def leaf_classes_to_write(model: ModelShape, software: Software) -> tuple[str, ...]:
-    """The classes of `zero_optimization.leaf_module` that a model needs at stage 3; () for none, and for a DeepSpeed
-    without the key."""
+    """Return the classes of `zero_optimization.leaf_module` that a model needs at stage 3; () if it needs none, or if
+    DeepSpeed lacks the key."""
     needed = software.deepspeed >= (0, 18) and module_experts(model, software)
     return family_of(model).leaf_classes if needed else ()
 
 
 def layer_variant(model: ModelShape, block: Block) -> LayerVariant:
-    """How a block's layers are computed. A vision tower is plain unless its row says otherwise, and a recorded layer
-    says itself what its class supports."""
+    """Return how a block's layers are computed. A vision tower has the default variant unless its row has another. A
+    recorded layer itself determines what its class supports."""
     if block.program is not None:
         kernels = LayerVariant().kernels if block.program.has_fused_attention else frozenset[str]()
         return LayerVariant(kernels=kernels, masked=block.program.has_mask)
@@ -386,16 +387,16 @@ def layer_variant(model: ModelShape, block: Block) -> LayerVariant:
 
 
 def shape_from_config(config: Mapping[str, object], *, name: str, source: str = "") -> ModelShape:
-    """The exact parameter tensors and dimensions of the model that transformers builds from this `config.json`.
+    """Return the exact parameter tensors and dimensions of the model that transformers builds from a `config.json`.
 
-    The class is the first of `architectures`; without it the family's usual one (a decoder's causal language model).
-    Missing fields take the defaults of transformers 5.23's configuration class where published files omit them; a
-    dimension that every published file states is required.
+    The class is the first of `architectures`, or by default the family's usual one (a decoder's causal language model).
+    Fields that published files omit take the defaults of transformers 5.23's configuration class; a dimension that
+    every published file states is required.
 
     Not covered: buffers; quantised weights (the shapes are those of the unquantised model); adapters.
 
-    Raises ModelConfigError for an unknown `model_type`, a class that is not known for it, and a field that is missing,
-    of the wrong type, out of range or in contradiction to another one; the message names the field.
+    Raises ModelConfigError for an unknown `model_type`, a class that is unknown for it, and a field that is missing, of
+    the wrong type, out of range or in contradiction to another one; the message names the field.
     """
     c = Fields(config, name)
     model_type = c.text("model_type", default="")
@@ -440,13 +441,13 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
 
 
 def _quantized(config: Mapping[str, object]) -> str:
-    """The method of `quantization_config`, which older checkpoints of bitsandbytes leave out."""
+    """Return the method of `quantization_config`. Older checkpoints of bitsandbytes omit it."""
     given = config.get("quantization_config")
     return str(given.get("quant_method") or "bitsandbytes")[:40] if isinstance(given, Mapping) and given else ""
 
 
 def _class_suffix(c: Fields, stem: str, body: Body) -> str:
-    """The body's head that the config asks for, by the ending of its class name."""
+    """Return the suffix of the config's class name, which selects the body's head."""
     named = c.items("architectures") or []
     if not named:
         return next(iter(body.heads))
@@ -461,7 +462,7 @@ def _class_suffix(c: Fields, stem: str, body: Body) -> str:
 
 
 class UnknownModelTypeError(ModelConfigError):
-    """No row describes models of this type, which can only be recorded."""
+    """No row describes models of this type. They can only be recorded."""
 
     def __init__(self, config: Mapping[str, object], name: str, source: str) -> None:
         super().__init__(f"{name}: no row describes model_type {config['model_type']!r}")

@@ -1,4 +1,4 @@
-"""QLoRA's base model: which weights are quantized, to four bits or eight, and their bytes."""
+"""LoRA's adapters and trained copies, and the quantized weights of QLoRA's base model with their bytes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ BLOCK = 64
 """Elements that share a scale."""
 
 GPTQ_GROUP = 128
-"""Elements that share a scale in GPTQ, the usual setting of published checkpoints."""
+"""Elements that share a scale in GPTQ: the usual setting of published checkpoints."""
 
 OUTER_BLOCK = 256
-"""Scales that share a scale of their own."""
+"""Scales that share a second-level scale (double quantization)."""
 
 
 def quantized(tensor: Tensor, workload: Workload) -> bool:
-    """Whether this weight is quantized: those of `nn.Linear` and `Conv1D` but the output head's, and T5's `wo`.
+    """Return whether a weight is quantized: all of `nn.Linear` and `Conv1D` except the output head's and T5's `wo`.
 
-    Fused experts and their router are parameters outside any linear layer and stay in 16 bits, which is most of a
-    mixture of experts; before transformers 5 every expert was a module of linear layers, which were quantized.
-    So do tensors that transformers keeps in fp32 elsewhere (T5's `_keep_in_fp32_modules`).
+    Fused experts and their router are parameters outside any linear layer and stay in 16 bits. They are most of a
+    mixture of experts. Before transformers 5 every expert was a module of linear layers, which were quantized.
+    Tensors that transformers keeps in fp32 elsewhere (T5's `_keep_in_fp32_modules`) stay in 16 bits too.
     Source: transformers 5.23 integrations/bitsandbytes.py `replace_with_bnb_linear`, quantizers/base.py
     `get_keys_to_not_convert` and `get_modules_to_not_convert`.
     """
@@ -48,7 +48,7 @@ def quantized_bytes(tensor: Tensor, workload: Workload) -> int:
 
 
 def int8_bytes(tensor: Tensor) -> int:
-    """Bytes of a weight in LLM.int8's format: n + 4 out; a byte an element, an fp32 scale a row.
+    """Bytes of a weight in LLM.int8's format: n + 4 out; one byte per element, one fp32 scale per row.
 
     Source: LLM.int8 (arXiv:2208.07339) section 2.2; bitsandbytes 0.49 nn/modules.py Int8Params (CB, SCB).
     """
@@ -56,13 +56,13 @@ def int8_bytes(tensor: Tensor) -> int:
 
 
 def in_int8(tensor: Tensor, workload: Workload) -> bool:
-    """Whether the weight's products run in int8."""
+    """Return whether the weight's matrix products run in int8."""
     return workload.quantization == "int8" and quantized(tensor, workload)
 
 
 def stored_numel(tensor: Tensor, workload: Workload) -> int:
-    """Elements of the model's type that hold a weight: 8 w / b quantized ones of b bits share one (bitsandbytes'
-    `bnb_4bit_quant_storage`; as bytes, its default, they are as large)."""
+    """Return the elements of the model's type that store a weight. One of w bytes stores 8 w / b quantized elements of
+    b bits (bitsandbytes' `bnb_4bit_quant_storage`; its default, bytes, takes as much memory)."""
     if not quantized(tensor, workload):
         return tensor.numel
     return -(-tensor.numel * (8 if workload.quantization == "int8" else 4) // (8 * workload.weight_bytes))
@@ -71,8 +71,8 @@ def stored_numel(tensor: Tensor, workload: Workload) -> int:
 def gptq_bytes(tensor: Tensor) -> int:
     """Bytes of a weight in GPTQ's format: n/2 + (2 + 1/2) n/128 + 4 in.
 
-    Four bits an element; one 16-bit scale and one 4-bit zero point per 128 elements; the group of each of `in` inputs
-    as a 32-bit index. Source: AutoGPTQ nn_modules/qlinear/qlinear_tritonv2.py (qweight, scales, qzeros, g_idx).
+    Four bits per element; one 16-bit scale and one 4-bit zero point per 128 elements; a 32-bit group index for each of
+    `in` inputs. Source: AutoGPTQ nn_modules/qlinear/qlinear_tritonv2.py (qweight, scales, qzeros, g_idx).
     """
     groups = -(-tensor.numel // GPTQ_GROUP)
     experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
@@ -82,7 +82,7 @@ def gptq_bytes(tensor: Tensor) -> int:
 def nf4_bytes(numel: int) -> int:
     """Bytes of a weight in NF4 with double quantization: n/2 + n/64 + 4 n/(64 x 256), and two code tables.
 
-    Four bits an element, one 8-bit scale per 64 elements, and one fp32 scale per 256 of those scales.
+    Four bits per element, one 8-bit scale per 64 elements, and one fp32 scale per 256 of those scales.
     Source: QLoRA (arXiv:2305.14314) section 3; bitsandbytes functional.py `quantize_4bit` (compress_statistics).
     """
     scales = -(-numel // BLOCK)
@@ -93,25 +93,25 @@ def nf4_bytes(numel: int) -> int:
 ALL_LINEAR = "all-linear"
 
 TIED_HEAD = "lm_head"
-"""What transformers calls a language model's output head, also where it is the embedding."""
+"""Name of a language model's output head in transformers, even if it is tied to the embedding."""
 
 
 class Adapters(NamedTuple):
-    """Which weights of a model LoRA adapts, and how wide."""
+    """Weights that LoRA adapts, and the ranks of their adapters."""
 
     rank: int
     modules: frozenset[str] | None
-    """The ends of the names of linear layers, None: all but the output head."""
+    """Suffixes of the names of adapted linear layers; None for all except the output head."""
     left_out: frozenset[str] = frozenset()
-    """The last parts of names that `modules` does not mean although they fit."""
+    """Last parts of names that are excluded although they match `modules`."""
     parameters: frozenset[str] = frozenset()
-    """The whole names of tensors outside any linear layer: fused experts, routers."""
+    """Full names of adapted tensors outside any linear layer: fused experts, routers."""
     apart: tuple[tuple[str, int], ...] = ()
-    """Those of them that stand for linear layers (transformers before 5), with the adapted layers of one expert."""
+    """The `parameters` that represent linear layers (transformers before 5), with the adapted layers of one expert."""
 
     def rank_of(self, tensor: Tensor) -> int:
-        """Inner width of the tensor's adapter: r; E r of E fused experts, 2 E r of their gate and up, r and 2 r where
-        experts are modules; 0 without one."""
+        """Return the inner width of the tensor's adapter: r; E r for E fused experts and 2 E r for their gate and up (r
+        and 2 r if experts are modules); 0 without an adapter."""
         if not self._names(tensor):
             return 0
         if len(tensor.shape) == 2 or self._apart(tensor):
@@ -119,22 +119,22 @@ class Adapters(NamedTuple):
         return self.rank * tensor.shape[0] * (2 if tensor.name.endswith("gate_up_proj") else 1)
 
     def folds(self, tensor: Tensor) -> bool:
-        """The adapter has no module of its own: every forward pass computes W + B A, a tensor as large as W.
+        """Return whether the adapter has no module. Every forward pass then computes W + B A, a tensor as large as W.
 
         Source: peft 0.21 tuners/lora/layer.py ParamWrapper.
         """
         return not tensor.linear and not self._apart(tensor) and self._names(tensor)
 
     def layers_of(self, tensor: Tensor) -> int:
-        """Linear layers with an adapter of their own: 0 or 1, or those of all experts that are modules."""
+        """Return the number of adapted linear layers: 0 or 1, or those of all experts if they are modules."""
         if len(tensor.shape) == 3:
             return tensor.shape[0] * self._apart(tensor)
         return int(self._names(tensor) and not self.folds(tensor))
 
     def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """A (rank, in) and B (out, rank) of the tensor's adapter, none without one.
+        """Return A (rank, in) and B (out, rank) of the tensor's adapter; () without an adapter.
 
-        Names are peft's (`q_proj.lora_A.default.weight`), inside a block relative to the layer.
+        Names are peft's (`q_proj.lora_A.default.weight`), relative to the layer inside a block.
         """
         rank = self.rank_of(tensor)
         if not rank:
@@ -142,7 +142,7 @@ class Adapters(NamedTuple):
         module, copies = tensor.name.removesuffix(".weight"), 1
         if len(tensor.shape) == 3:
             experts, wide_out, wide_in = tensor.shape
-            # peft wraps the module that holds the tensors once for each, gate and up innermost.
+            # peft wraps the module that holds the tensors once for each tensor, gate and up innermost.
             module = tensor.name.rpartition(".")[0]
             if tensor.name.endswith("gate_up_proj") and any(name.endswith("down_proj") for name in self.parameters):
                 module += ".base_layer"
@@ -176,8 +176,8 @@ _NONE = Adapters(rank=0, modules=frozenset())
 
 
 class TrainedCopies(NamedTuple):
-    """Modules outside the layers that are fully trained in addition to adapters: copies, whose frozen originals stay
-    where they are."""
+    """Fully trained copies of modules outside the layers, in addition to adapters. The frozen originals stay in
+    place."""
 
     embeddings: tuple[Tensor, ...] = ()
     heads: tuple[Tensor, ...] = ()
@@ -189,16 +189,16 @@ class TrainedCopies(NamedTuple):
 
 @lru_cache(maxsize=64)
 def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
-    """What `modules_to_save` names; nothing with method "full".
+    """Return the copies of the modules in `modules_to_save`; none with method "full".
 
     peft copies each module, trains the copy and computes with it; the original stays, frozen and unused. A copy has the
-    type of its original, for peft casts adapters alone to fp32. Of a tied model each copy is a weight of its own: that
-    of the embedding looks tokens up, that of the head makes logits, and neither is tied to anything.
+    type of its original, because peft casts only adapters to fp32. In a tied model each copy is a separate weight: that
+    of the embedding looks tokens up, that of the head computes logits, and neither is tied.
 
     Source: peft 0.21 utils/other.py ModulesToSaveWrapper, tuners/tuners_utils.py `cast_adapter_dtype`.
     Not covered: `ensure_weight_tying`, `trainable_token_indices`, norms and other modules of the layers.
 
-    Raises WorkloadError for a name that means none of them, with the names that exist.
+    Raises WorkloadError, with the existing names, for a name that matches no such module.
     """
     if workload.method == "full" or not workload.modules_to_save:
         return TrainedCopies()
@@ -229,7 +229,7 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
 
 
 def trains_embedding(model: ModelShape, workload: Workload) -> bool:
-    """Whether the input embedding's weight, or a copy of it, gets a gradient."""
+    """Return whether the input embedding's weight, or a copy of it, gets a gradient."""
     if workload.method != "full":
         return bool(trained_copies(model, workload).embeddings)
     tables = [tensor for tensor in model.outside if tensor.role == "embedding" and tensor.name.endswith("weight")]
@@ -237,7 +237,7 @@ def trains_embedding(model: ModelShape, workload: Workload) -> bool:
 
 
 def trains_head(model: ModelShape, workload: Workload) -> bool:
-    """Whether the output head's weight, or a copy of it, gets a gradient."""
+    """Return whether the output head's weight, or a copy of it, gets a gradient."""
     if workload.method != "full":
         return bool(trained_copies(model, workload).heads)
     tables = [tensor for tensor in model.outside if tensor.role == ("embedding" if model.tied else "head")]
@@ -245,26 +245,26 @@ def trains_head(model: ModelShape, workload: Workload) -> bool:
 
 
 def nameable_targets(model: ModelShape) -> tuple[str, ...] | None:
-    """The layers to name where peft cannot adapt every linear layer of the model; None where it can."""
+    """Return the layers to name as targets if peft cannot adapt every linear layer of the model; None if it can."""
     return ("q_proj", "k_proj", "v_proj", "o_proj") if model.pair_router else None
 
 
 @lru_cache(maxsize=64)
 def adapters(model: ModelShape, workload: Workload) -> Adapters:
-    """What LoRA adapts under a workload; nothing with method "full".
+    """Return the weights that LoRA adapts under a workload; none with method "full".
 
-    `lora_targets` are the ends of module names, as in peft's `target_modules` (`q_proj`, or `mlp.c_proj` to tell two
-    apart); None or ("all-linear",) is every `nn.Linear` and `Conv1D` but the output head. In families whose experts
-    transformers 5 fused and peft converts (Mixtral, Qwen3-MoE, OLMoE, DeepSeek), the experts' former names mean the
+    `lora_targets` are suffixes of module names, as in peft's `target_modules` (`q_proj`, or `mlp.c_proj` to distinguish
+    two); None or ("all-linear",) is every `nn.Linear` and `Conv1D` except the output head. In families whose experts
+    transformers 5 fused and peft converts (Mixtral, Qwen3-MoE, OLMoE, DeepSeek), the experts' former names refer to the
     fused tensors, and "all-linear" includes them and the router. Before transformers 5 each linear layer of an expert
-    has an adapter of its own.
+    has a separate adapter.
 
     Source: LoRA (arXiv:2106.09685) section 4.1; peft 0.21 tuners/lora/layer.py.
     Not covered: adapters on embeddings, `target_parameters`, patterns, single layers.
 
-    Raises WorkloadError for a rank below 1, for a target that names nothing, with the names that exist, for only one of
-    two projections that are fused, for dropout where fused tensors are adapted, and for routers that return several
-    tensors (Llama 4, PhiMoE).
+    Raises WorkloadError for a rank below 1, for a target that matches nothing (with the existing names), for only one
+    of two fused projections, for dropout with adapted fused tensors, and for routers that return several tensors
+    (Llama 4, PhiMoE).
     """
     if workload.method == "full":
         return _NONE
@@ -321,7 +321,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
 
 
 def _target_names(model: ModelShape, fused: Mapping[str, str]) -> list[str]:
-    """What may be named, each once, the output head last."""
+    """Return the possible target names, each once, the output head last."""
     linear = sorted(
         (tensor for tensor, _ in model.tensor_counts if tensor.linear), key=lambda tensor: tensor.role == "head"
     )

@@ -1,8 +1,8 @@
-"""What a model is to the estimators: its parameter tensors and the dimensions of its blocks.
+"""The model as the estimators see it: its parameter tensors and the dimensions of its blocks.
 
-A `ModelShape` is built from a `config.json` by `estimators.models.families` without torch. It lists every parameter
-tensor with the name and the shape that the transformers class gives it, because ZeRO-3 partitions, pads and gathers
-tensor by tensor, LoRA adapts module by module, and the exact count is then a plain sum.
+`estimators.models.families` builds a `ModelShape` from a `config.json` without torch. It lists every parameter tensor
+with its name and shape in the transformers class, because ZeRO-3 partitions, pads and gathers tensor by tensor, LoRA
+adapts module by module, and the exact count is then a plain sum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .program import Around, Program
 Role = Literal[
     "embedding", "position", "attention", "feed_forward", "expert", "router", "norm", "head", "tower", "other"
 ]
-"""tower: of a vision tower that stands outside the blocks, whatever it does there."""
+"""Role of a tensor. tower: any tensor of a vision tower outside the blocks."""
 NormKind = Literal["rms", "layer"]
 
 
@@ -32,11 +32,11 @@ class Tensor(NamedTuple):
     """The shape in torch, so (out_features, in_features) for `nn.Linear` and (in, out) for GPT-2's `Conv1D`."""
     role: Role
     linear: bool = False
-    """It is the weight of an `nn.Linear` or `Conv1D`, which `--lora-targets` may name."""
+    """Whether it is the weight of an `nn.Linear` or `Conv1D`, which `--lora-targets` may name."""
     transposed: bool = False
-    """It is stored as (in, out), as `Conv1D` does, or as (expert, in, out)."""
+    """Whether it is stored as (in, out), as in `Conv1D`, or as (expert, in, out)."""
     frozen: bool = False
-    """It does not train, and LoRA does not adapt it (`--freeze`)."""
+    """Whether it is frozen (`--freeze`). LoRA does not adapt it."""
 
     @property
     def numel(self) -> int:
@@ -65,28 +65,28 @@ class Attention(NamedTuple):
     """The width of one value head, which differs in latent attention."""
     causal: bool = True
     cross: bool = False
-    """Keys and values come from the encoder."""
+    """Whether keys and values come from the encoder."""
     rotary: bool = True
-    """A rotary position embedding is applied to queries and keys."""
+    """Whether a rotary position embedding is applied to queries and keys."""
     qk_norm: bool = False
     window: int | None = None
-    """The keys that one query sees at most (sliding window), None: all."""
+    """Largest number of keys that a query sees (sliding window); None for all."""
     chunked: bool = False
-    """Each window is attended to in a call of its own, so that no mask is needed."""
+    """Whether each window has a separate attention call, so that no mask is needed."""
     softcap: bool = False
     gated: bool = False
-    """The output is multiplied by a sigmoid of what the query projection gives besides the queries."""
+    """Whether the output is multiplied by the sigmoid of a gate, which the query projection also computes."""
     chunk: int = 0
-    """Linear attention by the gated delta rule: tokens per chunk; 0: softmax attention. Then `heads` are
-    those of values, and `kv_heads` those of queries and keys."""
+    """Tokens per chunk of linear attention by the gated delta rule; 0 for softmax attention. In linear attention
+    `heads` are the value heads, and `kv_heads` the query and key heads."""
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
     tokens: int = 0
     keys: int = 0
-    """Queries and keys of an attention in a module of the user's, which do not follow S; 0 elsewhere."""
+    """Number of queries and keys of an attention in a user's module, independent of S; 0 elsewhere."""
 
     def of_rank(self, sequence_parallel_size: int) -> Attention:
-        """What one of the ranks that share a sample computes of it: all tokens, for its part of the heads."""
+        """Return the part of one of the ranks that share a sample: all tokens, for a share of the heads."""
         ranks = sequence_parallel_size
         if ranks == 1:
             return self
@@ -94,7 +94,7 @@ class Attention(NamedTuple):
 
 
 def attention_of(details: Iterable[tuple[str, int]], window: int | None = None) -> Attention:
-    """The dimensions of an attention that was recorded. Its rotation is recorded apart."""
+    """Return the dimensions of a recorded attention. Its rotary embedding is recorded separately."""
     sizes = dict(details)
     return Attention(
         heads=sizes["heads"],
@@ -115,35 +115,35 @@ class FeedForward(NamedTuple):
     hidden: int
     """F, the inner width of one expert, or of the dense module."""
     gated: bool
-    """There are two input projections, as in SwiGLU."""
+    """Whether there are two input projections, as in SwiGLU."""
     activation: str
     experts: int = 0
-    """The number of routed experts, 0 for a dense module; `experts_per_token` of them see each token."""
+    """Number of routed experts; 0 for a dense module. Each token passes `experts_per_token` of them."""
     experts_per_token: int = 0
     shared_hidden: int = 0
-    """The inner width of the experts that see every token, 0 for none."""
+    """Inner width of the shared experts, which every token passes; 0 for none."""
     autoep_size: int = 1
-    """The ranks that the routed experts are spread over, `experts` in all (AutoEP)."""
+    """Number of ranks over which the routed experts are spread (AutoEP). `experts` counts those of all ranks."""
 
 
 class Input(NamedTuple):
-    """A tensor that the `forward` of a module of the user's gets."""
+    """An input tensor of the `forward` of a user's module."""
 
     shape: tuple[int, ...]
     """The shape of one sample."""
     dtype: str = "float"
-    """torch's name of the type; "float": the training precision."""
+    """torch's name of the type; "float" for the training precision."""
 
 
 class OwnModule(NamedTuple):
-    """A module of the user's."""
+    """A user's module."""
 
     factory: str
     """FILE.py:FUNCTION; "" for an object of the calling process."""
     inputs: tuple[Input, ...] = ()
-    """Empty where the file defines `make_batch`."""
+    """Inputs of its `forward`; empty if the file defines `make_batch`."""
     checkpointing: str = ""
-    """The statement that switches on gradient checkpointing; "" where the module does not offer it."""
+    """The statement that switches on gradient checkpointing; "" if the module does not support it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,22 +159,22 @@ class Block:
     feed_forward: FeedForward
     cross_attention: Attention | None = None
     stack: Literal["decoder", "encoder"] = "decoder"
-    """The token stream that it runs over: "decoder" has S tokens, "encoder" `ModelShape.encoder_len(S)`."""
+    """The token stream that the layers process: "decoder" has S tokens, "encoder" `ModelShape.encoder_len(S)`."""
     norm: NormKind = "rms"
     norm_count: int = 2
     """Norms over the hidden size in one layer: 2 for pre-norm, 4 for Gemma's sandwich, 1 for parallel blocks."""
     hidden_size: int = 0
-    """The width of its stream where that is not the model's (a vision tower), 0: the model's."""
+    """Width of its stream (a vision tower); 0 for the model's."""
     tokens: int = 0
-    """Tokens of its stream in each sample where the length does not matter, 0: as `stack` says."""
+    """Tokens of its stream in each sample, independent of S; 0 for the length of `stack`."""
     parallel: bool = False
-    """Attention and feed-forward read the same input and are added together (GPT-J, Falcon, Cohere)."""
+    """Whether attention and feed-forward read the same input and their outputs are added (GPT-J, Falcon, Cohere)."""
     hidden_dropout: float = 0.0
     """The probability of dropout on the branches' outputs while training."""
     attention_dropout: float = 0.0
     """The probability of dropout on the attention weights while training."""
     program: Program | None = None
-    """What one layer runs, where it was recorded from the model's own code."""
+    """Program of one layer, recorded from the model's own code; None if it was not recorded."""
 
     @property
     def parameters_per_layer(self) -> int:
@@ -186,19 +186,19 @@ class Block:
 
 
 class ImageSize(NamedTuple):
-    """The largest image of a sample, and how a vision tower cuts it."""
+    """The largest image of a sample, and its division into patches and tokens."""
 
     patch: int
     """Side of a patch in pixels."""
     merge: int
-    """merge^2 neighbouring patches become one token of the sequence."""
+    """Neighbouring patches merged along each side: merge^2 patches become one token of the sequence."""
     pixels: int
     resized: bool = True
-    """The processor keeps an image's proportions, up to a number of pixels; otherwise all images have one size."""
+    """Whether the processor keeps an image's proportions, up to a number of pixels. Otherwise all have one size."""
 
     @property
     def unit(self) -> int:
-        """Side of what becomes one token, in pixels."""
+        """Side of the square that becomes one token, in pixels."""
         return self.patch * self.merge
 
     @property
@@ -226,53 +226,53 @@ class ModelShape:
     outside: tuple[Tensor, ...]
     """The parameters outside the repeated layers (embeddings, final norm, untied head); tied tensors appear once."""
     tied: bool
-    """The output head is the input embedding."""
+    """Whether the output head is the input embedding."""
     num_labels: int = 0
-    """The width of a classification head's output, 0 for a language model."""
+    """Width of a classification head's output; 0 for a language model."""
     max_positions: int | None = None
-    """The longest sequence that the positions allow, None when unknown."""
+    """Longest sequence that the positions allow; None if unknown."""
     encoder_len_fixed: int | None = None
-    """Tokens of the encoder stream where they do not follow S (ViT: patches + 1, Whisper: 1500 frames)."""
+    """Tokens of the encoder stream if independent of S (ViT: patches + 1, Whisper: 1500 frames); otherwise None."""
     image: ImageSize | None = None
-    """The images of a vision tower that computes them; None for other models."""
+    """Image size of a vision tower within the blocks; None for other models."""
     images: int | None = None
-    """Images of a sample where the question says so; `encoder_len_fixed` are the patches of all."""
+    """Images of a sample as the user stated; None for the default. `encoder_len_fixed` counts the patches of all."""
     logit_softcap: bool = False
-    """The final logits are soft-capped (Gemma 2), which keeps extra copies."""
+    """Whether the final logits are soft-capped (Gemma 2), which keeps extra copies."""
     idle_tower: bool = False
-    """A vision tower stands outside the blocks, for samples of text do not use it."""
+    """Whether a vision tower is outside the blocks, because text samples do not use it."""
     source: str = ""
-    """Where the dimensions come from: a catalogue's source, a file, the hub."""
+    """Source of the dimensions: a catalogue's source, a file, the hub."""
     around: Around | None = None
-    """What runs around the layers, where it was recorded from the model's own code."""
+    """Programs around the layers, recorded from the model's own code; None if they were not recorded."""
     peft_experts: tuple[tuple[str, str], ...] = ()
-    """As `FamilySpec.peft_experts`, of a recorded model."""
+    """`FamilySpec.peft_experts` of a recorded model."""
     pair_router: bool = False
-    """Its router is a linear layer with two results (transformers 5.23 Llama4Router)."""
+    """Whether its router is a linear layer with two results (transformers 5.23 Llama4Router)."""
     module: OwnModule | None = None
-    """Set for a module of the user's: one block, whose program begins with the batch and ends with the loss."""
+    """The user's module, one block whose program begins with the batch and ends with the loss; None otherwise."""
     policy: ModelShape | None = None
-    """The policy, where this is a policy and its value model (`objectives.trained_model`)."""
+    """The policy, if this is a policy with its value model (`objectives.trained_model`); None otherwise."""
     quantized: str = ""
-    """How the checkpoint's weights are quantized (gptq, awq, fp8, ...), "" for weights as they are trained."""
+    """Quantization method of the checkpoint (gptq, awq, fp8, ...); "" for unquantized weights."""
 
     def __hash__(self) -> int:
-        # Estimators cache by model; hashing thousands of tensors for each look-up would cost more than it saves.
+        # Estimators cache by model. Hashing thousands of tensors for each look-up would cost more than it saves.
         return hash((self.name, self.model_type, self.parameters))
 
     @cached_property
     def parameters(self) -> int:
-        """P: exact number of parameters, tied ones once."""
+        """P: exact number of parameters, counting tied ones once."""
         return sum(tensor.numel for tensor in self.outside) + sum(block.parameters for block in self.blocks)
 
     @cached_property
     def num_layers(self) -> int:
-        """L: repeated layers of all blocks."""
+        """L: number of layers of all blocks."""
         return sum(block.count for block in self.blocks)
 
     @cached_property
     def tensor_counts(self) -> tuple[tuple[Tensor, int], ...]:
-        """Every distinct tensor with the number of times that it occurs in the model."""
+        """Every distinct tensor with its number of occurrences in the model."""
         return tuple((tensor, 1) for tensor in self.outside) + tuple(
             (tensor, block.count) for block in self.blocks for tensor in block.tensors
         )
@@ -283,7 +283,7 @@ class ModelShape:
 
     @property
     def generator(self) -> ModelShape:
-        """The part of it that generates."""
+        """The part of the model that generates: its policy, if it also has a value model, else the model itself."""
         return self.policy or self
 
     @property
@@ -296,23 +296,23 @@ class ModelShape:
 
     @property
     def has_learned_positions(self) -> bool:
-        """A position embedding bounds the sequence length (rotary and relative positions do not)."""
+        """Whether a position embedding limits the sequence length (rotary and relative positions do not)."""
         return any(tensor.role == "position" for tensor in self.outside)
 
     @property
     def fixed_len(self) -> int | None:
-        """Tokens of every sample where nothing follows S (ViT: patches + 1); None for a model of sequences."""
+        """Tokens of every sample if nothing depends on S (ViT: patches + 1); None for a model of sequences."""
         follows = any(block.stack != "encoder" for block in self.blocks)
         return None if follows else self.encoder_len_fixed
 
     @property
     def unit(self) -> Literal["tokens", "samples"]:
-        """What speeds count: the samples of a module whose batches do not depend on a sequence length."""
+        """Unit of speeds: "samples" for a module whose batches do not depend on a sequence length, else "tokens"."""
         return "samples" if self.module and self.fixed_len == 1 else "tokens"
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What a sample is assumed to hold in addition to text, and the weights where the checkpoint has others."""
+        """Assumptions about a sample's content besides text, and about weights if the checkpoint has other ones."""
         phrases = list[str]()
         if self.around:
             own = phrase("layers recorded from the module's own code")
@@ -345,15 +345,15 @@ class ModelShape:
         return tuple(phrases)
 
     def encoder_len(self, seq_len: int) -> int:
-        """Tokens in the encoder stream for a sequence length S of the workload."""
+        """Return the tokens in the encoder stream for a sequence length S of the workload."""
         return self.encoder_len_fixed or seq_len
 
     def stream_width(self, block: Block) -> int:
-        """Width of the stream that a block runs over: a vision tower has its own."""
+        """Return the width of the stream that a block processes. A vision tower has its own."""
         return block.hidden_size or self.hidden_size
 
     def stream_len(self, block: Block, seq_len: int) -> int:
-        """Tokens in the stream that a block runs over."""
+        """Return the tokens in the stream that a block processes."""
         if block.tokens:
             return block.tokens
         return self.encoder_len(seq_len) if block.stack == "encoder" else seq_len

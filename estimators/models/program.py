@@ -1,13 +1,12 @@
-"""How transformers' code computes a layer: what differs among model types that have a row, and the program of a layer
-that was recorded.
+"""How transformers' code computes a layer: the variants among model types with a row, and programs of recorded layers.
 
-A program is the operations that a model's own code runs, recorded once, for any batch and length.
+A program is the sequence of operations of a model's own code, recorded once, for any batch and length.
 
 Sizes are polynomials of B samples and S tokens:
 
     size = (a + b S + c S^2) B + (d + e S + f S^2)
 
-Made by `probes.model_recorder`; run again by `memory.activations.replay`.
+`probes.model_recorder` records programs; `memory.activations.replay` replays them.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ Coefficients = tuple[float, float, float]
 ONCE: Coefficients = 1.0, 0.0, 0.0
 
 ROWS = "rows of a linear layer's input"
-"""Name of the copy of an input whose rows do not follow each other in memory (`at::linear`). The layer saves the copy.
-DeepSpeed's, under ZeRO-3, saves the input and copies it again backward (deepspeed 0.19.8 runtime/zero/linear.py)."""
+"""Name of the copy of an input whose rows are not contiguous in memory (`at::linear`). torch's layer saves the copy.
+DeepSpeed's, under ZeRO-3, saves the input and copies it again in the backward pass (deepspeed 0.19.8
+runtime/zero/linear.py)."""
 
 
 class Size(NamedTuple):
@@ -48,7 +48,7 @@ ZERO = Size(0, 0)
 
 
 class Quantity(NamedTuple):
-    """Elements or bytes by batch and length."""
+    """Elements or bytes as a function of batch and length."""
 
     per_sample: Coefficients
     fixed: Coefficients
@@ -67,33 +67,33 @@ class Slot(NamedTuple):
 
     elements: Quantity
     width: int
-    """The last dimension; 1 where it depends on the length."""
+    """Last dimension; 1 if it depends on the length."""
     itemsize: int
-    """Bytes per element; 0: those of the weights' type."""
+    """Bytes per element; 0 for the weights' type."""
     storage: int
-    """Tensors that share memory have the same number."""
+    """Number of its memory. Tensors that share memory have the same number."""
     source: int
-    """0: the program makes the tensor. Otherwise it comes from outside: the same tensor has the same number in all
-    programs of a model; -1: a buffer or the layer's input."""
+    """0 if the program creates the tensor, -1 for a buffer or the layer's input. Any other number identifies a tensor
+    from outside, and is the same in all programs of a model."""
     needs_grad: bool
-    """It can require a gradient; one from outside does."""
+    """Whether it can require a gradient. A tensor from outside does require it."""
     repeats: Coefficients = ONCE
-    """Tensors like it that iterations of a loop make, by the length; `elements` are those of one."""
+    """Number of such tensors that the iterations of a loop create, by the length. `elements` counts one of them."""
 
 
 class Derivative(NamedTuple):
-    """What autograd does for one operation when some of its inputs require a gradient."""
+    """Work of autograd for one operation when some of its inputs require a gradient."""
 
     saves_inputs: tuple[int, ...]
-    """Places of the inputs that it saves."""
+    """Indices of the saved inputs."""
     saves_outputs: tuple[int, ...]
     saves_weights: tuple[int, ...]
     saves_new: Quantity
     """Bytes of saved tensors that are neither input, output nor weight."""
     passes: bool
-    """The gradients of the inputs are views of the output's."""
+    """Whether the gradients of the inputs are views of the output's gradient."""
     workspace: Quantity
-    """Bytes that the backward pass allocates besides the gradients of inputs and weights."""
+    """Bytes that the backward pass allocates in addition to the gradients of inputs and weights."""
     operations: int
     """Kernels of the backward pass."""
     flops: Quantity
@@ -101,8 +101,8 @@ class Derivative(NamedTuple):
 
 
 Kind = Literal["operation", "cast", "linear", "attention", "hold", "checkpoint", "checkpointed"]
-"""hold: tensors whose memory is released here, because variables of the code held them. checkpoint, checkpointed: begin
-and end, with its results as inputs, of what gradient checkpointing runs again."""
+"""hold: tensors held by variables of the code until here, where their memory is released. checkpoint, checkpointed:
+begin and end (with the results as inputs) of a part that gradient checkpointing runs again."""
 
 
 class Instruction(NamedTuple):
@@ -112,23 +112,24 @@ class Instruction(NamedTuple):
     name: str
     """torch's name of the operation, or the module of a linear layer."""
     inputs: tuple[int, ...]
-    """Slots of the activations that it reads."""
+    """Slots of its input activations."""
     outputs: tuple[int, ...]
     weights: tuple[str, ...]
-    """Parameters that it reads; not those of a linear layer."""
+    """Parameters that it reads, except those of a linear layer."""
     is_product: bool
-    """Its time follows from its FLOPs instead of the bytes that it moves."""
+    """Whether its time follows from its FLOPs instead of the bytes that it moves."""
     derivatives: tuple[tuple[int, Derivative], ...]
-    """By a bit mask of the inputs that require a gradient; the bit above the inputs' is the weights'."""
+    """Derivatives by a bit mask of the inputs that require a gradient. The bit above the inputs is for the weights."""
     details: tuple[tuple[str, int], ...]
-    """The dimensions of attention."""
+    """Dimensions of an attention; empty for other operations."""
     flops: Quantity
     """Operations of matrix products and convolutions, by `torch.utils.flop_counter`."""
     repeats: Coefficients = ONCE
-    """Iterations of the loops around it, by the length; sizes and FLOPs are those of one."""
+    """Iterations of the loops around it, by the length. Sizes and FLOPs count one iteration."""
 
     def derivative(self, mask: int) -> Derivative | None:
-        """For the inputs that require a gradient; of the fewest that contain them where the choice was not recorded."""
+        """Return the derivative for the inputs in `mask`. If it was not recorded, return that of the smallest recorded
+        set that contains them."""
         larger = [each for each in self.derivatives if mask and each[0] & mask == mask]
         return min(larger, key=lambda each: each[0].bit_count())[1] if larger else None
 
@@ -139,7 +140,7 @@ class Instruction(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The operations of a layer, or of what runs around the layers."""
+    """The operations of a layer, or of the parts around the layers."""
 
     slots: tuple[Slot, ...]
     input: int
@@ -157,11 +158,11 @@ class Program(NamedTuple):
 
     @property
     def has_mask(self) -> bool:
-        """Attention gets a mask even where no window limits it."""
+        """Whether attention gets a mask even without a window."""
         return any(dict(instruction.details).get("masked") for instruction in self.instructions)
 
     def derived(self, trained: Container[str]) -> set[int]:
-        """The slots that require a gradient where these weights do."""
+        """Return the slots that require a gradient if the weights in `trained` do."""
         found = {number for number, slot in enumerate(self.slots) if slot.source > 0 and slot.needs_grad}
         for each in self.instructions:
             trains = any(name in trained for name in each.reads_weights)
@@ -170,7 +171,7 @@ class Program(NamedTuple):
         return found
 
     def sources(self, *, saved: bool) -> dict[int, Slot]:
-        """The tensors from outside, by their number in the model. saved: only those that a derivative reads."""
+        """Return the tensors from outside, by their number in the model. saved: only those that a derivative reads."""
         read = {
             self.slots[instruction.inputs[place]].storage
             for instruction in self.instructions
@@ -184,12 +185,12 @@ class Program(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What a model runs around its layers."""
+    """Programs of a model around its layers."""
 
     openings: tuple[Program, ...]
-    """Before the first layer of each stack."""
+    """Programs before the first layer of each stack."""
     closing: Program
-    """From the last layer to the head."""
+    """Program from the last layer to the head."""
 
 
 NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "layer_bare"]
@@ -197,7 +198,7 @@ NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "lay
 
 
 class LayerVariant(NamedTuple):
-    """How `modeling_<model type>.py` (transformers 5.23) computes a layer, as far as saved tensors differ."""
+    """Differences of `modeling_<model type>.py` (transformers 5.23) that affect the saved tensors of a layer."""
 
     norm: NormVariant = "rms"
     """The norms over the hidden size."""
@@ -209,45 +210,45 @@ class LayerVariant(NamedTuple):
     """pre: x + f(norm(x)), twice; output: x + norm(f(x)) (OLMo 2); sandwich: x + norm(f(norm(x))) (Gemma 2); post:
     norm(x + f(x)) (BERT). Parallel blocks have no layout."""
     rotary: Literal["model", "fp32"] = "model"
-    """The type in which queries and keys are rotated: the model's, or fp32 and cast back."""
+    """Type in which queries and keys are rotated: the model's, or fp32 with a cast back."""
     heads: Literal["views", "copies"] = "views"
-    """Queries, keys and values reach the kernel as views of the projections (rotated ones are new tensors anyway), or
-    as copies."""
+    """Whether the kernel gets queries, keys and values as views of the projections or as copies. Rotated ones are new
+    tensors in either case."""
     scaled_query: bool = False
-    """Queries are scaled before the kernel, which makes a new tensor."""
+    """Whether queries are scaled before the kernel, which creates a new tensor."""
     kernels: frozenset[str] = frozenset({"sdpa", "flash"})
-    """The attention implementations that the class supports besides eager."""
+    """Attention implementations that the class supports in addition to eager."""
     softmax_fp32: bool = True
-    """Eager attention takes the softmax in fp32 and casts it back."""
+    """Whether eager attention computes the softmax in fp32 and casts it back."""
     holds_scores: bool = False
-    """Eager attention keeps the raw scores in a variable until it returns."""
+    """Whether eager attention keeps the raw scores in a variable until it returns."""
     chosen_mask: bool = False
-    """Before transformers 5 eager attention chooses (`torch.where`) between the scores and what masks them."""
+    """Whether eager attention before transformers 5 masks the scores with `torch.where`."""
     gathers_positions: bool = False
-    """Eager attention gathers two biases by position for every score (DeBERTa)."""
+    """Whether eager attention gathers two biases by position for every score (DeBERTa)."""
     boolean_mask: bool = False
-    """The mask of eager attention is boolean, and the scores are filled with it."""
+    """Whether eager attention has a boolean mask, applied by `masked_fill`."""
     masked: bool = False
-    """sdpa always gets a mask."""
+    """Whether sdpa always gets a mask."""
     joined: bool = False
-    """Rotated and passed-through columns are joined by `cat`, which makes queries and keys head-major; flash's output
-    then is too, and has to be copied for the output projection."""
+    """Whether `cat` joins rotated and unrotated columns. Queries and keys are then head-major, and so is flash's
+    output, which must be copied for the output projection."""
     residual_scaled: bool = False
-    """Each branch is multiplied by a constant before it is added."""
+    """Whether each branch is multiplied by a constant before it is added."""
     relative: bool = False
-    """Relative positions are added to the scores of every layer (T5); the feed-forward has a dropout of its own."""
+    """Whether relative positions are added to the scores of every layer (T5). The feed-forward then has a dropout."""
     embedding_norm: bool = False
     embedding_dropout: bool = False
-    """The embedding is dropped out, with the layers' probability."""
+    """Whether dropout is applied to the embedding, with the layers' probability."""
     summed_input: bool = False
-    """The first layer's input is a sum or product of the embedding (learned positions, a multiplier)."""
+    """Whether the first layer's input is a sum or product of the embedding (learned positions, a multiplier)."""
     convolved_input: bool = False
-    """Two convolutions, each with a GELU, make the encoder's input (Whisper)."""
+    """Whether two convolutions, each with a GELU, compute the encoder's input (Whisper)."""
     router_fp32: bool = False
-    """A mixture of experts computes the router's logits in fp32."""
+    """Whether a mixture of experts computes the router's logits in fp32."""
     softmax_of_top_k: bool = False
-    """A mixture of experts takes the softmax after the top-k."""
+    """Whether a mixture of experts computes the softmax after the top-k."""
     routing_fp32: bool = False
-    """A mixture of experts leaves its routing weights in fp32."""
+    """Whether a mixture of experts leaves its routing weights in fp32."""
     gpt_oss_experts: bool = False
-    """A mixture of experts is gpt-oss's, whose gate is clamped."""
+    """Whether a mixture of experts is gpt-oss's, whose gate is clamped."""

@@ -1,11 +1,11 @@
 """The part of a model that one rank holds before ZeRO shards it: split layers (AutoTP), some of the experts (AutoEP).
 
-AutoTP: queries, keys, values and the feed-forward's input projections are split by columns, with their biases; the
-output projections of both by rows, their bias stays whole. An untied output head is split by columns and its logits are
-gathered. Norms and embeddings stay whole, and with the embedding a head that is tied to it.
+AutoTP: queries, keys, values and the feed-forward's input projections are split by columns, with their biases. The
+output projections of both are split by rows; their biases stay whole. An untied output head is split by columns and its
+logits are gathered. Norms, embeddings and tied heads stay whole.
 
-AutoEP: of E experts each of EP ranks keeps E / EP whole ones, the gate and up projections apart; the router, shared
-experts and all else are on every rank. A token travels to the ranks of its experts and back.
+AutoEP: each of EP ranks keeps E / EP of the E experts whole, with separate gate and up projections. All other tensors,
+including the router and shared experts, are on every rank. A token is sent to the ranks of its experts and back.
 
 Source: transformers 5.23 `base_model_tp_plan` of each configuration and `_tp_plan` of each model; deepspeed 0.19.8
 runtime/engine.py `_apply_autotp_partitioning`, module_inject/layers.py, module_inject/auto_ep_layer.py,
@@ -28,7 +28,7 @@ _BY_ROWS = ("o_proj", "down_proj")
 
 
 def of_rank(model: ModelShape, plan: Plan) -> ModelShape:
-    """What each rank holds of a model; the model itself where that is all of it."""
+    """Return the part of a model that each rank holds; the model itself if it is neither split nor spread."""
     return spread_experts(split_layers(model, plan.autotp_size), plan.autoep_size)
 
 
@@ -68,7 +68,7 @@ def _split_tensor(tensor: Tensor, ranks: int) -> Tensor:
 
 
 def unsplittable(model: ModelShape, ranks: int) -> str | None:
-    """Why AutoTP cannot split a model's layers evenly over the ranks; None where it can."""
+    """Return why AutoTP cannot split a model's layers evenly over the ranks; None if it can."""
     if not supports(model, "autotp") or model.num_labels:
         return f"how AutoTP splits {model.architecture} is not known"
     for block in model.blocks:
@@ -103,7 +103,7 @@ def spread_experts(model: ModelShape, ranks: int) -> ModelShape:
 
 
 def _spread_tensor(tensor: Tensor, ranks: int) -> tuple[Tensor, ...]:
-    """A rank's part of a tensor; fused gates and ups become tensors of their own (w1 and w3, w2 between them)."""
+    """Return a rank's part of a tensor. Fused gates and ups become separate tensors (w1 and w3, with w2 between)."""
     if tensor.role != "expert":
         return (tensor,)
     experts, one, other = tensor.shape
@@ -116,7 +116,7 @@ def _spread_tensor(tensor: Tensor, ranks: int) -> tuple[Tensor, ...]:
 
 
 def unspreadable(model: ModelShape, ranks: int) -> str | None:
-    """Why AutoEP cannot spread a model's experts over the ranks; None where it can."""
+    """Return why AutoEP cannot spread a model's experts over the ranks; None if it can."""
     counts = {block.feed_forward.experts for block in model.blocks} - {0}
     if not counts:
         return phrase("{model} has no experts to spread over ranks", model=model.architecture)

@@ -29,7 +29,7 @@ from .model_shape import Attention, Block, FeedForward, ImageSize, NormKind
 
 
 def gemma3(c: Fields) -> Body:
-    """SigLIP patches, a pooling projector, and Gemma 3's decoder. The vision stack sees one image a sample."""
+    """SigLIP patches, a pooling projector, and Gemma 3's decoder. Each sample has one image."""
     body = gemma3_text(part(c, "text_config", "gemma3_text"))
     vision = part(c, "vision_config", "siglip_vision_model")
     defaults = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
@@ -95,12 +95,12 @@ def mistral3(c: Fields) -> Body:
 
 
 IMAGE_TOKENS = 1280
-"""Of the one image that a sample is taken to have where a model resizes none: what Qwen2.5-VL's own examples allow
-at most (`max_pixels`)."""
+"""Tokens of the one image that each sample is assumed to have by default: the upper limit in Qwen2.5-VL's own examples
+(`max_pixels`)."""
 
 
 class MergingTower(NamedTuple):
-    """Qwen's vision tower: equal layers over the patches of an image, and a merger that makes tokens of them."""
+    """Qwen's vision tower: identical layers over the patches of an image, and a merger of patches into tokens."""
 
     block: Block
     outside: Tensors
@@ -120,8 +120,8 @@ class MergingTower(NamedTuple):
         patch: int = 14,
         out: int,
     ) -> MergingTower:
-        """names: the linear layers of the feed-forward. merger: its norm and its linear layers. out: the width of a
-        token. The last two: defaults."""
+        """Read a tower from its config. names: linear layers of the feed-forward. merger: its norm and linear layers.
+        out: width of a token. depth, patch: defaults."""
         heads = vision.size("num_heads", default=16, limit=MAX_HEADS)
         dim = vision.divide("hidden_size", hidden, "num_heads", heads)
         attention = Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False)
@@ -152,7 +152,7 @@ class MergingTower(NamedTuple):
 
 
 def _merger(at: str, names: tuple[str, ...], width: int, merged: int, out: int, kind: NormKind) -> Tensors:
-    """A norm of this width and two linear layers."""
+    """Tensors of a merger: a norm over `width`, and two linear layers from `merged` to `out`."""
     before, first, last = (at + name for name in names)
     return (
         norms((before,), width, kind)
@@ -162,7 +162,7 @@ def _merger(at: str, names: tuple[str, ...], width: int, merged: int, out: int, 
 
 
 def _qwen2_text(c: Fields) -> Body:
-    """The language model's fields are in `text_config` or, in older files, at the level of `vision_config`."""
+    """Build the language model. Its fields are in `text_config` or, in older files, next to `vision_config`."""
     return qwen2(c.section("text_config") or c)
 
 
@@ -180,7 +180,7 @@ def qwen2_vl(c: Fields) -> Body:
 
 
 def qwen2_5_vl(c: Fields) -> Body:
-    """A vision tower, most of whose layers attend within windows, and Qwen2's decoder."""
+    """A vision tower with windowed attention in most layers, and Qwen2's decoder."""
     vision = part(c, "vision_config", "qwen2_5_vl", "qwen2_5_vl_vision")
     hidden, width = vision.size("hidden_size", default=3584), vision.size("intermediate_size", default=3420)
     feed_forward = FeedForward(hidden=width, gated=True, activation=vision.text("hidden_act", default="silu"))
@@ -195,8 +195,8 @@ def qwen2_5_vl(c: Fields) -> Body:
 
 
 def deep_tower(vision: Fields, out: int, *, inner: int = 0) -> MergingTower:
-    """The tower of Qwen3-VL and Qwen3.5: LayerNorms, biases, learned positions, and a merger of the patches of each
-    `inner` layer that the language model sees."""
+    """The tower of Qwen3-VL and Qwen3.5: LayerNorms, biases, learned positions, and further mergers for the patches of
+    `inner` layers that are passed to the language model."""
     hidden = vision.size("hidden_size", default=1152)
     width, activation = vision.size("intermediate_size", default=4304), vision.text("hidden_act", default=GELU)
     feed_forward = FeedForward(hidden=width, gated=False, activation=activation)
@@ -213,20 +213,20 @@ def deep_tower(vision: Fields, out: int, *, inner: int = 0) -> MergingTower:
 
 
 def qwen3_vl(c: Fields) -> Body:
-    """Qwen3's decoder behind a deep tower."""
+    """A deep tower (`deep_tower`) and Qwen3's decoder."""
     text = decoder(Style(qk_norm="head", biases=BIASED), num_key_value_heads=32, head_dim=128)
     return deepstack(c, text(part(c, "text_config", "qwen3_vl_text")))
 
 
 def deepstack(c: Fields, text: Body) -> Body:
-    """A language model behind the tower of Qwen3-VL, three of whose layers' patches reach it by default."""
+    """Combine Qwen3-VL's tower with a language model, which by default gets the patches of three layers."""
     vision = part(c, "vision_config", *(f"qwen3_vl{each}" for each in ("", "_vision", "_moe", "_moe_vision")))
     seen = vision.items("deepstack_visual_indexes")
     return deep_tower(vision, 3584, inner=3 if seen is None else len(seen)).with_language(c, text)
 
 
 def idle(c: Fields, text: Body) -> Body:
-    """Qwen3.5's model with a vision tower that text samples do not use: its tensors are outside the blocks."""
+    """Return Qwen3.5's model with the tensors of its vision tower outside the blocks, because text does not use it."""
     vision = part(c, "vision_config", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision")
     block, tower, _ = deep_tower(vision, text.hidden_size)
     for layer in range(block.count):
@@ -236,12 +236,12 @@ def idle(c: Fields, text: Body) -> Body:
 
 
 def tower_block(sizes: Sizes, prefix: str, layer: Tensors) -> Block:
-    """The layers of a vision tower, which has a width of its own and no dropout."""
+    """Return the layers of a vision tower, with its own width and no dropout."""
     return replace(sizes.block(prefix, layer), hidden_size=sizes.hidden, hidden_dropout=0.0, attention_dropout=0.0)
 
 
 def part(c: Fields, name: str, *model_types: str) -> Fields:
-    """A nested configuration; absent, it is all defaults."""
+    """Return a nested configuration; with all defaults if it is absent."""
     inner = c.section(name) or Fields({}, f"{c.where}, {name}")
     kind = inner.text("model_type", default=model_types[0])
     if kind not in model_types:
@@ -259,7 +259,7 @@ def combine(
     tied: bool = True,
     image: ImageSize | None = None,
 ) -> Body:
-    """The vision tower, the projector and the language model, under one base model.
+    """Combine the vision tower, the projector and the language model into one base model.
 
     tied: the class's default of `tie_word_embeddings`.
     """

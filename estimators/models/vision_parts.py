@@ -1,4 +1,4 @@
-"""What a question changes of a vision-language model: its images of a sample, and the parts that do not train."""
+"""Options of a vision-language model: images per sample, and frozen parts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .model_shape import Block, ModelShape
 
 @lru_cache(maxsize=64)
 def with_images(model: ModelShape, images: int | None, max_pixels: int | None) -> ModelShape:
-    """The model for samples of this many images.
+    """Return the model for samples with `images` images.
 
     An image of at most `max_pixels` becomes t = max_pixels / (p m)^2 tokens of the sequence and t m^2 patches of the
     tower, where p is the side of a patch and m^2 patches are merged into a token. Sides are rounded to multiples of
-    p m, so t is the most. An image attends to itself alone.
+    p m, so t is the maximum. An image attends only to itself.
 
-    images, max_pixels: None for the model's own.
+    images, max_pixels: None for the model's defaults.
     Source: transformers 5.23 qwen2_vl/image_processing_qwen2_vl.py `smart_resize`, pixtral/image_processing_pixtral.py.
-    Raises WorkloadError for a model that computes no images here, and for pixels where every image has one size.
+    Raises WorkloadError for a model without image computation here, and for pixels if every image has one size.
     """
     if images is None and max_pixels is None:
         return model
@@ -58,7 +58,7 @@ def with_images(model: ModelShape, images: int | None, max_pixels: int | None) -
 
 
 def check_image_tokens(model: ModelShape, seq_len: int) -> None:
-    """Raises WorkloadError where images take more tokens than a sample has."""
+    """Raise WorkloadError if the images take more tokens than a sample has."""
     if model.image is None or model.images is None or model.images * model.image.tokens <= seq_len:
         return
     tokens = model.images * model.image.tokens
@@ -79,16 +79,16 @@ PATTERNS: Mapping[str, str] = {
     "projector": rf"(.+\.)?({_PROJECTOR})\..+",
     "language-model": rf"(?!.*\b({_PROJECTOR}|{_TOWER})\b).+",
 }
-"""Whole names of modules and parameters of each part, by the attributes that transformers' classes have for them."""
+"""Regular expression for the full names of each part's modules and parameters, as transformers' classes name them."""
 
 
 def frozen_pattern(parts: Sequence[str]) -> str:
-    """A regular expression for whole names of modules and parameters in these parts."""
+    """Return a regular expression for the full names of modules and parameters in these parts."""
     return "|".join(PATTERNS[part] for part in parts)
 
 
 def parts_of(model: ModelShape, parts: Sequence[str]) -> tuple[str, ...]:
-    """Those of the parts that the model has. Raises WorkloadError for a part of another name."""
+    """Return the parts that the model has. Raises WorkloadError for an unknown part."""
     unknown = [part for part in parts if part not in PATTERNS]
     if unknown:
         raise WorkloadError(
@@ -99,13 +99,13 @@ def parts_of(model: ModelShape, parts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _frozen_by_name(model: ModelShape) -> dict[str, bool]:
-    """Whether a tensor is frozen, by its whole name; without the layer's number."""
+    """Return, for each full tensor name without the layer's number, whether the tensor is frozen."""
     names = {tensor.name: tensor.frozen for tensor in model.outside}
     return names | {f"{block.prefix}.{each.name}": each.frozen for block in model.blocks for each in block.tensors}
 
 
 def frozen_prefixes(model: ModelShape) -> tuple[str, ...]:
-    """The shortest beginnings, up to a point, of names of frozen tensors that no other tensor has."""
+    """Return the shortest name prefixes, up to a dot, that match frozen tensors and no other tensor."""
     names = _frozen_by_name(model) if model.has_frozen else {}
     others = [name for name, is_frozen in names.items() if not is_frozen]
     found: list[str] = []
@@ -118,7 +118,7 @@ def frozen_prefixes(model: ModelShape) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def with_frozen(model: ModelShape, parts: tuple[str, ...]) -> ModelShape:
-    """The model with the tensors of these parts marked as frozen. Raises WorkloadError where nothing would train."""
+    """Return the model with the tensors of these parts frozen. Raises WorkloadError if nothing would train."""
     if not parts:
         return model
     is_frozen = re.compile(frozen_pattern(parts)).fullmatch
@@ -145,12 +145,12 @@ def with_frozen(model: ModelShape, parts: tuple[str, ...]) -> ModelShape:
 
 
 def is_tower(block: Block) -> bool:
-    """The layers of a vision tower, which has a stream of its own."""
+    """Return whether these are the layers of a vision tower, which has a separate stream."""
     return bool(block.hidden_size or block.tokens)
 
 
 def trains(model: ModelShape, block: Block, workload: Workload) -> bool:
-    """Whether a layer has a weight or an adapter that trains."""
+    """Return whether a layer has a weight or an adapter that trains."""
     if workload.method == "full":
         return not all(tensor.frozen for tensor in block.tensors)
     chosen = adapters(model, workload)
@@ -158,15 +158,15 @@ def trains(model: ModelShape, block: Block, workload: Workload) -> bool:
 
 
 def trains_projector(model: ModelShape, workload: Workload) -> bool:
-    """Whether the projector behind a vision tower trains, or has adapters."""
+    """Return whether the projector after a vision tower trains, or has adapters."""
     is_of_it, chosen = re.compile(PATTERNS["projector"]).fullmatch, adapters(model, workload)
     own = [tensor for tensor in model.outside if is_of_it(tensor.name) and not tensor.frozen]
     return any(workload.method == "full" or chosen.rank_of(tensor) for tensor in own)
 
 
 def derives(model: ModelShape, block: Block, workload: Workload, *, checkpointing: bool) -> bool:
-    """Whether a layer has a backward pass. That of a vision tower has none where nothing of the tower trains; but
-    checkpointing makes its embedding's output require a gradient (transformers 5.23 modeling_utils.py
+    """Return whether a layer has a backward pass. Layers of a frozen vision tower have none, unless checkpointing makes
+    the output of its embedding require a gradient (transformers 5.23 modeling_utils.py
     `gradient_checkpointing_enable`, `enable_input_require_grads`)."""
     if not is_tower(block) or any(trains(model, each, workload) for each in model.blocks if is_tower(each)):
         return True
