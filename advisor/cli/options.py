@@ -205,7 +205,7 @@ def help_records(command: click.Command, context: click.Context) -> dict[str, tu
 MODEL_ARGUMENT = click.argument("model", metavar="MODEL", shell_complete=complete_model)
 
 DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
-"""`main.run` reads it from the arguments."""
+"""The option --debug. `main.run` reads its value from the arguments."""
 
 FORCE = click.option("--force", is_flag=True, help="Overwrite existing files.")
 

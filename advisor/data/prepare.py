@@ -108,9 +108,9 @@ class DataFile:
     typical: int
     """The 95th percentile of the sequences' tokens."""
     untrained_turns: int
-    """See `Renderer`."""
+    """Number of earlier answers left out of the loss (`Renderer.untrained_turns`)."""
     has_own_template: bool
-    """Whether the tokenizer has a chat template."""
+    """Whether the tokenizer has a chat template of its own."""
 
     def opened(self) -> Tokens:
         return open_tokens(self.folder)
@@ -238,12 +238,12 @@ class Samples:
     """The samples of a data file at a sequence length."""
 
     train: Path
-    """The file of the `Index`."""
+    """The file with the `Index` of the training samples."""
     evaluation: Path | None
     train_samples: int
     evaluation_samples: int
     seq_len: int
-    """The most tokens of a sample."""
+    """Maximum number of tokens of a sample."""
     packing: bool
     tokens: int
     """Tokens of all training samples, in one epoch."""

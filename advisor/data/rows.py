@@ -18,7 +18,7 @@ _CSV = (".csv", ".tsv")
 SUFFIXES = (".jsonl", ".ndjson", ".json", *_CSV, ".parquet", ".txt")
 
 _LONGEST_FIELD = 2**31 - 1
-"""Characters of a CSV field; Python's default of 131,072 is less than one long document."""
+"""Maximum characters of a CSV field; Python's default of 131,072 is less than one long document."""
 
 _PIECE = 2**16
 """Number of characters of a plain text per row, so that the tokens of a book or a crawl need not fit in memory."""

@@ -31,7 +31,7 @@ from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
 from .trainer_tables import SCRIPT, TRAINING_ARGUMENTS, TRL
 
 FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, OPENRLHF, TRL, TRAINING_ARGUMENTS, SCRIPT)
-"""In the order in which they are tried."""
+"""The formats in the order in which they are tried."""
 
 NAMES = tuple(form.name for form in FORMATS)
 
@@ -103,7 +103,7 @@ class ImportAnswer:
     report: LintReport | None
     """Lint result of the DeepSpeed configuration; None if there is no configuration."""
     files: tuple[ChangedFile, ...]
-    """The proposed changes, or those that were written."""
+    """The proposed or written changes."""
     unwritable: DsAdviseError | None
     """Why a better plan cannot be written in the file's format; None if it can be, or if there is no better plan."""
     written: tuple[Path, ...] = ()
@@ -295,7 +295,7 @@ class ImportJson:
     """Why the plan cannot run as it is; "" if it can."""
     as_is: PlanFigures | None
     recommended: PlanFigures | None
-    """The fastest that fits with the same training and global batch."""
+    """The fastest plan that fits with the same training and global batch; null if none does."""
     is_better: bool
     """Whether the recommended plan fits when the run does not, or is faster."""
     findings: tuple[FindingFigures, ...]

@@ -52,12 +52,12 @@ class ImportedRun:
     least_global_batch: int | None = None
     """Least number of samples per optimizer step; the tool reaches it by accumulation."""
     gradient_checkpointing: bool | Literal["offload"] = False
-    """"offload" also holds the inputs of checkpointed layers in host RAM."""
+    """Whether layers are recomputed; "offload" also keeps the inputs of checkpointed layers in host RAM."""
     sharding: Sharding = "none"
     """Training backend: DeepSpeed ("zero"), FSDP, or torch alone."""
     deepspeed: DeepSpeedPart | None = None
     framework: Framework = "hf"
-    """The reader of the DeepSpeed configuration."""
+    """The framework that reads the DeepSpeed configuration."""
     nodes: int | None = None
     gpus_per_node: int | None = None
     leaves_batch_to_script: bool = False

@@ -25,7 +25,7 @@ _RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedFile:
-    """A text before and after."""
+    """The text of a file before and after a change."""
 
     old_name: str
     """Name before the change; "" for a new file."""

@@ -30,12 +30,12 @@ class Source:
     values: Mapping[str, Any] = field(default_factory=dict)
     """The file's keys, or the options of its training command."""
     line: LaunchLine | None = None
-    """The training command of a script."""
+    """The training command of a script; None for a configuration file."""
     further_lines: int = 0
     """Number of further commands that train."""
     job: SlurmJob | None = None
     started_by: Source | None = None
-    """The script with a training command that names this configuration."""
+    """The script whose training command names this configuration; None if the file is read alone."""
 
     @property
     def start(self) -> LaunchLine | None:

@@ -122,7 +122,7 @@ class ToolFormat:
     disables_checkpointing: str = ""
     """The switch that disables checkpointing, of a tool that checkpoints by default."""
     checkpoints: bool = False
-    """Whether it checkpoints by default."""
+    """Whether the tool checkpoints activations by default."""
     offload: tuple[str, Value] | None = None
     """(key, value) of the setting that offloads the inputs of checkpointed layers to host RAM. {} in the key stands for
     the key of checkpointing. None if the tool has no such key."""

@@ -139,7 +139,7 @@ def _needed(request: LaunchRequest) -> dict[str, str]:
 
     PYTORCH_CUDA_ALLOC_CONF: assumed by the memory figures.
     OMP_NUM_THREADS: an equal part of the cores for each rank, on the CPU and for CPU Adam. torchrun would set 1, and
-        CPU Adam would be slower by the number of idle cores.
+        CPU Adam's time would grow with the number of idle cores.
     """
     zero = request.run.config.get("zero_optimization")
     offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None

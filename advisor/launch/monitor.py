@@ -37,7 +37,7 @@ class MemorySample(NamedTuple):
     gpus: tuple[tuple[int, int], ...]
     """(used, total) of every visible GPU, over all processes."""
     compiles: bool
-    """Whether an extension is being built."""
+    """Whether an extension of DeepSpeed is being compiled."""
 
 
 def sample_memory(pid: int, *, gpus: bool) -> MemorySample:
@@ -129,7 +129,7 @@ class Display:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that is not redrawn."""
         self._console.print(Text(translate(text)), soft_wrap=True)
 
     def show(self, step: int, progress: str, memory: str) -> None:
@@ -157,7 +157,7 @@ def progress_line(
 
 
 MemoryFigures = tuple[int | None, int | None, int | None]
-"""Bytes now, at the peak, and predicted."""
+"""(bytes now, bytes at the peak, predicted bytes); None if unknown."""
 
 
 def memory_line(gpu: MemoryFigures, host: MemoryFigures) -> str:

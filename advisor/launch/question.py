@@ -205,7 +205,7 @@ def _adapters(
 
 
 _INITIALIZE_KEYWORDS, _INITIALIZE_POSITION = ("config", "config_params"), 10
-"""The configuration's parameters of `deepspeed.initialize` (0.19.8 `deepspeed/__init__.py`)."""
+"""Parameters of `deepspeed.initialize` that take the configuration (0.19.8 `deepspeed/__init__.py`)."""
 
 _CONFIG_NAMES: dict[Framework, str] = {"deepspeed": "deepspeed_config", "hf": "deepspeed", "trl": "deepspeed"}
 """The parser's name for the configuration file that `launch` passes. A script that contains `args.NAME` or the text

@@ -38,7 +38,7 @@ class RankRecord:
     log: EventLogReader
     number: int = 0
     pid: int = 0
-    """0 for a process of another node, whose records are in a shared folder."""
+    """Process id; 0 for a process of another node, whose records are in a shared folder."""
     step: int = 0
     """The last optimizer step that the rank completed."""
     first_step: int | None = None
@@ -47,7 +47,7 @@ class RankRecord:
     """(end time, tokens) of every step."""
     losses: dict[int, float] = field(default_factory=dict)
     latest: dict[str, Any] = field(default_factory=dict)
-    """The last value of every key."""
+    """The last value of every key of the events."""
     error_at: float = 0.0
     gone_at: float | None = None
     """Time at which its process was first found to have ended, equal for all ranks found in the same check; None

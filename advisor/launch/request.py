@@ -13,7 +13,7 @@ from ...probes.run import Device, Run
 from .script_source import Script
 
 LaunchStatus = Literal["finished", "stopped", "failed"]
-"""How a training ended; "stopped": by Ctrl-C or SIGTERM."""
+"""How a training ended; "stopped" means by Ctrl-C or SIGTERM."""
 
 FailureKind = Literal[
     "gpu_out_of_memory",

@@ -116,7 +116,7 @@ class ScriptArguments:
 
     @property
     def lora(self) -> dict[str, Any]:
-        """The adapters' options, under the names of the question's options."""
+        """The LoRA options, under the names of the question's options."""
         targets, dropout = self.texts("lora_target_modules", "lora_target", "target_modules"), self.text("lora_dropout")
         saved = self.texts("lora_modules_to_save", "modules_to_save", "additional_target")
         found = {

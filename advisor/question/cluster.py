@@ -94,7 +94,7 @@ def memory_limit_bytes(options: Mapping[str, Any]) -> int | None:
 def parse_cluster(
     gpus: str, *, ram: str | None = None, nvme: str | None = None, interconnect: str | None = None
 ) -> Cluster:
-    """The cluster that four texts describe.
+    """The cluster described by four texts.
 
     gpus: [nodes x] GPUs per node x kind. A kind is a GPU's name in any spelling, or a memory size (`32GB`); alone it
         means one GPU. `auto` asks the driver of this machine.
@@ -142,7 +142,7 @@ def counts_in(gpus: str) -> tuple[int | None, int | None]:
 
 
 def _parts(gpus: str) -> tuple[str, str, str]:
-    """(first count, second count, kind); "" for a missing count."""
+    """(first count, second count, kind) of a text of `--gpus`; "" for a missing count."""
     text = gpus.strip()
     counts = re.match(r"(?:(-?\d{1,9})\s*x\s*)?(?:(-?\d{1,9})\s*x\s*)?", text, flags=re.IGNORECASE | re.ASCII)
     assert counts is not None
@@ -289,7 +289,7 @@ def parse_ram(text: str) -> tuple[int, str]:
 
 
 def parse_size(option: str, text: str, *, least: int, most: int) -> int:
-    """Bytes of `256GB` or `256GiB`. GB of memory are powers of two, GB of a drive are powers of ten."""
+    """Bytes of `256GB` or `256GiB`. A GB of memory is 2**30 bytes, a GB of a drive 10**9 bytes."""
     fix = phrase("write it as {example}", example=f"{option} {'/mnt/nvme:2TB' if option == '--nvme' else '200GiB'}")
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE | re.ASCII)
     unit = match[2].lower() if match else ""

@@ -28,7 +28,7 @@ _LIMIT_S, _PATIENCE_S, _SILENCE_S = 20.0, 2.0, 10.0
 without a byte."""
 
 _LARGEST_BYTES = 10_000_001
-"""Maximum size of a configuration: one byte more than `read_json_object` reads."""
+"""Maximum number of bytes to download: one more than `read_json_object` accepts."""
 
 _OTHERWISE = phrase("give a catalogue name, or a folder with the model's config.json")
 _ABSENT = (phrase("not on the hub, or private and not visible to the token"), _OTHERWISE)

@@ -35,7 +35,7 @@ class AskedJob(NamedTuple):
 
     job: Job
     seq_len: int | None
-    """The sequence length that the data need; None if there are no data."""
+    """The sequence length for the data; None without data."""
     basis: tuple[str, ...] = ()
     """Counts and assumptions, as sentences."""
 

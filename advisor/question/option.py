@@ -39,7 +39,7 @@ class Option(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The help with the default."""
+        """The help text with the default."""
         default = self.default_text or ("" if self.default in (None, False) else self.default)
         return f"{self.help} [default: {default}]" if default != "" else self.help
 

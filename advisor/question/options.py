@@ -330,7 +330,7 @@ class JobOptions(TypedDict, total=False):
 
 
 class AnswerOptions(TypedDict, total=False):
-    """How the answer is found."""
+    """How the answer is computed."""
 
     risk: Annotated[
         Risk, Option("Required probability of fitting: 97.5 % (safe), 80 % (balanced), 50 % (bold).", "safe")

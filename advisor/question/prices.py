@@ -37,7 +37,7 @@ SIGNS = {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹"}
 """Currencies whose sign precedes the amount."""
 
 MOST_PER_HOUR = 10_000.0
-"""The highest plausible price of a GPU."""
+"""The highest plausible price of a GPU per hour, in any currency."""
 
 _COUNTS = re.compile(r"\s*((?:\d{1,2}\s*/\s*)*\d{1,2})\s*x\s*(.+)", re.IGNORECASE)
 

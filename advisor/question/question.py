@@ -45,7 +45,7 @@ class Largest:
     """The largest value with which a plan can be recommended; for models, a name. None if even the smallest value
     fails."""
     too_large: int | str | None
-    """The smallest value found too large; None if there is no larger one."""
+    """The smallest value found too large; None if `value` is the largest possible one."""
 
 
 def script_constraints(plan: Plan) -> PlanOptions:
@@ -81,7 +81,7 @@ class Question:
     """Fields of the workload's `Rollouts` that the search chooses (`question.rollouts`)."""
     risk: Risk = "safe"
     largest: Largest | None = None
-    """The result of an option that was "max"; None if none was."""
+    """The result of the option that was "max"; None if no option was."""
     job: Job | None = None
     """The amount of training; None if not given."""
     price: Price | None = None

@@ -143,7 +143,7 @@ def _within(rollouts: Rollouts, seq_len: int) -> Rollouts:
 
 
 def resolve_precision(precision: str, gpu: Gpu | None) -> Precision:
-    """The precision, with `auto` resolved. Raises WorkloadError if the GPU does not support it."""
+    """The precision, with `auto` replaced. Raises WorkloadError if the GPU does not support it."""
     if precision == "auto":
         return "bf16" if gpu is None else gpu.half_precision
     if precision == "bf16" and gpu is not None and not gpu.has_bf16:

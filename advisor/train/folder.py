@@ -177,7 +177,7 @@ class TrainingJob:
     """The input of every rank. Paths are absolute."""
 
     model: str
-    """The folder with the weights."""
+    """The folder with the base model's weights."""
     tokenizer: str
     """The folder of the tokenizer with its chat template. The tokenizer is saved with every model and checkpoint."""
     workload: Workload
@@ -186,9 +186,9 @@ class TrainingJob:
     device: Device
     ranks: int
     tokens: str
-    """The folder of the tokens."""
+    """The folder of the token files (`Tokens`)."""
     samples: str
-    """The file with the index into the tokens."""
+    """The file with the index into the tokens (`Index`)."""
     evaluation_tokens: str | None
     evaluation_samples: str | None
     packing: bool

@@ -32,7 +32,7 @@ class Trained:
 
     session: Session
     result: TrainingResult | None
-    """None if the training failed before rank 0 wrote it."""
+    """Rank 0's result; None if the training failed before rank 0 wrote it."""
     job: TrainingJob
     """The job of the first launch."""
     folder: TrainingFolder
@@ -56,7 +56,7 @@ class TrainingData:
     train_samples: int
     evaluation_samples: int
     seq_len: int
-    """Tokens of the longest sample."""
+    """Sequence length: tokens of the longest sample."""
     tokens: int
     """Tokens of all training samples, for one epoch."""
 

@@ -25,7 +25,7 @@ class TrainingSettings:
     """The options of one training, with None and "auto" replaced by defaults."""
 
     model: str
-    """As given by the user."""
+    """The model's name or folder, as given by the user."""
     data: Path
     device: Device = "cuda"
     eval_data: Annotated[Path | None, Option("Evaluation data; replaces --eval-split.", metavar="FILE")] = None
