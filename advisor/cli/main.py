@@ -156,7 +156,7 @@ def run(args: list[str]) -> int:
             return int(code or YES)
         except Exception:
             if "--debug" in args:
-                import traceback  # imported late: it takes milliseconds that an answer does not need
+                import traceback  # imported here: it takes milliseconds that an answer does not need
 
                 traceback.print_exc()
             raise

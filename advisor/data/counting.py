@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BYTES_PER_TOKEN = 4
 """Assumed bytes of text per token of byte-pair encodings (README of openai/tiktoken: "on average, in practice, each
-token corresponds to about 4 bytes"). Chinese text, and code with a small vocabulary, have fewer."""
+token corresponds to about 4 bytes"). With small vocabularies, Chinese text and code have fewer."""
 
 EPOCHS = 3.0
 """Default number of epochs: Alpaca's, and the default of `TrainingArguments`."""

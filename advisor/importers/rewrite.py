@@ -107,7 +107,7 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
     written = ds_config(plan, question.model, question.workload, question.cluster, flavor="hf")
     config = merge_plan_into_config(own or {}, written, plan)
     for name in ("train_batch_size", "gradient_clipping"):
-        if own is not None and name not in own:  # what the run does without it stays as it is
+        if own is not None and name not in own:  # a key that the run's file lacks stays absent
             config.pop(name, None)
     if accelerate:
         config = _for_accelerate(config, own or {}, question.workload)
@@ -139,7 +139,7 @@ def _for_accelerate(config: Mapping[str, Any], own: Mapping[str, Any], workload:
     for name in ("bf16", "fp16"):
         if isinstance(config.get(name), Mapping) and config[name].get("enabled") == "auto":
             config[name] = {**config[name], "enabled": workload.precision == name}
-    accumulation = own.get("gradient_accumulation_steps", "auto")  # accelerate and the Trainer fill it by the script's
+    accumulation = own.get("gradient_accumulation_steps", "auto")  # accelerate and the Trainer replace auto
     return {**config, "gradient_accumulation_steps": accumulation}
 
 

@@ -225,7 +225,7 @@ def _add_callback(module: Any, events: EventLog, folder: Path) -> None:
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             checkpoint = Path(args.output_dir, f"checkpoint-{state.global_step}").resolve()
             with contextlib.suppress(OSError):
-                (checkpoint / CHECKSUMS).unlink(missing_ok=True)  # of an earlier checkpoint in this folder
+                (checkpoint / CHECKSUMS).unlink(missing_ok=True)  # checksums of an earlier checkpoint in this folder
             events.note({"checkpoint": str(checkpoint)})
 
     module.DEFAULT_CALLBACKS.append(Launched)

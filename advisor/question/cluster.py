@@ -53,7 +53,7 @@ def cluster_of(options: Mapping[str, Any]) -> Cluster:
                 why="its ranks are processes on the host",
                 fix=phrase("pass --ranks {ranks} instead", ranks=DEFAULT_CPU_RANKS),
             )
-        from .this_machine import cpu_cluster  # imported late: few questions are about this machine
+        from .this_machine import cpu_cluster  # imported here: few questions are about this machine
 
         cluster = cpu_cluster(ranks or DEFAULT_CPU_RANKS, memory_limit_bytes(options))
     elif ranks is not None or memory is not None:

@@ -52,7 +52,7 @@ def _or_recorded(make: Callable[[], ModelShape]) -> ModelShape:
     try:
         return make()
     except UnknownModelTypeError as error:
-        # Imported late: its imports take milliseconds that most answers do not need.
+        # Imported here: its imports take milliseconds that most answers do not need.
         from ...probes.model_recorder.recorded_model import recorded_model
 
         return recorded_model(error.config, name=error.name, source=error.source)
@@ -101,7 +101,7 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     except UnknownModelError:
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
             raise
-    from .hub import config_from_hub  # imported late: its imports take milliseconds
+    from .hub import config_from_hub  # imported here: its imports take milliseconds
 
     return _ConfigFile(config_from_hub(name, offline=offline), f"config.json of {name} on the hub")
 

@@ -64,7 +64,7 @@ def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None
     empty."""
     if not anything_kept():
         return None
-    # Imported late: without records an answer needs no database.
+    # Imported here: without records an answer needs no database.
     from ...probes.benchmark_result import BENCH_VERSION, BenchResult
     from ...probes.machine import this_machine
     from ...probes.store import try_store

@@ -89,7 +89,7 @@ def configured_workload(
     ):
         precision = "auto"  # accelerate adds the block (1.15.0 `DeepSpeedPlugin.set_mixed_precision`)
     if precision != "auto":
-        options = {**options, "precision": "fp32"}  # no GPU lacks it
+        options = {**options, "precision": "fp32"}  # every GPU supports it
     workload = workload_of(options, model, gpu)
     software = replace(workload.software, optimizer_step=optimizer_step_in(config, workload))
     return replace(

@@ -61,6 +61,7 @@ class TokenDataset(Dataset[TensorSample]):
 
 class Collator:
     """Collator that pads on the right to the longest sample of a batch, rounded up to `PADDED_TO` within `seq_len`.
+
     packing: whether samples are packed. The batch then has `position_ids` and no attention mask; transformers keeps
         attention within each piece, and padding forms pieces of its own. Otherwise the batch has the mask, and the
         model derives the positions.
