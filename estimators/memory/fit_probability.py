@@ -54,8 +54,8 @@ DRY_RUN_SPREAD = 0.01
 but not the scratch memory of kernels. Assumed."""
 
 CPU_COVERED = 0.26
-"""Share above the prediction for a rank on the CPU that 97.5 % of the probes in docs/probe.md stay within
-(`benchmarks/probes/cpu_memory.py`)."""
+"""97.5th percentile of the excess of measured over predicted memory for a rank on the CPU, as a share of the prediction
+(probes in docs/probe.md, `benchmarks/probes/cpu_memory.py`)."""
 
 _BELOW_HALF = nextafter(0.5, 0.0)
 

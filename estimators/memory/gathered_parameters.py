@@ -20,7 +20,7 @@ from .trainable import TensorSet
 
 
 class GatheredParameters(NamedTuple):
-    """Elements that are whole on each GPU, in the phases of a step (`gradients.GradientMemory`)."""
+    """Elements that are whole on each GPU, in the phases of a step (`gradient_memory.GradientMemory`)."""
 
     persistent: int = 0
     """Tensors that are never released; not included in the other fields."""
@@ -356,8 +356,8 @@ class _Gathering:
 
 def _flat_buffers(tensors: Iterable[tuple[int, bool]], prefetch: int, copied: Sequence[bool]) -> list[list[int]]:
     """Return the elements of the tensors in the flat buffers of each prefetch, when everything is prefetched in the
-    forward pass. A prefetch has one buffer per `copied` kind (other ranks share experts) and none for a single tensor.
-    tensors: elements and kind of each."""
+    forward pass. A prefetch has one buffer per `copied` kind (a different set of ranks shares experts) and none for a
+    single tensor. tensors: elements and kind of each."""
     groups: list[list[tuple[int, bool]]] = [[]]
     filled = 0
     for numel, kind in tensors:

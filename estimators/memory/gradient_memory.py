@@ -65,7 +65,7 @@ class GradientMemory:
         self.layer = max(tensors.trainable_layer, default=0)
         # The gradient alive in a layer's backward pass; 0 for a module, whose passes count gradients themselves.
         self.in_layer = 0 if tensors.model.module else self.layer
-        # stays: a layer's gradient larger than the bucket, alive until the next one. made: and the gradient being made.
+        # stays: a layer's gradient larger than the bucket, alive until the next one. made: it plus the one being made.
         backward = tensors.trainable_layer[::-1] if self.in_layer else ()
         large = [numel if numel > self.bucket_size else 0 for numel in backward]
         self.stays = max(large, default=0)

@@ -1,4 +1,4 @@
-"""Host memory of a node in addition to what is offloaded: processes, inputs of checkpointed layers, evaluated logits,
+"""Host memory of a node in addition to offloaded tensors: processes, inputs of checkpointed layers, evaluated logits,
 and the peak while the model loads. Not covered: data loader workers, the page cache."""
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class BucketFills(NamedTuple):
 def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] = ()) -> BucketFills:
     """Return the bucket's contents. A tensor larger than the bucket is reduced alone, in place.
 
-    apart: whether other ranks share the tensor, for each tensor. At stage 3 a bucket holds one kind only. If empty, all
-    are of one kind.
+    apart: for each tensor, whether it is shared by a different set of ranks (experts). At stage 3 a bucket holds one
+    kind only. If empty, all tensors are of one kind.
 
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py, stage3.py `reduce_independent_p_g_buckets_and_remove_grads`.
     """
@@ -99,7 +99,7 @@ EXPERT_GROUP_NUMEL = 178_956_971
 
 
 class FlatGroup(NamedTuple):
-    """A parameter group of stages 1 and 2, flattened and cut by itself."""
+    """A parameter group of stages 1 and 2, flattened and partitioned separately."""
 
     tensors: Sequence[int]
     """Indices among the trainable tensors."""

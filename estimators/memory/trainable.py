@@ -55,9 +55,9 @@ class TensorSet:
     experts: tuple[bool, ...]
     """For each trainable tensor, whether it belongs to routed experts."""
     layer_tensors: tuple[int, ...]
-    """The tensors of the largest layer, adapters included."""
+    """Elements of each tensor of the largest layer, adapters included."""
     trainable_layer: tuple[int, ...]
-    """Its trainable tensors."""
+    """Elements of each trainable tensor of the layer with the most."""
     viewed: int
     """Elements of tensors that the forward pass reads through a view, in all layers: autograd saves them whole."""
     viewed_layer: int
@@ -80,12 +80,12 @@ class TensorSet:
 
     @cached_property
     def trainable_numel(self) -> int:
-        """Pt."""
+        """Pt, the trainable elements."""
         return sum(self.trainable)
 
     @cached_property
     def numel(self) -> int:
-        """P, adapters included."""
+        """P, all elements, adapters included."""
         return self.trainable_numel + sum(self.frozen)
 
     @cached_property
@@ -243,7 +243,7 @@ class ShardedTensors:
     tensors: TensorSet
     world_size: int
     groups: tuple[FlatGroup, ...]
-    """Parameter groups, each flattened and cut (stages 1 and 2) or stepped (stage 3) by itself."""
+    """Parameter groups, each flattened and cut (stages 1 and 2) or stepped (stage 3) separately."""
     partition: int
     """Elements of one rank's flat partitions (stages 1 and 2), with padding."""
     shards: tuple[int, ...]

@@ -129,8 +129,7 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
 
 
 GROUP_ALIGNMENT = 8
-"""Number to a multiple of which an expert's tokens are padded (deepspeed 0.19.8 moe/ep_kernels.py
-TOKEN_GROUP_ALIGN_SIZE_M)."""
+"""Multiple to which an expert's tokens are padded (deepspeed 0.19.8 moe/ep_kernels.py TOKEN_GROUP_ALIGN_SIZE_M)."""
 
 
 def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> Value:
