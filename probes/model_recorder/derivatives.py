@@ -1,5 +1,5 @@
-"""What autograd does for one operation, found by running it alone on the meta device: what it saves for each choice of
-inputs that require a gradient, and what its backward pass allocates."""
+"""The derivative of one operation, determined by running it alone on the meta device: the tensors that autograd saves
+for each choice of inputs that require a gradient, and the allocations of its backward pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from .trace import Reference, Step, TracedTensor, flops_of
 
 MOST_INPUTS = 4
-"""An operation with more inputs is tried with these choices alone: all activations, all weights, both."""
+"""Maximum number of inputs for which all choices are tried; with more inputs the choices are all activations, all
+weights, and both."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class RawDerivative:
 
 
 def choices(inputs: Sequence[TracedTensor], *, has_weights: bool) -> list[int]:
-    """Bit masks of the inputs that can require a gradient; the bit above the inputs' stands for the weights."""
+    """Bit masks of the inputs that can require a gradient; the bit after those of the inputs stands for the weights."""
     activations = [1 << index for index, tensor in enumerate(inputs) if tensor.is_differentiable]
     weights = 1 << len(inputs) if has_weights else 0
     bits = [*activations, weights] if weights else activations
@@ -45,11 +46,11 @@ def choices(inputs: Sequence[TracedTensor], *, has_weights: bool) -> list[int]:
 
 
 _DERIVED: dict[Any, RawDerivative | None] = {}
-"""By operation, arguments, tensors and choice: layers of a module repeat each other."""
+"""Keyed by operation, arguments, tensors and choice: layers of a module repeat each other."""
 
 
 def derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivative | None:
-    """The derivative for one choice; None where the operation has none."""
+    """The derivative for one choice; None if the operation has none."""
     assert step.call is not None
     function, *arguments = step.call
     places = {number: place for place, number in enumerate(dict.fromkeys((*step.inputs, *step.weights)))}
@@ -97,7 +98,7 @@ def _derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDeriva
 
 
 def _leaves(step: Step, tensors: Sequence[TracedTensor], mask: int) -> dict[int, torch.Tensor]:
-    """Tensors without data in the place of those of the trace; the chosen ones require a gradient."""
+    """Tensors without data that replace those of the trace; the chosen ones require a gradient."""
     wanted = {number for index, number in enumerate(step.inputs) if mask >> index & 1}
     if mask >> len(step.inputs) & 1:
         wanted |= set(step.weights)
@@ -115,7 +116,7 @@ def _leaves(step: Step, tensors: Sequence[TracedTensor], mask: int) -> dict[int,
 
 
 def _call(step: Step, leaves: Mapping[int, torch.Tensor]) -> tuple[dict[int, torch.Tensor], list[torch.Tensor]]:
-    """The tensors that the operation is given, and what it returns. One that writes its inputs is given copies."""
+    """The tensors given to the operation, and its results. An operation that writes its inputs gets copies."""
     assert step.call is not None
     function, args, kwargs = step.call
     schema = getattr(function, "_schema", None)
@@ -136,12 +137,12 @@ def _saved_by(node: Any) -> list[torch.Tensor]:
 
 
 def _key(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory."""
+    """Key of a tensor's memory, equal for tensors that share it."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def _places(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """The first place of each memory among tensors."""
+    """Memory -> index of the first tensor that uses it."""
     found: dict[int, int] = {}
     for place, tensor in enumerate(tensors):
         found.setdefault(_key(tensor), place)

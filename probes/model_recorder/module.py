@@ -1,4 +1,4 @@
-"""The shape of a module of the user's: its forward pass and loss, recorded whole on the meta device."""
+"""The shape of a user's module: its forward pass and loss, recorded as a whole on the meta device."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .trace import Step, Trace, UnrecordableError, tensors_in, tracing
 _CHECKED_BATCH = 5
 _NOTHING = Quantity((0, 0, 0), (0, 0, 0))
 _EMPTY = Program((Slot(_NOTHING, 1, 0, 0, -1, needs_grad=False),), 0, 0, -1, ())
-"""A program without operations: what a module runs outside its block."""
+"""A program without operations, for the parts outside a module's block."""
 
 
 def recorded_file(own: OwnModule, seq_len: int) -> ModelShape:
-    """The shape of the module of a file. Raises UnusableModelError, UnrecordableError, and what its code raises."""
+    """The shape of the module in a file. Raises UnusableModelError, UnrecordableError, and any error of its code."""
     with torch.device("meta"):
         model, file = built(own.factory)
         make_batch = batches(file, own.inputs, torch.bfloat16, "meta")
@@ -35,8 +35,8 @@ def recorded_file(own: OwnModule, seq_len: int) -> ModelShape:
 
 
 def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any], Any] | None) -> ModelShape:
-    """The shape of a module, or of the one that a function returns. example_inputs: the arguments of its `forward`, a
-    tensor, a tuple or a dict, with any number of samples. Raises as `recorded_module`."""
+    """The shape of a module, or of a function's result. example_inputs: the arguments of its `forward`, a tensor, a
+    tuple or a dict, with any number of samples. Raises like `recorded_module`."""
     is_single = isinstance(example_inputs, torch.Tensor)
     given = (example_inputs,) if is_single else example_inputs
     samples = tensors_in(given)[0].shape[0]
@@ -63,12 +63,12 @@ def recorded_module(
     own: OwnModule,
     seq_len: int,
 ) -> ModelShape:
-    """The shape of a module, which stays as it is.
+    """The shape of a module, which is not changed.
 
-    make_batch: tensors on the meta device, by samples and length. A sample has `seq_len` tokens where its tensors
-    follow the length; otherwise its length is 1, and only samples count.
+    make_batch: returns tensors on the meta device for a number of samples and a length. A sample has `seq_len` tokens
+    where its tensors follow the length; otherwise its length is 1, and only samples count.
 
-    Raises UnrecordableError, and what the module's code raises on tensors without data.
+    Raises UnrecordableError, and any error of the module's code on tensors without data.
     """
     model = _without_data(model)
     name = own.factory.rpartition("/")[2] or type(model).__name__
@@ -107,7 +107,7 @@ def recorded_module(
 
 
 def _without_data(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy on the meta device, its parameters in bf16 as DeepSpeed's engine casts them (0.19.8 runtime/engine.py
+    """A copy on the meta device; its parameters are in bf16, as DeepSpeed's engine casts them (0.19.8 runtime/engine.py
     `_cast_module_mixed_precision`)."""
     copies: dict[int, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
@@ -137,7 +137,8 @@ def _part(model: torch.nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -
 
 @contextmanager
 def _checkpoints(trace: Trace) -> Iterator[None]:
-    """Record the begin and the end of what torch's checkpointing runs. Classes use it where gradients are enabled."""
+    """Record begin and end of the parts that torch's checkpointing runs. Modules use it if gradients are enabled, so
+    `is_grad_enabled` is True here."""
 
     def generator(*_: Any, **__: Any) -> Iterator[None]:
         trace.steps.append(Step("checkpoint", "", ()))
@@ -152,7 +153,7 @@ def _checkpoints(trace: Trace) -> Iterator[None]:
 
 
 def _with_results(steps: Sequence[Step], last: set[int]) -> list[Step]:
-    """The steps, with the tensors that leave a checkpointed part as the inputs of its end."""
+    """The steps; the end of a checkpointed part gets the tensors that leave the part as inputs."""
     used, made, reversed_steps = set(last), set[int](), list[Step]()
     results: list[int] = []
     for step in reversed(steps):

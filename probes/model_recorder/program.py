@@ -1,4 +1,4 @@
-"""Programs from traces: the same steps traced at several batches and lengths, with sizes as polynomials of both."""
+"""Programs from traces: one step is traced at several batches and lengths, and sizes become polynomials of both."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from .derivatives import RawDerivative, choices, derive
 from .trace import Step, Trace, TracedTensor, UnrecordableError
 
 Shapes = Sequence[tuple[int, int]]
-"""Batches and lengths of the traces."""
+"""(batch, length) of the traces."""
 
 BATCHES = (2, 3)
 STEPS = (256, 64, 16)
-"""Tokens between two lengths: multiples of the chunks in which models process sequences; fewer for few positions."""
+"""Tokens between two lengths: multiples of the chunks in which models process sequences; the smaller ones for models
+with few positions."""
 
 LONG_STEP = 512
-"""For code that treats short sequences otherwise."""
+"""For code that treats short sequences differently."""
 
 COUNTS, LAST = (2, 3, 4), 6
-"""The lengths in steps. One chunk alone can run other operations than several."""
+"""Lengths in steps. Several chunks are needed, because a single one may run other operations."""
 
 
 def usual_step(max_positions: int) -> int:
-    """Tokens between two lengths. max_positions: 0 for any length."""
+    """Tokens between two lengths. max_positions: 0 if unlimited."""
     return next((step for step in STEPS if not 0 < max_positions < LAST * step), STEPS[-1])
 
 
 def shapes_of(step: int) -> Shapes:
-    """Two batches at each of three equally distant lengths, and a last one that tests the polynomials."""
+    """Two batches at each of three equidistant lengths, and a last one that tests the polynomials."""
     return (*((batch, count * step) for count in COUNTS for batch in BATCHES), (5, LAST * step))
 
 
@@ -42,7 +43,7 @@ PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convoluti
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a trace: its steps, and the numbers of the tensor that it takes and of the one that it makes."""
+    """A part of a trace: its steps, and the numbers of its input tensor and output tensor."""
 
     trace: Trace
     steps: Sequence[Step]
@@ -51,11 +52,11 @@ class Part:
     embedding: int | None = None
     """The output of the input embedding."""
     held: Sequence[int] = ()
-    """The model's output."""
+    """The tensors of the model's output."""
 
 
 def program(parts: Sequence[Part], shapes: Shapes) -> Program:
-    """The program of a part that was traced at these shapes. Raises UnrecordableError."""
+    """The program of a part traced at these shapes. Raises UnrecordableError."""
     if shapes[0][1] == shapes[-1][1] and len({tuple(map(kind, part.steps)) for part in parts}) > 1:
         raise UnrecordableError("its operations depend on the batch size")
     merged = [Merged(part, own) for part, own in zip(parts, groups([part.steps for part in parts]), strict=True)]
@@ -75,9 +76,9 @@ def program(parts: Sequence[Part], shapes: Shapes) -> Program:
 
 
 class Merged:
-    """A part whose loops are one iteration each: tensors in the same place of all iterations count as one.
+    """A part with its loops merged to one iteration: tensors in the same place of all iterations count as one.
 
-    The second iteration stands for all, because the first one reads initial states that require no gradient.
+    The second iteration represents all, because the first one reads initial states that require no gradient.
     """
 
     def __init__(self, part: Part, own: Sequence[Group]) -> None:
@@ -95,7 +96,7 @@ class Merged:
                     self._merge(same)
 
     def of(self, number: int) -> int:
-        """The tensor that stands for this one."""
+        """The number of the tensor that represents this one."""
         while number in self._of:
             number = self._of[number]
         return number
@@ -182,17 +183,17 @@ class _Row(NamedTuple):
 
     numbers: Sequence[int]
     places: Sequence[int]
-    """For each tensor of the step its place in `numbers`."""
+    """Index in `numbers` of each tensor of the step."""
 
     @classmethod
     def of(cls, merged: Merged, numbers: Sequence[int], *, unique: bool) -> _Row:
-        """unique: tensors of all iterations, as those that are concatenated, are one."""
+        """A row of these tensors. unique: count tensors of all iterations, such as concatenated ones, once."""
         kinds = [merged.of(number) for number in numbers]
         once = list(dict.fromkeys(kinds))
         return cls(once, [once.index(kind) for kind in kinds]) if unique else cls(kinds, range(len(kinds)))
 
     def mask(self, chosen: int) -> int:
-        """The bit mask of the step's own inputs, from one of `numbers`."""
+        """The bit mask of the step's own inputs, from a bit mask of `numbers`."""
         bits = sum(1 << at for at, place in enumerate(self.places) if chosen >> place & 1)
         return bits | (chosen >> len(self.numbers) & 1) << len(self.places)
 
@@ -215,7 +216,7 @@ def _derivative(raw: Sequence[RawDerivative], inputs: _Row, outputs: _Row, shape
 
 
 def _count(values: Sequence[int], shapes: Shapes) -> Coefficients:
-    """Repetitions by the length. Raises UnrecordableError where they depend on the batch."""
+    """Repetitions as a polynomial of the length. Raises UnrecordableError if they depend on the batch."""
     found = _quantity(values, shapes)
     if any(found.per_sample):
         raise UnrecordableError("it has a loop over samples")
@@ -224,7 +225,7 @@ def _count(values: Sequence[int], shapes: Shapes) -> Coefficients:
 
 def _quantity(values: Sequence[int], shapes: Shapes) -> Quantity:
     """The polynomial through the values at these shapes: pairs of batches at one or three lengths, and a last shape.
-    Raises UnrecordableError where it misses the last value."""
+    Raises UnrecordableError if it misses the last value."""
     first = range(0, len(shapes) - 1, 2)
     lengths = [shapes[index][1] for index in first]
     per_sample = [float(values[index + 1] - values[index]) for index in first]
@@ -240,7 +241,7 @@ def _quantity(values: Sequence[int], shapes: Shapes) -> Quantity:
 
 
 def _parabola(lengths: Sequence[int], values: Sequence[float]) -> tuple[float, float, float]:
-    """The coefficients of the parabola through values at three equally distant lengths, or of a constant."""
+    """The coefficients of the parabola through values at three equidistant lengths, or of a constant."""
     if len(lengths) == 1:
         return values[0], 0.0, 0.0
     step = lengths[1] - lengths[0]
@@ -250,29 +251,29 @@ def _parabola(lengths: Sequence[int], values: Sequence[float]) -> tuple[float, f
 
 
 LONGEST_BODY = 4_000
-"""Operations of one iteration."""
+"""Maximum number of operations in one iteration."""
 
 Group = Sequence[Step]
-"""One operation in all iterations of the loops around it; one step outside of loops."""
+"""One operation in all iterations of its enclosing loops; a single step outside of loops."""
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """Neighbouring repetitions of the same operations."""
+    """Consecutive repetitions of the same operations."""
 
     iterations: Sequence[Sequence[_Token]]
 
 
 _Token = int | _Loop
-"""The place of a step, or a loop."""
+"""The index of a step, or a loop."""
 
 
 def groups(traces: Sequence[Sequence[Step]]) -> list[list[Group]]:
     """The steps of several traces of one module, grouped so that all traces have the same groups.
 
-    Without a difference between the traces each step is a group. Otherwise repetitions are found by the names of the
-    operations, the shortest first; those whose number is the same in all traces are no loops. Releases of memory
-    (`hold`) are left out then. Raises UnrecordableError where the traces differ in anything else.
+    If the traces are equal, each step is a group. Otherwise repetitions are found by the names of the operations, the
+    shortest first; repetitions with the same count in all traces are not loops. Releases of memory (`hold`) are left
+    out then. Raises UnrecordableError where the traces differ in anything else.
     """
     kinds = [[kind(step) for step in steps] for steps in traces]
     if all(each == kinds[0] for each in kinds):
@@ -293,12 +294,12 @@ def groups(traces: Sequence[Sequence[Step]]) -> list[list[Group]]:
 
 
 def kind(step: Step) -> tuple[str, str, int]:
-    """What two steps have in common that run the same operation."""
+    """Key of a step, equal for steps that run the same operation."""
     return step.kind, step.name, len(step.inputs)
 
 
 def _compressed(tokens: list[_Token], names: list[int], identity: dict[object, int]) -> tuple[list[_Token], list[int]]:
-    """Repetitions as loops, from the shortest to the longest, and within longer ones again."""
+    """The tokens with repetitions replaced by loops, from the shortest to the longest; loops can be nested."""
     period = 1
     while period <= min(len(names) // 2, LONGEST_BODY):
         array = torch.tensor(names)
@@ -315,7 +316,8 @@ def _compressed(tokens: list[_Token], names: list[int], identity: dict[object, i
 def _with_loops(
     tokens: list[_Token], names: list[int], period: int, same: list[bool], identity: dict[object, int]
 ) -> tuple[list[_Token], list[int]]:
-    """One token for all repetitions of this period. same: whether a name is that of one period later."""
+    """The tokens with all repetitions of this period replaced by one token each. same: whether a name equals the one a
+    period later."""
     made: list[_Token] = []
     called: list[int] = []
     begin = place = 0
@@ -333,7 +335,7 @@ def _with_loops(
 
 
 def _aligned(traces: Sequence[Sequence[Sequence[_Token]]]) -> Iterator[list[list[int]]]:
-    """For each operation its places in each trace. traces: for each trace the iterations of a sequence of tokens."""
+    """The indices of each operation in each trace. traces: for each trace the iterations of a sequence of tokens."""
     for place in range(len(traces[0][0])):
         column = [[iteration[place] for iteration in iterations] for iterations in traces]
         if not isinstance(column[0][0], _Loop):

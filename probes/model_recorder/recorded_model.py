@@ -1,6 +1,6 @@
-"""Models of types without a row, recorded from the installed transformers' own code and kept in the cache folder.
+"""Models of types without a row, recorded from the code of the installed transformers and cached on disk.
 
-The model is built from its configuration on the meta device, without weights; code from a model's folder is never run.
+The model is built from its configuration on the meta device, without weights. Code in a model's folder is never run.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ..machine import installed_version
 from ..store_path import store_path
 
 FORMAT = 10
-"""Rises when recordings of before can no longer be read, or are wrong."""
+"""Increases when earlier recordings can no longer be read or are wrong."""
 
 REFUSES = "cannot be built from this configuration"
 
 _UNLIMITED = 1 << 20
-"""A window so wide that no recorded length reaches it: the estimators add the masks of windows themselves."""
+"""A window that no recorded length reaches: the estimators add the masks of windows themselves."""
 
 
 def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
-    """The shape of the model that transformers builds from a `config.json`; from the cache if it was recorded before.
+    """The shape of the model that transformers builds from a `config.json`, recorded or read from the cache.
 
     Raises ModelConfigError where transformers has no class for it, and where its code cannot be recorded.
     """
@@ -53,14 +53,14 @@ def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> Mode
 
 
 def cached_file(subject: Any) -> Path:
-    """Where the recording of a subject, a value of JSON, is kept for the installed versions."""
+    """The file of a recording for the installed versions. subject: a JSON value."""
     versions = [installed_version("transformers"), installed_version("torch")]
     text = json.dumps([FORMAT, versions, subject], sort_keys=True)
     return store_path().parent / "models" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
 def cached(file: Path, kind: type[Form]) -> Form | None:
-    """What was kept; None for nothing, and for what cannot be read."""
+    """The cached recording; None if there is none or it cannot be read."""
     try:
         return from_json(kind, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError):
@@ -68,7 +68,7 @@ def cached(file: Path, kind: type[Form]) -> Form | None:
 
 
 def keep(file: Path, recording: Any) -> None:
-    """Write the recording; without a writable cache it is recorded again next time."""
+    """Write the recording to the cache. If this fails, it is recorded again next time."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, json.dumps(to_json(recording), separators=(",", ":")))
@@ -141,8 +141,8 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def input_choices(chosen: Any) -> list[tuple[str, ...]]:
-    """The inputs of a class to try: tokens, what it requires or names first, tokens with what else describes them, all
-    that can be made, and the same with a list of images."""
+    """Candidate sets of inputs for a class: tokens; required or first named inputs; tokens with their descriptions; all
+    that can be made; and the latter with a list of images."""
     parameters = inspect.signature(chosen.forward).parameters
     tokens = [name for name in ("input_ids", "decoder_input_ids") if name in parameters]
     required = [each.name for each in parameters.values() if each.default is each.empty and each.kind in _BY_NAME]
@@ -156,7 +156,7 @@ def input_choices(chosen: Any) -> list[tuple[str, ...]]:
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _OF_TOKENS = ("mm_token_type_ids", "bbox")
 _OF_IMAGES = ("pixel_values", "image_attention_mask", "image_embeds_position_mask")
-"""Inputs that some classes need although their `forward` has defaults for them."""
+"""Inputs that some classes need although `forward` has defaults for them."""
 
 IMAGE_LIST = "pixel_values of several images"
 _INSTRUCTION_TOKENS = 32
@@ -164,7 +164,7 @@ _INSTRUCTION_TOKENS = 32
 
 
 _IGNORED = ("attn_implementation", "_attn_implementation", "auto_map", "quantization_config")
-"""Fields that name code or kernels from elsewhere, or change the types of weights, which `--method` says."""
+"""Fields that name external code or kernels, or change the types of weights, which `--method` determines."""
 
 
 def _first_line(error: Exception) -> str:
@@ -174,7 +174,7 @@ def _first_line(error: Exception) -> str:
 def make_batch(
     config: Any, names: Sequence[str], batch: int, length: int, *, dtype: str = "bfloat16"
 ) -> dict[str, Any]:
-    """Samples of text, or of an image and text, by the names of the inputs. dtype: of the image."""
+    """Samples of text, or of an image and text, by input name. dtype: type of the image."""
     import torch
 
     is_decoder = config.is_encoder_decoder
@@ -227,11 +227,11 @@ def _cannot(name: str, why: str, fix: str = "") -> ModelConfigError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRecording:
-    """The shape of a module, and the files that made it."""
+    """The shape of a module, and the files that determine it."""
 
     shape: ModelShape
     files: Mapping[str, str]
-    """Their digests by their paths."""
+    """Path -> digest."""
 
     @property
     def is_current(self) -> bool:
@@ -240,14 +240,14 @@ class ModuleRecording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRequest:
-    """A module to record, for the subprocess."""
+    """A request to record a module in the subprocess."""
 
     module: OwnModule
     seq_len: int
     """The second argument of the file's `make_batch`."""
 
     def answer(self) -> ModuleRecording:
-        """Raises UnusableModelError, UnrecordableError, and what the module's code raises."""
+        """The recording. Raises UnusableModelError, UnrecordableError, and any error of the module's code."""
         from .module import recorded_file
 
         file = self.module.factory.rpartition(":")[0]
@@ -266,13 +266,13 @@ class ModuleRequest:
 
 
 def _digest(path: str) -> str:
-    """ "" where there is no such file."""
+    """The digest of a file; "" if it does not exist."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if Path(path).is_file() else ""
 
 
 def record_module(module: OwnModule, seq_len: int) -> ModelShape:
-    """The shape of the module of a file, which runs in a subprocess where it, or a file that it read from its folder or
-    imported, has changed since the last time. Raises DryRunError where it cannot be recorded."""
+    """The shape of the module in a file. The module runs in a subprocess if it has changed since the last time, or a
+    file that it imported or read from its folder has. Raises DryRunError if it cannot be recorded."""
     request = ModuleRequest(module=module._replace(factory=absolute_factory(module.factory)), seq_len=seq_len)
     file = cached_file(to_json(request))
     known = cached(file, ModuleRecording)

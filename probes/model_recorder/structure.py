@@ -1,4 +1,4 @@
-"""The shape of a model from its module on the meta device: tensors, repeated layers, and the programs that they run."""
+"""The shape of a model from its module on the meta device: tensors, repeated layers, and their programs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from .program import LAST, LONG_STEP, STEPS, Part, Shapes, program, shapes_of, u
 from .trace import MOST_OPERATIONS, EndlessError, Trace, UnrecordableError, tensors_in, tracing
 
 Batch = Callable[[int, int], Mapping[str, Any]]
-"""The inputs of a forward pass, by samples and tokens."""
+"""Returns the inputs of a forward pass for a number of samples and tokens."""
 
 
 LAYER_OPERATIONS = 1_500
-"""A layer has fewer, or loops over the sequence; more than 4 per token and kind of layer are a loop over tokens."""
+"""Maximum number of operations of a layer without a loop over the sequence. More than 4 operations per token and kind
+of layer are a loop over tokens."""
 
 Kind = tuple[str, int | None, tuple[Any, ...]]
-"""The list that a layer is in, its window, and what it runs."""
+"""The list of a layer, its window, and its fingerprint."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """The inputs that a layer got."""
+    """The inputs of a layer's call."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -44,14 +45,14 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Run:
-    """One forward pass: what runs around the layers, and the inputs of each layer."""
+    """One forward pass: the operations around the layers, and the inputs of each layer."""
 
     trace: Trace
     calls: Mapping[str, _Call]
     sources: Mapping[int, int]
-    """Numbers of the layers' inputs in the trace, by identity."""
+    """Identity of a layer's input -> its number in the trace."""
     of_layers: frozenset[int]
-    """Tensors of the trace that are computed from what layers return, as an encoder's output."""
+    """Tensors of the trace that are computed from outputs of layers, such as an encoder's output."""
     embedded: Sequence[int]
     """Outputs of the input embedding."""
     output: int
@@ -68,10 +69,10 @@ def recorded_shape(
 ) -> ModelShape:
     """The shape of a transformers model.
 
-    windows: the window of each layer that has one, by its place in its list.
-    rebuild: builds the model again, for longer sequences: code may have changed it for short ones.
+    windows: index of a layer in its list -> its window, if it has one. rebuild: builds the model again, for longer
+    sequences: its code may have changed it for short ones.
 
-    Raises UnrecordableError, and what the model's code raises on tensors without data.
+    Raises UnrecordableError, and any error of the model's code on tensors without data.
     """
     usual, longest = usual_step(_max_positions(model.config)), _max_positions(model.config)
     at = partial(_shape_at, make_batch, name, source, windows)
@@ -88,7 +89,7 @@ def recorded_shape(
 def _shape_at(
     make_batch: Batch, name: str, source: str, windows: Mapping[int, int], model: Any, step: int
 ) -> ModelShape:
-    """The shape by lengths that are multiples of a step."""
+    """The shape of the model, from lengths that are multiples of a step."""
     config = model.config
     text = config.get_text_config()
     every_layer = dict(_layers(model))
@@ -150,7 +151,8 @@ def _shape_at(
 
 
 def _returns_several(layer: torch.nn.Module) -> bool:
-    """A linear layer of a class of its own, whose result is no tensor that peft could add an adapter to."""
+    """Whether a layer is of a subclass of Linear that returns more than a tensor, so that peft cannot add an
+    adapter."""
     if not isinstance(layer, torch.nn.Linear) or type(layer).forward is torch.nn.Linear.forward:
         return False
     row = torch.zeros((1, layer.in_features), dtype=layer.weight.dtype, device=layer.weight.device)
@@ -158,7 +160,7 @@ def _returns_several(layer: torch.nn.Module) -> bool:
 
 
 def _peft_experts(model_type: str, blocks: Sequence[Block]) -> Iterator[tuple[str, str]]:
-    """The tensors that peft adapts under the former names of experts' layers."""
+    """(name in peft, tensor) of the experts' tensors that peft adapts under earlier names."""
     from transformers import conversion_mapping
 
     schemes: Mapping[str, str] = getattr(conversion_mapping, "_MODEL_TO_CONVERSION_PATTERN", {})
@@ -172,13 +174,13 @@ def _peft_experts(model_type: str, blocks: Sequence[Block]) -> Iterator[tuple[st
 
 
 def _max_positions(config: Any) -> int:
-    """The longest sequence; 0 where nothing limits it."""
+    """Maximum sequence length; 0 if unlimited."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) else 0
 
 
 def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The outermost layers that transformers can checkpoint; in classes without any, the members of module lists."""
+    """The outermost layers that transformers can checkpoint; for classes without any, the members of module lists."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     modules = dict(model.named_modules())
@@ -195,7 +197,8 @@ def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 def _run(
     model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module], kinds: Mapping[str, Kind], most: int
 ) -> _Run:
-    """A forward pass in which one layer of each kind runs, unseen, and the others return tensors like its results."""
+    """Run a forward pass. One layer of each kind runs, unrecorded; the others return empty tensors of the same
+    shapes."""
     trace = Trace(model)
     calls: dict[str, _Call] = {}
     sources: dict[int, int] = {}
@@ -242,7 +245,7 @@ def _of_layers(trace: Trace) -> frozenset[int]:
 
 
 def _layer_part(model: Any, run: _Run, path: str) -> Part:
-    """One layer, with the inputs that it gets in the model."""
+    """The part of one layer, with its inputs in the model."""
     layer, call = model.get_submodule(path), run.calls[path]
     trace = Trace(layer)
     given = trace.number(call.hidden)
@@ -284,7 +287,7 @@ def _parts_around(run: _Run, head: str) -> list[Part]:
 
 
 def _fingerprint(layer: torch.nn.Module) -> tuple[Any, ...]:
-    """Equal for layers that run the same operations on tensors of the same shapes."""
+    """Key of a layer, equal for layers that run the same operations on tensors of the same shapes."""
     attributes = tuple(
         (path, type(module).__name__, key, value)
         for path, module in layer.named_modules()
@@ -295,7 +298,7 @@ def _fingerprint(layer: torch.nn.Module) -> tuple[Any, ...]:
 
 
 _PLACES = ("idx", "index", "layer_id", "layer_num", "layer_number", "seed")
-"""Ends of the names of attributes that hold the place of a layer in its stack, or what is drawn from it."""
+"""Suffixes of names of attributes that hold a layer's index in its stack, or a value drawn for it."""
 
 
 def _block(
@@ -307,7 +310,7 @@ def _block(
     model: Any,
     inputs: Sequence[Sequence[int]],
 ) -> Block:
-    """inputs: the shapes of its hidden states in each run."""
+    """A block of equal layers. inputs: shapes of its hidden states in each run."""
     config = model.config.get_text_config()
     width, lengths = inputs[0][-1], {shape[1] for shape in inputs}
     tokens = lengths.pop() if len(lengths) == 1 and len(inputs[0]) == 3 else 0
@@ -342,8 +345,8 @@ def _block(
 
 
 def _experts_per_token(made: Program, tensors: Sequence[Tensor], config: Any) -> int:
-    """By the FLOPs of the products with experts, which Llama 4 gives every token; by the configuration where torch does
-    not count them (grouped products)."""
+    """The experts per token, from the FLOPs of products with experts (Llama 4 gives every token to all of them). If
+    torch does not count them (grouped products), the number is that of the configuration."""
     shapes = {tensor.name: tensor.shape for tensor in tensors if tensor.role == "expert" and len(tensor.shape) == 3}
     reading = [each for each in made.instructions if shapes.keys() & each.reads_weights]
     if flops := sum(each.flops.at(LONG_STEP).per_sample for each in reading):
@@ -355,8 +358,8 @@ def _experts_per_token(made: Program, tensors: Sequence[Tensor], config: Any) ->
 
 
 def _attention(made: Program, attentions: Sequence[Instruction], window: int | None, config: Any) -> Attention:
-    """The dimensions of the first attention of a layer; those of the configuration where scores are a product of the
-    model's own code; no heads where there is no attention."""
+    """The dimensions of the first attention of a layer. If the model's own code computes the scores, the
+    configuration's dimensions; no heads if there is no attention."""
     if attentions:
         return attention_of(attentions[0].details, window)
     heads = int(getattr(config, "num_attention_heads", 0) or 0)

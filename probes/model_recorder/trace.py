@@ -1,4 +1,4 @@
-"""Record what a module runs on the meta device: every operation, its tensors, and when their memory is released.
+"""Record the execution of a module on the meta device: every operation, its tensors, and the release of their memory.
 
 Linear layers, attention and dropout are one operation each, as on a GPU. Nothing is computed: the module runs on
 tensors without data and without gradients.
@@ -26,16 +26,16 @@ from torch.utils.flop_counter import flop_registry
 from ...estimators.models.program import ROWS
 
 MOST_OPERATIONS = 40_000
-"""The largest number of operations in one forward pass."""
+"""Maximum number of operations in one forward pass."""
 
 
 class UnrecordableError(ValueError):
-    """A program cannot say what the model runs: its operations, or the sizes of their tensors, are no polynomials of
-    batch and length."""
+    """No program can represent the model: its operations, or the sizes of their tensors, are not polynomials of batch
+    and length."""
 
 
 class EndlessError(UnrecordableError):
-    """More operations than a trace keeps."""
+    """The forward pass has more operations than a trace keeps."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class TracedTensor:
     stride: tuple[int, ...]
     dtype: torch.dtype
     storage: int
-    """Tensors that share memory have the same number; -1: that of a parameter."""
+    """Number of the tensor's memory, equal for tensors that share it; -1 for a parameter's."""
     source: int = 0
-    """Number of a tensor from outside of the module, by which several traces know it; 0: the module made it."""
+    """Number of a tensor from outside the module, the same in several traces; 0 if the module made it."""
     needs_grad: bool = False
-    """It comes from outside and requires a gradient."""
+    """Whether the tensor comes from outside and requires a gradient."""
 
     @property
     def is_differentiable(self) -> bool:
-        """A gradient can be taken by it; of tensors from outside by those that require one."""
+        """Whether the tensor can have a gradient; a tensor from outside only if it requires one."""
         if self.source > 0 and not self.needs_grad:
             return False
         return self.dtype.is_floating_point or self.dtype.is_complex
@@ -73,7 +73,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Step:
-    """One operation. Tensors are numbers."""
+    """One operation. Tensors are given by number."""
 
     kind: str
     name: str
@@ -81,7 +81,7 @@ class Step:
     outputs: tuple[int, ...] = ()
     weights: tuple[int, ...] = ()
     call: tuple[Callable[..., Any], Any, Any] | None = None
-    """Function, arguments and keyword arguments; None where no derivative is taken."""
+    """Function, arguments and keyword arguments; None if no derivative is taken."""
     details: Mapping[str, int] = field(default_factory=dict)
     flops: int = 0
 
@@ -95,9 +95,9 @@ class Trace:
         self.parameters = {parameter.untyped_storage()._cdata: name for name, parameter in module.named_parameters()}
         self.weight_names: dict[int, str] = {}
         self.used: set[str] = set()
-        """Names of the parameters that any operation reads."""
+        """Names of the parameters that an operation reads."""
         self.no_grad_depth = 0
-        """Contexts without gradients that the module's code has entered."""
+        """Nesting depth of the contexts without gradients that the module's code has entered."""
         self.flops = 0
         """FLOPs of the operations since the last step."""
         self._numbers: dict[int, int] = {}
@@ -106,7 +106,7 @@ class Trace:
         self._kept: list[torch.Tensor] = []
 
     def number(self, tensor: torch.Tensor, source: int = -1, *, needs_grad: bool = False) -> int:
-        """The number of a tensor. One that no step made comes from outside and lives as long as the trace."""
+        """The number of a tensor. A tensor that no step made comes from outside and lives as long as the trace."""
         if id(tensor) not in self._numbers:
             self._kept.append(tensor)
             self._add(tensor, source, needs_grad=needs_grad)
@@ -121,7 +121,7 @@ class Trace:
         call: tuple[Callable[..., Any], Any, Any] | None = None,
         details: Mapping[str, int] | None = None,
     ) -> None:
-        """Record an operation on the tensors in `given` that made those in `result`."""
+        """Record an operation that read the tensors in `given` and made those in `result`."""
         inputs, outputs = tensors_in(given), tensors_in(result)
         if inputs and all(self._is_weight(tensor) for tensor in (*inputs, *outputs)):
             self._kept += outputs
@@ -137,11 +137,11 @@ class Trace:
         self.flops = 0
 
     def parameter_name(self, tensor: torch.Tensor) -> str | None:
-        """The parameter that a tensor is, or is a view of."""
+        """The name of the parameter that a tensor is, or is a view of."""
         return self.parameters.get(tensor.untyped_storage()._cdata)
 
     def keep(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor, whose memory is not released while the trace lasts."""
+        """Keep a tensor's memory for the lifetime of the trace. Returns its number."""
         self._kept.append(tensor)
         return self._numbers[id(tensor)]
 
@@ -200,7 +200,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def _answered_yes() -> bool:
-    """The answer to transformers' code that asks whether all elements are equal, to find padding or packing. Raises
+    """The answer to a check in transformers' code whether all elements are equal (to detect padding or packing). Raises
     UnrecordableError for other code."""
     frame = sys._getframe(1)
     while frame.f_back and any(part in frame.f_code.co_filename for part in (f"{os.sep}torch{os.sep}", __file__)):
@@ -211,9 +211,9 @@ def _answered_yes() -> bool:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations that torch dispatches. all_nonzero: all elements of a tensor are nonzero; those of one row
-    of a mask, as of one expert's tokens, are its share of all rows. Raises UnrecordableError where operations do not
-    end, and where code asks for a value (`_answered_yes`)."""
+    """Record the operations that torch dispatches. all_nonzero: treat all elements of a tensor as nonzero; in a row of
+    a mask, such as one expert's tokens, the row's share of all rows. Raises UnrecordableError if the operations do not
+    end, and for code that reads a value (`_answered_yes`)."""
 
     def __init__(self, trace: Trace, most: int, *, all_nonzero: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -221,7 +221,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_paused = False
         self.count = 0
         self.places: set[int] = set()
-        """Memory of the results of `nonzero`, which code reads to choose an expert: all of them are alike."""
+        """Memory of the results of `nonzero`, by which code chooses an expert: all experts are alike."""
         self.kept: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -266,7 +266,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor.untyped_storage()._cdata in self.places
 
     def unseen(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of a function whose operations are not recorded."""
+        """The result of a function; its operations are not recorded."""
         was_paused, self.is_paused = self.is_paused, True
         try:
             return function(*args, **kwargs)
@@ -275,7 +275,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Functions(TorchFunctionMode):
-    """Records linear layers and attention as one operation, and runs dropout as a GPU does."""
+    """Record linear layers and attention as one operation each, and run dropout like a GPU."""
 
     def __init__(self, trace: Trace, operations: _Operations) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ class _Functions(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _as_rows(self, given: torch.Tensor) -> torch.Tensor:
-        """The input of a matrix product; a copy where its rows do not follow each other in memory (`at::linear`)."""
+        """The input of a matrix product; a copy if its rows are not contiguous in memory (`at::linear`)."""
         try:
             self.operations.unseen(given.view, -1, given.shape[-1])
         except RuntimeError:
@@ -354,7 +354,8 @@ class _Functions(TorchFunctionMode):
 
 
 class _Counts(list[int]):
-    """Unknown numbers of rows, as of the tokens of each expert, by which code splits a tensor: equal shares."""
+    """Unknown numbers of rows by which code splits a tensor, such as the tokens of each expert: equal shares are
+    used."""
 
 
 _SPLITS = (torch.Tensor.split, torch.split)
@@ -366,7 +367,7 @@ def _dropout(value: torch.Tensor, p: float = 0.5, training: bool = True, inplace
 
 
 def _own_functions(trace: Trace, operations: _Operations) -> Any:
-    """Record an `autograd.Function` of the model's code as one operation, because it brings its own derivative."""
+    """Record an `autograd.Function` of the model's code as one operation, because it defines its own derivative."""
     original = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -387,7 +388,7 @@ def _own_functions(trace: Trace, operations: _Operations) -> Any:
 
 @contextmanager
 def _without_gradients(trace: Trace) -> Iterator[None]:
-    """No gradients while the trace runs, and a count of where the model's own code switches them off."""
+    """Disable gradients while the trace runs, and count the contexts in which the model's own code disables them."""
     enter, leave = torch.no_grad.__enter__, torch.no_grad.__exit__
 
     def count_enter(self: Any) -> None:
@@ -405,7 +406,7 @@ def _without_gradients(trace: Trace) -> Iterator[None]:
 
 @contextmanager
 def tracing(trace: Trace, most: int = MOST_OPERATIONS, *, all_nonzero: bool = False) -> Iterator[Callable[..., Any]]:
-    """Record all that runs inside, up to a number of operations. Yields a function that runs another one unseen.
+    """Record all operations in the context, up to a maximum number. Yields a function that runs another one unrecorded.
 
     all_nonzero: indices by condition choose every element, as in transformers' code for padding and images.
     """

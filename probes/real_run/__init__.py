@@ -1,1 +1,1 @@
-"""A few real steps of a plan on this machine: memory, time and failure as they happen."""
+"""Run a few real steps of a plan on this machine: measured memory, time and failures."""

@@ -2,7 +2,7 @@
 
 torch builds an extension under a lock file (torch/utils/file_baton.py). A process that is killed while it compiles
 leaves the file, and every process that needs the extension waits forever. Here the owner marks its file and holds a
-file lock on it, so a marked file without a lock is abandoned and removed. A file without the mark belongs to another
+file lock on it. A marked file without a lock is abandoned and is removed; a file without the mark belongs to another
 program.
 
 `remove_abandoned` must be called after killing processes that may hold such a lock: a plain training ignores the mark.
@@ -54,7 +54,7 @@ def install() -> None:
 
 
 def _marked_file(lock: Path) -> int:
-    """Create the lock file, marked and locked from the start; returns its descriptor. Raises FileExistsError."""
+    """Create the lock file, marked and locked atomically. Returns its descriptor. Raises FileExistsError."""
     descriptor, draft = tempfile.mkstemp(prefix="lock-", dir=lock.parent)
     try:
         try_lock(descriptor)

@@ -1,4 +1,4 @@
-"""Measurements of a rank: time on the device and in collectives, memory and storage as the system counts them."""
+"""Measurements of a rank: time on the device and in collectives, and the system's counters of memory and storage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLLECTIVES = """all_reduce reduce broadcast barrier all_gather all_gather_into
 class Clock:
     """Marks moments on the device: the host's clock for the CPU, events in the stream for CUDA.
 
-    Events do not make the host wait between the phases of a step, which would slow down a launch-bound training.
+    Events do not make the host wait between the phases of a step, which would slow down launch-bound training.
     """
 
     def __init__(self, *, cuda: bool) -> None:
@@ -46,15 +46,14 @@ class Clock:
 
 
 class CollectiveTime:
-    """Seconds that the process is blocked in collectives, on a backend that blocks it (gloo). Nested calls count
-    once."""
+    """Seconds for which collectives block the process, on a blocking backend (gloo). Nested calls count once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._depth = 0
 
     def install(self) -> None:
-        """Wrap torch's collectives and `Work.wait`; before DeepSpeed is imported."""
+        """Wrap torch's collectives and `Work.wait`. To be called before DeepSpeed is imported."""
         for name in _COLLECTIVES.split():
             setattr(dist, name, self._timed(getattr(dist, name)))
         work: Any = dist.Work
@@ -75,8 +74,8 @@ class CollectiveTime:
 
 
 def memory_bytes(name: Literal["VmRSS", "VmHWM", "VmData"]) -> int:
-    """Memory of this process by /proc/self/status: resident, its peak since the start or `restart_peak`, and private
-    writable memory as RLIMIT_DATA counts it."""
+    """Memory of this process from /proc/self/status: resident, peak since the start or `restart_peak`, and private
+    writable memory as counted by RLIMIT_DATA."""
     return int(read_pairs(Path("/proc/self/status"))[name].split()[0]) * 1024
 
 
@@ -90,7 +89,7 @@ def restart_peak() -> None:
 
 
 def storage_bytes() -> tuple[int, int]:
-    """(read, written) by this process from and to block devices, without the page cache; zeros where unknown."""
+    """(bytes read, bytes written) by this process on block devices, without the page cache; zeros if unknown."""
     counts = read_pairs(Path("/proc/self/io"))
     return int(counts.get("read_bytes", 0)), int(counts.get("write_bytes", 0))
 
@@ -101,7 +100,7 @@ def folder_bytes(folder: str) -> int:
 
 
 def gpu_memory(index: int | None) -> dict[str, Any]:
-    """The fields of `RankReport` that torch's allocators and the driver determine; None without a GPU."""
+    """The fields of `RankReport` from torch's allocators and the driver; None without a GPU."""
     if index is None:
         return dict.fromkeys(("allocated_bytes", "reserved_bytes", "device_bytes", "host_pinned_bytes"))
     return {
@@ -113,8 +112,8 @@ def gpu_memory(index: int | None) -> dict[str, Any]:
 
 
 def device_bytes(index: int) -> int | None:
-    """GPU memory of this process by the driver; where it cannot tell processes apart (containers), all memory in use on
-    the GPU; None without a driver."""
+    """GPU memory of this process according to the driver. If the driver cannot distinguish processes (containers), all
+    memory in use on the GPU; None without a driver."""
 
     def query(nvml: Any) -> int:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)

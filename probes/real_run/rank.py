@@ -3,7 +3,7 @@
 FOLDER holds the rank's task and its event log. WORKER is a module with a function `work(folder, rank, log)`,
 which returns a dict with a `report`.
 
-The event log is one file per rank with one JSON object per line. It tells how far the rank came however it ended.
+The event log is one file per rank with one JSON object per line. It shows how far the rank came, however it ended.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main() -> NoReturn:
 
 
 def die_with_the_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Let Linux end this process by a signal when its parent ends, even by a kill; the parent may have ended
+    """Let Linux end this process by a signal when its parent ends, even if killed. The parent may have ended
     already."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
@@ -106,7 +106,8 @@ def die_with_the_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> Non
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """CUDA's and Python's errors have their own classes; torch's CPU allocator raises a RuntimeError."""
+    """Whether an error means exhausted memory: CUDA and Python have classes for it; torch's CPU allocator raises a
+    RuntimeError."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -116,7 +117,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    """The error's message with that of its cause."""
+    """The error's message and that of its cause, in one line."""
     cause = f" ({_one_line(error.__cause__)})" if error.__cause__ is not None else ""
     text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     return (text or type(error).__name__)[:500] + cause

@@ -16,11 +16,11 @@ class RankFailure:
     kind: RankFailureKind
     rank: int
     phase: str
-    """The phase of the rank."""
+    """The rank's phase."""
     message: str
     """The error in one line."""
     details: str = ""
-    """Its traceback, or the end of the rank's output."""
+    """The traceback, or the end of the rank's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class StepTime:
     forward_s: float
     backward_s: float
     optimizer_s: float
-    """The three calls of the engine, which are nearly all of `total_s`."""
+    """This and the two previous fields: the engine's calls, nearly all of `total_s`."""
     waiting_s: float | None
-    """Time blocked in collectives (transfer and waiting for slower ranks); None where the device waits instead of the
+    """Time blocked in collectives (transfer and waiting for slower ranks); None if the device waits instead of the
     process (CUDA)."""
     optimizer_waiting_s: float | None = None
     """The part of `waiting_s` in the optimizer."""
@@ -41,16 +41,16 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """One rank's measured memory and time; None where the device has no such counter."""
+    """One rank's measured memory and time; None if the device has no such counter."""
 
     rank: int
     allocated_bytes: int | None
     reserved_bytes: int | None
-    """Peaks of torch.cuda over the training steps."""
+    """This and the previous field: peaks of torch.cuda over the training steps."""
     device_bytes: int | None
-    """GPU memory of this process at the end, by the driver (NVML)."""
+    """GPU memory of this process at the end, according to the driver (NVML)."""
     host_baseline_bytes: int
-    """Resident memory after the libraries and the model's class are loaded, before the model."""
+    """Resident memory after loading the libraries and the model's class, before the model is built."""
     host_loading_peak_bytes: int
     """Peak resident memory until the engine is initialized."""
     host_peak_bytes: int
@@ -61,9 +61,9 @@ class RankReport:
     """Size of the swap files at the end."""
     nvme_read_bytes: int
     nvme_written_bytes: int
-    """By the whole process, during training."""
+    """Bytes that the whole process wrote during training."""
     steps: tuple[StepTime, ...]
-    """The optimizer steps without the first, which creates the optimizer's states."""
+    """The optimizer steps except the first, which creates the optimizer's states."""
     losses: tuple[float, ...]
 
     @property
@@ -72,13 +72,13 @@ class RankReport:
 
     @property
     def host_tensor_bytes(self) -> int:
-        """Memory that training added; on the CPU device it includes the tensors of the GPU."""
+        """Memory added by training; on the CPU device it includes tensors that a GPU would hold."""
         return self.host_peak_bytes - self.host_baseline_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """A probe that succeeded or failed."""
+    """A successful or failed probe."""
 
     world_size: int
     device: str
@@ -88,14 +88,14 @@ class ProbeResult:
     failure: RankFailure | None
     versions: dict[str, str]
     config: dict[str, Any] = field(default_factory=dict)
-    """The configuration of DeepSpeed, without `auto`; empty after a failure."""
+    """DeepSpeed's configuration, without `auto`; empty after a failure."""
     seconds: float = 0.0
     load: float = 0.0
-    """Load average of the minute before the probe; other busy processes make the times too long."""
+    """Load average of the minute before the probe; other busy processes increase the times."""
 
     @property
     def step_s(self) -> float:
-        """A step of the slowest rank."""
+        """The time of a step on the slowest rank, in seconds."""
         assert self.ranks, "a failed probe has no times"
         return max(report.step_s for report in self.ranks)
 
@@ -105,7 +105,7 @@ class ProbeResult:
         return self.tokens_per_step / self.step_s
 
     def highest(self, name: str) -> int | None:
-        """The maximum of a figure over the ranks, None where the device has no such counter."""
+        """The maximum of a figure over the ranks; None if the device has no such counter."""
         values = [getattr(report, name) for report in self.ranks]
         return max(values) if values and None not in values else None
 

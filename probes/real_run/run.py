@@ -1,4 +1,4 @@
-"""`probe`: run a plan for a few steps on this machine, in processes of its own."""
+"""`probe`: run a plan for a few steps on this machine, in separate processes."""
 
 from __future__ import annotations
 
@@ -22,34 +22,35 @@ from .result import ProbeResult, RankFailure, RankReport
 from .watch import OnProgress, watch
 
 STEPS = 4
-"""Optimizer steps: the first creates the states, ZeRO-3 prefetches from the third."""
+"""Number of optimizer steps: the first creates the states; ZeRO-3 prefetches from the third."""
 
 _SMALLEST_SWAPPED_BYTES = 2**20
-"""DeepSpeed keeps smaller tensors in RAM."""
+"""Minimum size of a swapped tensor: DeepSpeed keeps smaller ones in RAM."""
 
 JOB_FILE = "job.pickle"
-"""The `ProbeJob`, for the ranks."""
+"""File with the `ProbeJob` for the ranks."""
 
 STALL_S = 300.0
-"""A phase that takes longer counts as a hang: compiling DeepSpeed's extensions may take some minutes."""
+"""Time limit of a phase, after which it counts as a hang: compiling DeepSpeed's extensions may take some minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeJob:
-    """One probe, the same for all ranks."""
+    """One probe; equal for all ranks."""
 
     request: Request
     """The run; `request.rank` is the rank that runs alone when `solo`."""
     device: Device
     """ "cuda", or DeepSpeed's CPU accelerator over gloo."""
     solo: bool
-    """One process is one rank of `request.world_size`; the others do not exist, and their messages are junk."""
+    """Whether a single process acts as one rank of `request.world_size`. The others do not exist, and their messages
+    are undefined."""
     checkpoint: str | None
-    """Folder of a local checkpoint in safetensors; None: random weights."""
+    """Folder of a local safetensors checkpoint; None for random weights."""
     memory_limit_bytes: int | None
-    """Memory of each rank in addition to its libraries, on the CPU; None: no limit."""
+    """Memory of each rank in addition to its libraries, on the CPU; None for no limit."""
     nvme_folder: str
-    """Folder of the swappers; "" without offload to NVMe."""
+    """Swap folder; "" without offload to NVMe."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -70,18 +71,18 @@ def probe(
     timeout_s: float = 1800.0,
     on_progress: OnProgress = lambda _phase: None,
 ) -> ProbeResult:
-    """A real DeepSpeed job of `run.cluster.world_size` ranks on this machine; a failure is a result too.
+    """Run a real DeepSpeed job of `run.cluster.world_size` ranks on this machine. A failure is also a result.
 
     The batch has `run.workload.seq_len` tokens per sample and no padding.
 
     device: "cuda", or "cpu" for DeepSpeed's CPU accelerator over gloo.
-    solo:   run only `rank` of the cluster's ranks, on one device: its memory is real, its times lack communication, and
-            its results are junk.
+    solo: run only `rank` of the cluster's ranks, on one device: its memory is real, its times lack communication, and
+            its results are undefined.
     checkpoint: a folder with safetensors; None trains random weights.
     memory_limit_bytes: on the CPU, the memory of each rank, in place of a GPU's memory.
     stall_s, timeout_s: time limit of a phase of a rank, and of the whole.
 
-    Leaves no process, no file and no swap space on NVMe. Raises WorkloadError for what the device cannot run.
+    No process, file or NVMe swap space remains. Raises WorkloadError for what the device cannot run.
     """
     check_device(run, device)
     started = time.monotonic()
@@ -126,8 +127,8 @@ def probe(
 
 
 def _or_disk_full(failure: RankFailure, folder: str) -> RankFailure:
-    """The failure, or "disk_full" where the swap files filled their drive: DeepSpeed does not notice a failed write and
-    later ends itself (SIGABRT) because a file is too short."""
+    """The failure, or "disk_full" if the swap files filled their drive: DeepSpeed ignores a failed write and later
+    aborts (SIGABRT) because a file is too short."""
     free = shutil.disk_usage(folder).free
     if free >= _SMALLEST_SWAPPED_BYTES or failure.kind not in ("crash", "killed"):
         return failure
@@ -141,7 +142,7 @@ def _or_disk_full(failure: RankFailure, folder: str) -> RankFailure:
 
 @contextlib.contextmanager
 def _swap_folder(config: Mapping[str, Any]) -> Iterator[str]:
-    """A temporary folder below the configuration's `nvme_path`; "" without one."""
+    """A temporary folder below the configuration's `nvme_path`; "" if it has none."""
     zero = config.get("zero_optimization")
     blocks = [zero.get(name) for name in ("offload_optimizer", "offload_param")] if isinstance(zero, Mapping) else []
     paths = [block["nvme_path"] for block in blocks if isinstance(block, Mapping) and block.get("nvme_path")]

@@ -1,10 +1,10 @@
-"""Runs a command and lets none of its processes outlive it or the process PARENT that started this one: `python -m
+"""Run a command so that none of its processes outlives it or the process PARENT that started this one: `python -m
 ...supervisor PARENT COMMAND`.
 
-torchrun gives every rank a session of its own and the deepspeed launcher puts a process between, so a process group
-does not hold them all. This process adopts every orphan among its descendants (PR_SET_CHILD_SUBREAPER), so at the end
-all that is left is among them; Linux signals it when the parent dies for any reason (PR_SET_PDEATHSIG). The parent
-adopts in the same way, for the case that this process is killed.
+torchrun starts every rank in a new session and the deepspeed launcher adds an intermediate process, so a process group
+does not contain all processes. This process adopts every orphan among its descendants (PR_SET_CHILD_SUBREAPER), so at
+the end it can find all remaining processes. Linux signals it when the parent dies for any reason (PR_SET_PDEATHSIG).
+The parent also adopts orphans, in case this process is killed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> NoReturn:
 def start_supervised(
     command: Sequence[str], output: Path, environment: Mapping[str, str], folder: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a command under a supervisor, which ends with this process. output: the file of both streams."""
+    """Start a command under a supervisor, which ends with this process. output: the file of stdout and stderr."""
     with output.open("wb") as stream:
         return subprocess.Popen(
             [sys.executable, "-m", __name__, str(os.getpid()), *command],
@@ -64,19 +64,19 @@ def start_supervised(
 
 
 def clean_up() -> None:
-    """Remove what killed ranks leave: buffers in shared memory, and the locks of builds that were cut off."""
+    """Remove leftovers of killed ranks: buffers in shared memory, and the locks of interrupted builds."""
     free_abandoned_buffers()
     extension_lock.remove_abandoned()
 
 
 def adopt_orphans(on: bool) -> None:
-    """Whether descendants that lose their parent become this process's children."""
+    """Set whether descendants that lose their parent become children of this process."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on))
 
 
 def kill_descendants(spared: frozenset[int] = frozenset()) -> None:
-    """Kill until none is left but the spared children and their descendants: a process may start another while it is
-    killed."""
+    """Kill all descendants except the spared children and their descendants, repeatedly: a process may start another
+    one while it is killed."""
     while left := _descendants(spared):
         for process in left:
             with contextlib.suppress(psutil.Error):
@@ -109,11 +109,11 @@ def _kill_all() -> None:
 
 def free_abandoned_buffers() -> None:
     """Remove this user's buffers in shared memory that no process has open any more. Ranks on one machine's CPU
-    exchange tensors through them, 66 MiB a rank and training, and DeepSpeed never removes them.
+    exchange tensors through them (66 MiB per rank and training), and DeepSpeed never removes them.
 
-    To be called when the ranks have ended; the buffers of another job stay. A job in another container is not seen
-    where `/dev/shm` is shared and processes are not; it keeps the memory, but a rank of it that opens another rank's
-    buffer by name at that moment would wait. Source: deepspeed 0.19.8 csrc/cpu/comm/shm.cpp shm_initialize.
+    To be called after the ranks have ended; the buffers of another job stay. A job in another container is invisible if
+    `/dev/shm` is shared and processes are not. It keeps the memory, but if one of its ranks opens another rank's buffer
+    by name at that moment, that rank hangs. Source: deepspeed 0.19.8 csrc/cpu/comm/shm.cpp shm_initialize.
     """
     buffers = {str(path) for path in SHARED_MEMORY.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*")}
     for process in Path("/proc").glob("[0-9]*") if buffers else ():
@@ -123,8 +123,8 @@ def free_abandoned_buffers() -> None:
 
 
 def open_files(process: Path) -> Iterator[str]:
-    """The files that a process has open or mapped, as far as they can be read. Open ones first, as a file is opened
-    before it is mapped."""
+    """The files that a process has open or mapped, as far as they are readable. Open files are read first, because a
+    file is opened before it is mapped."""
     with contextlib.suppress(OSError):
         for descriptor in (process / "fd").iterdir():
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The worker of a probe: one rank that trains a few optimizer steps, timed by phase. FOLDER holds `JOB_FILE`."""
+"""The worker of a probe: one rank trains a few optimizer steps, timed by phase. FOLDER holds `JOB_FILE`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .result import RankReport, StepTime
 from .run import JOB_FILE, ProbeJob
 
 _BLOCK = 1_000_003
-"""Number of random values, which all weights repeat: torch draws on one core, 30 ns each, and a model of billions would
-take minutes. No width divides the number, so the rows of a matrix differ."""
+"""Number of random values, which all weights repeat: torch draws on one core in 30 ns each, minutes for a model with
+billions of parameters. No width divides the number, so the rows of a matrix differ."""
 
 
 def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
-    """Train, and return the report of this rank."""
+    """Train, and return this rank's report."""
     job: ProbeJob = pickle.loads((folder / JOB_FILE).read_bytes())
     run = job.request.run
     gpu = (0 if job.solo else rank) if job.device == "cuda" else None
@@ -109,8 +109,8 @@ def _join(job: ProbeJob, rank: int, folder: Path) -> None:
 def prepare(job: ProbeJob) -> tuple[Any, dict[str, Any]]:
     """(transformers' configuration of the model, None for the user's own module; DeepSpeed's with `auto` filled).
 
-    Loads the training's code, the model's class and DeepSpeed's extensions: they are no part of a plan's memory, and
-    compilers may need more memory than a rank is allowed.
+    Loads the training's code, the model's class and DeepSpeed's extensions before memory is measured and limited: they
+    are not part of a plan's memory, and compilers may need more memory than a rank may use.
     """
     run = job.request.run
     description = models.transformers_config(run.description) if run.description is not None else None
@@ -149,8 +149,8 @@ def train(
     clock: Clock,
     collectives: CollectiveTime | None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Load, initialize and train `job.request.iterations` optimizer steps. Returns the engine, and the fields of
-    `RankReport` that the training determines."""
+    """Load, initialize and train `job.request.iterations` optimizer steps. Returns the engine and the training's fields
+    of `RankReport`."""
     run = job.request.run
     keep_alive = announce_zero3(run, config)
     dtype = model_dtype(config)
@@ -208,7 +208,8 @@ def _step(
     collectives: CollectiveTime | None,
     held: list[Any] | None,
 ) -> tuple[StepTime, float]:
-    """One optimizer step and its loss; the times of the micro batches are summed. held: as in the dry run's loop."""
+    """Run one optimizer step. Returns its times, summed over the micro batches, and its loss. held: as in the dry run's
+    loop."""
     passes_waiting_s = 0.0
     optimizer_waiting_s = 0.0
     marks: list[tuple[Any, Any, Any, Any]] = []
@@ -246,15 +247,15 @@ def _step(
 
 
 def _with_tokens(batch: Any, vocab_size: int) -> Any:
-    """The batch with random tokens, so that routers and embeddings work as in a training."""
+    """The batch with random tokens, so that routers and embeddings work as in training."""
     if vocab_size and isinstance(batch, dict) and "input_ids" in batch:
         batch["input_ids"] = torch.randint_like(batch["input_ids"], vocab_size)
     return batch
 
 
 def _never_skip_a_step(optimizer: Any) -> None:
-    """A solo rank computes with junk; a NaN must not make the engine skip the step that creates the optimizer's
-    states."""
+    """Prevent skipped steps: a solo rank computes with undefined values, and a NaN must not skip the step that creates
+    the optimizer's states."""
     checks = """has_overflow has_overflow_serial has_overflow_partitioned_grads_serial check_overflow _has_inf_or_nan
         _check_overflow"""
     for name in checks.split():
@@ -268,7 +269,7 @@ def prepare_base(
 ) -> None:
     """Change the model in place.
 
-    has_weights: the weights were loaded; otherwise they are uninitialized and may be NaN.
+    has_weights: whether the weights were loaded; otherwise they are uninitialized and may be NaN.
 
     Raises UnusableModelError where bitsandbytes is missing or Liger unsuitable.
     """
@@ -300,9 +301,7 @@ def _fill(model: torch.nn.Module) -> None:
 
 def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
     """Quantize every linear layer except the head to NF4 with quantized constants, like `BitsAndBytesConfig` for QLoRA.
-
-    Each layer moves to the device, where bitsandbytes quantizes it; other modules stay on the host.
-    """
+    bitsandbytes quantizes a layer when it moves to the device; other modules stay on the host."""
     parts = models.imported("bitsandbytes", "QLoRA", "bitsandbytes").nn
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for parent in list(model.modules()):

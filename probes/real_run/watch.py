@@ -1,8 +1,8 @@
-"""Ranks as processes: started together, watched by their event logs, ended together.
+"""Start the ranks as processes, monitor them by their event logs, and end them together.
 
 Every rank has a supervisor (`supervisor.py`), which ends it with all processes that it started: ninja gives each
-compiler a process group of its own. Nothing outlives `watch`: on success, failure, an exception and Ctrl-C all
-supervisors are ended and waited for, and they end with the watching process, however that ends.
+compiler a process group of its own. Nothing outlives `watch`: on success, failure, an exception and Ctrl-C it ends all
+supervisors and waits for them. If the watching process is killed, they end with it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .supervisor import start_supervised
 
 _POLL_S = 0.05
 _LOOK_S = 1.0
-"""Between looks for compilers."""
+"""Interval between checks for compilers, in seconds."""
 _SIGNALLED = 128
 _OTHERS_S = 2.0
-"""Time after the first sign of a failure for the event logs of ranks that failed before it or with it."""
+"""Time after the first failure in which event logs of other failed ranks are awaited."""
 
 COMPILERS = frozenset(
     ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "nvcc", "cudafe++", "cicc", "ptxas", "hipcc")
 )
-"""Processes that build one of DeepSpeed's extensions at its first use."""
+"""Names of processes that build DeepSpeed's extensions at their first use."""
 
 _PHASES = ("start", "import", "join", "load", "initialize", "step", "report")
 _COMPILE = ("join", "load")
@@ -56,7 +56,7 @@ class _Rank:
         self.last_event_at = time.monotonic()
 
     def listen(self) -> bool:
-        """Read its new events. The exit code is read first, so that no last event is missed."""
+        """Read the rank's new events. The exit code is read first, so that the last event is not missed."""
         self.exit_code = self.process.poll()
         if self.exit_code is not None and self.exit_code > _SIGNALLED:  # as the supervisor tells it
             self.exit_code = _SIGNALLED - self.exit_code
@@ -71,23 +71,23 @@ class _Rank:
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """The error in its event log."""
+        """The error in the rank's event log."""
         return self.log.last.get("error")
 
     @property
     def order(self) -> tuple[int, int]:
-        """Its progress: (index of the phase, number of the step)."""
+        """The rank's progress: (index of the phase, number of the step)."""
         name, _, number = self.log.phase.partition(" ")
         return _PHASES.index(name) if name in _PHASES else len(_PHASES), int(number or 0)
 
     def is_compiling(self) -> bool:
-        """Whether it builds one of DeepSpeed's extensions, which takes minutes."""
+        """Whether the rank builds one of DeepSpeed's extensions, which takes minutes."""
         with contextlib.suppress(psutil.Error):
             return any(child.name() in COMPILERS for child in psutil.Process(self.process.pid).children(recursive=True))
         return False
 
     def is_stopped(self) -> bool:
-        """Whether it is suspended (SIGSTOP); the others would wait for it forever."""
+        """Whether the rank is suspended (SIGSTOP); the others would wait for it forever."""
         suspended = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         with contextlib.suppress(psutil.Error):
             return any(child.status() in suspended for child in psutil.Process(self.process.pid).children())
@@ -99,14 +99,14 @@ class _Rank:
         self.process.wait()
 
     def failure(self, kind: RankFailureKind, message: str) -> RankFailure:
-        """Its failure, with the end of its output; "" where the file is gone."""
+        """The rank's failure, with the end of its output ("" if the file is gone)."""
         details = ""
         with contextlib.suppress(OSError):
             details = self.output.read_text(encoding="utf-8", errors="replace")[-4000:]
         return RankFailure(kind=kind, rank=self.number, phase=self.log.phase, message=message, details=details)
 
     def death(self) -> RankFailure:
-        """Its failure where it ended without a report or an error."""
+        """The rank's failure if it ended without a report or an error."""
         assert self.exit_code is not None, "it has ended"
         if self.exit_code < 0:
             cause = ", as the kernel does when memory runs out" if -self.exit_code == signal.SIGKILL else ""
@@ -129,7 +129,7 @@ def watch(
     """Start the ranks and wait for them. Returns the last event of every rank, or the first failure.
 
     worker: the module whose `work(folder, rank, log)` each rank runs.
-    stall_s: a phase of one rank that takes longer is a hang. timeout_s: limit of the whole.
+    stall_s: maximum duration of a rank's phase; a longer one is a hang. timeout_s: limit of the whole.
     environment: variables of the ranks in addition to those of this process.
     """
     deadline = time.monotonic() + timeout_s
@@ -170,7 +170,7 @@ def watch(
 
 
 def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure | None:
-    """The failure of the rank that failed first; None without a sign of one."""
+    """The failure of the rank that failed first; None if no rank has failed."""
     if any(rank.error or (rank.exit_code is not None and not rank.done) for rank in ranks):
         return _first(ranks)
     for rank in ranks:
@@ -192,7 +192,7 @@ def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure
 
 
 def _first(ranks: list[_Rank]) -> RankFailure:
-    """The earliest failure. A killed rank reports nothing, and the others then fail because it is gone."""
+    """The earliest failure. A killed rank reports nothing, and the others then fail because it is missing."""
     patience = time.monotonic() + _OTHERS_S
     while not all(rank.exit_code is not None or rank.error for rank in ranks) and time.monotonic() < patience:
         time.sleep(_POLL_S)
