@@ -193,8 +193,7 @@ ROW_SHAPES: dict[str, RowShape] = {
 
 
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The value of the first of these names that a row has. A null field counts as missing (Parquet, and tables with
-    gaps)."""
+    """The first of these names that a row has. A null field counts as missing (Parquet, and tables with gaps)."""
     return next((name for name in names if fields.get(name) is not None), None)
 
 

@@ -1,5 +1,4 @@
-"""The training that another tool's file describes in this project's terms, its unused keys, and the change to write
-back."""
+"""The training that another tool's file describes, in this project's terms; its unused keys; the change to write back."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def lint_part(document: Document, framework: Framework, figures: ImportFigures |
 
 
 def _for_accelerate(config: Mapping[str, Any], own: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
-    """The configuration including the settings that accelerate refuses in its own file, and without an optimizer,
+    """The configuration including the settings that accelerate refuses in its own file, and without an added optimizer,
     because the script has one."""
     config = {name: value for name, value in config.items() if name != "optimizer" or "optimizer" in own}
     for name in ("bf16", "fp16"):

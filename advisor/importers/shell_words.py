@@ -23,7 +23,7 @@ _EXPANSION = re.compile(
     |\$\{{[^}}\n]*\}}|\$[\d@*#?$!-]?|`""",
     re.VERBOSE | re.DOTALL,
 )
-"""Expansions. The brackets in `output` are nested at most three deep."""
+"""Shell expansions. Brackets in `output` may be nested at most three deep."""
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _REDIRECTION = re.compile(r"[<>]+[&|]?[ \t]*")
 _ARITHMETIC = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*")

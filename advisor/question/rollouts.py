@@ -151,8 +151,8 @@ def _settings(question: Question, rollouts: Rollouts, free: tuple[str, ...]) -> 
 
 
 def _splits(cluster: Cluster, server_gpus: int) -> Iterator[tuple[Cluster, int]]:
-    """Divisions of the GPUs into those that train and those that generate: any number on one node; of several nodes one
-    whole node generates."""
+    """(cluster that trains, number of GPUs that generate): on one node any number generates, on several one whole
+    node."""
     if cluster.nodes > 1:
         if server_gpus in (0, cluster.gpus_per_node):
             yield replace(cluster, nodes=cluster.nodes - 1), cluster.gpus_per_node
