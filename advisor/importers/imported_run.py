@@ -1,4 +1,4 @@
-"""The training that another tool's file describes, in this project's terms; its unused keys; the change to write back."""
+"""The training that another tool's file describes, in this project's terms; its unused keys; the change to write."""
 
 from __future__ import annotations
 

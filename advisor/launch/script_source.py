@@ -152,8 +152,8 @@ class ScriptSource:
 
     @property
     def takes_config(self) -> bool:
-        """Whether the script may take a DeepSpeed configuration: it or an imported module parses arguments, or its
-        TrainingArguments name a configuration. False if it makes TrainingArguments from literals alone."""
+        """Whether the script may take a DeepSpeed configuration: it parses arguments, an imported module may parse them,
+        or its TrainingArguments name a configuration. False if it makes TrainingArguments from literals alone."""
         calls = list(self._argument_calls())
         named = {keyword.arg for call in calls for keyword in call.keywords}
         return (
@@ -173,7 +173,7 @@ class ScriptSource:
 
     @property
     def late_arguments(self) -> tuple[int, int] | None:
-        """(line that loads the model, line that makes TrainingArguments) if the model is loaded first."""
+        """(line that loads the model, line that makes TrainingArguments) if the model is loaded first; else None."""
         scopes = [n for n in ast.walk(self._tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
         for scope in (self._tree, *scopes):
             calls = sorted(_calls_in(scope), key=lambda call: call.lineno)
