@@ -164,7 +164,7 @@ def _from_script(
     found = {name: value for name, value in in_script.items() if value is not None and name not in given}
     defaults = {**_DEFAULTS[framework]}
     if framework == "hf" and (source.trainer or arguments.are_training_arguments):
-        defaults["precision"] = "fp32"  # a script on accelerate has no Trainer default
+        defaults["precision"] = "fp32"  # the Trainer's default; a script with accelerate alone has none
     assumed = {name: value for name, value in defaults.items() if name not in given and name not in found}
     if not assumed:
         return found, []

@@ -152,8 +152,8 @@ class ScriptSource:
 
     @property
     def takes_config(self) -> bool:
-        """Whether the script may take a DeepSpeed configuration: it parses arguments, an imported module may parse them,
-        or its TrainingArguments name a configuration. False if it makes TrainingArguments from literals alone."""
+        """Whether the script may take a DeepSpeed configuration: it or an imported module may parse arguments, or its
+        TrainingArguments name a configuration. False if it makes TrainingArguments from literals alone."""
         calls = list(self._argument_calls())
         named = {keyword.arg for call in calls for keyword in call.keywords}
         return (
