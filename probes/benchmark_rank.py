@@ -107,7 +107,7 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     if task.device == "cuda":
         torch.cuda.set_device(rank)
     log.enter("join")
-    # With processor time other programs on the machine change nothing. It does not count waiting for threads and peers.
+    # Processor time is independent of other programs. It does not count waiting for threads and peers.
     alone = task.device == "cpu" and task.group == "device" and task.threads == 1
     watch = Stopwatch(
         settle=torch.cuda.synchronize if task.device == "cuda" else lambda: None,
@@ -170,7 +170,7 @@ def _call(kind: FigureKind, size: int, ranks: int, dtype: torch.dtype, device: s
     whole = torch.ones(size // dtype.itemsize, dtype=dtype, device=device)
     part = torch.ones(whole.numel() // ranks, dtype=dtype, device=device)
     if kind == "all_reduce":
-        # The sum of ones doubles with every call, and infinity is as fast as any number.
+        # The sum of ones doubles with every call, and infinity takes the same time as other numbers.
         return lambda: dist.all_reduce(whole)
     if kind == "all_gather":
         return lambda: dist.all_gather_into_tensor(whole, part)
@@ -201,7 +201,7 @@ def _products(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budg
     deadline = time.perf_counter() + budget_s
     once = 0.0
     for size in PRODUCT_SIZES:
-        # Eight times the work of the size before; a small product is done sooner than its arithmetic says.
+        # Eight times the work of the size before; a small product takes less time than its arithmetic suggests.
         if not watch.fits(8 * once, deadline - time.perf_counter()):
             break
         left, right, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))

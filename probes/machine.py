@@ -251,7 +251,7 @@ def visible_handles(pynvml: Any) -> list[Any]:
     devices = [part.strip() for part in chosen.split(",") if part.strip()]
     return [
         pynvml.nvmlDeviceGetHandleByIndex(int(device)) if device.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(device)
-        for device in takewhile(lambda device: device != "-1", devices)  # CUDA ignores all from the first absent one on
+        for device in takewhile(lambda device: device != "-1", devices)  # CUDA ignores all after the first absent one
     ]
 
 

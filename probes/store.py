@@ -49,7 +49,7 @@ _BUSY_S = 2.0
 _ELSEWHERE = "set DS_ADVISE_CACHE to another folder"
 
 _SCHEMA = (
-    # AUTOINCREMENT: the number of a forgotten record is not given to another one.
+    # AUTOINCREMENT: the number of a removed record is never reused.
     "CREATE TABLE records (id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, made_at TEXT NOT NULL, "
     "machine_key TEXT NOT NULL, model TEXT NOT NULL, body TEXT NOT NULL)",
     "CREATE INDEX records_by_subject ON records (kind, machine_key, model)",
@@ -240,7 +240,7 @@ class Store:
                     self._check(connection)
                     yield connection
                 except BaseException:
-                    with contextlib.suppress(sqlite3.Error):  # a full disk has ended the transaction already
+                    with contextlib.suppress(sqlite3.Error):  # a full disk has already ended the transaction
                         connection.execute("ROLLBACK")
                     raise
                 connection.execute("COMMIT")

@@ -152,7 +152,7 @@ def from_config(
         stage = (run.config.get("zero_optimization") or {}).get("stage", 0)
         reentrant = stage == 3 and workload.checkpoints_reentrantly(stage)
         _checkpoint(model, offload=run.cpu_checkpointing, pins=workload.software.pinned_inputs, reentrant=reentrant)
-        # Reentrant with peft, or nothing below the first layer has a gradient; TRL always calls it with adapters.
+        # The reentrant form with peft needs inputs that require gradients; TRL always calls it with adapters.
         if workload.method != "full" and (is_reentrant(model) or workload.framework == "trl"):
             model.enable_input_require_grads()
     vocab_size = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
@@ -194,7 +194,7 @@ def _checkpoint(model: Any, *, offload: bool, pins: bool, reentrant: bool) -> No
             fix="install transformers 5.23",
         )
     if offload:
-        if not pins:  # as the emitted lines of a script do
+        if not pins:  # like the emitted lines of a script
             modeling: Any = importlib.import_module("transformers.modeling_utils")
             save_on_cpu: Any = torch.autograd.graph.save_on_cpu
             modeling.save_on_cpu = lambda **options: save_on_cpu(**options | {"pin_memory": False})

@@ -261,13 +261,13 @@ def _run_worker(
         stdout=output,
         stderr=output,
         cwd=folder,
-        start_new_session=True,  # so that what it starts ends with it
+        start_new_session=True,  # so that its child processes end with it
         # PYTHONUTF8: some libraries read their own files in the encoding of the locale
         env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"},
     )
     try:
         assert worker.stdin is not None, "it is a pipe"
-        with contextlib.suppress(BrokenPipeError):  # the exit status says why
+        with contextlib.suppress(BrokenPipeError):  # the exit status shows the cause
             worker.stdin.write(pickle.dumps(request))
             worker.stdin.close()
         ends = time.monotonic() + timeout_s

@@ -77,13 +77,13 @@ def with_objective(
     model.register_forward_pre_hook(_unpadded, with_kwargs=True)
 
     def prepared(model: Any) -> Any:
-        # Such an engine is made before the Trainer replaces `auto`, which DeepSpeed takes for a key left out.
+        # Such an engine is made before the Trainer replaces `auto`, which DeepSpeed treats like a missing key.
         zero = {name: value for name, value in run.config.get("zero_optimization", {}).items() if value != "auto"}
         return _prepared(model, device, config | {"zero_optimization": zero})
 
     if run.workload.precompute_ref_log_probs:
         # TRL leaves the engine of that pass on the policy. At stage 3 its hooks partition every layer after its forward
-        # pass, also those that the training's engine would keep for the backward pass. It knows the order of the layers
+        # pass, including those that the training's engine would keep for the backward pass. It knows the layer order
         # after the second batch.
         trainer._precompute_engine = prepared(model)
         for _ in range(2):
@@ -131,7 +131,7 @@ def _with_value_model(
     )
     models: list[Any] = [policy, value, reference, reward]
     for model in models:
-        model.config.use_cache = True  # as it is by default, which the loop leaves
+        model.config.use_cache = True  # the default, which the loop does not change
         model.register_forward_pre_hook(_unpadded, with_kwargs=True)
         getattr(model, model.base_model_prefix).register_forward_pre_hook(_unpadded, with_kwargs=True)
     wrapper = ppo.PolicyAndValueWrapper(policy, value)
@@ -219,7 +219,7 @@ def _batch(spec: ObjectiveSpec, run: Run, samples: int, device: str) -> dict[str
     shape = (spec.sequences * samples, run.workload.seq_len)
     ids, ones = (make(shape, dtype=torch.long, device=device) for make in (torch.zeros, torch.ones))
     batch = {"input_ids": ids, "attention_mask": ones}
-    if spec.module != "trl":  # the experimental trainers put each pair together
+    if spec.module != "trl":  # the experimental trainers concatenate each pair
         parts = {**batch, "labels": ids}
         kinds = zip(("chosen", "rejected"), (slice(samples), slice(samples, None)), strict=True)
         return {f"{kind}_{name}": value[part].clone() for kind, part in kinds for name, value in parts.items()}

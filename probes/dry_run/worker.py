@@ -41,7 +41,7 @@ _HOPPER = 9.0
 def main() -> None:
     """Answer the request on stdin."""
     folder = Path(sys.argv[1])
-    os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no search for vendors' libraries
+    os.environ["DS_ACCELERATOR"] = "cpu"  # until the simulated one is set: no search for vendors' libraries
     gc.disable()  # imported modules are no garbage
     answer = answer_to(pickle.load(sys.stdin.buffer), on_phase=(folder / "phase").write_text)
     (folder / "answer.json").write_text(json.dumps(answer))
@@ -106,7 +106,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     cluster = request.run.cluster
     patches.before_deepspeed()
     collectives.join(request.rank, cluster.world_size, cluster.gpus_per_node)
-    os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no search for vendors' libraries
+    os.environ["DS_ACCELERATOR"] = "cpu"  # until the simulated one is set: no search for vendors' libraries
     from deepspeed.accelerator import set_accelerator
 
     from ..simulated_gpu.accelerator import SimulatedAccelerator

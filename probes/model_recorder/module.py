@@ -66,7 +66,7 @@ def recorded_module(
     """The shape of a module, which is not changed.
 
     make_batch: returns tensors on the meta device for a number of samples and a length. A sample has `seq_len` tokens
-    where its tensors follow the length; otherwise its length is 1, and only samples count.
+    if its tensors follow the length; otherwise its length is 1, and only samples count.
 
     Raises UnrecordableError, and any error of the module's code on tensors without data.
     """
@@ -78,8 +78,8 @@ def recorded_module(
     method = enable_checkpointing(model)
     follows = _shapes(make_batch(1, seq_len)) != _shapes(make_batch(1, 2 * seq_len))
     shapes = [(batch, seq_len) for batch in (*BATCHES, _CHECKED_BATCH)]
-    with torch.device("meta"), gc_paused():  # a collection would end tensors' lives at any time
-        _part(model, make_batch(*shapes[0]), loss)  # what only the first call does
+    with torch.device("meta"), gc_paused():  # garbage collection would release tensors at arbitrary times
+        _part(model, make_batch(*shapes[0]), loss)  # do what only the first call does
         parts = [_part(model, make_batch(*shape), loss) for shape in shapes]
     block = Block(
         prefix="",
@@ -115,7 +115,7 @@ def _without_data(model: torch.nn.Module) -> torch.nn.Module:
         dtype = torch.bfloat16 if is_parameter and tensor.is_floating_point() else tensor.dtype
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
         copies[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-    return copy.deepcopy(model, copies)  # its memo: what is copied already
+    return copy.deepcopy(model, copies)  # the memo of objects that are already copied
 
 
 def _shapes(batch: Any) -> list[torch.Size]:

@@ -21,7 +21,7 @@ STEPS = (256, 64, 16)
 with few positions."""
 
 LONG_STEP = 512
-"""For code that treats short sequences differently."""
+"""Tokens between two lengths for code that treats short sequences differently."""
 
 COUNTS, LAST = (2, 3, 4), 6
 """Lengths in steps. Several chunks are needed, because a single one may run other operations."""
@@ -272,8 +272,8 @@ def groups(traces: Sequence[Sequence[Step]]) -> list[list[Group]]:
     """The steps of several traces of one module, grouped so that all traces have the same groups.
 
     If the traces are equal, each step is a group. Otherwise repetitions are found by the names of the operations, the
-    shortest first; repetitions with the same count in all traces are not loops. Releases of memory (`hold`) are left
-    out then. Raises UnrecordableError where the traces differ in anything else.
+    shortest first; repetitions with the same count in all traces are not loops. Releases of memory (`hold`) are then
+    omitted. Raises UnrecordableError if the traces differ in anything else.
     """
     kinds = [[kind(step) for step in steps] for steps in traces]
     if all(each == kinds[0] for each in kinds):

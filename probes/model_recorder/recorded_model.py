@@ -40,7 +40,7 @@ _UNLIMITED = 1 << 20
 def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
     """The shape of the model that transformers builds from a `config.json`, recorded or read from the cache.
 
-    Raises ModelConfigError where transformers has no class for it, and where its code cannot be recorded.
+    Raises ModelConfigError if transformers has no class for it, or if its code cannot be recorded.
     """
     known = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
     file = cached_file(known)
@@ -119,20 +119,20 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
             model.tie_weights()
             head = model.get_output_embeddings()
             if config.get("tie_word_embeddings") is False and head is not None:
-                # Some classes tie it all the same (mt5); loading published weights unties it (`tie_weights`).
+                # Some classes tie it nevertheless (mt5); loading published weights unties it (`tie_weights`).
                 head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
         return model.train()
 
     try:
         model = build()
-    except Exception as error:  # a model's code raises anything
+    except Exception as error:  # a model's code may raise any error
         raise _cannot(name, f"{chosen.__name__} {REFUSES}: {_first_line(error)}") from error
     windows, why = _windows(text, window), ""
     for others in input_choices(chosen):
         try:
             batch = partial(make_batch, built, others)
             return recorded_shape(model, batch, name=name, source="", windows=windows, rebuild=build)
-        except Exception as error:  # a model's code raises anything
+        except Exception as error:  # a model's code may raise any error
             is_ours = isinstance(error, UnrecordableError)
             reason = str(error) if is_ours else f"does not run without data: {_first_line(error)}"
             if IMAGE_LIST not in others or not why:

@@ -100,8 +100,8 @@ def _shape_at(
         kinds[path] = prefix, window, _fingerprint(layer)
     shapes = shapes_of(step)
     count, runs = len(set(kinds.values())), list[_Run]()
-    # The first pass fills what the model's code caches. Short sequences come last: code may go over to another kernel
-    # for good when it sees one.
+    # The first pass fills the caches of the model's code. Short sequences come last: code may switch to another kernel
+    # permanently when it sees one.
     for batch, length in (shapes[-1], *reversed(shapes)):
         loops = count * (LAYER_OPERATIONS + 4 * length)
         most = loops if step > STEPS[-1] else MOST_OPERATIONS
@@ -169,7 +169,7 @@ def _peft_experts(model_type: str, blocks: Sequence[Block]) -> Iterator[tuple[st
         tensor.name for block in blocks for tensor in block.tensors if tensor.role in ("expert", "router")
     )
     for target, tensor in tensors.items():
-        end = tensor.removeprefix("mlp").removeprefix(".experts")  # other types name the mixture otherwise
+        end = tensor.removeprefix("mlp").removeprefix(".experts")  # other types use another name for the mixture
         yield from ((target, name) for name in names if name.endswith(end))
 
 
@@ -381,7 +381,7 @@ def _tensor(
     module = modules[path.rpartition(".")[0]]
     is_conv = type(module).__name__ == "Conv1D"
     linear = path.endswith(".weight") and (is_conv or isinstance(module, torch.nn.Linear))
-    # `use_experts_implementation` (transformers 5.23 integrations/moe.py) says how fused experts are stored.
+    # `use_experts_implementation` (transformers 5.23 integrations/moe.py) specifies how fused experts are stored.
     stored = getattr(module, "is_transposed", False) and parameter.dim() == 3
     return Tensor(
         name=path,

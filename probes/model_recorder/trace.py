@@ -330,7 +330,7 @@ class _Functions(TorchFunctionMode):
             return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **more)
         batch, heads, tokens, width = query.shape
         head_major = query.stride(-3) > query.stride(-2)
-        # A fused kernel's output has the queries' layout; that of head-major ones is turned round by `replay`.
+        # A fused kernel's output has the queries' layout; `replay` transposes that of head-major queries.
         shape = batch, tokens, heads, value.shape[-1]
         has_layout = not head_major and value.shape[-1] == width
         result: torch.Tensor = self.operations.unseen(
@@ -422,6 +422,6 @@ def tracing(trace: Trace, most: int = MOST_OPERATIONS, *, all_nonzero: bool = Fa
         operations,
         functions,
         _own_functions(trace, operations),
-        patch.object(F, "scaled_dot_product_attention", attend),  # in torch's own functions, which no mode sees
+        patch.object(F, "scaled_dot_product_attention", attend),  # calls in torch itself, which no mode sees
     ):
         yield operations.unseen

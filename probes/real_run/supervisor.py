@@ -44,7 +44,7 @@ def main() -> NoReturn:
         if ended == process.pid:
             code = os.waitstatus_to_exitcode(status)
             _kill_all()
-            os._exit(code if code >= 0 else 128 - code)  # as a shell: 128 + signal
+            os._exit(code if code >= 0 else 128 - code)  # like a shell: 128 + signal
 
 
 def start_supervised(
@@ -82,7 +82,7 @@ def kill_descendants(spared: frozenset[int] = frozenset()) -> None:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         for process in left:
-            with contextlib.suppress(ChildProcessError):  # not this one's child, or not yet
+            with contextlib.suppress(ChildProcessError):  # not a child of this process, or not yet
                 os.waitpid(process.pid, 0)
 
 

@@ -65,7 +65,7 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
         limit = measure.memory_bytes("VmData") + job.memory_limit_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if job.solo:
-        torch.set_flush_denormal(True)  # junk has many denormal numbers, which are a hundred times slower on a CPU
+        torch.set_flush_denormal(True)  # undefined values include many denormals, a hundred times slower on a CPU
     device = "cpu" if gpu is None else f"cuda:{gpu}"
     engine, measured = train(job, description, config, device, log, Clock(cuda=gpu is not None), collectives)
     log.enter("report")
@@ -77,7 +77,7 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
         **measured,
     )
     if not job.solo:
-        dist.barrier()  # no rank leaves while another still needs it
+        dist.barrier()  # no rank exits while another still needs it
     samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps() * run.cluster.world_size
     return {
         "report": asdict(report),
@@ -132,7 +132,7 @@ def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
     zero = config.get("zero_optimization")
     builders = ["AsyncIOBuilder"] if nvme_folder else []
     spec = optimizer_of_type(str(optimizer.get("type"))) if isinstance(optimizer, dict) else None
-    is_deepspeeds = optimizer_step_in(config, Workload()) == "auto"  # not torch's, by `torch_adam`
+    is_deepspeeds = optimizer_step_in(config, Workload()) == "auto"  # not torch's, which `torch_adam` selects
     if spec is not None and spec.is_adam and is_deepspeeds:
         offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
         offloaded = isinstance(offload, dict) and offload.get("device", "none") != "none"
@@ -271,7 +271,7 @@ def prepare_base(
 
     has_weights: whether the weights were loaded; otherwise they are uninitialized and may be NaN.
 
-    Raises UnusableModelError where bitsandbytes is missing or Liger unsuitable.
+    Raises UnusableModelError if bitsandbytes is missing or Liger unsuitable.
     """
     if not has_weights:
         _fill(model)

@@ -58,7 +58,7 @@ class _Rank:
     def listen(self) -> bool:
         """Read the rank's new events. The exit code is read first, so that the last event is not missed."""
         self.exit_code = self.process.poll()
-        if self.exit_code is not None and self.exit_code > _SIGNALLED:  # as the supervisor tells it
+        if self.exit_code is not None and self.exit_code > _SIGNALLED:  # as the supervisor reports a signal
             self.exit_code = _SIGNALLED - self.exit_code
         if self.log.read_new():
             self.last_event_at = time.monotonic()

@@ -1,9 +1,9 @@
-"""The category of a storage: estimated at its birth from the allocating code, settled by a sweep over its owners.
+"""The category of a storage: estimated at allocation from the allocating code, corrected by a sweep over its owners.
 
 Categories: parameters, gradients, master weights, optimizer states, buckets, gathered parameters, activations, logits,
-temporaries. At birth a weight's gradient looks like an activation's, so after each phase a sweep over the module, the
-engine and the optimizers assigns the category of the storages they hold; a category from a sweep or a gradient hook is
-final. Storages that die between two sweeps keep the category of their birth.
+temporaries. At allocation the gradients of weights and of activations look alike, so after each phase a sweep over the
+module, the engine and the optimizers assigns the categories of the storages that they hold. A category from a sweep or
+a gradient hook is final. Storages that are freed between two sweeps keep their estimated category.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BIRTHPLACES = (
     ("deepspeed/ops/", "step", "optimizer states"),
 )
 """(part of the file name, parts of the function name ("": any function), category); the first match in the innermost
-frame counts."""
+frame is used."""
 
 _OWNED = {  # category -> attributes of a DeepSpeed optimizer, of any version
     "master weights": """single_partition_of_fp32_groups fp32_partitioned_groups_flat fp32_groups_flat_partition
@@ -45,13 +45,15 @@ _OWNED = {  # category -> attributes of a DeepSpeed optimizer, of any version
 
 
 class AllocationClassifier:
-    """Classifies the storages of one training run."""
+    """Classifies the storages of a training run."""
 
     def __init__(self) -> None:
         self.vocab_size = 0
-        """A tensor of the forward or backward pass with this last dimension is logits; 0 for a model without logits."""
+        """Size of the vocabulary: a tensor of the forward or backward pass with this last dimension is logits; 0 for a
+        model without logits."""
         self.weight_shapes: frozenset[tuple[int, ...]] = frozenset()
-        """In the backward pass a matrix with a weight's shape is its gradient, unless it has `tokens` rows."""
+        """Shapes of the weights: in the backward pass a matrix with such a shape is a gradient, unless it has `tokens`
+        rows."""
         self.tokens = 0
         self.phase = "load"
         self._module_names: dict[int, str] = {}
@@ -61,7 +63,7 @@ class AllocationClassifier:
         self._code_category: dict[Any, str] = {}
 
     def classify(self, tensor: torch.Tensor) -> tuple[str, str]:
-        """(category, module) of a storage at its birth."""
+        """(category, module) of a storage at its allocation."""
         category = self._birthplace()
         if not category:
             if self.phase in ("load", "initialize"):
@@ -118,7 +120,7 @@ class AllocationClassifier:
         torch.nn.modules.module.register_module_forward_hook(leave, always_call=True)
 
     def _mark(self) -> None:
-        """Assign autograd's next nodes to the module on top of the stack."""
+        """Assign the next autograd nodes to the module on top of the stack."""
         self._sequence_starts.append(torch._C._autograd._get_sequence_nr())
         self._sequence_modules.append(self._module_stack[-1] if self._module_stack else "")
 
@@ -131,7 +133,7 @@ class AllocationClassifier:
 
 
 def _category_of(filename: str, function: str) -> str:
-    """Category of allocations in a code object; "-" ends the search in outer frames."""
+    """Category of allocations in a code object; "-" ends the search of outer frames."""
     if "deepspeed" not in filename:
         if filename.endswith("torch/nn/modules/module.py") and function == "_call_impl":
             return "-"  # the allocation belongs to the model, not to the module's caller

@@ -3,16 +3,16 @@
 Rules (torch 2.13, c10/cuda/CUDACachingAllocator.cpp):
 - A request is rounded up to 512 bytes. It is small up to 1 MiB. Small and large requests never share a segment, nor do
   requests of two streams.
-- It takes the smallest free block that is large enough, among equals the one at the lowest address; a rest of at least
-  512 bytes (small) or more than 1 MiB (large) is split off.
+- It takes the smallest free block that is large enough (among equal ones that at the lowest address); a remainder of at
+  least 512 bytes (small) or more than 1 MiB (large) is split off.
 - Without such a block the driver allocates a segment: 2 MiB for a small request, 20 MiB for one below 10 MiB, else
   the request rounded up to 2 MiB.
 - A freed block merges with its free neighbours and stays reserved until the cache is emptied or a request fails: then
   every free segment is returned to the driver.
 - With `expandable_segments:True` each stream has one segment for small and one for large requests. When the cache is
-  emptied or a request fails, all pages of 2 and 20 MiB without a live block are returned to the driver
-  (`release_blocks`, `unmap_block`). A request that no free block serves gets pages where enough addresses without a
-  live block follow each other: in the lowest such gap, else at the segment's end (`find_expandable_block`).
+  emptied or a request fails, all pages (2 and 20 MiB) without a live block are returned to the driver
+  (`release_blocks`, `unmap_block`). If no free block serves a request, it gets pages at the lowest range of addresses
+  without a live block that is large enough, else at the segment's end (`find_expandable_block`).
 
 Not covered: private pools of CUDA graphs, other options of the allocator, and `record_stream`, which makes a block
 reusable only when another stream has passed. Allocated bytes decrease at once, and before a request fails the allocator
@@ -42,12 +42,12 @@ class _Block:
         self.address = address
         self.size = size
         self.free = True
-        self.mapped = True  # False: addresses of an expandable segment without memory
+        self.mapped = True  # False for addresses of an expandable segment without memory
         self.previous = previous
         self.next = following
 
     def split(self, size: int) -> _Block:
-        """What lies behind the first `size` bytes, as a block of its own."""
+        """Split the block; returns the part after the first `size` bytes as a separate block."""
         rest = _Block(self.pool, self.address + size, self.size - size, self, self.next)
         if self.next is not None:
             self.next.previous = rest
@@ -57,7 +57,7 @@ class _Block:
         return rest
 
     def take_next(self) -> None:
-        """Merge with the block behind."""
+        """Merge with the following block."""
         second = self.next
         assert second is not None
         self.size += second.size
@@ -98,11 +98,11 @@ class _Pool:
 
 
 class CachingAllocator:
-    """Updates `reserved_bytes`, `allocated_bytes` and, with expandable segments, `touched_bytes` at every call:
-    the pages with live blocks, which are kept when memory is scarce.
+    """Replay of the allocator. Every call updates `reserved_bytes`, `allocated_bytes` and, with expandable segments,
+    `touched_bytes`: the pages with live blocks, which are kept when memory is scarce.
 
-    capacity_bytes: memory of the driver; a request beyond it first empties the cache. None: no limit. A request that
-        still exceeds it is granted, to find the needed memory.
+    capacity_bytes: memory of the driver; None for no limit. A request beyond it first empties the cache. If the request
+        still exceeds it, it is granted, so that the replay finds the required memory.
     """
 
     def __init__(self, *, expandable_segments: bool = False, capacity_bytes: int | None = None) -> None:
@@ -161,7 +161,7 @@ class CachingAllocator:
                 self.touched_bytes += change * page_bytes
 
     def empty_cache(self) -> None:
-        """Return free segments, and all free pages of an expandable one."""
+        """Return free segments and all free pages of an expandable segment to the driver."""
         for pool in self._pools.values():
             for *_, block in list(pool.free):
                 if self._expandable:
@@ -171,7 +171,7 @@ class CachingAllocator:
                     self.reserved_bytes -= block.size
 
     def _unmap(self, block: _Block) -> None:
-        """Return the pages that lie in a free block as a whole."""
+        """Return the pages that lie completely in a free block to the driver."""
         pool, page = block.pool, block.pool.page_bytes
         first, end = -(-block.address // page) * page, (block.address + block.size) // page * page
         if first >= end:
@@ -215,7 +215,7 @@ class CachingAllocator:
         return block
 
     def _grow(self, pool: _Pool, size: int) -> _Block:
-        """A free block of an expandable segment that is large enough, partly of new pages."""
+        """A sufficiently large free block of an expandable segment, partly of new pages."""
         start, missing = self._room(pool, size)
         if self._exceeds_capacity(missing):
             self.empty_cache()
@@ -243,7 +243,8 @@ class CachingAllocator:
 
     @staticmethod
     def _room(pool: _Pool, size: int) -> tuple[_Block | None, int]:
-        """Where a request gets its addresses, None for a new block at the segment's end; and bytes of new pages."""
+        """(first block of the request's range of addresses, or None for a new block at the segment's end; bytes of new
+        pages)."""
         ends = [pool.tail] if pool.tail is not None and pool.tail.free else []
         for gap in [*pool.gaps, *ends]:
             before = gap.previous
@@ -260,7 +261,7 @@ class CachingAllocator:
 
     @staticmethod
     def _map(gap: _Block, size: int) -> None:
-        """Give memory to as many pages of a gap as `size` bytes take."""
+        """Map the pages of a gap that `size` bytes need."""
         pool, wanted = gap.pool, gap.pool.pages(size)
         pool.gaps.remove(gap)
         if wanted < gap.size:

@@ -1,8 +1,8 @@
-"""All storages of a run: bytes, device, category and module, from birth to death.
+"""All storages of a run from allocation to release, with bytes, device, category and module.
 
-A storage is counted once, whatever its number of views, from the operation that first returned it until torch destroys
-it. The ledger keeps each storage as a `StorageLife` with the times of birth and death on one event clock; the parts of
-the peak are the storages that were alive at that time.
+A storage counts once, regardless of its views, from the operation that first returned it until torch destroys it. The
+ledger keeps each storage as a `StorageLife` with the times of birth and death on one event clock; the parts of the peak
+are the storages that were alive at that time.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch.utils._pytree import tree_iter
 from .schedule import ScheduleRecorder
 
 GPU_BLOCK_BYTES = 512
-"""The CUDA caching allocator rounds requests up to multiples of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize),
-and `torch.cuda.memory_allocated` counts the rounded sizes."""
+"""Granularity of the CUDA caching allocator: it rounds requests up to multiples (c10/cuda/CUDACachingAllocator.cpp,
+kMinBlockSize), and `torch.cuda.memory_allocated` counts the rounded sizes."""
 
 
 def gpu_bytes(size_bytes: int) -> int:
-    """A size, or a change of size, as the allocator counts it."""
+    """A size, or a change of size, rounded as in the allocator."""
     return -(-size_bytes // GPU_BLOCK_BYTES) * GPU_BLOCK_BYTES if size_bytes >= 0 else -gpu_bytes(-size_bytes)
 
 
 @dataclass(slots=True, eq=False)
 class StorageLife:
-    """One storage from its birth to its death."""
+    """One storage from its allocation to its release."""
 
     size_bytes: int
     device: str
@@ -44,7 +44,7 @@ class StorageLife:
     shape: tuple[int, ...]
     dtype: torch.dtype
     category: str
-    """An estimate, until `owned`."""
+    """An estimate unless `owned`."""
     module: str
     died: int = -1
     owned: bool = False
@@ -55,7 +55,7 @@ class StorageLife:
 
 
 class LiveBytes:
-    """Live and peak bytes of one kind of memory; the peak is that of the running phase."""
+    """Live and peak bytes of one kind of memory. The peak is that of the current phase."""
 
     __slots__ = ("live_bytes", "peak_bytes", "peak_event")
 
@@ -84,7 +84,7 @@ class PinnedBlocks:
         self._held: Counter[int] = Counter()
 
     def change(self, size_bytes: int) -> int:
-        """Allocate a block, or free it for a negative size; returns the growth of the held memory."""
+        """Allocate a block, or free it for a negative size. Returns the growth of the held memory in bytes."""
         rounded = 1 << (abs(size_bytes) - 1).bit_length() if size_bytes else 0
         self._live[rounded] += 1 if size_bytes > 0 else -1
         if self._live[rounded] <= self._held[rounded]:
@@ -94,7 +94,7 @@ class PinnedBlocks:
 
 
 class Ledger:
-    """Live bytes by device, and the life of every storage.
+    """Live bytes by device, and the lifetime of every storage.
 
     gpu_type:  device type that counts as the GPU; everything else but "meta" is the host.
     classify:  returns (category, module) of a tensor with a new storage.
@@ -110,7 +110,7 @@ class Ledger:
         self.storages: list[StorageLife] = []
         self.cache_emptied: list[int] = []
         self.trace: list[tuple[Any, ...]] = []
-        """The births, deaths, NVMe transfers and phases since `restart_trace`; equal for equal iterations."""
+        """Allocations, releases, NVMe transfers and phases since `restart_trace`; equal for equal iterations."""
         self._trace_starts = 0
         self.events = self.phase = self.stream = 0
         self.nvme_bytes = Counter[str]()
@@ -121,7 +121,7 @@ class Ledger:
         self._birth_pinned = self._birth_locked = False
 
     def track(self, tensor: torch.Tensor) -> None:
-        """Enter the tensor's storage if it is new."""
+        """Add the tensor's storage if it is new."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:
@@ -182,13 +182,13 @@ class Ledger:
         self._trace_starts = self.events
 
     def empty_cache(self) -> None:
-        """The engine emptied the cache of the allocator."""
+        """Record that the engine emptied the allocator's cache."""
         self.events += 1
         self.cache_emptied.append(self.events)
         self.trace.append(())
 
     def figures(self) -> dict[str, int]:
-        """The running phase's figures, by their names in `PhaseMemory`."""
+        """The figures of the current phase, by their names in `PhaseMemory`."""
         counters = {"gpu": self.gpu, "host": self.host, "host_pinned": self.host_pinned, "total": self.total}
         return {
             **{f"{name}_live_bytes": counter.live_bytes for name, counter in counters.items()},
@@ -200,7 +200,7 @@ class Ledger:
         }
 
     def storage_of(self, tensor: torch.Tensor) -> StorageLife | None:
-        """The life of a tensor's storage, None for an unknown one."""
+        """The lifetime of a tensor's storage; None for an unknown one."""
         entry = self._live.get(tensor.untyped_storage()._cdata)
         return entry[0] if entry else None
 
@@ -210,7 +210,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def births_pinned(self) -> Iterator[None]:
-        """Storages born inside are page-locked by torch's allocator."""
+        """Mark storages that are allocated in the context as page-locked by torch's allocator."""
         before = self._birth_pinned
         self._birth_pinned = True
         try:
@@ -261,7 +261,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operation is _DEVICE and isinstance(
             args[0], FakeTensor
-        ):  # `tensor.device`, as frequent as all other operations
+        ):  # `tensor.device` is as frequent as all other operations together
             return args[0].fake_device
         kwargs = kwargs or {}
         result = self._run(operation, args, kwargs)
@@ -295,7 +295,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._recorded(self._result(operation, args, kwargs))
 
     def _result(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """The result of the mode below, without the dispatcher where it is known."""
+        """The result of the mode below, without the dispatcher if it is cached."""
         result = self._known(operation, args, kwargs)
         return operation(*args, **kwargs) if result is NotImplemented else result
 
@@ -312,7 +312,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 _EFFICIENT_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
 FUSED_BACKWARDS = frozenset((id(_FLASH_BACKWARD), id(_EFFICIENT_BACKWARD)))
-"""By identity."""
+"""Identities of the operations."""
 
 
 def kernel_workspace(operation: Any, args: tuple[Any, ...]) -> list[tuple[tuple[int, ...], torch.dtype]]:

@@ -31,7 +31,7 @@ class RecordedPhase:
 
 
 class PhaseRecorder:
-    """Divides the run into phases. `current` is the name of the running one, which `on_phase` receives."""
+    """Divides the run into phases. `current` is the name of the running phase; `on_phase` is called with it."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class PhaseRecorder:
         self.phases.append(PhaseMemory(iteration=iteration, phase=name, **ledger.figures()))
 
     def join_micro_batches(self, first: int) -> None:
-        """Join the phases of one name, from the phase number `first` on."""
+        """Join the phases of equal names, starting at the phase with index `first`."""
         parts: dict[str, list[PhaseMemory]] = {}
         for memory in self.phases[first:]:
             parts.setdefault(memory.phase, []).append(memory)
         self.phases[first:] = [_together(part) for part in parts.values()]
 
     def repeats(self) -> bool:
-        """Whether the events since the last call equal those before it: the same storages were born and died in the
-        same order in the same phases, and equally many bytes are held."""
+        """Whether the events since the last call equal those before it: the same storages were allocated and released
+        in the same order and phases, and the held bytes are equal."""
         ledger = self.ledger
         counters = (ledger.gpu, ledger.host, ledger.host_pinned, ledger.host_held)
         now = (ledger.trace, [counter.live_bytes for counter in counters])
@@ -82,7 +82,7 @@ class PhaseRecorder:
         return now == before
 
     def sweep(self, module: torch.nn.Module, optimizer: Any) -> None:
-        """Assign category and module to every storage that the module or an optimizer holds."""
+        """Assign category and module to every storage held by the module or an optimizer."""
         seen: set[int] = set()
         for tensor, category, name in owners(module, optimizer):
             life = self.ledger.storage_of(tensor)
@@ -94,7 +94,7 @@ class PhaseRecorder:
                     life.module = name.rpartition(".")[0]
 
     def name_gradients(self, module: torch.nn.Module) -> None:
-        """Classify each weight's gradient when autograd delivers it; nothing else identifies it before."""
+        """Classify each weight's gradient when autograd delivers it; earlier it cannot be identified."""
 
         def named(gradient: torch.Tensor) -> None:
             life = self.ledger.storage_of(gradient)
@@ -108,7 +108,7 @@ class PhaseRecorder:
 
 
 def _together(parts: list[PhaseMemory]) -> PhaseMemory:
-    """The micro batches of one phase as one: last live, highest peak, summed NVMe."""
+    """Join the micro batches of one phase: last live bytes, highest peak, sum of NVMe transfers."""
     combine: dict[str, Callable[[list[int]], int]] = {"live": lambda v: v[-1], "peak": max, "read": sum, "written": sum}
     values: dict[str, Any] = {"iteration": parts[0].iteration, "phase": parts[0].phase}
     for name in PhaseMemory.__dataclass_fields__:
@@ -123,7 +123,7 @@ POINTS_PER_PHASE = 24
 
 
 def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
-    """The highest GPU peak of all iterations with its parts; that of loading without any iteration."""
+    """The highest GPU peak of all iterations with its parts; the peak of loading if there is no iteration."""
     highest = _highest(recorder)
     alive = _alive(recorder.ledger, highest.gpu_peak_event)
     by_module = Counter[str]()
@@ -162,7 +162,7 @@ def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
 
 
 def peak_by_phase(recorder: PhaseRecorder) -> dict[str, dict[str, int]]:
-    """Bytes by category at the highest moment of the forward passes, the backward passes and the steps."""
+    """Bytes by category at the peaks of the forward passes, the backward passes and the steps."""
     names = dict.fromkeys(phase.name for phase in _counting(recorder))
     return {name: _by_category(_alive(recorder.ledger, _highest(recorder, name).gpu_peak_event)) for name in names}
 
@@ -173,7 +173,7 @@ def _highest(recorder: PhaseRecorder, name: str | None = None) -> RecordedPhase:
 
 
 def _counting(recorder: PhaseRecorder) -> list[RecordedPhase]:
-    """The phases of training, or all phases without training."""
+    """The phases of training; all phases if there is no training."""
     return [phase for phase in recorder.recorded if phase.iteration] or recorder.recorded
 
 
@@ -189,7 +189,7 @@ def _by_category(lives: list[StorageLife]) -> dict[str, int]:
 
 
 def _history(ledger: Ledger) -> list[StorageLife | None]:
-    """By event: the storage that is born or dies in it; None for an emptied cache."""
+    """Event number -> the storage that is allocated or released; None for an emptied cache."""
     history: list[StorageLife | None] = [None] * (ledger.events + 1)
     for life in ledger.storages:
         history[life.born] = life
@@ -199,11 +199,11 @@ def _history(ledger: Ledger) -> list[StorageLife | None]:
 
 
 def _reserved(recorder: PhaseRecorder, tensor_peak_bytes: int, *, expandable_segments: bool) -> Reserved:
-    """The most bytes that the allocator holds from the start of training, with ample and with scarce memory.
+    """The maximum bytes that the allocator holds from the start of training, with ample and with scarce memory.
 
-    With scarce memory it returns free segments before it requests more. Expandable segments keep the pages with live
-    blocks. Other segments are kept while they have a live block: the replay has room for the tensors alone, and the
-    bytes beyond them are the cost of fragmentation.
+    With scarce memory the allocator returns free segments before it requests more. Expandable segments keep the pages
+    with live blocks. Other segments are kept while they have a live block: the replay's capacity is the peak of the
+    tensors, and the bytes beyond it are the cost of fragmentation.
     """
     reserved, touched = _most_held(recorder, CachingAllocator(expandable_segments=expandable_segments))
     if not expandable_segments:
@@ -212,7 +212,8 @@ def _reserved(recorder: PhaseRecorder, tensor_peak_bytes: int, *, expandable_seg
 
 
 def _most_held(recorder: PhaseRecorder, allocator: CachingAllocator) -> tuple[int, int]:
-    """Replay all allocations and frees of the GPU. The most (reserved, touched) bytes from the start of training."""
+    """Replay all allocations and frees of the GPU. Returns the maximum (reserved, touched) bytes from the start of
+    training."""
     emptied = set(recorder.ledger.cache_emptied)
     starts = _counting(recorder)[0].first_event
     reserved = 0
@@ -232,7 +233,7 @@ def _most_held(recorder: PhaseRecorder, allocator: CachingAllocator) -> tuple[in
 
 
 def timeline(recorder: PhaseRecorder) -> tuple[TimelinePoint, ...]:
-    """Memory over the run: the moment with the most GPU memory in each of `POINTS_PER_PHASE` stretches of a phase."""
+    """Memory over the run: the time with the most GPU memory in each of `POINTS_PER_PHASE` intervals of a phase."""
     history = _history(recorder.ledger)
     gpu = 0
     host = 0

@@ -20,18 +20,18 @@ class PhaseMemory:
     phase: str
     gpu_live_bytes: int
     gpu_peak_bytes: int
-    """Each tensor counts rounded up to the CUDA allocator's 512 bytes, as in `torch.cuda.memory_allocated`."""
+    """Bytes of tensors, each rounded up to the CUDA allocator's 512 bytes, as in `torch.cuda.memory_allocated`."""
     host_live_bytes: int
     host_peak_bytes: int
-    """Pinned and pageable memory together, exact."""
+    """Pinned and pageable memory together, unrounded."""
     host_pinned_live_bytes: int
     host_pinned_peak_bytes: int
     host_held_live_bytes: int
     host_held_peak_bytes: int
-    """Memory of the host: pinned blocks are rounded up to powers of two and never returned."""
+    """Memory that the host holds: pinned blocks are rounded up to powers of two and never returned."""
     total_live_bytes: int
     total_peak_bytes: int
-    """GPU and host together."""
+    """GPU and host memory together."""
     nvme_read_bytes: int
     nvme_written_bytes: int
 
@@ -50,14 +50,14 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelinePoint:
-    """The time in a stretch of a phase at which the GPU holds the most."""
+    """The time in an interval of a phase at which the GPU holds the most memory."""
 
     iteration: int
     phase: str
     begins: int
-    """Start of the stretch, in allocations and frees since the start of the run."""
+    """Start of the interval, in allocations and frees since the start of the run."""
     event: int
-    """The time, likewise."""
+    """The time, in the same unit."""
     gpu_bytes: int
     host_bytes: int
     host_pinned_bytes: int
@@ -67,17 +67,17 @@ class TimelinePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """The most memory that the caching allocator holds during training."""
+    """The maximum memory that the caching allocator holds during training."""
 
     reserved_bytes_per_gpu: int
-    """With ample memory."""
+    """Maximum with ample memory."""
     required_bytes_per_gpu: int
-    """With scarce memory, when it returns every unused segment first: the needed memory."""
+    """The required memory: the maximum with scarce memory, when the allocator returns every unused segment first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The time of training at which one GPU holds the most tensors.
+    """The time in training at which one GPU holds the most tensor memory.
 
     With a cluster, `allocated`, `reserved` and `required` include cuBLAS's workspaces ("library workspace" in
     `by_category`).
@@ -86,35 +86,35 @@ class Peak:
     iteration: int
     phase: str
     allocated_bytes_per_gpu: int
-    """The tensors, as `torch.cuda.max_memory_allocated()` counts them."""
+    """Bytes of tensors, as counted by `torch.cuda.max_memory_allocated()`."""
     reserved_bytes_per_gpu: int
     required_bytes_per_gpu: int
-    """As in `Reserved`, under the requested setting of the allocator."""
+    """`Reserved.required_bytes_per_gpu` for the requested setting of the allocator."""
     with_expandable_segments: Reserved
     without_expandable_segments: Reserved
     device_bytes_per_gpu: int | None
-    """Reserved memory and memory outside the allocator (CUDA context, NCCL); None without a cluster."""
+    """Reserved memory plus memory outside the allocator (CUDA context, NCCL); None without a cluster."""
     host_bytes_per_node: int
-    """The maximum over all phases including loading, times the ranks of a node."""
+    """Maximum over all phases including loading, times the ranks of a node."""
     by_category: dict[str, int]
     by_module: dict[str, int]
-    """Parts of the allocated bytes, as `by_category`; each adds up to them."""
+    """Parts of the allocated bytes. `by_category` is another division of the same sum."""
     largest: tuple[LiveTensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunResult:
-    """One rank's memory during load, initialize and a few iterations, and the parts of the peak."""
+    """One rank's memory during load, initialize and a few iterations, with the parts of the peak."""
 
     phases: tuple[PhaseMemory, ...]
-    """The phases of the executed iterations. An iteration that repeats the one before it is the last."""
+    """The phases of the executed iterations. The last iteration may repeat its predecessor, which ends the run."""
     iterations: int
-    """Number of requested iterations; those not executed would repeat the last one."""
+    """Number of requested iterations; iterations that were not executed would repeat the last one."""
     peak: Peak
     peak_loading_gpu_bytes: int
-    """The maximum before the first iteration, which may exceed the peak of training."""
+    """The peak before the first iteration, which may exceed the peak of training."""
     nvme_bytes_per_rank: int
-    """Files on NVMe."""
+    """Size of the files on NVMe."""
     parameters: int
     trainable_parameters: int
     world_size: int
@@ -122,19 +122,20 @@ class DryRunResult:
     gpus_per_node: int
     versions: dict[str, str]
     config: dict[str, Any]
-    """The configuration of DeepSpeed, without `auto`."""
+    """DeepSpeed's configuration, without `auto`."""
     seconds: float
     peak_by_phase: dict[str, dict[str, int]]
-    """Bytes by category at the maximum of forward, backward and step."""
+    """Bytes by category at the peaks of forward, backward and step."""
     timeline: tuple[TimelinePoint, ...] = ()
-    """A point for each stretch of the run."""
+    """One point for each interval of the run."""
     library_workspace_bytes: int = 0
-    """cuBLAS's workspaces, which `torch.cuda.memory_allocated` counts in every phase, unlike `phases`."""
+    """Size of cuBLAS's workspaces. `torch.cuda.memory_allocated` counts them in every phase; `phases` does not."""
     schedule: Schedule | None = None
-    """What the last iteration executed and what ordered it, for its time (`estimators.schedule.simulate`)."""
+    """The operations of the last iteration and their order, from which `estimators.schedule.simulate` computes its
+    time."""
 
     def phase(self, name: str, iteration: int | None = None) -> PhaseMemory:
-        """The phase of that name in the given iteration, by default the last one."""
+        """The phase of that name in the given iteration (default: the last one)."""
         matching = [phase for phase in self.phases if phase.phase == name and iteration in (None, phase.iteration)]
         return matching[-1]
 

@@ -1,7 +1,7 @@
-"""Records the operations of one training step and their order: streams, events, waits (`estimators.schedule`).
+"""Record the operations of one training step and their order: streams, events, waits (`estimators.schedule`).
 
 FLOPs of attention come from torch's own formulas (`torch.utils.flop_counter`), which see shapes only; a causal mask
-halves them. Views take host time only. The replacements of DeepSpeed's extensions note their own work (`kernels`).
+halves them. Views take host time only. The replacements of DeepSpeed's extensions record their own work (`kernels`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ATEN = {
     "no kernel": """empty empty_like empty_strided new_empty new_empty_strided set_ resize_ _local_scalar_dense
         is_pinned lift_fresh record_stream _unsafe_view alias detach_""",
 }
-"""A fetch reads as much as it writes, whatever the size of its source; a fill reads nothing, and an overwrite does not
-read its target."""
+"""Kind -> operators. A fetch reads as much as it writes, regardless of the size of its source; a fill reads nothing,
+and an overwrite does not read its target."""
 
 _COLLECTIVES = """_allgather_base_ _reduce_scatter_base_ allgather_into_tensor_coalesced_
     reduce_scatter_tensor_coalesced_ allreduce_ allreduce_coalesced_ broadcast_ reduce_ allgather_ alltoall_base_"""
@@ -43,12 +43,12 @@ _KIND |= {f"c10d::{name}": "collective" for name in _COLLECTIVES.split()}
 
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 _ULYSSES = "deepspeed::dim_zero_all_to_all"
-"""DeepSpeed's operator that exchanges heads for tokens (deepspeed/sequence/layer.py, 0.19.8): a dispatch mode sees it
-instead of its collective. Its arguments are the tensor and the name of the process group."""
+"""DeepSpeed's operator that exchanges heads for tokens (deepspeed/sequence/layer.py, 0.19.8); a dispatch mode sees this
+operator instead of its collective. Its arguments are the tensor and the name of the process group."""
 
 
 class ScheduleRecorder:
-    """Records the running iteration; the next one replaces it.
+    """Records the current iteration; the next iteration replaces it.
 
     first_iteration: iterations before it are not recorded, because they cannot be the last.
     current_stream: returns the number of the current stream; 0 is the default stream.
@@ -63,7 +63,7 @@ class ScheduleRecorder:
         self.group: tuple[int, int, int] | None = None
         """(stream, ranks, nodes) of the process group of the current collective."""
         self.group_named: Callable[[str], tuple[int, int, int]] = lambda _name: (0, 1, 1)
-        """The same for a group by name."""
+        """(stream, ranks, nodes) of the process group with this name."""
         self._iteration = 0
         self._streams = self._events = 0
         self._table: list[RecordedOperation] = []
@@ -81,7 +81,7 @@ class ScheduleRecorder:
         torch.nn.modules.module.register_module_forward_hook(lambda *_: self._leave(), always_call=True)
 
     def begin(self, iteration: int, phase: str) -> None:
-        """Begin a phase; iteration 0 is before training and is not recorded."""
+        """Begin a phase. Iteration 0 is before training and is not recorded."""
         self.active = iteration >= self.first_iteration
         if iteration != self._iteration:
             self._iteration = iteration
@@ -98,7 +98,7 @@ class ScheduleRecorder:
                 self.call("engine_step")
 
     def recorded(self) -> Schedule:
-        """The last iteration."""
+        """The schedule of the last iteration."""
         self._flush()
         return Schedule(
             operations=tuple(self._table),
@@ -118,7 +118,7 @@ class ScheduleRecorder:
         return self._events
 
     def call(self, kind: str, times: int = 1) -> None:
-        """Count host work, by its name in `HostCosts`."""
+        """Count a host call. name: a field of `HostCosts`."""
         if self.active:
             self._calls[kind] += times
 
@@ -143,7 +143,7 @@ class ScheduleRecorder:
         self.synchronize(event)
 
     def transfer(self, kind: Kind, size_bytes: int, queue: int) -> None:
-        """A read from or a write to NVMe on a queue."""
+        """Record a read from or a write to NVMe on a queue."""
         if self.active:
             self._run(RecordedOperation(kind=kind, name=f"aio::{kind}", size_bytes=size_bytes), queue)
 
@@ -151,7 +151,7 @@ class ScheduleRecorder:
 
     @contextlib.contextmanager
     def hook(self) -> Iterator[None]:
-        """A hook of DeepSpeed is running."""
+        """Context in which a hook of DeepSpeed runs."""
         self._hooks += 1
         try:
             yield
@@ -164,7 +164,7 @@ class ScheduleRecorder:
             self._recomputing = True
         self._depth += 1
         self.call("module_call")
-        if type(module).__name__ == "ParamWrapper":  # of peft, which may not be installed
+        if type(module).__name__ == "ParamWrapper":  # a class of peft, which may not be installed
             self.call("fold")
 
     def _leave(self) -> None:
@@ -196,7 +196,7 @@ class ScheduleRecorder:
             self._calls["recomputed_operation"] += 1
 
     def note(self, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Note an executed operation."""
+        """Record an executed operation."""
         if operation.is_view:
             self._dispatch(view=True)
             return
@@ -230,7 +230,8 @@ class ScheduleRecorder:
             self._entry(Code.RUN, index, self.current_stream())
 
     def note_kernel(self, name: str, args: Any) -> None:
-        """A call of a compiled Adam: it reads gradient, master and two states, and writes all but the gradient."""
+        """Record a call of a compiled Adam: it reads gradient, master weights and two states, and writes all but the
+        gradient."""
         tensors = list(_tensors(args))
         if self.active and tensors:
             size = sum(map(_size, tensors))
@@ -238,20 +239,20 @@ class ScheduleRecorder:
             self._run(_operation(kind, name, size * 7 // 4, tensors[-1]), self.current_stream())
 
     def note_memory_kernel(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        """A call of a compiled kernel that reads or writes each tensor once."""
+        """Record a call of a compiled kernel that reads or writes each tensor once."""
         if self.active:
             operation = _operation("memory", name, sum(map(_size, tensors)), tensors[-1])
             self._run(operation, self.current_stream())
 
     def _collective(self, index: int) -> None:
-        """The group's stream runs it after the current work of the caller's stream."""
+        """Record a collective on the group's stream, after the current work of the caller's stream."""
         assert self.group is not None
         stream, _, _ = self.group
         self.wait_stream(stream, self.current_stream())
         self._entry(Code.RUN, index, stream)
 
     def _exchange(self, sent: torch.Tensor, group_name: str) -> None:
-        """An all-to-all of the named group, for which the current stream waits."""
+        """Record an all-to-all of the named group; the current stream waits for it."""
         stream, ranks, nodes = self.group_named(group_name)
         self._dispatch(view=False)
         self.wait_stream(stream, self.current_stream())
@@ -259,7 +260,8 @@ class ScheduleRecorder:
         self.wait_stream(self.current_stream(), stream)
 
     def _copy(self, recorded: RecordedOperation, operation: Any, args: Any, kwargs: Any, tensors: list[Any]) -> None:
-        """A copy between host and GPU; the host waits for it unless it is non-blocking and the memory is pinned."""
+        """Record a copy between host and GPU; the host waits for it unless it is non-blocking and the memory is
+        pinned."""
         host = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.dim()]
         pinned = bool(host) and self._is_pinned(host[-1 if recorded.kind == "to host" else 0])
         stream = self.current_stream()
@@ -311,7 +313,7 @@ def _operation(kind: Kind, name: str, size_bytes: int, example: torch.Tensor, **
 def _computed(
     operation: Any, args: Any, kwargs: Any, result: Any, tensors: list[torch.Tensor]
 ) -> RecordedOperation | None:
-    """An operation without communication; None for one without work."""
+    """The record of an operation without communication; None if it does no work."""
     name = operation._schema.name
     kind = _KIND.get(name)
     results = list(_tensors((result,)))
@@ -329,14 +331,14 @@ def _computed(
     if "cpu" in devices:
         return recorded("to host" if results[0].device.type == "cpu" else "to device", _size(results[0]))
     if operation._overloadpacket in (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm):
-        left, right = args[-2:]  # without `out`, which is given by name
+        left, right = args[-2:]  # `out` is a keyword argument
         product = (left.shape[0] if left.dim() == 3 else 1, left.shape[-2], left.shape[-1], right.shape[-1])
         return recorded("product", read + written, product=product)
     if operation._overloadpacket is _aten._grouped_mm:
         return recorded("product", read + written, product=_of_groups(tensors[0], tensors[1], results[0]))
     if operation._overloadpacket in flop_registry:
         flops = int(flop_registry[operation._overloadpacket](*args, **kwargs, out_val=result))
-        if "attention" not in name:  # a convolution: as the product of its output with its window
+        if "attention" not in name:  # a convolution counts as the product of its output and its window
             return recorded("product", read + written, product=_as_product(flops, results[0]))
         keys = tensors[2 if "backward" in name else 1].shape[-2]
         if _argument(operation, args, kwargs, "is_causal"):
@@ -347,7 +349,8 @@ def _computed(
 
 
 def _of_groups(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> tuple[int, int, int, int]:
-    """A product per expert with equally many tokens: of its tokens with its matrix, or the matrix's gradient."""
+    """Dimensions of a product per expert, with equally many tokens each: tokens times matrix, or the matrix's
+    gradient."""
     groups = (right if right.dim() == 3 else result).shape[0]
     if right.dim() == 3:
         return groups, max(1, left.shape[0] // groups), left.shape[1], right.shape[2]
@@ -376,7 +379,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _unmapped(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> int:
-    """Bytes of the large tensors that an operation allocates."""
+    """Bytes of newly allocated large tensors of an operation."""
     if not any(result.nbytes > LARGEST_KEPT_BYTES for result in results):
         return 0
     given = {tensor.untyped_storage()._cdata for tensor in tensors}
@@ -385,7 +388,7 @@ def _unmapped(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) 
 
 
 def _size(tensor: torch.Tensor) -> int:
-    """Bytes of one read; expanded dimensions count once."""
+    """Bytes that one read of a tensor moves; expanded dimensions count once."""
     numel = 1
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numel *= length if stride else 1

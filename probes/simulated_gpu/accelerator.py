@@ -20,7 +20,7 @@ from .kernels import op_builder
 
 
 class Stream:
-    """A stream of the simulated GPU. Operations finish at once; the recorder notes the waits."""
+    """A stream of the simulated GPU. Operations finish immediately; the recorder records the waits."""
 
     def __init__(self, recorder: ScheduleRecorder, *_: Any, number: int | None = None, **__: Any) -> None:
         self._recorder = recorder
@@ -61,7 +61,7 @@ class Event:
         self._recorder.synchronize(self.number)
 
     def query(self) -> bool:
-        """Always pending: the engine then synchronizes where it limits how far the host runs ahead."""
+        """Always pending, so that the engine synchronizes at the places where it limits how far the host runs ahead."""
         return False
 
     def elapsed_time(self, _other: Any) -> float:
@@ -71,7 +71,7 @@ class Event:
 class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed has no types
     """The accelerator for `deepspeed.accelerator.set_accelerator`.
 
-    It inherits what does not matter from the CPU's accelerator; the rest is below and in `_ANSWERS`.
+    It inherits methods without effect on the simulation from the CPU's accelerator; others are below and in `_ANSWERS`.
     """
 
     _torch_pins_host_memory = True
@@ -149,7 +149,7 @@ _ANSWERS: dict[str, Any] = {
     "set_rng_state": None,
     "op_builder_dir": "deepspeed.ops.op_builder",
 }
-"""Method -> its constant result, or the function that it is."""
+"""Method -> its constant result, or its implementation."""
 
 _TENSOR_TYPES = {
     "ByteTensor": torch.uint8,

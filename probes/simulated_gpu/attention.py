@@ -1,12 +1,11 @@
 """The attention kernel that CUDA's dispatcher would choose.
 
 On a device without fused kernels `scaled_dot_product_attention` falls back to the math kernel and keeps the S x S
-scores, unlike trainings on recent GPUs. Here the operator is chosen as on CUDA; fused operators support fake
-tensors.
+scores, unlike trainings on recent GPUs. Here the operator is chosen as on CUDA; fused operators support fake tensors.
 
 Source: pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order flash, efficient, math and the conditions of
-each) and transformers/attention.cpp (padding of heads and masks). cuDNN's kernel, which newer builds prefer on compute
-capability 9 and 10, is treated as flash attention: both keep the output and one float32 per query and head.
+    each) and transformers/attention.cpp (padding of heads and masks). cuDNN's kernel, which newer builds prefer on
+    compute capability 9 and 10, is treated as flash attention: both keep the output and one float32 per query and head.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ def kernel(
     compute_capability: int,
     dropout: float = 0.0,
 ) -> str:
-    """ "flash", "efficient" or "math": what CUDA would run for these inputs on a GPU of this compute capability."""
+    """The kernel that CUDA would run for these inputs on a GPU of this compute capability: "flash", "efficient" or
+    "math"."""
     head = query.shape[-1]
     value_head = value.shape[-1]
     dtype = query.dtype
@@ -90,11 +90,11 @@ def install(compute_capability: int) -> None:
 
 
 FLASH = "ds_advise_fa"
-"""Name of flash attention for transformers, without the flash-attn package."""
+"""Transformers' name for flash attention without the flash-attn package."""
 
 
 def register_with_transformers() -> None:
-    """Register `FLASH` with transformers: no mask, any soft cap, and the saved tensors of flash-attn."""
+    """Register `FLASH` with transformers: it uses no mask, allows any soft cap, and saves the tensors of flash-attn."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def forward(
@@ -109,7 +109,7 @@ def register_with_transformers() -> None:
 def _softmax(
     input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Any:
-    """softmax of float16 to float32 in one kernel, as torch does on CUDA (aten/src/ATen/native/SoftMax.cpp)."""
+    """Softmax of float16 to float32 in one kernel, like torch on CUDA (aten/src/ATen/native/SoftMax.cpp)."""
     if input.dtype is torch.float16 and dtype is torch.float32 and dim is not None and input.device.type == DEVICE_TYPE:
         return aten._softmax(input, dim, True)
     return _plain_softmax(input, dim, _stacklevel, dtype)
@@ -118,7 +118,7 @@ def _softmax(
 def flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, causal: bool, scale: float | None
 ) -> Any:
-    """Flash attention without a mask, as CUDA runs it."""
+    """Flash attention without a mask, as on CUDA."""
     head = query.shape[-1]
     scale = scale if scale is not None else 1.0 / math.sqrt(head)
     missing = -head % 8
@@ -129,7 +129,7 @@ def flash(
 
 
 def efficient(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None) -> Any:
-    """Memory-efficient attention, as CUDA runs it."""
+    """Memory-efficient attention, as on CUDA."""
     if mask is not None:
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def join(rank: int, world_size: int, ranks_per_node: int) -> None:
-    """Make this process rank `rank` of `world_size`; before DeepSpeed is imported."""
+    """Make this process rank `rank` of `world_size`. To be called before DeepSpeed is imported."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -35,7 +35,7 @@ def join(rank: int, world_size: int, ranks_per_node: int) -> None:
 
 
 def silence_comparisons() -> None:
-    """Disable DeepSpeed's checks that all ranks have the same integers; after DeepSpeed is imported."""
+    """Disable DeepSpeed's checks that all ranks have the same integers. To be called after DeepSpeed is imported."""
     for name, module in list(sys.modules.items()):
         if name.startswith("deepspeed"):
             for check in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
@@ -55,7 +55,7 @@ def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
     groups: dict[dist.ProcessGroup, tuple[int, int, int]] = {}
 
     def described(group: dist.ProcessGroup) -> tuple[int, int, int]:
-        """(stream, ranks, nodes)"""
+        """(stream, ranks, nodes) of a process group."""
         if group not in groups:
             members = dist.get_process_group_ranks(group)
             nodes = len({rank // ranks_per_node for rank in members})

@@ -2,7 +2,7 @@
 
 Python can register one device with torch (the PrivateUse1 key). Tensors on it are `FakeTensor`s: they have shapes,
 dtypes, strides and storages with a size, but no bytes. Model and engine code runs on them unchanged, `tensor.device`
-tells host and GPU apart, and autograd, hooks and lifetimes are torch's own.
+distinguishes host and GPU, and autograd, hooks and lifetimes are torch's own.
 
 This module adds an operation that torch lacks for fake tensors: moving a parameter to another device in place.
 """
@@ -24,10 +24,10 @@ CompositeImplicitAutograd key matter; other operators reach FakeTensorMode undec
 
 
 def register() -> None:
-    """Register the simulated device with torch; once per process, before its first tensor.
+    """Register the simulated device with torch, once per process and before its first tensor.
 
     Raises RuntimeError before torch 2.13: 2.4 has no Python backend for PrivateUse1, and fake tensors of 2.11 do not
-    keep its device (both were tried).
+    keep its device (both were tested).
     """
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         raise RuntimeError(f"dry runs need torch 2.13 or newer, and this is torch {torch.__version__}")
@@ -105,8 +105,8 @@ def _set_data(tensor: Any, new: torch.Tensor) -> None:
 
 
 def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """A copy in the same mode, as peft makes of modules that it trains; torch's deepcopy would copy the mode too, and
-    then treat every view of the copy as new memory."""
+    """A copy in the same mode, as peft makes of modules that it trains. torch's deepcopy would copy the mode too, and
+    treat every view of the copy as new memory."""
     if id(tensor) not in memo:
         copied = tensor.detach().clone()
         is_parameter = isinstance(tensor, torch.nn.Parameter)
@@ -116,7 +116,7 @@ def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def _apply(module: Any, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-    """`nn.Module._apply` that keeps every parameter object; torch's own replaces them for fake tensors."""
+    """`nn.Module._apply` that keeps every parameter object; torch's own replaces fake parameters."""
     if recurse:
         for child in module.children():
             child._apply(function)

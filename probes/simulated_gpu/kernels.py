@@ -1,4 +1,4 @@
-"""Replacements of compiled kernels, which compute nothing: DeepSpeed's, and those of losses.
+"""Replacements of compiled kernels (DeepSpeed's and those of losses), which compute nothing.
 
 DeepSpeed loads an extension through an op builder of its accelerator. The classes around the kernels (`FusedAdam`,
 `DeepSpeedCPUAdam`, the NVMe swappers) stay DeepSpeed's own, so their states and dtypes are those of the installed
@@ -6,7 +6,7 @@ version. The real Adam kernels update in place and allocate nothing either (csrc
 csrc/adam/cpu_adam_impl.cpp). Kernels that allocate have their own replacements: the quantizer and the NVMe handle.
 
 Losses have Triton kernels, which write into tensors that the library allocated. DeepSpeed's and TRL's own code runs
-around them. Liger cannot be imported without Triton, so its loss is written down here with what it allocates.
+around them. Liger cannot be imported without Triton, so its loss is reimplemented here with its allocations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..recording.schedule import ScheduleRecorder
 
 
 class _NoOpExtension:
-    """Any function of a compiled extension: allocates nothing; the recorder notes the call."""
+    """Any function of a compiled extension: it allocates nothing, and the recorder records the call."""
 
     def __init__(self, recorder: ScheduleRecorder) -> None:
         self._recorder = recorder
@@ -46,7 +46,7 @@ class _AsyncIo(_NoOpExtension):
 
 
 def op_builder(class_name: str, ledger: Ledger, recorder: ScheduleRecorder) -> type | None:
-    """The class that DeepSpeed instantiates and whose `load()` returns the extension; None for CPU collectives."""
+    """The class that DeepSpeed instantiates, whose `load()` returns the extension; None for CPU collectives."""
     if class_name in ("ShareMemCommBuilder", "CCLCommBuilder"):
         return None
 
@@ -69,7 +69,7 @@ def op_builder(class_name: str, ledger: Ledger, recorder: ScheduleRecorder) -> t
 
 
 def install(ledger: Ledger, recorder: ScheduleRecorder) -> None:
-    """Replace the builders that DeepSpeed's modules bound at their import, before the accelerator was set."""
+    """Replace the builders that DeepSpeed's modules bound when they were imported, before the accelerator was set."""
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith("deepspeed.") and ".op_builder." not in module_name:
             for name in [name for name in vars(module) if name.endswith("Builder")]:
@@ -77,7 +77,8 @@ def install(ledger: Ledger, recorder: ScheduleRecorder) -> None:
 
 
 class CountingHandle:
-    """Replaces `aio_handle` (deepspeed/ops/op_builder/async_io.py): counts bytes, and every transfer succeeds at once.
+    """Replaces `aio_handle` (deepspeed/ops/op_builder/async_io.py): counts bytes, and every transfer succeeds
+    immediately.
 
     `wait()` returns the number of transfers since the last call. Its page-locked tensors come from `posix_memalign` in
     the real handle, so torch's rounding of pinned blocks does not apply to them.
@@ -138,7 +139,7 @@ class QuantizerKernels:
     """
 
     Symmetric = 0
-    """The only kind that is called: a scale without offset."""
+    """The only kind in use: a scale without offset."""
 
     def __init__(self, recorder: ScheduleRecorder) -> None:
         self._recorder = recorder
@@ -176,7 +177,7 @@ class QuantizerKernels:
 
 
 class _Kernel:
-    """A Triton kernel: the recorder notes its call."""
+    """A Triton kernel: the recorder records its call."""
 
     def __init__(self, name: str, recorder: ScheduleRecorder) -> None:
         self._name, self._recorder = name, recorder
@@ -190,7 +191,7 @@ class _Kernel:
 
 
 def install_losses(workload: Workload, recorder: ScheduleRecorder) -> None:
-    """Replace the kernels of the workload's loss, and the question whether the device has Triton."""
+    """Replace the kernels of the workload's loss, and the check whether the device has Triton."""
     if workload.loss == "chunked-softmax":
         softmax: Any = importlib.import_module("deepspeed.runtime.chunked_cross_entropy")
         softmax._resolve_backend = lambda _backend, _logits: "triton"
@@ -204,12 +205,13 @@ def install_losses(workload: Workload, recorder: ScheduleRecorder) -> None:
 
 
 def _apply_liger(model: Any, **_: Any) -> None:
-    """The loss of `use_liger_kernel`. Its kernels of layers are left out: they need no more memory than torch's."""
+    """Install the loss of `use_liger_kernel`. Its kernels of layers are not installed: they need no more memory than
+    torch's."""
     model.forward = MethodType(_fused_forward, model)
 
 
 def _fused_forward(self: Any, labels: Any = None, shift_labels: Any = None, **inputs: Any) -> Any:
-    """liger-kernel 0.8.5 transformers/model/llama.py `lce_forward`."""
+    """Forward pass of liger-kernel 0.8.5 transformers/model/llama.py `lce_forward`."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     states = self.base_model(**inputs).last_hidden_state
@@ -221,8 +223,8 @@ def _fused_forward(self: Any, labels: Any = None, shift_labels: Any = None, **in
 
 
 class _FusedLoss(torch.autograd.Function):
-    """liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py: both gradients are made in the forward pass, and multiplied
-    in place by the incoming one in the backward pass."""
+    """Loss of liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py: the forward pass computes both gradients, and the
+    backward pass multiplies them in place by the incoming one."""
 
     kernel: Any = None
 
@@ -254,10 +256,8 @@ class _FusedLoss(torch.autograd.Function):
 
 
 def patch_trl(recorder: ScheduleRecorder) -> None:
-    """Make TRL take its path on a GPU, where its losses are Triton kernels.
-
-    Source: trl 1.16 kernels/chunked_logprob.py, kernels/logprob_entropy.py, trainer/utils.py.
-    """
+    """Make TRL use its GPU path, in which its losses are Triton kernels. Source: trl 1.16 kernels/chunked_logprob.py,
+    kernels/logprob_entropy.py, trainer/utils.py."""
 
     def add_product(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
         # torch.addmm(..., out_dtype=torch.float32) of a GPU, for which fake tensors have no rule.

@@ -19,9 +19,9 @@ from ..recording.schedule import ScheduleRecorder
 
 
 def before_deepspeed() -> None:
-    """Disable compilation and the look-up of the processor; before DeepSpeed is imported.
+    """Disable compilation and the lookup of the processor. To be called before DeepSpeed is imported.
 
-    Importing Muon's functions compiles them, for which torch imports its whole compiler (deepspeed 0.19.8
+    Importing Muon's functions compiles them, which makes torch import its whole compiler (deepspeed 0.19.8
     runtime/zero/muon/original_muon.py). The optimizers on the host look up the processor's vendor in a subprocess, for
     a warning (ops/adam/cpu_adam.py, ops/lion/cpu_lion.py).
     """
@@ -34,7 +34,7 @@ def before_deepspeed() -> None:
 
 def after_deepspeed() -> None:
     """Disable profiler ranges and torch's search for dispatch rules (there are none), and cache the signatures of
-    autograd functions; after DeepSpeed is imported."""
+    autograd functions. To be called after DeepSpeed is imported."""
     nvtx: Any = importlib.import_module("deepspeed.utils.nvtx")
     nvtx.enable_nvtx = False
     registry: Any = importlib.import_module("torch._library.simple_registry")
@@ -44,7 +44,7 @@ def after_deepspeed() -> None:
 
 
 def _not_compiled(model: Any = None, **_: Any) -> Any:
-    """`torch.compile` as a function or a decorator with options, without compilation."""
+    """`torch.compile` as a function or a decorator with options; it compiles nothing."""
     return (lambda function: function) if model is None else model
 
 
@@ -71,18 +71,18 @@ def patch_torch(ledger: Ledger) -> None:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """An address that is unique to the storage and aligned like the tensor's offset in it."""
+    """An address that is unique to the storage, with the alignment of the tensor's offset in it."""
     return int((tensor.untyped_storage()._cdata << 40) + tensor.storage_offset() * tensor.element_size())
 
 
 def patch_transformers() -> None:
-    """Make transformers take its training path, and treat batches as unpacked.
+    """Make transformers use its training path and treat batches as unpacked.
 
-    It takes a fake tensor for tracing and then builds masks that a training does not, and it reads the values of
+    transformers takes fake tensors for tracing and then builds masks that training does not, and it reads the values of
     position ids to detect packed samples.
 
-    Under ZeRO-3 the weights of a model are initialized or loaded module by module, each gathered for it. Only the
-    largest module is gathered here: it determines the peak.
+    Under ZeRO-3 the weights of a model are initialized or loaded module by module, and each module is gathered for it.
+    Here only the largest module is gathered: it determines the peak.
     """
     import_utils: Any = importlib.import_module("transformers.utils.import_utils")
     if hasattr(import_utils, "is_fake_tensor"):
@@ -111,11 +111,11 @@ def gather_largest_module(model: torch.nn.Module) -> None:
 
 
 def patch_autoep() -> None:
-    """Replace AutoEP's functions that need values or Triton; nothing in a DeepSpeed without AutoEP.
+    """Replace AutoEP's functions that need values or Triton. No effect if DeepSpeed has no AutoEP.
 
-    Every expert gets equally many tokens, and a rank sends and receives as many tokens as it has, a copy for each of a
-    token's experts: a balanced router. Triton kernels are replaced by the tensors that they allocate.
-    Source: deepspeed 0.19.8 module_inject/auto_ep_layer.py, moe/ep_kernels.py, ops/triton_ops/swiglu_triton.py.
+    The router is balanced: every expert gets equally many tokens, and a rank sends and receives as many tokens as it
+    has, one copy for each of a token's experts. Triton kernels are replaced by the tensors that they allocate. Source:
+    deepspeed 0.19.8 module_inject/auto_ep_layer.py, moe/ep_kernels.py, ops/triton_ops/swiglu_triton.py.
     """
     try:
         detection, layer, kernels, gate = (
@@ -124,7 +124,7 @@ def patch_autoep() -> None:
         )
     except ImportError:
         return
-    detection._gate_activation_matches = lambda _experts: None  # its answer for an unknown activation
+    detection._gate_activation_matches = lambda _experts: None  # the result for an unknown activation
     layer.compute_split_plan = _balanced
     kernels.fill_indices_wrapper = _indices
     kernels.permute_rows_supported = lambda _rows: True
@@ -147,7 +147,7 @@ def _balanced(
     ep_group: Any,
     **options: Any,
 ) -> Any:
-    """`compute_split_plan` with equally many tokens to and from every rank."""
+    """`compute_split_plan` with equal numbers of tokens to and from every rank."""
     communication = _deepspeed("comm")
     layer = _deepspeed("module_inject.auto_ep_layer")
     counts = options["num_tokens_per_expert"]
@@ -202,8 +202,8 @@ method); deepspeed 0.18.3 to 0.19.8."""
 
 
 def record_hooks(recorder: ScheduleRecorder) -> None:
-    """Record the host calls of DeepSpeed's hooks (visited modules, gathered weights, reduced gradients); before the
-    engine is created."""
+    """Record the host calls of DeepSpeed's hooks (visited modules, gathered weights, reduced gradients). To be called
+    before the engine is created."""
 
     def recorded(method: Any, call: str, times: Callable[..., int]) -> Any:
         def run(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -222,8 +222,7 @@ def record_hooks(recorder: ScheduleRecorder) -> None:
 
 
 def count_every_element(seq_len: int, scored_len: int) -> None:
-    """Make every mask one in which all elements count; of the S - 1 next tokens of a sequence those of its
-    completion."""
+    """Make every mask select all elements; of the S - 1 next tokens of a sequence, those of its completion."""
     get = torch.Tensor.__getitem__
 
     def masked(tensor: torch.Tensor, index: Any) -> Any:

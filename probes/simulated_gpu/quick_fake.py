@@ -1,10 +1,10 @@
 """A fast FakeTensorMode with a cache of results.
 
 The result of an operation depends on the properties of its arguments. torch's own cache serves a compiler (symbolic
-shapes, sparse layouts, memoized values), and a dry run of a large model would spend most of its time in it. This cache
-has the few properties that distinguish the tensors of eager training as its keys. The offset of a tensor in its storage
-is not part of a key: a flat buffer has as many parts as the model has weights, and their results differ by the offset
-alone. Operations that torch does not cache, and other arguments, use torch's implementation.
+shapes, sparse layouts, memoized values), and a dry run of a large model would spend most of its time in it. The keys of
+this cache are the few properties that distinguish the tensors of eager training. The offset of a tensor in its storage
+is not part of a key: a flat buffer has one part per weight of the model, and their results differ only in the offset.
+Operations that torch does not cache, and other arguments, use torch's implementation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TORCH_ONLY = frozenset((*_DISPATCH_META_HANDLERS, *_DISPATCH_HANDLE_DIRECTLY))
 
 
 class _Output(NamedTuple):
-    """How to make one result: `argument` itself, a view of its storage, or a new tensor without one."""
+    """A recipe for one result: `argument` itself, a view of its storage, or (None) a new tensor."""
 
     argument: int | None
     """Index among the tensor arguments."""
@@ -38,7 +38,7 @@ class _Output(NamedTuple):
     shape: Any = ()
     stride: Any = ()
     offset: int = 0
-    """Relative to the argument's offset in the storage."""
+    """Offset relative to that of the argument, in the storage."""
     dtype: torch.dtype = torch.float32
     device: Any = None
     requires_grad: bool = False
@@ -74,7 +74,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return result
 
     def known(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """The cached result, or NotImplemented; nothing is dispatched."""
+        """The cached result, or NotImplemented; no operation is dispatched."""
         if operation is _SLICE or operation is _AS_STRIDED:
             result = self._part(operation, args, kwargs)
             if result is not NotImplemented:
@@ -93,7 +93,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return recipe[0](output if output is None else self._made(output, tensors) for output in recipe[1])
 
     def _key_of(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
-        """(the key of the result, the tensor arguments); None for an argument of another kind."""
+        """(key of the result, tensor arguments); None if an argument is of another kind."""
         parts: list[Any] = [id(operation), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         tensors: list[Any] = []
         if self._add_to_key(parts, tensors, args) and (not kwargs or self._add_to_key(parts, tensors, kwargs.items())):
@@ -128,7 +128,8 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         )
 
     def _is_cacheable(self, operation: Any, args: Any, kwargs: Any) -> bool:
-        """Whether torch allows caching. `_unsafe_view` is cacheable here: the storage shows that it is a view."""
+        """Whether torch allows caching. `_unsafe_view` is cacheable here, because the storage shows that it is a
+        view."""
         if operation in (_AS_STRIDED, _UNSAFE_VIEW):
             return operation is _UNSAFE_VIEW
         try:
@@ -138,7 +139,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return True
 
     def _part(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """A slice or a strided view, computed directly; NotImplemented for an unusual one."""
+        """A slice or a strided view, computed directly; NotImplemented for unusual arguments."""
         whole, *numbers = args
         if kwargs or type(whole) is not FakeTensor or not self._is_plain(whole):
             return NotImplemented
@@ -162,7 +163,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self._view(whole, shape, stride, offset)
 
     def _collective(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """The result of torch's meta function of a collective; NotImplemented without one."""
+        """The result of torch's meta function for a collective; NotImplemented if there is none."""
         function = self._meta_functions.get(operation)
         if function is None:
             from torch.distributed._meta_registrations import _META_FUNCTIONS
@@ -203,7 +204,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self._fake(view, tensor._fake_device)
 
     def _fake(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
-        """FakeTensor(self, meta, device), with the attributes of the first one, which torch created."""
+        """FakeTensor(self, meta, device), with the attributes of the first one that torch created."""
         attributes = self._attributes.get(device)
         if attributes is None:
             first = FakeTensor(self, meta, device)
@@ -218,15 +219,15 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _forget_values(arguments: Any) -> None:
-    """Remove the known value of fake tensors that were made of a number: torch would compute with it, and the simulated
-    GPU has no kernels."""
+    """Remove the known value of fake tensors made from a number: torch would compute with it, and the simulated GPU has
+    no kernels."""
     for argument in arguments:
         if isinstance(argument, FakeTensor) and argument.constant is not None and argument.device.type != "cpu":
             argument.constant = None
 
 
 def _recipe(result: Any, tensors: list[Any]) -> Any:
-    """An `_Output`, (list or tuple, its outputs), or None for another result."""
+    """An `_Output`, or (list or tuple, its outputs); None for another result."""
     if isinstance(result, FakeTensor):
         return _output(result, tensors)
     if type(result) not in (list, tuple):

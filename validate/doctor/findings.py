@@ -18,7 +18,7 @@ FindingStatus = Literal["ok", "note", "warning", "problem", "unknown"]
 hangs or is killed. unknown: could not be examined."""
 
 STATUSES: tuple[FindingStatus, ...] = ("problem", "warning", "note", "unknown", "ok")
-"""In descending order of severity."""
+"""All statuses, in descending order of severity."""
 
 
 @dataclass(frozen=True, slots=True)

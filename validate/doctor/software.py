@@ -35,7 +35,7 @@ class VariableRule(NamedTuple):
     """Values of an environment variable that are reported."""
 
     values: tuple[str, ...]
-    """In lower case; empty for any non-empty value."""
+    """The values in lower case; empty for any non-empty value."""
     why: str
     fix: str = ""
     """"" for the default fix, `unset NAME`."""

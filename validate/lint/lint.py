@@ -71,7 +71,7 @@ class LintFinding:
     title: str
     path: KeyPath
     line: int
-    """From 1, like `column`: the place of the key, or of its block if the key is missing."""
+    """Line of the key, or of its block if the key is missing; from 1, like `column`."""
     column: int
     length: int
     """Number of characters of the key or of the place, which may extend beyond the line."""

@@ -263,7 +263,7 @@ class LintedConfig:
         return next(filter(self.has, self._zero_paths(name)), "")
 
     def zero_place(self, name: str) -> str:
-        """As `zero_path`, with the usual name if the value is absent."""
+        """`zero_path`, or the path with the usual name if the value is absent."""
         field = self.facts.find_field(f"zero_optimization.{name}")
         return self.zero_path(name) or f"zero_optimization.{field.usual_name if field else name}"
 
