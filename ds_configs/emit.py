@@ -34,7 +34,7 @@ _OPTIMIZER_PARAMS: dict[str, Any] = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1
 
 _FILLED_PARAMS = ("lr", "weight_decay")
 """Parameters that both the Trainer and accelerate fill in. For betas and eps accelerate refuses `auto`, and the Trainer
-compares the numbers with its own and reports differences."""
+reports differences from its own numbers."""
 
 _KEYS_OF_A_PLAN = (
     "train_batch_size",

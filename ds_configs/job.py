@@ -83,7 +83,7 @@ class Job:
 
     @property
     def settings(self) -> list[str]:
-        """`NAME=value` of every variable, for the shell of a node."""
+        """`NAME=value` for every variable, in the syntax of a node's shell."""
         given = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
         return [*given, threads_setting(self.cluster)]
 

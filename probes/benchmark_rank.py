@@ -48,7 +48,7 @@ _HEADS = 8
 _HEAD_DIM = 128
 
 _GPU_BUFFER_BYTES = 256 * 2**20
-"""Far larger than any cache."""
+"""Size of a buffer on a GPU, far larger than any cache."""
 
 ROUNDS = 100
 """Rounds of the host score: a few hundredths of a second."""
@@ -178,7 +178,7 @@ def _call(kind: FigureKind, size: int, ranks: int, dtype: torch.dtype, device: s
 
 
 def measure_device(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
-    """Matrix products take three fifths of the time, attention a fifth."""
+    """The figures of a device. Matrix products get three fifths of the time, attention one fifth."""
     dtypes = {
         name: dtype
         for name, dtype in _DTYPES[task.device].items()

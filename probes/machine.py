@@ -81,7 +81,7 @@ class MemoryGroup:
 
 
 def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
-    """The control groups whose memory limits bind this process, its own first."""
+    """The control groups whose memory limits apply to this process, starting with its own."""
     return [MemoryGroup(folder) for folder in _groups(root, "memory")]
 
 
@@ -100,8 +100,8 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 def _groups(root: Path, controller: str) -> list[Path]:
     """The folders of this process's groups in the tree of version 2 and in the controller's tree of version 1.
 
-    The roots of both are included: inside a container they are the container's group, whatever path /proc/self/cgroup
-    names.
+    The roots of both are included: inside a container they are the container's group, regardless of the
+    path in /proc/self/cgroup.
     """
     trees = {"": root / "sys/fs/cgroup", controller: root / "sys/fs/cgroup" / controller}
     folders = []

@@ -68,7 +68,7 @@ def now() -> str:
 
 
 def model_key(model: ModelShape) -> str:
-    """Twelve hexadecimal digits, equal for models of the same class and tensors, whatever their name or path."""
+    """Twelve hexadecimal digits, equal for models of the same class and tensors, regardless of name and path."""
     lines = [model.model_type, model.architecture, str(model.num_labels), str(model.encoder_len_fixed)]
     lines += [f"{tensor.name} {tensor.shape} {count}" for tensor, count in model.tensor_counts]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]

@@ -117,7 +117,7 @@ def from_config(
 ) -> TrainableModel:
     """A transformers model in training mode, with LoRA and checkpointing as requested, and its batches on `device`.
 
-    checkpoint: a folder whose safetensors the weights are loaded from; None leaves them uninitialized.
+    checkpoint: folder of safetensors with the weights; None leaves them uninitialized.
     prepare_base: changes the model before LoRA; it may quantize it and replace its loss.
 
     Raises UnusableModelError for a quantized base without `prepare_base`: bitsandbytes' kernels have no fake tensors.
@@ -297,7 +297,7 @@ def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any]
     """The model with tiled feed-forward and loss, and with Ulysses' attention and batches; a user's own module is
     returned unchanged.
 
-    Does the work of accelerate and the Trainer for `sp_size`: accelerate registers Ulysses' attention with transformers
+    This replaces accelerate and the Trainer for `sp_size`: accelerate registers Ulysses' attention with transformers
     and passes its groups to DeepSpeed (`Accelerator._prepare_deepspeed`); its loader gives each rank its part of the
     tokens, with positions and shifted labels (`UlyssesSPDataLoaderAdapter`); the Trainer averages the parts' losses
     (`deepspeed_sp_compute_loss`).

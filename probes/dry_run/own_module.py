@@ -63,8 +63,8 @@ def enable_checkpointing(model: Any) -> str:
 
 
 def batches(file: ModuleType, inputs: Sequence[Input], dtype: torch.dtype, device: str) -> Callable[[int, int], Any]:
-    """Batches by number of samples and sequence length: of the file's `make_batch(micro_batch_size, seq_len)`, whose
-    tensors are passed to `forward` (a dict by name, a tuple by position), or of the shapes of one sample."""
+    """Batches by number of samples and sequence length: from the file's `make_batch(micro_batch_size, seq_len)`, whose
+    tensors are passed to `forward` (a dict by name, a tuple by position), or from the shapes of one sample."""
     given = getattr(file, "make_batch", None)
 
     def make_batch(batch: int, seq_len: int) -> Any:

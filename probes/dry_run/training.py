@@ -24,7 +24,7 @@ records the order of the layers for later prefetching."""
 
 
 class UnfilledAutoError(ValueError):
-    """An `auto` value that nothing replaces."""
+    """An `auto` value has no replacement."""
 
     fix = "write a number there: the Trainer replaces `auto` for some keys only, and for models with a hidden size"
 

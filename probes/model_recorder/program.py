@@ -38,7 +38,7 @@ def shapes_of(step: int) -> Shapes:
 
 
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution"})
-"""Matrix products, whose time does not follow from the bytes that they move."""
+"""Matrix products, whose time does not depend only on the bytes that they move."""
 
 
 @dataclass(frozen=True)

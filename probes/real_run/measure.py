@@ -41,7 +41,7 @@ class Clock:
             torch.cuda.synchronize()
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        """Seconds between two marks; after `settle`."""
+        """Seconds between two marks. To be called after `settle`."""
         return float(earlier.elapsed_time(later)) / 1000.0 if self._cuda else later - earlier
 
 
@@ -80,8 +80,8 @@ def memory_bytes(name: Literal["VmRSS", "VmHWM", "VmData"]) -> int:
 
 
 def restart_peak() -> None:
-    """Reset the peak of resident memory (Linux: 5 to clear_refs), after returning freed memory to the system (glibc);
-    without permission the peak stays."""
+    """Reset the peak of resident memory (Linux: 5 to clear_refs), after returning freed memory to the system (glibc).
+    Without permission the peak stays."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):

@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class EventLog:
-    """Appends the events of one rank. An event that cannot be written (a full disk) is lost, and the rank goes on."""
+    """Appends the events of one rank. An event that cannot be written (a full disk) is lost, and the rank continues."""
 
     def __init__(self, path: Path) -> None:
         self._file = -1

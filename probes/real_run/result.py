@@ -101,7 +101,7 @@ class ProbeResult:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed of the job; without communication when `solo`."""
+        """Tokens per second of the job; without communication if `solo`."""
         return self.tokens_per_step / self.step_s
 
     def highest(self, name: str) -> int | None:

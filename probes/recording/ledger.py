@@ -316,7 +316,7 @@ FUSED_BACKWARDS = frozenset((id(_FLASH_BACKWARD), id(_EFFICIENT_BACKWARD)))
 
 
 def kernel_workspace(operation: Any, args: tuple[Any, ...]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """(shape, dtype) of the temporary tensors of a fused attention kernel's backward pass, which no operator shows.
+    """(shape, dtype) of the temporary tensors of a fused attention kernel's backward pass, invisible as operators.
 
     Flash: the query gradient accumulates in float32, one float32 row sum per query, and with fewer key heads than query
     heads the key and value gradients at full heads; S rounded up to 128, D to 32 (to 64 above 128).

@@ -171,7 +171,7 @@ class FilledBatch(NamedTuple):
     """The description of values that the advice filled in; "" if none."""
 
     def plan(self, config: Mapping[str, Any], model: ModelShape, cluster: Cluster) -> Plan:
-        """The plan of a configuration with these values. Raises as `plan_from_ds_config`."""
+        """The plan of a configuration with these values. Raises like `plan_from_ds_config`."""
         return plan_from_ds_config(
             config,
             model,
