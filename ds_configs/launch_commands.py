@@ -183,7 +183,7 @@ def launch_commands(
     allocation. The others are started on every node, with MASTER_ADDR set to the first node's address and NODE_RANK to
     the node's number from 0. accelerate is for "hf" only.
 
-    sets_threads: pass `threads_setting` to nodes reached by ssh; otherwise the environment must have it.
+    sets_threads: pass `threads_setting` to nodes reached by ssh; on other nodes the environment must set it.
     bind_cores:   see `launcher_words`; on one node only.
     """
     target = [script, *config_arguments(framework, config_path)]
