@@ -1,11 +1,11 @@
-"""What a dry run records of one optimizer step: every operation, where it runs, and what waits for what.
+"""The recording of one optimizer step by a dry run: every operation, its stream, and the dependencies.
 
-The engine's own calls order the work as they do on a GPU: a host thread issues operations to streams one after the
-other, each stream runs its own in that order, events make one stream wait for another, and a synchronisation makes the
-host wait. Everything else (buckets, prefetches, overlap) follows from these; nothing here knows a ZeRO stage.
+The engine's own calls order the work as on a GPU: a host thread issues operations to streams one after the other, each
+stream runs its operations in that order, events make one stream wait for another, and a synchronisation makes the host
+wait. Everything else (buckets, prefetches, overlap) follows from these; this module does not depend on the ZeRO stage.
 
-A collective runs on a stream of its process group that first waits for the stream it was issued from, as NCCL's does.
-Reads and writes of NVMe run on a stream of their queue.
+As with NCCL, a collective runs on a stream of its process group, which first waits for the issuing stream. Reads and
+writes of NVMe run on the stream of their queue.
 """
 
 from __future__ import annotations
@@ -16,55 +16,55 @@ from enum import IntEnum
 from typing import Literal
 
 LARGEST_KEPT_BYTES = 32 * 2**20
-"""The largest block that glibc keeps when it is freed (malloc.c, DEFAULT_MMAP_THRESHOLD_MAX); a larger one is mapped
-anew for every tensor, and each of its pages costs a page fault. GPUs' allocators keep theirs."""
+"""Largest block that glibc caches when it is freed (malloc.c, DEFAULT_MMAP_THRESHOLD_MAX). A larger one is mapped anew
+for every tensor, and each of its pages costs a page fault. The allocators of GPUs cache all blocks."""
 
 Kind = Literal["product", "attention", "memory", "host", "to device", "to host", "collective", "read", "write"]
-"""Anything on the GPU that is not a product or attention is "memory"; the CPU computes "host"; "read" and "write" are
-transfers from and to NVMe."""
+"""Kind of an operation. "memory": any GPU operation except products and attention; "host": runs on the CPU; "read" and
+"write": transfers from and to NVMe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOperation:
-    """One operation, equal in size wherever the schedule names it."""
+    """One operation, which the schedule may issue several times with the same sizes."""
 
     kind: Kind
     name: str
     precision: str = ""
-    """The data type of the result, as torch names it ("bfloat16")."""
+    """torch's name of the result's data type ("bfloat16")."""
     size_bytes: int = 0
-    """What the operation reads and writes, or what the copy, transfer or collective moves."""
+    """Bytes that the operation reads and writes, or that the copy, transfer or collective moves."""
     unmapped_bytes: int = 0
-    """Those of new tensors beyond `LARGEST_KEPT_BYTES`, which a CPU's allocator asks the kernel for every time."""
+    """Bytes of new tensors above `LARGEST_KEPT_BYTES`, which the CPU allocator requests from the kernel every time."""
     product: tuple[int, ...] = ()
-    """(copies, rows, inner, columns) of a product."""
+    """(copies, rows, inner, columns) of a matrix product."""
     flops: int = 0
-    """FLOPs of attention, after the mask."""
+    """FLOPs of attention, without masked pairs."""
     keys: int = 0
     """The sequence length of attention."""
     pinned: bool = False
-    """The host's side of a copy is page-locked."""
+    """Whether the host memory of a copy is page-locked."""
     serialized: bool = False
-    """Copies that ranks make one after the other, while all others wait (`add_serialized_copies`)."""
+    """Whether ranks make the copy one after the other, while all others wait (`add_serialized_copies`)."""
     ranks: int = 1
-    """Members of a collective's process group."""
+    """Number of members of a collective's process group."""
     nodes: int = 1
-    """Nodes that those members are on."""
+    """Number of nodes of those members."""
 
 
 class Code(IntEnum):
-    """The meaning of an entry's first number, and of the two that follow it."""
+    """Meaning of an entry's first number, and (in parentheses) of the other two."""
 
     PHASE = 0
     """(phase, 0): a phase begins; an index into `Schedule.phases`."""
     RUN = 1
     """(operation, stream): the host issues an operation."""
     RECORD = 2
-    """(event, stream): the event happens once the stream has done all that was issued to it."""
+    """(event, stream): the event occurs once the stream has completed everything issued to it so far."""
     WAIT = 3
-    """(stream, event): the stream goes on after the event."""
+    """(stream, event): the stream waits for the event."""
     SYNCHRONIZE = 4
-    """(event, 0): the host goes on after the event; ALL_STREAMS: after everything issued so far."""
+    """(event, 0): the host waits for the event, or with ALL_STREAMS for everything issued so far."""
     CALL = 5
     """(call, count): the host executes a call `count` times; call: an index into `Schedule.calls`."""
 
@@ -77,14 +77,14 @@ Entry = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """One optimizer step of one rank, all micro batches, in the order in which the host issued it."""
+    """One optimizer step of one rank, all micro batches, in the order in which the host issues it."""
 
     operations: tuple[RecordedOperation, ...]
-    """Each once."""
+    """Distinct operations."""
     phases: tuple[str, ...]
     """Names of the phases that entries refer to."""
     calls: tuple[str, ...]
-    """What keeps the host busy: the fields of `HostCosts`, without the `_s`."""
+    """Kinds of host work: the fields of `HostCosts` without the `_s`."""
     entries: tuple[Entry, ...]
 
 
@@ -94,12 +94,12 @@ WIDENED = 2
 
 @dataclass(slots=True)
 class _Pass:
-    """The all-reduces of a phase, and what its rank copies of their results; all by number of their entries."""
+    """The all-reduces of a phase, and the rank's copies of their results, as indices of entries."""
 
     reductions: list[int] = field(default_factory=list)
     copies: list[int] = field(default_factory=list)
     followed: set[int] = field(default_factory=set)
-    """All-reduces after which the rank copies."""
+    """All-reduces whose result the rank copies."""
 
     @property
     def is_serialized(self) -> bool:
@@ -107,7 +107,7 @@ class _Pass:
 
 
 def add_serialized_copies(schedule: Schedule) -> Schedule:
-    """The schedule with the copies that other ranks make while the recorded one waits."""
+    """Return the schedule with the copies of other ranks, for which the recorded rank waits."""
     passes = [(begins, ends, _pass(schedule, begins, ends)) for begins, ends in _phases(schedule.entries)]
     if not any(found.is_serialized for _, _, found in passes):
         return schedule
@@ -121,7 +121,7 @@ def add_serialized_copies(schedule: Schedule) -> Schedule:
 
 
 def _phases(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
-    """Where each phase begins and ends."""
+    """Yield the index at which each phase begins, and that at which it ends."""
     begins = 0
     for number, (code, _, _) in enumerate(entries):
         if code == Code.PHASE:
@@ -131,7 +131,7 @@ def _phases(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
 
 
 def _pass(schedule: Schedule, begins: int, ends: int) -> _Pass:
-    """That of the entries from one to another."""
+    """Return the pass formed by the entries from `begins` to `ends`."""
     found, reduced = _Pass(), None
     for number in range(begins, ends):
         code, first, _ = schedule.entries[number]
@@ -153,12 +153,12 @@ def _pass(schedule: Schedule, begins: int, ends: int) -> _Pass:
 def _shared_out(
     operations: list[RecordedOperation], entries: Sequence[Entry], begins: int, ends: int, found: _Pass
 ) -> Iterator[Entry]:
-    """The entries of a pass with the copies of all ranks' turns shared out among its all-reduces: each share where the
-    stream that copies has waited for the all-reduce."""
+    """Yield the entries of a pass with all ranks' copies distributed over its all-reduces. Each share is inserted where
+    the copying stream has waited for the all-reduce."""
     ranks = max(operations[entries[number][1]].ranks for number in found.reductions)
     turns, stream = min(ranks, len(found.reductions)), entries[found.copies[0]][2]
     copied, shares = [operations[entries[number][1]] for number in found.copies], list[Entry]()
-    for kind in ("to device", "to host"):  # what was summed up before comes from the host, and the sum goes back
+    for kind in ("to device", "to host"):  # the previous sum comes from the host, and the new one goes back
         own_way = [operation for operation in copied if operation.kind == kind]
         if own_way:
             size = turns * sum(operation.size_bytes for operation in own_way) // len(found.reductions)

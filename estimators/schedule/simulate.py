@@ -1,15 +1,14 @@
-"""A recorded step played in time: how long it takes, what bounds it, what overlaps.
+"""Simulation of a recorded step: its duration, its critical path and its overlap.
 
 The host thread issues the recorded entries one after the other, and each takes host time (`HostCosts`). Streams run
-concurrently with it (`streams`), and a synchronisation makes the host wait for them. The step ends when all is done.
-What bounds it is the critical path: from the end back, every span or stretch of the host that the next one had to wait
-for. The terms of the answer are the parts of that path, so they add up to the step; what ran concurrently is
-`hidden_s`.
+concurrently with it (`streams`), and a synchronisation makes the host wait for them. The step ends when all work is
+done. The critical path is traced back from the end: each span or host stretch, then the one that it had to wait for.
+The terms of the answer are the parts of that path, so they add up to the step; concurrent work is `hidden_s`.
 
-On a CPU as the device the host thread computes what it issues, collectives and copies included.
+If the device is a CPU, the host thread computes all operations that it issues, including collectives and copies.
 
-Not covered: operations that only real values decide; fused kernels that the run replaced, besides the optimizers'; GPUs
-that throttle or are shared; ranks that differ from the one that was recorded.
+Not covered: operations that depend on real values; fused kernels that the run replaced, except the optimizers'; GPUs
+that throttle or are shared; ranks that differ from the recorded one.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _KINDS: dict[Kind, tuple[str, str, Lane | None]] = {
     "host": ("", "cpu", None),
     "collective": ("", "", "links"),
 }
-"""What a term calls the operations, and their resource ("": by the operation); the lane that they keep busy, None: the
-host computes them."""
+"""For each kind of operation: name in a term, resource ("" if it depends on the operation), and lane that it occupies
+(None if the host computes it)."""
 
 
 _CALLS = {
@@ -63,18 +62,18 @@ _CALLS = {
     "micro_batch": "DeepSpeed's Python code",
     "engine_step": "DeepSpeed's Python code",
 }
-"""What a term calls the host's calls: launching operations, DeepSpeed's hooks, and the rest of its Python code."""
+"""Names of the host's calls in a term: launching operations, DeepSpeed's hooks, and the rest of its Python code."""
 
 
 @dataclass(slots=True, kw_only=True)
 class HostStretch:
-    """A stretch of time in which the host did one thing, "" for waiting."""
+    """A time interval in which the host did one kind of work; "" for waiting."""
 
     name: str
     begins_s: float
     ends_s: float
     after: int = HOST
-    """The span that a wait was for."""
+    """The span for which the host waited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +85,17 @@ class SimulatedStep:
     spans: tuple[Span, ...]
     host: tuple[HostStretch, ...]
     names: tuple[str, ...]
-    """By operation of the schedule, as the terms name it, without the phase."""
+    """Name of each operation of the schedule in the terms, without the phase."""
     gpu_busy_s: float
-    """Seconds in which the GPU computed."""
+    """Seconds during which the GPU computed."""
     links_busy_s: float
-    """Seconds in which ranks exchanged something."""
+    """Seconds during which ranks exchanged data."""
     overlapped_s: float
-    """Seconds of these in which the GPU computed too."""
+    """Part of `links_busy_s` during which the GPU also computed."""
 
 
 def simulate(schedule: Schedule, cluster: Cluster, *, tokens_per_step: int) -> SimulatedStep:
-    """Play the schedule on the cluster. Raises ClusterError for a GPU without any published rate."""
+    """Simulate the schedule on the cluster. Raises ClusterError for a GPU without any published rate."""
     schedule = add_serialized_copies(schedule)
     simulation = _Simulation(schedule, cluster, host_costs(cluster))
     for code, first, second in schedule.entries:
@@ -105,7 +104,7 @@ def simulate(schedule: Schedule, cluster: Cluster, *, tokens_per_step: int) -> S
 
 
 class _Simulation:
-    """The host thread, and the streams that it feeds."""
+    """The host thread, and the streams to which it issues operations."""
 
     def __init__(self, schedule: Schedule, cluster: Cluster, costs: HostCosts) -> None:
         self.schedule, self.launch_s = schedule, costs.launch_s
@@ -138,7 +137,7 @@ class _Simulation:
         self.phase = self.schedule.phases[phase]
 
     def busy(self, name: str, seconds: float) -> None:
-        """The host does something, other than waiting."""
+        """Advance the host by `seconds` of the work `name`."""
         name = f"{self.phase}: {name}"
         begins_s = self.now_s
         self.now_s += seconds
@@ -200,7 +199,7 @@ class _Simulation:
         return f"{self.phase_of[span]}: {self.names[self.streams.spans[span].operation]}"
 
     def _busy(self) -> dict[str, float]:
-        """Seconds of work by name, whether or not it was hidden."""
+        """Return seconds of work by name, whether or not it was hidden."""
         busy = defaultdict[str, float](float)
         for number, span in enumerate(self.streams.spans):
             busy[self._name(number)] += span.ends_s - span.begins_s
@@ -210,7 +209,7 @@ class _Simulation:
         return busy
 
     def _critical_path(self) -> dict[str, float]:
-        """Seconds by name along the path from the end of the step to its beginning."""
+        """Return seconds by name along the critical path, traced from the end of the step to its beginning."""
         path, spans, host = defaultdict[str, float](float), self.streams.spans, self.host
         ends = [stretch.ends_s for stretch in host]
         number, at_s = HOST, self.now_s
@@ -230,7 +229,7 @@ class _Simulation:
 
 
 def name_of(operation: RecordedOperation) -> str:
-    """The operation's name in a term, without its phase."""
+    """Return the operation's name in a term, without its phase."""
     kind = operation.kind
     if kind == "collective":
         words = {
@@ -246,7 +245,7 @@ def name_of(operation: RecordedOperation) -> str:
 
 
 def contention(operation: RecordedOperation) -> float:
-    """The part by which a collective and concurrent kernels slow each other down."""
+    """Return the slowdown of a collective and concurrent kernels, as a fraction."""
     if operation.kind != "collective":
         return 0.0
     scattered = "allgather" in operation.name or "scatter" in operation.name
@@ -254,7 +253,7 @@ def contention(operation: RecordedOperation) -> float:
 
 
 def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
-    """Seconds of one operation. Raises ClusterError for a GPU without any published rate."""
+    """Return the seconds of one operation. Raises ClusterError for a GPU without any published rate."""
     kind, size = operation.kind, operation.size_bytes
     if kind == "host":
         return size * cluster.gpus_per_node / cpu_step_bytes_per_s(cluster)
@@ -268,7 +267,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
     if kind == "write":
         return size * cluster.gpus_per_node / nvme_write_bytes_per_s(cluster)
     seconds, rate = max(KERNEL_S, _kernel_s(operation, cluster)), cluster.new_memory_bytes_per_s
-    # What the kernel takes to map new memory, where the device is the CPU and that was measured.
+    # Time of the kernel for mapping new memory, if the device is the CPU and the rate was measured.
     return seconds + (operation.unmapped_bytes / rate if cluster.gpu.is_cpu and rate else 0.0)
 
 
@@ -296,8 +295,8 @@ def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
 
 
 def _ring(operation: RecordedOperation, cluster: Cluster) -> Ring:
-    """The ring over the members of the operation's process group. A node's other groups exchange theirs at the same
-    time, through the same adapters."""
+    """Return the ring over the members of the operation's process group. The other groups of a node communicate at the
+    same time, through the same adapters."""
     local = max(1, operation.ranks // operation.nodes)
     network = network_bytes_per_s(cluster) / max(1, cluster.gpus_per_node // local)
     return ring(replace(cluster, nodes=operation.nodes, gpus_per_node=local, interconnect_bytes_per_s=network))

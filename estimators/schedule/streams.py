@@ -1,8 +1,7 @@
-"""Streams of a GPU in time: what was issued to each runs in order, and what runs at the same moment shares its lane.
+"""Discrete-event simulation of a GPU's streams. Each stream runs its operations in order.
 
-A discrete-event simulation. Between two moments at which something begins or ends, every running operation progresses
-at a constant rate: operations on the same lane share it equally, and kernels that run during a collective lose a part
-of their speed to it.
+Between two events, every running operation progresses at a constant rate: operations on the same lane share it
+equally, and kernels are slowed down while a collective runs.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from collections import deque
 from typing import Literal
 
 Lane = Literal["gpu", "links", "to host", "to device", "drive"]
-"""What an operation keeps busy: the GPU's kernels, the links between ranks, a direction of the host link, NVMe."""
+"""Resource of an operation: the GPU's kernels, the links between ranks, a direction of the host link, NVMe."""
 
 _HOST_LINK: frozenset[Lane] = frozenset({"links", "to host", "to device"})
 
 HOST = -1
-"""In place of a span's number: the host."""
+"""Stands for the host in place of a span's number."""
 
 
 class Span:
-    """One operation as it ran."""
+    """One executed operation."""
 
     __slots__ = ("after", "begins_s", "contention", "ends_s", "issued_s", "lane", "left_s", "operation", "stream")
 
@@ -29,12 +28,12 @@ class Span:
     ) -> None:
         self.operation, self.stream, self.lane, self.contention = operation, stream, lane, contention
         self.issued_s = issued_s
-        """When the host issued it."""
+        """Time at which the host issued it."""
         self.left_s = seconds
-        """Seconds of work that are left, alone on its lane."""
+        """Remaining seconds of work, if alone on its lane."""
         self.begins_s = self.ends_s = 0.0
         self.after = HOST
-        """The span whose end let this one begin; HOST: it began as soon as it was issued."""
+        """The span whose end allowed this one to begin; HOST if it began as soon as it was issued."""
 
 
 class _Stream:
@@ -42,34 +41,34 @@ class _Stream:
 
     def __init__(self) -> None:
         self.queue: deque[tuple[str, int]] = deque()
-        """What is to come: ("run", span), ("record", event), ("wait", event)."""
+        """Pending items: ("run", span), ("record", event), ("wait", event)."""
         self.ready_s = 0.0
-        """When everything before the head of the queue was done."""
+        """Time at which everything before the head of the queue was done."""
         self.last = HOST
-        """The span that decided it."""
+        """The span that determined `ready_s`."""
         self.running = HOST
 
 
 class Streams:
     """All streams of one GPU, simulated up to `now_s`.
 
-    through_host: GPUs exchange through the host link, which collectives and copies then share.
+    through_host: whether GPUs communicate through the host link, which collectives and copies then share.
     """
 
     def __init__(self, *, through_host: bool = False) -> None:
         self.spans: list[Span] = []
         self.now_s = 0.0
         self.busy_s: dict[frozenset[Lane], float] = {}
-        """Seconds by the lanes that were busy at the same moment."""
+        """Seconds by set of simultaneously busy lanes."""
         self._through_host = through_host
         self._streams: dict[int, _Stream] = {}
         self._recorded: dict[int, int] = {}
-        """By event: the number of its latest record. A wait means the record that was the latest when it was issued."""
+        """Number of each event's latest record. A wait refers to the latest record at the time of its issue."""
         self._records = 0
         self._happened: dict[int, tuple[float, int]] = {}
-        """By record: when, and the span that decided it."""
+        """For each record: its time, and the span that determined it."""
         self._ready: set[int] = set()
-        """Streams that have something to come and run nothing."""
+        """Idle streams with pending items."""
         self._running: list[_Stream] = []
 
     def run(
@@ -77,7 +76,7 @@ class Streams:
     ) -> None:
         """Issue an operation.
 
-        contention: of a collective, the part by which it and a kernel take longer while they run together.
+        contention: for a collective, the relative slowdown of it and a kernel while they run together.
         """
         self._queue(stream, "run", len(self.spans))
         self.spans.append(Span(operation, stream, lane, seconds, issued_s, contention))
@@ -89,13 +88,13 @@ class Streams:
         self._queue(stream, "record", self._records)
 
     def wait(self, stream: int, event: int) -> None:
-        """Let the stream wait for an event; one that was never recorded has happened."""
+        """Let the stream wait for an event. An event that was never recorded counts as complete."""
         if event in self._recorded:
             self._queue(stream, "wait", self._recorded[event])
 
     def finish(self, event: int | None = None) -> tuple[float, int]:
-        """Simulate until the event has happened, None: until everything is done; answers when that was, and the span
-        that decided it."""
+        """Simulate until the event is complete, or with None until everything is done. Return the time of that, and the
+        span that determined it."""
         record = None if event is None else self._recorded.get(event, 0)
         self._begin()
         while self._running and (record is None or (record and record not in self._happened)):
@@ -114,7 +113,7 @@ class Streams:
             self._ready.add(stream)
 
     def _begin(self) -> None:
-        """Let every stream that runs nothing go on as far as it can."""
+        """Advance every idle stream as far as possible."""
         happened = True
         while happened:
             happened = False
@@ -122,7 +121,7 @@ class Streams:
                 happened |= self._advance(number)
 
     def _advance(self, number: int) -> bool:
-        """Whether an event happened on the way, for which another stream may wait."""
+        """Advance a stream. Return whether an event was completed, for which another stream may wait."""
         stream, happened = self._streams[number], False
         queue = stream.queue
         while queue:
@@ -150,7 +149,7 @@ class Streams:
         return happened
 
     def _progress(self) -> None:
-        """Go to the next moment at which a span begins or ends."""
+        """Advance the time to the next moment at which a span begins or ends."""
         spans, now = self.spans, self.now_s
         active = [stream for stream in self._running if spans[stream.running].begins_s <= now]
         coming = [spans[stream.running].begins_s for stream in self._running if spans[stream.running].begins_s > now]

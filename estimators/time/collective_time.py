@@ -1,8 +1,8 @@
 """Seconds of collectives over a cluster's links, and the collectives of each ZeRO stage.
 
 A ring over N ranks moves V (N - 1) / N bytes through every rank for an all-gather or reduce-scatter of V bytes, and
-twice that for an all-reduce; its slowest link sets the pace. Over several nodes all adapters of a node together carry
-what one GPU's link carries inside.
+twice that for an all-reduce. The slowest link determines the time. Over several nodes, all adapters of a node together
+carry the traffic of one GPU's link within a node.
 
 Collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all parameters):
 
@@ -10,22 +10,22 @@ Collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all paramet
                 `allreduce_gradients`, `buffered_allreduce_fallback`)
     stage 1     the same volume by buckets, in the last backward pass; all-gather of e Pt after the step
     stage 2     the all-reduce in every backward pass; all-gather as stage 1. Buckets are all-reduced although each rank
-                keeps a part only: `use_multi_rank_bucket_allreduce` is on by default (stage_1_and_2.py
+                keeps only a part: `use_multi_rank_bucket_allreduce` is on by default (stage_1_and_2.py
                 `average_tensor`)
-    stage 3     all-gather of the weights in every forward and again in every backward pass, less what stays gathered
-                between them (`gathered_parameters`); reduce-scatter of e Pt in every backward pass
-      hpZ       only what was trained since its last gather comes from all ranks (the first forward pass after a step),
-                all else from the group (partition_parameters.py `all_gather_coalesced`)
-      qwZ, qgZ  weights travel in 8 bits, the scales in a second collective; gradients, on several nodes, in 4 bits,
-                tensor by tensor, in two all-to-alls with their scales: to the ranks of the node, which sum up, then to
-                those of the same number in the other nodes (coalesced_collectives.py `all_to_all_quant_reduce`)
-      AutoEP    experts are gathered and reduced among the ranks that keep the same ones, in buckets of their own; not
-                at all where one rank alone keeps them (stage3.py `reduce_independent_p_g_buckets_and_remove_grads`)
+    stage 3     all-gather of the weights in every forward and again in every backward pass, except weights that stay
+                gathered between them (`gathered_parameters`); reduce-scatter of e Pt in every backward pass
+      hpZ       weights trained since their last gather come from all ranks (the first forward pass after a step), all
+                others from the group (partition_parameters.py `all_gather_coalesced`)
+      qwZ, qgZ  weights are sent in 8 bits, the scales in a second collective; gradients, on several nodes, in 4 bits,
+                tensor by tensor, in two all-to-alls with their scales: among the ranks of a node, which sum up, then
+                among the ranks of the same number in all nodes (coalesced_collectives.py `all_to_all_quant_reduce`)
+      AutoEP    experts are gathered and reduced in separate buckets among the ranks that keep the same ones; not at all
+                if one rank alone keeps them (stage3.py `reduce_independent_p_g_buckets_and_remove_grads`)
 
 With `overlap_comm` stages 1 and 2 overlap with the backward pass from the first full bucket on. The last bucket and
 the embedding, whose gradient comes last, are never hidden. Stage 3 overlaps reductions and gathers with the pass too
 (partitioned_param_coordinator.py `fetch_sub_module`). The embedding is gathered first, without overlap. After the
-step each tensor that stage 3 keeps whole is gathered by itself (stage3.py `_post_step`).
+step each tensor that stage 3 keeps whole is gathered separately (stage3.py `_post_step`).
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ from ..workload import Workload
 from .memory_bound import exchanged_bytes
 
 LINK_SHARE = {"nvlink": 0.8, "infinity fabric": 0.6, "pcie": 0.35}
-"""Bus bandwidth of NCCL over the link's one-way figure. NVLink: NVIDIA/nccl-tests #212, 370 of 450 GB/s on H100 (NVLink
+"""NCCL's bus bandwidth over the link's one-way rate. NVLink: NVIDIA/nccl-tests #212, 370 of 450 GB/s on H100 (NVLink
 SHARP is not counted). PCIe: 0.66 to 0.80 between peers (five hosts, voipmonitor/rtx6kpro and others), 0.48 through host
 memory from socket to socket, below a tenth on two hosts of L4; assumed in between. Infinity Fabric: assumed."""
 
 HOST_MEMORY_SHARE = 0.21
-"""The same for cards that send everything through host memory: the median of nine published hosts of two to eight
+"""`LINK_SHARE` of cards that send everything through host memory: the median of nine published hosts of two to eight
 GeForce cards (0.07 to 0.56). There are two kinds of hosts, 0.43 to 0.56 (blog.chlc.cc/p/rtx4090-gpudirect-p2p-unlocked,
-NVIDIA/nccl-tests #287, NVIDIA/nccl #1639) and 0.07 to 0.21 (NVIDIA/nccl-tests #307), so the figure is far off for
-either. `bench` measures it."""
+NVIDIA/nccl-tests #287, NVIDIA/nccl #1639) and 0.07 to 0.21 (NVIDIA/nccl-tests #307), so the figure is inaccurate for
+both. `bench` measures it."""
 
 NETWORK_SHARE = 0.85
 """Share of the adapters' rate: 84.8 of 100 GB/s on average over 24 A100 with four HDR adapters per node
 (NVIDIA/nccl-tests #119)."""
 
 CALL_S = 20e-6
-"""Starting a collective: the launch on the host and NCCL's kernel."""
+"""Seconds to start a collective: the launch on the host and NCCL's kernel."""
 
 LOCAL_HOP_S, NETWORK_HOP_S = 3.4e-6, 14e-6
-"""Each of the N - 1 steps of a ring, over NVLink and between nodes (NCCL src/graph/tuning.cc `hwLat`: Ring,
+"""Seconds of each of the N - 1 steps of a ring, over NVLink and between nodes (NCCL src/graph/tuning.cc `hwLat`: Ring,
 Simple; small messages have faster protocols). With `CALL_S` an 8-byte all-gather over eight GPUs takes 44 us;
 NVIDIA/nccl #1530: 42 us for an all-reduce over eight RTX 4090."""
 
 POSTED_HOP_S = 4.5e-6
-"""A step within a node where the ring spans several: three times what posting to the network takes, 1 us on Intel's
-hosts and 2 us on AMD's (tuning.cc `getNetOverhead`); the mean of the two."""
+"""Seconds of a step within a node if the ring spans several nodes: three times the time of posting to the network, 1 us
+on Intel's hosts and 2 us on AMD's (tuning.cc `getNetOverhead`); the mean of the two."""
 
 CONTENTION = 0.3
 """Slowdown of kernels and a collective that run together: L seconds of collectives and G of kernels take max(G, L) +
@@ -85,16 +85,16 @@ class Ring(NamedTuple):
 
     ranks: int
     bytes_per_s: float
-    """The rate of the slowest link, after protocol losses."""
+    """Rate of the slowest link, after protocol losses."""
     all_reduce_bytes_per_s: float
-    """The same for an all-reduce; gloo's is three times as fast as its other collectives."""
+    """Rate for an all-reduce. gloo's all-reduce is three times as fast as its other collectives."""
     call_s: float
     """Seconds to start a collective and to pass it on from rank to rank."""
     resource: str
     """Kind of the slowest link: "gpu links" or "network"."""
 
     def gather_s(self, size_bytes: float, calls: int) -> float:
-        """All-gather or reduce-scatter of `size_bytes` in all, split into `calls`."""
+        """Return the seconds of an all-gather or reduce-scatter of `size_bytes` in total, split into `calls`."""
         return self._once_around_s(size_bytes, calls, self.bytes_per_s)
 
     def all_reduce_s(self, size_bytes: float, calls: int) -> float:
@@ -107,7 +107,7 @@ class Ring(NamedTuple):
 
 
 def link_share(gpu: Gpu) -> float:
-    """Share of a GPU's link within its node that NCCL reaches."""
+    """Return the share of the rate of a GPU's link within its node that NCCL reaches."""
     return HOST_MEMORY_SHARE if gpu.sends_through_host else LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
 
 
@@ -116,7 +116,7 @@ def _link_bytes_per_s(gpu: Gpu) -> float:
 
 
 def ring(cluster: Cluster) -> Ring:
-    """The ring over all ranks of the cluster."""
+    """Return the ring over all ranks of the cluster."""
     gpu, local, nodes = cluster.gpu, cluster.gpus_per_node, cluster.nodes
     rates: dict[str, float] = {}
     if local > 1:
@@ -137,14 +137,14 @@ def ring(cluster: Cluster) -> Ring:
 
 
 def ring_of_neighbours(cluster: Cluster, ranks: int) -> Ring:
-    """The ring over consecutive ranks, within a node if they fit into one."""
+    """Return the ring over consecutive ranks, within a node if they fit into one."""
     local = cluster.gpus_per_node
     return ring(replace(cluster, nodes=max(1, ranks // local), gpus_per_node=min(ranks, local)))
 
 
 def ring_of_replicas(cluster: Cluster, group: int) -> Ring:
-    """The ring over one rank of each group of neighbours that split layers or keep experts. The rings of a node's ranks
-    share its adapters."""
+    """Return the ring over one rank of each group of neighbours that split layers or keep experts. The rings of a
+    node's ranks share its adapters."""
     if group == 1:
         return ring(cluster)
     together = min(group, cluster.gpus_per_node)
@@ -164,7 +164,7 @@ shard is within a factor of two of it)."""
 
 
 def quantized_bytes(numel: float, bits: int) -> float:
-    """Bytes of elements in `bits` bits, with their scales."""
+    """Return the bytes of elements in `bits` bits, with their scales."""
     return numel * (bits / 8 + 4 / SCALED_TOGETHER)
 
 
@@ -185,14 +185,14 @@ class QuantizedReduction(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """One reduction of all gradients."""
+        """Seconds of one reduction of all gradients."""
         within = self.size_bytes * (self.local - 1) / self.local / self.link_bytes_per_s
         between = self.size_bytes * (self.nodes - 1) / self.nodes / self.network_bytes_per_s
         return within + between + self.calls * self.call_s
 
     @classmethod
     def of(cls, tensors: TensorSet, cluster: Cluster, plan: Plan) -> QuantizedReduction | None:
-        """None where gradients are not quantized, as on one node."""
+        """Return the reduction of a plan; None if gradients are not quantized, as on one node."""
         if not plan.zero_quantized_gradients or cluster.nodes == 1:
             return None
         matrices = len(tensors.trainable)  # adapters have no vectors
@@ -211,18 +211,18 @@ class QuantizedReduction(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """The all-to-alls of one pass: of heads under Ulysses, or of tokens that travel to experts.
+    """The all-to-alls of one pass: of heads under Ulysses, or of tokens that are sent to experts.
 
-    Each of P ranks sends V (P - 1) / P bytes. Groups are of consecutive ranks, within a node if they fit into one.
-    Over several nodes all ranks of a node share its adapters: `bytes_per_s` is a rank's part of them over the share
-    of its bytes that leaves the node.
+    Each of P ranks sends V (P - 1) / P bytes. Groups consist of consecutive ranks, within a node if they fit into one.
+    Over several nodes all ranks of a node share its adapters: `bytes_per_s` is a rank's share of their rate divided by
+    the share of its bytes that leaves the node.
     """
 
     size_bytes: float
     """V, a rank's input of the all-to-alls of all layers in one pass of a micro batch."""
     calls: int
-    """Ulysses: four all-to-alls and one all-gather of the positions in each layer. Experts: one of the counts, for
-    which the host waits as long again, and two of the tokens in each layer that has experts."""
+    """Ulysses: four all-to-alls and one all-gather of the positions in each layer. Experts, in each layer that has
+    them: an all-to-all of the counts, for which the host waits as long again, and two of the tokens."""
     bytes_per_s: float
     call_s: float
     resource: str
@@ -234,8 +234,8 @@ class Exchange(NamedTuple):
 
     @classmethod
     def of(cls, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Exchange | None:
-        """None without sequence parallelism and spread experts. `workload` is that of a rank. Routers are assumed to be
-        balanced."""
+        """Return the exchange of a plan; None without sequence parallelism and spread experts. `workload` is that of a
+        rank. Routers are assumed to be balanced."""
         ranks, local = max(plan.sequence_parallel_size, plan.autoep_size), cluster.gpus_per_node
         if ranks == 1:
             return None
@@ -264,27 +264,28 @@ class Exchange(NamedTuple):
 
 
 PCIE3_BYTES_PER_S = 15.75e9
-"""PCIe 3 x16, where the data file has no link between GPUs."""
+"""PCIe 3 x16, assumed if the data file has no link between GPUs."""
 
 
 def gathered_bytes(tensors: TensorSet, workload: Workload, *, experts_rest: bool = False) -> float:
-    """Bytes of all weights as stage 3 gathers them. experts_rest: each expert is on one rank alone, and not
-    gathered."""
+    """Return the bytes of all weights that stage 3 gathers. experts_rest: whether each expert is on one rank only, and
+    not gathered."""
     numel = tensors.trainable_numel - (tensors.spread_numel if experts_rest else 0)
     return tensors.frozen_bytes + numel * workload.weight_bytes
 
 
 def travelling_bytes(tensors: TensorSet, workload: Workload, plan: Plan) -> float:
-    """Bytes of all weights on the links when stage 3 gathers them."""
+    """Return the bytes on the links when stage 3 gathers all weights."""
     if plan.zero_quantized_weights:
         return quantized_bytes(tensors.numel, 8)
     return gathered_bytes(tensors, workload)
 
 
 def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[float, float, float]:
-    """Shares of the weights that stage 3 gathers in a forward pass, in a backward pass, and twice in a backward pass
-    (tensors released between recomputation and backward pass). Persistent parameters are never gathered; what is whole
-    at the loss is not gathered again (`gathered_parameters`), what autograd alone keeps is."""
+    """Return the shares of the weights that stage 3 gathers in a forward pass, in a backward pass, and twice in a
+    backward pass (tensors released between recomputation and backward pass). Persistent parameters are never gathered.
+    Weights that are whole at the loss are not gathered again (`gathered_parameters`), unless autograd alone keeps them.
+    """
     kept = gathered_parameters(tensors, plan, world_size)
     numel = tensors.numel - (tensors.spread_numel if plan.autoep_size == world_size else 0)
     forward = numel - kept.persistent - tensors.unread
@@ -293,19 +294,19 @@ def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[fl
         backward -= tensors.embedding  # no gradient passes through it
     backward, again = max(0, backward - kept.available), 0.0
     if plan.gradient_checkpointing and plan.sharding == "zero":
-        # Embedding and head run once. A unit of FSDP stays.
+        # Embedding and head run once. A unit of FSDP stays gathered.
         layers = numel - tensors.unread - tensors.embedding - (0 if tensors.tied else tensors.head)
         again = _released_when_recomputed(tensors, plan) * min(backward, layers)
     return forward / numel, (backward + again) / numel, again / numel
 
 
 def _released_when_recomputed(tensors: TensorSet, plan: Plan) -> float:
-    """The share of a layer that is released between its recomputation and its backward pass.
+    """Return the share of a layer that is released between its recomputation and its backward pass.
 
-    A tensor of t elements with A elements of the layer behind it is needed again after 2 A elements, so it stays if
-    that is within `stage3_max_reuse_distance`. It also stays if the prefetch has already come to its use in the
-    backward pass: t + A < `stage3_max_live_parameters` (partitioned_param_coordinator.py `__params_to_release`). Dry
-    runs agree: none of a layer of 0.86e9 with the defaults, a quarter of one of 1.02e9, two thirds of one of 1.81e9.
+    A tensor of t elements, followed by A elements of the layer, is needed again after 2 A elements. It stays if that is
+    within `stage3_max_reuse_distance`. It also stays if the prefetch has already reached its use in the backward pass:
+    t + A < `stage3_max_live_parameters` (partitioned_param_coordinator.py `__params_to_release`). Dry runs with the
+    defaults agree: none of a layer of 0.86e9, a quarter of one of 1.02e9, two thirds of one of 1.81e9 is released.
     """
     reuse = plan.stage3_max_reuse_distance
     ahead = plan.stage3_max_live_parameters if plan.stage3_prefetch_bucket_size else 0
@@ -318,8 +319,8 @@ def _released_when_recomputed(tensors: TensorSet, plan: Plan) -> float:
 
 
 def weights_on_nvme(tensors: TensorSet, plan: Plan, world_size: int) -> float:
-    """The share of the weights that is read from NVMe: trained ones stay in host memory up to `param_max_in_cpu`
-    elements of a rank, and so does every tensor with a small shard (partitioned_param_swapper.py)."""
+    """Return the share of the weights that is read from NVMe. Up to `param_max_in_cpu` trained elements of a rank, and
+    all tensors with a small shard, stay in host memory (partitioned_param_swapper.py)."""
     in_memory = not tensors.frozen and plan.param_max_in_cpu * world_size >= tensors.trainable_numel
     if plan.offload_param != "nvme" or in_memory:
         return 0.0
@@ -328,15 +329,15 @@ def weights_on_nvme(tensors: TensorSet, plan: Plan, world_size: int) -> float:
 
 
 class Calls(NamedTuple):
-    """Collectives over all ranks, and over the ranks that keep the same experts."""
+    """Numbers of collectives over all ranks, and over the ranks that keep the same experts."""
 
     shared: int
     spread: int = 0
 
 
 def gather_calls(tensors: TensorSet, plan: Plan) -> Calls:
-    """Collectives of one pass of gathering: by bucket, at most one per tensor that is not kept; two each with
-    scales."""
+    """Return the collectives of one pass of gathering: one per bucket, at most one per tensor that is not kept; twice
+    as many with scales."""
     threshold = plan.stage3_param_persistence_threshold
     with_scales = 2 if plan.zero_quantized_weights else 1
     experts, larger = sum(tensors.spread), larger_than(tensors, threshold)
@@ -346,7 +347,7 @@ def gather_calls(tensors: TensorSet, plan: Plan) -> Calls:
 
 
 def reduce_calls(tensors: TensorSet, plan: Plan) -> Calls:
-    """Buckets of one pass of reducing the gradients. At stage 3 experts that ranks keep have buckets of their own, each
+    """Return the buckets of one pass of reducing the gradients. At stage 3 spread experts have separate buckets, each
     reduced where the other kind begins; at stages 1 and 2 every bucket has both kinds."""
     numel, bucket, count = tensors.trainable_numel, plan.reduce_bucket_size, len(tensors.trainable)
     count += tensors.split_experts if tensors.workload.method == "full" else 0

@@ -1,8 +1,8 @@
-"""Seconds of the forward and backward passes: what the GPU computes, and what it waits for the host.
+"""Seconds of the forward and backward passes: computation of the GPU, and its waits for the host.
 
-FLOPs are counted in `flops`, bytes in `memory_bound`; `roofline` turns both into seconds.
+FLOPs are counted in `flops`, bytes in `memory_bound`; `roofline` converts both into seconds.
 
-    pass = max(GPU computes, host launches) + the part of the shorter that does not hide
+    pass = max(GPU computes, host launches) + the part of the shorter that is not hidden
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .transfers import gradient_copies, gradient_copies_s
 
 @dataclass(slots=True)
 class PassTime:
-    """Seconds of one pass of a micro batch, by what the GPU runs."""
+    """Seconds of one pass of a micro batch, by kind of GPU work."""
 
     products_s: float = 0.0
     attention_s: float = 0.0
@@ -54,7 +54,7 @@ class ComputeTime(NamedTuple):
     forward: PassTime
     backward: PassTime
     recompute: PassTime
-    """What checkpointing runs again; 0 without it."""
+    """Recomputation under checkpointing; 0 without it."""
     after_layers_s: float
     """The head and the loss in the forward pass."""
 
@@ -64,7 +64,7 @@ class ComputeTime(NamedTuple):
 
     @property
     def backward_s(self) -> float:
-        """With recomputation."""
+        """Seconds of the backward pass with recomputation."""
         return self.backward.total_s + self.recompute.total_s
 
 
@@ -76,7 +76,7 @@ def compute_time(
     micro_batch: int,
     gradient_checkpointing: bool,
 ) -> ComputeTime:
-    """Seconds of one micro batch. Raises ClusterError for a GPU without any published rate."""
+    """Return the seconds of one micro batch. Raises ClusterError for a GPU without any published rate."""
     passes = _Passes(model, workload, gpu, micro_batch)
     for block in model.blocks:
         back = derives(model, block, workload, checkpointing=gradient_checkpointing)
@@ -89,7 +89,7 @@ def compute_time(
         passes.add_attention(block, back=back)
         weights_forward, weights_backward = block_weight_bytes(model, block, workload)
         passes.add_bytes(block.count * weights_forward, block.count * weights_backward, again=back)
-    # What ZeRO changes of a recording moves nothing.
+    # ZeRO's changes to a recording do not change the bytes moved.
     made = recorded(LayerRecorder(model, workload, gradient_checkpointing, gpu.compute_capability))
     for block, layer in made.layers:
         passes.add_recorded(layer, block.count, again=layer.derives)
@@ -112,7 +112,7 @@ def compute_time(
 
 
 class _Passes:
-    """The passes of one micro batch while layers are added."""
+    """Accumulates the passes of one micro batch layer by layer."""
 
     def __init__(self, model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int) -> None:
         self.model, self.workload, self.gpu = model, workload, gpu
@@ -139,7 +139,7 @@ class _Passes:
         self.again.products_s += layers * once if again else 0.0
 
     def add_attention(self, block: Block, *, back: bool) -> None:
-        """back: the layer has a backward pass."""
+        """Add the attention of a block. back: whether the layer has a backward pass."""
         workload = self.workload
         for attention, flops, masked in block_attention(self.model, block, workload, self.micro_batch):
             keys = attention.keys or attended_len(workload, workload.seq_len)
@@ -176,7 +176,7 @@ class Passes:
         )
         self.gradient_copies = gradient_copies(step)
         self.gradient_copies_s = gradient_copies_s(step, self.gradient_copies)
-        # Times that all weights are put together from the ranks' parts, forward and backward.
+        # Number of times that all weights are assembled from the ranks' parts, forward and backward.
         self.together = (0.0, 0.0)
         if step.zero3 and step.ring.ranks > 1:
             parts = put_together(step.tensors, plan)
@@ -189,8 +189,8 @@ class Passes:
         backward_host = self._backward_host_s()
         self.host_s = n * (forward_host + backward_host)
         serial = _serial(step)
-        # The GPU has nothing to do until the host is through with the first micro batch's bookkeeping. While it
-        # computes head and loss, the host is ahead with the backward pass.
+        # The GPU is idle until the host has finished the first micro batch's bookkeeping. While the GPU computes head
+        # and loss, the host is already launching the backward pass.
         begins_s, after_s = 0.0, 0.0
         if not step.cluster.gpu.is_cpu:
             begins_s, after_s = costs.micro_batch_s, n * self.compute.after_layers_s
@@ -199,7 +199,7 @@ class Passes:
         self.forward_idle_s = max(0.0, n * forward_host + after_s - forward_s - begins_s)
         """Seconds that the GPU waits for the host in forward passes."""
         if plan.zero_hpz_partition_size > 1 and step.workload.method == "full":
-            # The host waits for each tensor's second copy, which the first forward pass after a step makes.
+            # The host waits for each tensor's second copy, which the first forward pass after a step creates.
             self.forward_s += (1 - serial) * min(self.compute.forward_s, forward_host)
         backward_s = n * self.compute.backward_s + self.gradient_copies_s + self.gathered_copies_s[1]
         left_host_s = max(0.0, n * backward_host - after_s)
@@ -209,7 +209,7 @@ class Passes:
         """Seconds that the GPU still computes when stage 0's host has launched all backward passes."""
 
     def _backward_host_s(self) -> float:
-        """Average of one micro batch."""
+        """Return the average host time of one micro batch's backward pass."""
         step = self.step
         plan, n, costs, host, stage = step.plan, step.micro_batches, step.costs, step.host, step.plan.zero_stage
         buckets = sum(step.reduce_calls) if step.zero3 else step.reduce_calls.shared
@@ -221,7 +221,7 @@ class Passes:
         return seconds + (host.recompute_s(costs, stage) if plan.gradient_checkpointing else 0.0)
 
     def _gathered_copies_s(self, together: float, gathers: float) -> float:
-        """Copies that put gathered tensors together, and dequantization."""
+        """Return the seconds of copies that assemble gathered tensors, and of dequantization."""
         step = self.step
         moved = GATHERED_PASSES * together * step.gathered_bytes
         if step.plan.zero_quantized_weights:
@@ -268,14 +268,14 @@ class Passes:
 
 
 def _together(gpu_s: float, host_s: float, serial: float, after_s: float = 0.0) -> float:
-    """The slower of GPU and host counts, and the `serial` share of the other. `after_s`: GPU time at the end, after all
-    that the host launched before."""
+    """Return the longer of GPU and host time plus the `serial` share of the shorter. `after_s`: GPU time at the end,
+    after all earlier launches of the host."""
     return max(gpu_s, host_s + after_s) + serial * min(gpu_s - after_s, host_s)
 
 
 def _serial(step: Step) -> float:
-    """The share of the shorter of host and GPU time that does not hide behind the longer."""
-    if step.cluster.gpu.is_cpu or step.host.synchronizes:  # a CPU computes what it launches itself
+    """Return the share of the shorter of host and GPU time that is not hidden by the longer."""
+    if step.cluster.gpu.is_cpu or step.host.synchronizes:  # a CPU itself computes what it launches
         return 1.0
     if not step.zero3:
         return FSDP_SERIAL if step.plan.zero_stage == 3 else 0.0

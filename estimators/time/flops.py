@@ -2,10 +2,10 @@
 
 Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/key head, dv of a value head.
 
- 1. A linear layer with weight (out, in) does, forward, for every token
+ 1. A linear layer with weight (out, in) computes, forward, for every token
     a. out dot products of length in                                                       2 in out
-    b. its bias is one addition in thousands and left out                                  0
- 2. Backward, each linear layer does
+    b. its bias is one addition in thousands and not counted                               0
+ 2. Backward, each linear layer computes
     a. the gradient of its input, T x out times out x in                                   2 in out
     b. the gradient of its weight, unless the weight is frozen (LoRA)                      2 in out
  3. LoRA adds to a layer of rank r, forward                                                2 r (in + out)
@@ -15,26 +15,27 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
        and for the E experts, each with its own r, once more to check the result           2 r in out
     b. backward, the gradients of A and B                                                  4 r in out
     and the products with W + B A need the gradient of a weight, rule 2b.
- 4. Attention does for every pair of a query and a key that it sees, in every head, forward
+ 4. Attention computes for every pair of a query and a visible key, in every head, forward
     a. the score: a dot product of length d                                                2 d
     b. the value, scaled and added                                                         2 dv
     c. softmax, masking and rotation are not matrix products: counted as bytes elsewhere   0
-    A causal query at position q sees q + 1 keys, or the window if that is less. Summed over q: S (S + 1) / 2, or
-    w S - w (w - 1) / 2 with a window w. Of a mask that is added to the scores, all S^2 (eager; sdpa with a mask).
-    Documents of D tokens packed into a sample attend to themselves alone: S / D times the pairs of D queries.
-    Of a sample that P ranks share, each does all pairs for A / P of the heads.
-    The gated delta rule over chunks of C tokens does, for every token and head of values, 2 C d for keys with keys and
+    A causal query at position q sees q + 1 keys, at most the window. Summed over q: S (S + 1) / 2, or
+    w S - w (w - 1) / 2 with a window w. If a mask is added to the scores, all S^2 (eager; sdpa with a mask).
+    Documents of D tokens packed into a sample attend only to themselves: S / D times the pairs of D queries.
+    If P ranks share a sample, each computes all pairs for A / P of the heads.
+    The gated delta rule over chunks of C tokens computes, for every token and value head, 2 C d for keys with keys and
     for queries with keys, C (d + dv) for the two triangular systems, 2 C dv for the values and 6 d dv for the state.
- 5. Backward, attention does four products of that size for two; a flash kernel, which kept no scores, does five: 2.5 x.
+ 5. Backward, attention computes four products of that size for two forward; a flash kernel, which keeps no scores,
+    computes five: 2.5 x.
  6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward
-    pass needs: the product that a layer ends with is left out where nothing after it saves a tensor. torch >= 2.1 does
-    so when checkpointing is not reentrant (`set_checkpoint_early_stop`), the default of transformers 5.
+    pass needs: the last product of a layer is not repeated if nothing after it saves a tensor. torch >= 2.1 does so
+    when checkpointing is not reentrant (`set_checkpoint_early_stop`), the default of transformers 5.
  7. Tiled compute (`Workload.mlp`) and a loss that repeats the head (`objectives.LOSSES`) run forward once more in their
-    backward pass, and keep their input alone: checkpointing then repeats all of a tiled feed-forward.
+    backward pass, and keep only their input: checkpointing then repeats all of a tiled feed-forward.
  8. A mixture of experts counts the k experts that each token passes, and the shared ones.
 
-The well-known 6 P per token is rules 1 and 2 with P for the sum of all in x out. It counts the embedding lookup, which
-is no product, and leaves attention out, which here is exact.
+The common estimate of 6 P per token is rules 1 and 2 with P for the sum of all in x out. It counts the embedding
+lookup, which is not a product, and omits attention, which is exact here.
 
 Not covered: convolutions (the patches of ViT, the front of Whisper), which are below a hundredth of those models.
 """
@@ -67,17 +68,17 @@ _ENCODER_KEYS = re.compile(r"(EncDecAttention|encoder_attn|crossattention)\W(\w+
 
 
 class Product(NamedTuple):
-    """`copies` matrix products of (rows x inner) by (inner x columns); forward, one layer."""
+    """`copies` matrix products of (rows x inner) by (inner x columns) in the forward pass of one layer."""
 
     rows: int
     inner: int
     columns: int
     copies: int = 1
     backward: int = 2
-    """Products of that size in the backward pass: 2 with the gradient of the weight, 1 where it is frozen, 0 where
-    nothing is derived from the result."""
+    """Products of that size in the backward pass: 2 with the gradient of the weight, 1 if the weight is frozen, 0
+    without a backward pass."""
     again: bool = True
-    """Checkpointing runs the product a second time (rule 6)."""
+    """Whether checkpointing repeats the product (rule 6)."""
 
     @property
     def forward_flops(self) -> int:
@@ -97,7 +98,7 @@ class StepFlops(NamedTuple):
 
 
 def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> StepFlops:
-    """FLOPs that a GPU executes for one micro batch (rules 1 to 8)."""
+    """Return the FLOPs that a GPU executes for one micro batch (rules 1 to 8)."""
     blocks_forward = blocks_backward = blocks_again = 0
     for block in model.blocks:
         products = block_products(model, block, workload, plan.micro_batch_size)
@@ -122,7 +123,7 @@ def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> Step
 
 
 def block_products(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[Product, ...]:
-    """The matrix products with weights in one layer."""
+    """Return the matrix products with weights in one layer."""
     if model.module and block.program is not None:
         return tuple(_recorded_products(block, block.program, workload, micro_batch))
     stream = model.stream_len(block, workload.seq_len)
@@ -174,8 +175,8 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
 
 
 def _recorded_products(block: Block, program: Program, workload: Workload, micro_batch: int) -> Iterator[Product]:
-    """The products of a module's program, each as one matrix product of the same FLOPs and results: a convolution
-    sums over its window and has the output channels as columns."""
+    """Yield the products of a module's program, each as one matrix product of the same FLOPs and result size. For a
+    convolution, `inner` is the window and the columns are the output channels."""
     shapes = {tensor.name: tensor.shape for tensor in block.tensors}
     trained = {tensor.name for tensor in block.tensors if not tensor.frozen}
     derived = program.derived(trained)
@@ -207,7 +208,7 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
 
 
 def _saves_its_end(block: Block) -> bool:
-    """Something after the layer's last product saves a tensor: dropout, a norm, the weights of chosen experts."""
+    """Return whether anything after the layer's last product saves a tensor: dropout, a norm, expert weights."""
     return bool(
         block.hidden_dropout
         or block.feed_forward.experts_per_token < block.feed_forward.experts
@@ -216,7 +217,7 @@ def _saves_its_end(block: Block) -> bool:
 
 
 def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
-    """W + B A of a router, or of every expert and the check of it (rule 3a)."""
+    """Return the products of W + B A for a router, or for every expert with the repeated check (rule 3a)."""
     *experts, wide_out, wide_in = tensor.shape
     copies = prod(experts)
     fold = Product(rows=wide_out, inner=chosen.rank_of(tensor) // copies, columns=wide_in, copies=copies)
@@ -224,11 +225,11 @@ def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
 
 
 def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Product | None:
-    """The output layer over the vocabulary; None without one. A classification head is too small to count."""
+    """Return the output layer over the vocabulary; None without one. A classification head is too small to count."""
     unread = workload.loss == "value-head"
     if model.vocab_size == 0 or (model.num_labels and not unread):
         return None
-    # Of a head that ranks split each computes its part of the columns.
+    # If ranks split the head, each computes its part of the columns.
     columns = next((tensor.shape[0] for tensor in model.outside if tensor.name == "lm_head.weight"), model.vocab_size)
     return Product(
         rows=micro_batch * workload.scored_len,
@@ -243,13 +244,13 @@ class AttentionWork(NamedTuple):
 
     attention: Attention
     flops: int
-    """Forward."""
+    """FLOPs of the forward pass."""
     masked: bool
-    """torch's memory-efficient kernel adds a mask to the scores."""
+    """Whether torch's memory-efficient kernel adds a mask to the scores."""
 
 
 def block_attention(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[AttentionWork, ...]:
-    """Each attention module of one layer (rule 4)."""
+    """Return each attention module of one layer (rule 4)."""
     if model.module and block.program is not None:
         return tuple(_recorded_attention(block.program, workload, micro_batch))
     kernel, masked = kernel_and_mask(model, block, workload, block.attention, None)
@@ -278,19 +279,19 @@ def _recorded_attention(program: Program, workload: Workload, micro_batch: int) 
 
 
 def attended_len(workload: Workload, stream: int) -> int:
-    """Tokens that attend to each other: a document, or the whole stream."""
+    """Return the number of tokens that attend to each other: a document, or the whole stream."""
     whole = attention_len(workload, stream)
     return min(workload.document_len or whole, whole)
 
 
 def attention_len(workload: Workload, stream: int) -> int:
-    """Tokens of a sample in one attention: with sequence parallelism those of all its ranks."""
+    """Return the tokens of a sample in one attention: with sequence parallelism those of all its ranks."""
     return stream * workload.sequence_parallel_size
 
 
 def attention_flops(attention: Attention, batch: int, queries: int, keys: int, *, dense: bool = False) -> int:
-    """2 B A (d + dv) for every pair of query and key that the kernel computes, the delta rule's by rule 4. dense: also
-    pairs that a mask hides."""
+    """Return 2 B A (d + dv) FLOPs for every computed pair of query and key; those of the delta rule by rule 4. dense:
+    whether masked pairs are computed too."""
     if chunk := attention.chunk:
         key, value = attention.head_dim, attention.v_head_dim
         per_token = 4 * chunk * key + chunk * (key + value) + 2 * chunk * value + 6 * key * value
@@ -300,7 +301,7 @@ def attention_flops(attention: Attention, batch: int, queries: int, keys: int, *
 
 
 def seen_pairs(attention: Attention, queries: int, keys: int) -> int:
-    """Pairs of query and key that the mask lets through, for one sequence."""
+    """Return the unmasked pairs of query and key of one sequence."""
     if attention.cross:
         return queries * keys
     window = min(attention.window or keys, keys)
@@ -314,13 +315,14 @@ def attention_backward(kernel: AttentionKernel) -> float:
 
 
 _BACKWARD_ATTENTION = 2
-"""Backward products of attention for one of the forward pass, without those that a flash kernel repeats."""
+"""Backward products of attention for one of the forward pass, without those repeated by a flash kernel."""
 
 
 def model_flops_utilization(
     model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, time: TimeEstimate
 ) -> float | None:
-    """MFU = n (forward + backward FLOPs of a micro batch on one GPU) / (step_s x peak); None without a published peak.
+    """Return MFU = n (forward + backward FLOPs of a micro batch on one GPU) / (step_s x peak); None if no peak is
+    published.
 
     The peak is the dense one of the training's products. Recomputation (checkpointing, tiles, a flash kernel's
     scores) does not count (PaLM, arXiv:2204.02311 appendix B), nor do gradients of frozen weights.
@@ -340,7 +342,7 @@ def model_flops_utilization(
 
 
 def peak_flops_per_s(gpu: Gpu, precision: MatmulPrecision) -> float | None:
-    """The card's dense peak."""
+    """Return the card's dense peak."""
     of_tf32 = gpu.tf32_flops_per_s or gpu.fp32_flops_per_s
     peaks = {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "fp32": gpu.fp32_flops_per_s, "tf32": of_tf32}
     return peaks[precision]

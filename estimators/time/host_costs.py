@@ -1,10 +1,11 @@
-"""Unit costs of the host: seconds of one core for each thing that a training step makes it do.
+"""Unit costs of the host: seconds of one core for each kind of work in a training step.
 
-A step's host time is counts times these costs, whoever counts: a recorded run has the counts, a closed form derives
-them from the model's dimensions. Collectives, kernels and copies themselves are not in here.
+A step's host time is the sum of counts times these costs. A recorded run contains the counts; the closed form derives
+them from the model's dimensions. Collectives, kernels and copies themselves are not included.
 
-The costs are those of the real engine over models too narrow to take time (`benchmarks/probes/host_time.py`);
-on another core they scale with its single-thread score (`probes/benchmark_rank.py`).
+The costs were measured on the real engine with models too narrow for their kernels to matter
+(`benchmarks/probes/host_time.py`). On another core they scale with its single-thread score
+(`probes/benchmark_rank.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..hardware import HOST_SCORE_S, Cluster, host_score_s
 
 
 class HostCosts(NamedTuple):
-    """Seconds each, by default on the reference core. Those of hooks do not include the operations that they
+    """Seconds of each kind of work, by default on the reference core. Costs of hooks exclude the operations that they
     dispatch."""
 
     operation_s: float = 7.84e-6
@@ -32,17 +33,17 @@ class HostCosts(NamedTuple):
     recomputed_operation_s: float = 7.58e-6
     """Extra cost of an operation under non-reentrant recomputation: its saved tensors pass through Python hooks."""
     checkpoint_s: float = 264e-6
-    """A checkpointed layer that runs again: states of generators, the graph."""
+    """Recomputation of a checkpointed layer: states of generators, the graph."""
     visit_forward_s: float = 198e-6
-    """ZeRO-3's hooks around a module that runs forward or is recomputed."""
+    """ZeRO-3's hooks around a module in the forward pass or recomputation."""
     visit_backward_s: float = 98.3e-6
-    """The same in the backward pass."""
+    """ZeRO-3's hooks around a module in the backward pass."""
     gather_s: float = 146e-6
     """A parameter that ZeRO-3 gathers and releases again."""
     bucketed_gradient_s: float = 22.2e-6
-    """A gradient that stage 1 or 2 takes into its bucket."""
+    """A gradient that stage 1 or 2 puts into its bucket."""
     partitioned_gradient_s: float = 75.4e-6
-    """A gradient that stage 3 takes into its bucket."""
+    """A gradient that stage 3 puts into its bucket."""
     bucket_s: float = 95.7e-6
     """A bucket of gradients that is reduced."""
     micro_batch_s: float = 775e-6
@@ -52,10 +53,10 @@ class HostCosts(NamedTuple):
     step_operation_s: float = 1.93e-6
     """An operation of the optimizer's step, of either kind."""
     fold_s: float = 328e-6
-    """A weight W + B A that peft folds for a router or fused experts: it gives the module a class of its own, and takes
-    it back."""
+    """A weight W + B A that peft folds for a router or fused experts, for which it replaces the module's class and
+    restores it."""
     launch_s: float = 4e-6
-    """What CUDA adds to an operation that launches a kernel. Assumed until a GPU measures it: cudaLaunchKernel takes 3
+    """Additional time of CUDA for an operation that launches a kernel. Assumed, not measured: cudaLaunchKernel takes 3
     to 5 us of the calling thread (NVIDIA developer blog, "Getting Started with CUDA Graphs", 2019: 3.8 us per launch
     with kernels of 2.9 us)."""
 
@@ -70,7 +71,7 @@ class HostCosts(NamedTuple):
 
     @property
     def forward_visit_s(self) -> float:
-        """A visit with the views that its hooks make, and the event by which one stream waits for the other."""
+        """A visit with the views that its hooks create, and the event by which one stream waits for the other."""
         return self.visit_forward_s + 2 * (self.view_s + self.launch_s)
 
     @property
@@ -79,18 +80,18 @@ class HostCosts(NamedTuple):
 
     @property
     def gathered_s(self) -> float:
-        """A parameter that is gathered: an operation, four views; on CUDA the collective, two events and their waits,
-        taken as six launches."""
+        """A gathered parameter: an operation and four views; on CUDA also the collective, two events and their waits,
+        counted as six launches."""
         return self.gather_s + self.backward_operation_s + 4 * self.backward_view_s + 6 * self.launch_s
 
     @property
     def bucketed_s(self) -> float:
-        """A gradient that is copied into a bucket of stage 1 or 2."""
+        """A gradient copied into a bucket of stage 1 or 2."""
         return self.bucketed_gradient_s + self.backward_launched_s + 4 * self.backward_view_s
 
     @property
     def partitioned_s(self) -> float:
-        """The same in stage 3, with the copy of its own part out of the bucket."""
+        """A gradient copied into a bucket of stage 3, with the copy of the rank's part out of the bucket."""
         return self.partitioned_gradient_s + 2 * self.backward_launched_s + 14 * self.backward_view_s
 
     @property
@@ -98,12 +99,12 @@ class HostCosts(NamedTuple):
         return self.bucket_s + 2 * self.backward_launched_s + 5 * self.backward_view_s + 4 * self.launch_s
 
     def times(self, factor: float) -> HostCosts:
-        """The costs on a core that takes `factor` times as long."""
+        """Return the costs on a core that takes `factor` times as long."""
         return HostCosts(*(factor * cost for cost in self))
 
 
 def host_costs(cluster: Cluster) -> HostCosts:
-    """The costs on a core of the cluster's nodes; where the CPU is the device, nothing is launched."""
+    """Return the costs on a core of the cluster's nodes. Launches cost nothing if the CPU is the device."""
     return _costs(host_score_s(cluster), launches=not cluster.gpu.is_cpu)
 
 

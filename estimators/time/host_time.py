@@ -1,8 +1,8 @@
-"""What the host spends on launching work, which is the whole time of a small model.
+"""Host time for launching work, which dominates the step of a small model.
 
-Every operation of eager PyTorch costs the host about as much whatever its size, and the GPU waits when its kernels are
-shorter. Counts follow from the model's dimensions; unit costs are measured (`host_costs`). Counts of one layer are
-those of transformers 5 under a dispatch mode, as torch sees them on a GPU:
+The host time of an operation in eager PyTorch hardly depends on its size, and the GPU waits if its kernels are shorter.
+Counts follow from the model's dimensions; unit costs are measured (`host_costs`). Counts of one layer were taken under
+a dispatch mode with transformers 5, as on a GPU:
 
     forward    operations  1 for each matrix; an RMSNorm 8 (10 as Gemma writes it), a LayerNorm 1; rotary embedding 10,
                            attention 1, activation 1 and its gate 1, residual sums 2, each dropout 1; routing and
@@ -11,9 +11,9 @@ those of transformers 5 under a dispatch mode, as torch sees them on a GPU:
     backward   operations  2 for each matrix, 1 where it is frozen; 1 for each bias; an adapter 5; 1.8 for any other
                views       6 for each matrix, 9 for an adapter, 29
 
-Where each expert is a module (`families.module_experts`), it has three matrices, 7 more operations, 5 more views and 5
+If each expert is a module (`families.module_experts`), it has three matrices, 7 more operations, 5 more views and 5
 module calls (transformers 4.51 models/qwen3_moe/modeling_qwen3_moe.py `Qwen3MoeSparseMoeBlock.forward`): it finds its
-tokens (where), gathers them, weighs its result and adds it up. `where` waits for the GPU.
+tokens (`where`), gathers them, weights its result and adds it. `where` waits for the GPU.
 
 Checked against the modules themselves: `benchmarks/probes/host_time.py`.
 """
@@ -56,7 +56,7 @@ class Operations(NamedTuple):
     calls: int = 0
     """Module calls."""
     hooked: int = 0
-    """Module calls that ZeRO-3 hooks."""
+    """Module calls with hooks of ZeRO-3."""
     adapted: int = 0
     """Linear layers with an adapter."""
     folds: int = 0
@@ -69,7 +69,7 @@ class Operations(NamedTuple):
 def layer_operations(
     model: ModelShape, block: Block, workload: Workload, chosen: Adapters, *, fused: bool = False
 ) -> Operations:
-    """fused: norms, rotary embedding and gated activation are one kernel each."""
+    """Return the counts of one layer. fused: whether norms, rotary embedding, gated activation are one kernel each."""
     if block.program is not None:
         own, cast = _recorded_operations(block, block.program, workload), 0
         adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
@@ -95,14 +95,14 @@ def layer_operations(
 
 
 def _own_operations(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> Operations:
-    """Counts of a layer without adapters; calls are those of experts that are modules."""
+    """Return the counts of a layer without adapters. `calls` counts only experts that are modules."""
     experts = module_experts(model, workload.software) if block.feed_forward.experts else 0
     fused_experts = sum(1 for tensor in block.tensors if experts and tensor.role == "expert")
     matrices = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2) + 3 * experts - fused_experts
     others = _others(model, block, workload, fused=fused) + _EXPERT_OPERATIONS * experts
     trained = [tensor for tensor in block.tensors if workload.method == "full" and not tensor.frozen]
     biases = sum(1 for tensor in trained if tensor.name.endswith(".bias"))
-    casts = 2 * matrices + biases if workload.autocasts else 0  # inputs and weights, and back their gradients
+    casts = 2 * matrices + biases if workload.autocasts else 0  # inputs and weights, and their gradients backward
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
     unpacked, others_backward = unpacking(workload), round(BACKWARD_OF_OTHERS * others)
     backward = (2 if trained else 1) * matrices + biases + casts + others_backward
@@ -116,7 +116,7 @@ def _own_operations(model: ModelShape, block: Block, workload: Workload, *, fuse
 
 
 def _recorded_operations(block: Block, program: Program, workload: Workload) -> Operations:
-    """Counts of a layer that was recorded: an operation whose result has memory of its own launches a kernel."""
+    """Return the counts of a recorded layer. An operation launches a kernel if its result has new memory."""
     full, slots = workload.method == "full", program.slots
     operations = views = 0
     backward = sum(1 for tensor in block.tensors if tensor.name.endswith(".bias")) if full else 0
@@ -141,7 +141,8 @@ _LINEAR_VIEWS = 3
 
 
 def _expert_calls(experts: int) -> int:
-    """More module calls where experts are modules: the list is not called, and activations are the experts' own."""
+    """Return the additional module calls of experts that are modules. The list is not called, and each expert calls its
+    own activation."""
     return _EXPERT_CALLS * experts - 2 if experts else 0
 
 
@@ -150,7 +151,7 @@ def norm_operations(model: ModelShape, block: Block, *, fused: bool) -> int:
 
 
 def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> int:
-    """Forward operations that are not products with a weight."""
+    """Return the forward operations that are not products with a weight."""
     attention, feed_forward = block.attention, block.feed_forward
     count = norm_operations(model, block, fused=fused) * (block.norm_count + (2 if attention.qk_norm else 0)) + 2
     count += ((2 if fused else 10) if attention.rotary else 0) + (7 if workload.attention == "eager" else 1)
@@ -161,8 +162,8 @@ def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool)
 
 
 def _unhooked(model: ModelShape, block: Block, workload: Workload, chosen: Adapters, folds: int) -> int:
-    """Calls without hooks: peft's around a folded tensor, which come after DeepSpeed's hooks, and a leaf's own modules
-    and their activation."""
+    """Return the module calls without hooks: those of peft around a folded tensor, which are added after DeepSpeed's
+    hooks, and those of a leaf module's submodules and their activation."""
     if not (block.feed_forward.experts and leaf_experts(model, workload.software)):
         return _FOLD_CALLS * folds
     inside = [tensor for tensor in block.tensors if tensor.role in ("router", "expert", "feed_forward")]
@@ -175,26 +176,26 @@ FSDP_VISIT_S = 700e-6
 """FSDP's hooks around one visit of a unit, forward or backward. Fitted."""
 
 FSDP_SERIAL = 0.5
-"""As `ZERO3_SERIAL`, for FSDP. Assumed."""
+"""`ZERO3_SERIAL` for FSDP. Assumed."""
 
 ZERO3_SERIAL = 0.19
 """Share of the shorter of host and GPU time that stage 3 adds to the longer: the host synchronizes with its own fetch
 when it runs two ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py `__max_ongoing_fetch_events`).
 
-Chosen by hand, not by `benchmarks/fit_speed.py`. Schedules of dry runs are nearest to 0 (3.6 % off on average). So
-are published runs without offload, but with less than this stage 3 is predicted faster than stage 2 on GPUs that
-measured the contrary; those with offload are nearest to 0.5, on one GPU as on several.
+Chosen by hand, not by `benchmarks/fit_speed.py`. Schedules of dry runs fit 0 best (3.6 % off on average). Published
+runs without offload fit 0 best too, but any smaller value predicts stage 3 faster than stage 2 on GPUs that measured
+the contrary. Published runs with offload fit 0.5 best, on one GPU and on several.
 """
 
 _OUTSIDE = Operations(operations=13, views=15, backward_operations=12, backward_views=30, calls=6, hooked=6)
-"""Outside the layers, without the last norm and the rotary table: embedding, positions, mask, head, loss."""
+"""Counts outside the layers, without the last norm and the rotary table: embedding, positions, mask, head, loss."""
 
 _ROTARY_TABLE = 6
-"""Operations that compute the cosines and sines, once for all layers."""
+"""Operations that compute the cosines and sines once for all layers."""
 
 
 CHECK_LAUNCHES = 12
-"""Kernels that look for infinities in a tensor: abs, !=, ==, products, extremes (counted as `step_counts`)."""
+"""Kernels that check a tensor for infinities: abs, !=, ==, products, extremes (counted like `step_counts`)."""
 
 
 class HostWork(NamedTuple):
@@ -202,20 +203,20 @@ class HostWork(NamedTuple):
 
     counts: Operations
     once: Operations
-    """What checkpointing does not repeat of them: outside the layers, and in layers without a backward pass."""
+    """The counts that checkpointing does not repeat: outside the layers, and in layers without a backward pass."""
     layers: int
     reentrant: bool
-    """Checkpointing is reentrant."""
+    """Whether checkpointing is reentrant."""
     parameters: int
-    """Trained tensors."""
+    """Number of trained tensors."""
     gathered: int
-    """Tensors that stage 3 does not keep on every rank."""
+    """Number of tensors that stage 3 does not keep on every rank."""
     kept: int
-    """Tensors that stage 3 keeps on every rank."""
+    """Number of tensors that stage 3 keeps on every rank."""
     units: int
-    """Units of FSDP: a layer, and each adapter (peft's `fsdp_auto_wrap_policy`); 0 for ZeRO."""
+    """Number of FSDP units: each layer, and each adapter (peft's `fsdp_auto_wrap_policy`); 0 for ZeRO."""
     synchronizes: bool
-    """The host waits for the GPU all along."""
+    """Whether the host waits for the GPU throughout the pass."""
 
     def forward_s(self, costs: HostCosts, zero_stage: int) -> float:
         return self._run_s(costs, zero_stage, self.counts) + self._gathers_s(costs, zero_stage)
@@ -225,14 +226,14 @@ class HostWork(NamedTuple):
         return seconds + run.folds * costs.fold_s + self._visits_s(costs.forward_visit_s, zero_stage, run.hooked)
 
     def recompute_s(self, costs: HostCosts, zero_stage: int) -> float:
-        """Recomputation; it gathers for the backward pass too."""
+        """Return the host seconds of recomputation, including its gathers for the backward pass."""
         repeated = self.counts.plus(self.once, -1)
         seconds = self._run_s(costs, zero_stage, repeated) + self.layers * costs.checkpoint_s
         return seconds + (0 if self.reentrant else repeated.operations) * costs.recomputed_operation_s
 
     def backward_s(self, costs: HostCosts, zero_stage: int, buckets: int, gathered_again: float = 1.0) -> float:
-        """buckets: of gradients that stages 1 to 3 reduce in the pass; 0 for none. gathered_again: share of the tensors
-        gathered forward that are gathered again."""
+        """Return the host seconds of a backward pass. buckets: gradient buckets that stages 1 to 3 reduce in the pass.
+        gathered_again: share of the tensors gathered in the forward pass that are gathered again."""
         counts = self.counts
         seconds = counts.backward_operations * costs.backward_launched_s + counts.backward_views * costs.backward_view_s
         seconds += self._visits_s(costs.backward_visit_s, zero_stage, counts.hooked)
@@ -243,8 +244,8 @@ class HostWork(NamedTuple):
         return seconds
 
     def step_counts(self, plan: Plan, world_size: int) -> tuple[int, int]:
-        """Operations that the engine's step dispatches, and how many of them it launches on the GPU: for each trained
-        tensor T, each of those that a rank's part touches (t, stages 1 and 2) and each that stage 3 keeps whole (c)
+        """Return the operations dispatched by the engine's step, and the number launched on the GPU. T: trained
+        tensors. t: trained tensors in a rank's part (stages 1 and 2). c: trained tensors that stage 3 keeps whole.
 
             stage 0             20 T + 14 operations             14 T + 4 launches
             stages 1, 2         18 t + 4 T + 47                  15 t + 41
@@ -252,7 +253,7 @@ class HostWork(NamedTuple):
             stage 3             6 T + 10 c + 39                  2 T + c + 41
                 offloaded       5 T + 11 c + 35                  2 T + c + 6
 
-        Counted in the schedules that dry runs of deepspeed 0.19.8 record: six families, full and LoRA, 2 to 64 ranks.
+        Counted in schedules recorded by dry runs of deepspeed 0.19.8: six families, full and LoRA, 2 to 64 ranks.
         """
         trained, offloaded = self.parameters, plan.offload_optimizer != "none"
         if plan.zero_stage == 0:
@@ -271,19 +272,19 @@ class HostWork(NamedTuple):
         return costs.engine_step_s + operations * costs.step_operation_s + launches * costs.launch_s
 
     def step_kernels(self, plan: Plan, world_size: int) -> int:
-        """Kernels of the step that the host does not wait for one by one."""
+        """Return the number of kernels of the step for which the host does not wait individually."""
         launches = self.step_counts(plan, world_size)[1]
         return launches - (0 if plan.zero_stage else CHECK_LAUNCHES * self.parameters)
 
     def checks_s(self, costs: HostCosts, zero_stage: int) -> float:
-        """The part of `step_s` in which stage 0 looks for infinities tensor by tensor and waits for each answer
+        """Return the part of `step_s` in which stage 0 checks each tensor for infinities and waits for the result
         (deepspeed 0.19.8 runtime/utils.py `CheckOverflow`)."""
         if zero_stage:
             return 0.0
         return self.parameters * (CHECK_LAUNCHES * (costs.step_operation_s + costs.launch_s) + costs.step_operation_s)
 
     def _visits_s(self, visit_s: float, zero_stage: int, hooked: int) -> float:
-        """Stage 3's hooks in one pass."""
+        """Return the seconds of stage 3's hooks in one pass."""
         if zero_stage != 3:
             return 0.0
         return self.units * FSDP_VISIT_S if self.units else hooked * visit_s
@@ -293,8 +294,8 @@ class HostWork(NamedTuple):
 
 
 def host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool = False) -> HostWork:
-    """Counts of a micro batch. persistence_threshold: stage 3 keeps tensors of at most that many elements on every
-    rank."""
+    """Return the counts of a micro batch. persistence_threshold: largest number of elements of a tensor that stage 3
+    keeps on every rank."""
     return _host_work(model, workload.of_weights(), persistence_threshold, fsdp=fsdp)
 
 

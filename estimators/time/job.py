@@ -1,4 +1,4 @@
-"""The amount of training, and how long and how much a plan takes for it: steps, checkpoints, evaluations, costs."""
+"""The amount of training, and its duration and cost under a plan: steps, checkpoints, evaluations."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class SamplesOfLength(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The amount of training: `samples`, `epochs` times each, or `tokens` once."""
+    """The amount of training: `samples` for `epochs` epochs, or `tokens` once."""
 
     samples: int | None = None
-    """Samples of one epoch as the model sees them, packed and truncated."""
+    """Samples of one epoch, after packing and truncation."""
     tokens: int | None = None
-    """Tokens in all, in full samples; used if `samples` is None."""
+    """Total tokens, in full samples; used if `samples` is None."""
     epochs: float = 1.0
     lengths: tuple[SamplesOfLength, ...] = ()
-    """Number of samples by rising length; empty: each fills the sequence length."""
+    """Number of samples by length, in ascending order; () if each sample fills the sequence length."""
     evaluation_samples: int = 0
     """Samples of each evaluation; one evaluation per checkpoint."""
     evaluation_batch: int | None = None
-    """Evaluation batch size per GPU; None: the training's."""
+    """Evaluation batch size per GPU; None for that of the training."""
 
     def __post_init__(self) -> None:
         assert (self.samples is None) != (self.tokens is None), "a job has a number of samples or of tokens"
@@ -54,21 +54,21 @@ class Job:
         return self.epochs * self.tokens / seq_len
 
     def tokens_in_all(self, seq_len: int) -> float:
-        """Tokens of all epochs, without padding."""
+        """Return the tokens of all epochs, without padding."""
         return self.samples_in_all(seq_len) * self.mean_len(seq_len)
 
     def mean_len(self, seq_len: int) -> float:
-        """Tokens of the average sample, without padding."""
+        """Return the tokens of the average sample, without padding."""
         if not self.lengths:
             return seq_len
         return sum(tokens * samples for tokens, samples in self.lengths) / sum(each.samples for each in self.lengths)
 
     def steps(self, samples_per_step: int, seq_len: int) -> int:
-        """Optimizer steps; the last one may see fewer samples."""
+        """Return the number of optimizer steps. The last one may have fewer samples."""
         return max(1, ceil(self.samples_in_all(seq_len) / samples_per_step))
 
     def padded_len(self, seq_len: int, draws: int, multiple: int = PADDED_TO) -> float:
-        """The expected length of the longest of `draws` samples, to which the others are padded.
+        """Return the expected length of the longest of `draws` samples, to which the others are padded.
 
             sum over lengths l of l (F(l)^draws - F(below l)^draws)
 
@@ -78,28 +78,29 @@ class Job:
         return self._longest(seq_len, draws, multiple)[0]
 
     def waited_len(self, seq_len: int, plan: Plan, ranks: int) -> float:
-        """The expected length of the longest sample that a micro batch waits for.
+        """Return the expected length of the longest sample that a micro batch waits for.
 
-        Where ranks exchange data in each micro batch (stages 2 and 3, or no accumulation) this is `padded_len` of the
-        samples of all ranks. Otherwise they wait for the rank with the longest n micro batches together, at most the
-        former:
+        If ranks exchange data in each micro batch (stages 2 and 3, or no accumulation), this is `padded_len` of the
+        samples of all ranks. Otherwise they wait for the rank with the largest sum over n micro batches; the result is
+        at most the former:
 
             mean + deviation / sqrt(n) x z,  z = inverse normal of (N - 3/8) / (N + 1/4)
 
-        of one rank's micro batch, with the expected largest of N normal values (G. Blom, 1958).
+        Mean and deviation are those of one rank's micro batch; z is the expected largest of N normal values (G. Blom,
+        1958).
         """
         replicas, multiple = ranks // plan.ranks_per_sample, length_multiple(plan)
         longest = self.padded_len(seq_len, plan.micro_batch_size * replicas, multiple)
         if replicas == 1 or plan.zero_stage >= 2 or plan.gradient_accumulation_steps == 1:
             return longest
         mean, variance = self._longest(seq_len, plan.micro_batch_size, multiple)
-        from statistics import NormalDist  # here: it takes milliseconds that most answers do not need
+        from statistics import NormalDist  # slow to import, and rarely needed
 
         slowest = NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
         return min(longest, mean + sqrt(variance / plan.gradient_accumulation_steps) * slowest)
 
     def _longest(self, seq_len: int, draws: int, multiple: int) -> tuple[float, float]:
-        """Mean and variance of the longest of `draws` samples, rounded up."""
+        """Return mean and variance of the length of the longest of `draws` samples, rounded up to `multiple`."""
         if not self.lengths:
             return seq_len, 0.0
         total, seen, below, mean, square = sum(each.samples for each in self.lengths), 0, 0.0, 0.0, 0.0
@@ -114,7 +115,7 @@ class Job:
 
 
 def length_multiple(plan: Plan) -> int:
-    """The multiple that batch lengths are padded to: `PADDED_TO`, and the ranks that share a sample."""
+    """Return the multiple to which batch lengths are padded, from `PADDED_TO` and the ranks that share a sample."""
     return lcm(PADDED_TO, plan.sequence_parallel_size)
 
 
@@ -127,10 +128,10 @@ class Price(NamedTuple):
     per_hour: float
     unit: Literal["gpu", "node"] = "gpu"
     currency: str = ""
-    """The sign before the figure ("$"); may be empty."""
+    """Currency sign before the figure ("$"); may be ""."""
 
     def cost(self, cluster: Cluster, duration_s: float) -> float:
-        """per_hour x hours x GPUs (or nodes); begun hours count by the second."""
+        """Return per_hour x hours x GPUs (or nodes), billed by the second."""
         machines = cluster.world_size if self.unit == "gpu" else cluster.nodes
         return self.per_hour * machines * duration_s / HOUR_S
 
@@ -144,14 +145,15 @@ _LARGEST_STATES_BYTES = 8.0
 
 
 def checkpoint_bytes(model: ModelShape, workload: Workload, zero_stage: int, *, only_model: bool = False) -> int:
-    """One checkpoint of the Trainer under DeepSpeed, all ranks: (2 W + 4 + O) P bytes, at stage 3 (W + 4 + O) P.
+    """Return the bytes of one checkpoint of the Trainer under DeepSpeed, all ranks: (2 W + 4 + O) P, at stage 3
+    (W + 4 + O) P.
 
-    W bytes per weight in the model's own format and, below stage 3, in DeepSpeed's (at stage 3 its files hold no
-    weights but the masters); fp32 masters, O bytes of states. LoRA: (4 + W + 4 + O) Pt and (4 + 4 + O) Pt; DeepSpeed
-    leaves out frozen weights (transformers 5.23.0 `_save_optimizer_and_scheduler`). Not counted: scheduler and random
-    states, some kB a rank.
+    W bytes per weight in the model's own format and, below stage 3, again in DeepSpeed's (at stage 3 its files hold
+    only the masters); 4 bytes of fp32 masters; O bytes of states. LoRA: (4 + W + 4 + O) Pt and (4 + 4 + O) Pt, because
+    DeepSpeed omits frozen weights (transformers 5.23.0 `_save_optimizer_and_scheduler`). Not counted: scheduler and
+    random states, some kB per rank.
 
-    only_model: what `save_only_model` leaves of it, W P or the adapters.
+    only_model: whether `save_only_model` is set, which leaves W P or the adapters.
     """
     tensors = tensor_set(model, workload)
     trained = tensors.trainable_numel
@@ -171,10 +173,10 @@ GPU_HOURS_BETWEEN_FAILURES = 16_384 * 54 * 24 / 419
 3.3.4)."""
 
 MOST_LOST_SHARE = 0.1
-"""Largest share of a run between two checkpoints; `ds-advise train` takes the same."""
+"""Largest share of a run between two checkpoints. `ds-advise train` uses it too."""
 
 MOST_WRITING_SHARE = 0.03
-"""Largest share of the time spent on writing to keep to `MOST_LOST_SHARE`."""
+"""Largest share of the time for writing checkpoints in order to keep `MOST_LOST_SHARE`."""
 
 LEAST_LOST_S = 600.0
 """Shortest training worth a checkpoint, if failures are rare."""
@@ -185,13 +187,13 @@ class Saving:
     """The checkpoints of one run."""
 
     size_bytes: int
-    """One checkpoint, all ranks together."""
+    """Bytes of one checkpoint, all ranks together."""
     write_s: float
     """Seconds that one checkpoint stops training."""
     interval_s: float
-    """Seconds of training between two."""
+    """Seconds of training between two checkpoints."""
     count: int
-    """Checkpoints of the run, the last one included."""
+    """Number of checkpoints of the run, including the last one."""
 
     @property
     def total_s(self) -> float:
@@ -199,7 +201,7 @@ class Saving:
 
 
 def saving(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, training_s: float) -> Saving:
-    """The checkpoints of `training_s` seconds.
+    """Return the checkpoints of a training of `training_s` seconds.
 
         write = bytes / nodes / rate of a node's drive
         interval = `young_interval_s`, but at most a tenth of the run (or ten minutes) if that costs at most 3 %
@@ -215,8 +217,8 @@ def saving(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, 
 
 
 def young_interval_s(write_s: float, between_failures_s: float) -> float:
-    """sqrt(2 write failures): the time between checkpoints that minimizes writing and lost work (J. W. Young, 1974,
-    doi:10.1145/361147.361115). between_failures_s: mean seconds between two failures."""
+    """Return sqrt(2 write_s between_failures_s), the seconds between checkpoints that minimize writing and lost work
+    (J. W. Young, 1974, doi:10.1145/361147.361115). between_failures_s: mean seconds between two failures."""
     return sqrt(2 * write_s * between_failures_s)
 
 
@@ -225,14 +227,14 @@ START_UP_S = 20.0
 connections, the engine. Assumed."""
 
 _SAVED_WEIGHT_BYTES = 2
-"""Models are published in bf16 or fp16; 4-bit bases are made while they load."""
+"""Bytes per weight on the drive. Models are published in bf16 or fp16; 4-bit bases are quantized while they load."""
 
 
 class JobDuration(NamedTuple):
     """Duration of a job under one plan."""
 
     cluster: Cluster
-    """All that is paid for: a rollout server's GPUs, too."""
+    """All paid hardware, including the GPUs of a rollout server."""
     steps: int
     step_s: float
     """Seconds of the average step; samples may be shorter than the sequence length."""
@@ -246,7 +248,7 @@ class JobDuration(NamedTuple):
     loading_s: float
     """Start of the processes, and reading the weights from each node's drive."""
     evaluation_s: float
-    """All evaluations."""
+    """Seconds of all evaluations."""
     saving: Saving
     spread: Spread | None = None
     """The 80 % interval of the speed, as factors."""
@@ -261,7 +263,7 @@ class JobDuration(NamedTuple):
 
     @property
     def duration_s_range(self) -> tuple[float, float] | None:
-        """80 % interval; the step's spread applies to training and evaluation."""
+        """80 % interval of the duration. The step's spread applies to training and evaluation."""
         return self.spread and (self._duration_s(self.spread.high), self._duration_s(self.spread.low))
 
     def _duration_s(self, speed: float) -> float:
@@ -280,13 +282,13 @@ class JobDuration(NamedTuple):
         return price.cost(self.cluster, self.duration_s)
 
     def cost_range(self, price: Price) -> tuple[float, float] | None:
-        """80 % interval."""
+        """Return the 80 % interval of the cost."""
         ends = self.duration_s_range
         return ends and (price.cost(self.cluster, ends[0]), price.cost(self.cluster, ends[1]))
 
 
 def with_server(cluster: Cluster, rollouts: Rollouts) -> Cluster:
-    """The training's cluster and the rollout server's GPUs: a node of its own where several train."""
+    """Return the training's cluster with the rollout server's GPUs, in separate nodes if several nodes train."""
     if rollouts.server_gpus and (rollouts.server_has_node or cluster.nodes > 1):
         return replace(cluster, nodes=cluster.nodes + ceil(rollouts.server_gpus / cluster.gpus_per_node))
     return replace(cluster, gpus_per_node=cluster.gpus_per_node + rollouts.server_gpus)
@@ -295,15 +297,15 @@ def with_server(cluster: Cluster, rollouts: Rollouts) -> Cluster:
 def job_duration(
     model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, time: TimeEstimate, job: Job
 ) -> JobDuration:
-    """Duration of a job under a plan.
+    """Return the duration of a job under a plan.
 
         duration = loading + steps step(length) + checkpoints x writing + evaluations x forward passes
         step(length) = step of `time` x predicted(length) / predicted(seq_len)
 
     time: at the workload's sequence length, predicted or corrected by a probe. length: `Job.waited_len`.
 
-    Not covered: data that arrive late, queues for machines, failures and what they undo; the first steps, in which
-    libraries choose their kernels.
+    Not covered: slow data loading, queues for machines, failures and lost work; the first steps, in which libraries
+    select their kernels.
     """
     ranks, seq_len = cluster.world_size, workload.seq_len
     samples, multiple = plan.samples_per_step(ranks), length_multiple(plan)
