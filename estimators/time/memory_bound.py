@@ -27,62 +27,62 @@ SOFTCAP_PASSES = (6, 7)
 backward the tanh's result is read too (transformers 5.23 modeling_gemma2.py)."""
 
 OPTIMIZER_PASSES_BYTES, LOOP_PASSES_BYTES = (50, 60, 60, 56), 36
-"""Bytes per updated parameter of a step on the GPU, without the optimizer's states (read and written once each): of
-DeepSpeed's engine by stage, and of a loop without it.
+"""Bytes per updated parameter of a step on the GPU, without the optimizer's states (read and written once each): with
+DeepSpeed's engine by stage, and with a loop in plain PyTorch.
 
 Counted in schedules of dry runs of deepspeed 0.19.8, the same for six families: the optimizer's kernel 12 (master,
-gradient); the gradient cast, normed, unscaled, clipped and checked; the 16-bit weight written. A loop casts the
-gradient 2 + 4, reads its norm 4, clips it 8, steps 12 and writes the weight 6.
+gradient); casting, norm, unscaling, clipping and check of the gradient; writing the 16-bit weight. A loop casts the
+gradient 2 + 4, computes its norm 4, clips it 8, steps 12 and writes the weight 6.
 """
 
 STEPPED_BYTES = 26
-"""The part of them after the gradient's norm, for which the host waits: clipping 8, the optimizer's kernel 12, the
-weight 6."""
+"""The part of `OPTIMIZER_PASSES_BYTES` after the gradient's norm, for which the host waits: clipping 8, the optimizer's
+kernel 12, the weight 6."""
 
 BF16_MASTERS_SAVE_BYTES = 18
-"""Bytes per updated parameter that masters in bf16 save, states left out: the optimizer's kernel 6, the cast 6,
-clipping 4, the weight 2. Counted as the others."""
+"""Bytes per updated parameter that bf16 masters save, without states: the optimizer's kernel 6, the cast 6, clipping 4,
+the weight 2. Counted like `OPTIMIZER_PASSES_BYTES`."""
 
 KEPT_STEP_BYTES = 86
 """Bytes per parameter of the GPU's part of a partly offloaded step, by torch's AdamW (torch 2.13 optim/adam.py
 `_multi_tensor_adam`, by kernel: 12 + 8 + 12 + 8 + 8 + 8 + 16), unscaling and clipping 8, the 16-bit weight 6."""
 
 KEPT_BF16_STEP_BYTES = 44
-"""The same with masters and states in bf16: 36, 4 and 4."""
+"""`KEPT_STEP_BYTES` with masters and states in bf16: 36, 4 and 4."""
 
 AUTOCAST_BYTES = 4 + 2
-"""Bytes per weight that autocast casts in each forward pass, and whose gradient it casts back."""
+"""Bytes per weight for autocast's cast in each forward pass, and as much to cast its gradient back."""
 
 COPIED_PASSES, FSDP_COPIED_PASSES, SUMMED_PASSES = 6, 2, 3
-"""Passes of a gradient's element through memory when it is reduced, or added to the one before. DeepSpeed 0.19.8 below
-stage 3: into the bucket, divided, put together (stage_1_and_2.py `average_tensor`, `allreduce_bucket`), each read and
-written; stage 3: `reduced_passes`. FSDP's gradients are parts of one tensor."""
+"""Memory passes of a gradient's element when it is reduced, or added to the previous one. DeepSpeed 0.19.8 below stage
+3: copied into the bucket, divided, concatenated (stage_1_and_2.py `average_tensor`, `allreduce_bucket`), each
+read and written; stage 3: `reduced_passes`. FSDP's gradients are parts of one tensor."""
 
 GATHERED_PASSES = 2
-"""Passes of a weight that stage 3 gathers together with others (`put_together`): the ranks' parts are copied together
-(partition_parameters.py `AllGatherCoalescedHandle.wait`). FSDP gathers in place."""
+"""Passes through memory of a weight that stage 3 gathers together with others (`put_together`): the ranks' parts are
+concatenated by a copy (partition_parameters.py `AllGatherCoalescedHandle.wait`). FSDP gathers in place."""
 
 DEQUANTIZED_BYTES, RECAST_BYTES = 1 + 2, 2 + 2
 """Bytes per gathered element in 8 bits: read and written in fp16, and again for a model in bf16 (deepspeed 0.19.8
-partition_parameters.py `AllGatherCoalescedHandle.wait`). Quantizing a rank's own shard is left out."""
+partition_parameters.py `AllGatherCoalescedHandle.wait`). Quantization of a rank's own shard is not counted."""
 
 RECAST_FP32_BYTES = 2 + 4 + 4 + 2
 """Bytes per element of a 16-bit gradient that is reduced in fp32: cast, and copied back."""
 
 QUANTIZED_GRADIENT_BYTES = 4 + 2.5 + 0.5
-"""Bytes per element of a gradient that leaves in 4 bits: into the bucket, read in fp16 and written, read by the ranks
+"""Bytes per element of a gradient that is sent in 4 bits: into the bucket, read in fp16 and written, read by the ranks
 of the node, which write 1/L of it (stage3.py `__add_grad_to_ipg_bucket`, coalesced_collectives.py
 `all_to_all_quant_reduce`). bf16 adds `RECAST_BYTES`."""
 
 
 class Unpacking(NamedTuple):
-    """What a quantized linear layer does in addition to its product."""
+    """Work of a quantized linear layer in addition to its product."""
 
     forward_bytes: float
-    """Per weight."""
+    """Bytes per weight in the forward pass."""
     backward_bytes: float
     operations: int
-    """Operations of the forward pass, each a kernel."""
+    """Operations of the forward pass, each one kernel."""
     backward_operations: int
 
 
@@ -92,18 +92,19 @@ UNPACKING: Mapping[str, Unpacking] = {
     "gptq by torch": Unpacking(16.5, 0, 9, 0),
     "int8": Unpacking(0, 1 + 2 + 2 + 2, 8, 1),
 }
-"""NF4: as many bytes as move in the time of one unpacking. litgpt tutorials/resource-tables.md (A100-40GB, micro batch
-1): it adds 79 ms to an iteration of Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6.0 and 7.4 ps a weight.
-GPTQ by one kernel is taken as NF4. By torch's operations: shifted into int32 (0.5 + 4), cast to int8 (4 + 1), masked in
-place 2, less the zero 2, times the scale (1 + 2), and four operations on the zeros; autograd keeps the result
-(auto-gptq 0.7 qlinear_cuda_old.py, above 128 tokens).
-int8: products take it as it is, after a cast, a comparison (four), quantization, scaling and a cast back; the
-derivative reads it, writes 16 bits, reads and writes them by the scale (bitsandbytes 0.49 autograd/_functions.py
+"""Unpacking by format. NF4: the bytes that memory moves in the time of one unpacking. litgpt
+tutorials/resource-tables.md (A100-40GB, micro batch 1): it adds 79 ms to an iteration of Llama-2-7B and 191 ms to one
+of 13B, two unpackings each: 6.0 and 7.4 ps per weight.
+GPTQ with one kernel is assumed to cost as much as NF4. With torch's operations: shift to int32 (0.5 + 4), cast to int8
+(4 + 1), mask in place 2, subtract the zero 2, multiply by the scale (1 + 2), and four operations on the zeros; autograd
+keeps the result (auto-gptq 0.7 qlinear_cuda_old.py, above 128 tokens).
+int8: products use the weight directly, after a cast, a comparison (four), quantization, scaling and a cast back. The
+backward pass reads it, writes 16 bits, and reads and writes them to scale (bitsandbytes 0.49 autograd/_functions.py
 MatMul8bitLt)."""
 
 FIRST_WITH_GPTQMODEL = (4, 49)
-"""First transformers that loads GPTQ weights by gptqmodel, which compiles the unpacking into a kernel. Before,
-auto-gptq trains by torch's operations."""
+"""First transformers that loads GPTQ weights with gptqmodel, which compiles the unpacking into a kernel. Earlier
+versions use auto-gptq, which trains with torch's operations."""
 
 
 def unpacking(workload: Workload) -> Unpacking:
@@ -114,8 +115,8 @@ def unpacking(workload: Workload) -> Unpacking:
 
 
 def exchanged_bytes(attention: Attention, workload: Workload) -> int:
-    """Bytes per token that a rank hands to all-to-alls in one pass: queries and results of all heads, keys and values
-    of K heads or, repeated, one for each rank; 0 without sequence parallelism."""
+    """Return the bytes per token that a rank passes to all-to-alls in one pass: queries and results of all heads, keys
+    and values of K heads or, if repeated, one head per rank; 0 without sequence parallelism."""
     ranks = workload.sequence_parallel_size
     if ranks == 1:
         return 0
@@ -124,8 +125,8 @@ def exchanged_bytes(attention: Attention, workload: Workload) -> int:
 
 
 def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[float, float]:
-    """Forward and backward bytes of one layer's weights outside products: quantized ones are unpacked, autocast casts
-    them, and every tile of a feed-forward but the first adds to their gradients."""
+    """Return the forward and backward bytes of one layer's weights outside products: unpacking of quantized weights,
+    casts of autocast, and gradient sums of every tile of a feed-forward except the first."""
     if workload.method != "full":
         weights = sum(tensor.numel for tensor in block.tensors if quantized(tensor, workload))
         kind = unpacking(workload)
@@ -140,7 +141,7 @@ def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> t
 
 
 def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple[float, float]:
-    """Forward and backward bytes of the loss over the vocabulary; (0, 0) for a classification head."""
+    """Return the forward and backward bytes of the loss over the vocabulary; (0, 0) for a classification head."""
     if model.vocab_size == 0 or (model.num_labels and workload.loss != "value-head"):
         return 0.0, 0.0
     logits = micro_batch * workload.scored_len * model.vocab_size
@@ -157,16 +158,16 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
 
 
 FOLLOWED_LAYERS = 32
-"""Layers whose prefetches are followed; the rest repeats."""
+"""Number of layers whose prefetches are simulated; the others repeat the pattern."""
 
 PREFETCHES = 3
-"""Prefetches while a tensor is in use: modules without tensors prefetch too."""
+"""Prefetches while a tensor is in use. Modules without tensors prefetch too."""
 
 
 def put_together(tensors: TensorSet, plan: Plan) -> tuple[float, float]:
-    """Shares of what stage 3 gathers in a forward and a backward pass that arrive with others and are put together by a
-    copy. A tensor that travels alone is its own buffer (deepspeed 0.19.8 partitioned_param_coordinator.py
-    `_fetch_sub_module_impl`)."""
+    """Return the shares of the weights gathered in a forward and a backward pass of stage 3 that arrive with others and
+    are concatenated by a copy. A tensor gathered alone needs no copy (deepspeed 0.19.8
+    partitioned_param_coordinator.py `_fetch_sub_module_impl`)."""
     threshold, prefetch = plan.stage3_param_persistence_threshold, plan.stage3_prefetch_bucket_size
     return _put_together(tensors, threshold, plan.stage3_max_live_parameters, prefetch, plan.gradient_checkpointing)
 
@@ -193,10 +194,10 @@ def _put_together(
 
 
 def _together(uses: Sequence[tuple[int, int, bool]], max_live: int, prefetch: int) -> float:
-    """The share of the elements that is prefetched in groups of several.
+    """Return the share of the elements that is prefetched in groups of several tensors.
 
     A prefetch takes tensors until it has as many elements as there is room for, at most a bucket. uses: for each use
-    by a module, the tensor's number, its elements, and whether it is released then.
+    by a module, the tensor's number, its elements, and whether it is released afterwards.
     """
     available: set[int] = set()
     live = ahead = gathered = together = 0
@@ -225,8 +226,8 @@ def _together(uses: Sequence[tuple[int, int, bool]], max_live: int, prefetch: in
 
 @lru_cache(maxsize=256)
 def reduced_passes(tensors: TensorSet, bucket_size: int, ranks: int) -> float:
-    """Passes of a gradient's element through memory on its way into stage 3's reduction: divided by the ranks 2; into
-    the bucket 2, unless it is larger; put together with others of the bucket, or padded, 2. Source: deepspeed 0.19.8
+    """Return the memory passes of a gradient's element before stage 3's reduction: division by the ranks 2; copy into
+    the bucket 2, unless it is larger; concatenation with others of the bucket, or padding, 2. Source: deepspeed 0.19.8
     stage3.py `reduce_independent_p_g_buckets_and_remove_grads`, `__add_grad_to_ipg_bucket`, coalesced_collectives.py
     `reduce_scatter_coalesced`."""
     buckets: list[list[int]] = [[]]

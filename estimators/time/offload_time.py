@@ -1,7 +1,7 @@
-"""Seconds of moving and updating what lives in host memory or on NVMe.
+"""Seconds of transferring and updating data in host memory or on NVMe.
 
-Bytes per trained parameter (deepspeed 0.19.8, n = accumulation steps, e = bytes of a 16-bit element, m = 4 of a master
-weight, or 2 where masters are in bf16):
+Bytes per trained parameter (deepspeed 0.19.8, n = accumulation steps, e = bytes of a 16-bit element, m = bytes of a
+master weight: 4, or 2 if masters are in bf16):
 
     stage 1, 2, n = 1   gradient to the host in the masters' type                         m down
     stage 2, n > 1      every micro batch e down, and e up again from the second on; m down with the last
@@ -11,15 +11,14 @@ weight, or 2 where masters are in bf16):
     all                 updated weight to the GPU: e up, unless parameters are offloaded too
     offload_param       weights to the GPU: e up in every pass that gathers
 
-Stage 3 cuts every gradient among all ranks, so their copies run side by side. Stages 1 and 2 cut the flat vector of all
-gradients: a reduced bucket of b elements belongs to few ranks, often to one, whose copies go into the stream that
-reduces the next bucket, for which all others wait (`reduce_ipg_grads`). There the ranks follow each other:
+Stage 3 divides every gradient among all ranks, so their copies run concurrently. Stages 1 and 2 divide the flat vector
+of all gradients: a reduced bucket of b elements belongs to few ranks, often to one. Its copies go into the stream that
+reduces the next bucket, so all other ranks wait (`reduce_ipg_grads`). The ranks then copy one after the other:
 
     elements copied in turn = Pt min(1, Pr / b)            Pt trained, Pr those of one rank, b at most Pt
 
-The host then steps its part, after the backward pass and without overlap. It reads the gradient, the master and the
-states, and writes master and states; before that it unscales and clips the gradient (m + m), afterwards it casts the
-master to 16 bits (m + 2):
+The host then steps its part, after the backward pass and without overlap. It unscales and clips the gradient (m + m),
+reads the gradient, the master and the states, writes master and states, and casts the master to 16 bits (m + 2):
 
     bytes = 3 m + 2 * states + 3 m + 2      42 for Adam; 22 with masters and states in bf16
 
@@ -27,13 +26,13 @@ master to 16 bits (m + 2):
     busy cores = min(cores, ranks * threads)
     contention = max(1, ranks * threads / cores) ^ CONTENTION_EXPONENT
 
-The threads are those that each rank was started with: torchrun sets 1 for several ranks where OMP_NUM_THREADS is not
-set (torch 2.13 distributed/run.py), `accelerate launch` 1 always (accelerate 1.15 commands/launch.py), and the
-deepspeed launcher nothing, so that every rank takes all cores, unless `--bind_cores_to_rank` is given (deepspeed 0.19.8
+The launcher sets the threads of each rank: torchrun sets 1 for several ranks if OMP_NUM_THREADS is not set (torch 2.13
+distributed/run.py), `accelerate launch` always sets 1 (accelerate 1.15 commands/launch.py), and the deepspeed launcher
+sets none, so that every rank takes all cores, unless `--bind_cores_to_rank` is given (deepspeed 0.19.8
 launcher/launch.py).
 
-On NVMe the states are read before that and written after it, 4 (master) + states each way and the gradient once each
-way (swap_tensor/partitioned_optimizer_swapper.py); nothing overlaps, because `pipeline_read` and `pipeline_write` are
+States on NVMe are read before the step and written after it: 4 (master) + states each way, and the gradient once each
+way (swap_tensor/partitioned_optimizer_swapper.py). Nothing overlaps, because `pipeline_read` and `pipeline_write` are
 off by default.
 """
 
@@ -47,13 +46,13 @@ PINNED_SHARE, PAGEABLE_SHARE = 0.85, 0.35
 memory is copied once more on the host (assumed)."""
 
 GPUS_PER_UPLINK = 4
-"""Up to this many GPUs of a node have a host link each; of more, two share one (DGX A100 and similar)."""
+"""Largest number of GPUs per node with a separate host link each. In larger nodes two GPUs share one (DGX A100)."""
 
 DRAM_SHARE = 0.38
 """Share of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together. Fitted with 200
 GB/s assumed: 70 GB/s, 0.6 s for 10^9 parameters of a node under Adam. Published steps without GPU and link time, on
-two-socket nodes, in s for 10^9: 0.54 and 0.60 (Qwen2.5 on 2 A100, DeepSpeed blogs/zenflow-corebinding), about 0.54
-(Qwen3-14B on 8 H200, DeepSpeed #8186)."""
+two-socket nodes, in s per 10^9 parameters: 0.54 and 0.60 (Qwen2.5 on 2 A100, DeepSpeed blogs/zenflow-corebinding),
+about 0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186)."""
 
 CORE_BYTES_PER_S = 9e9
 """Bytes that one core streams through the step while the cores of other ranks do the same. With one thread for each of
@@ -62,18 +61,18 @@ a node's eight ranks: 8.0 GB/s (starcoder, stage 1, A800, torchrun, seed 002), 8
 (`python -m benchmarks.host_threads`)."""
 
 CONTENTION_EXPONENT = 0.51
-"""Slowdown of the step by threads per core. Fitted on two ranks that take all cores each, 1.2 to 1.5 times slower than
-bound ones (DeepSpeed blogs/zenflow-corebinding, #7474), and on eight, 3.6 times (Llama-2-7B on 8 A800, launcher not
-stated)."""
+"""Exponent of the step's slowdown by threads per core. Fitted on two ranks on all cores each, 1.2 to 1.5 times slower
+than bound ones (DeepSpeed blogs/zenflow-corebinding, #7474), and on eight, 3.6 times (Llama-2-7B on 8 A800, launcher
+not stated)."""
 
 ADAM_BYTES = 12 + 2 * 8
-"""Bytes per parameter that DeepSpeedCPUAdam alone moves: gradient read, master and two states read and written. Turns
-its measured rate into a memory rate."""
+"""Bytes per parameter that DeepSpeedCPUAdam alone moves: gradient read, master and two states read and written. It
+converts the measured parameter rate to a memory rate."""
 
 
 def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool, alone: float = 0.0) -> float:
-    """Seconds of a GPU's copy to or from the host while its neighbours copy too. alone: share of the bytes that it
-    copies while they wait."""
+    """Return the seconds of a GPU's copy to or from the host while its neighbours copy too. alone: share of the bytes
+    that it copies while they wait."""
     rate = (cluster.gpu.pcie_bytes_per_s or PCIE3_BYTES_PER_S) * (PINNED_SHARE if pinned else PAGEABLE_SHARE)
     if cluster.gpu.is_cpu:  # a copy within host memory, whose bandwidth the ranks share
         return size_bytes / rate * (1 - alone + alone / cluster.gpus_per_node)
@@ -82,19 +81,19 @@ def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool, alone: flo
 
 
 def cpu_step_bytes_per_s(cluster: Cluster) -> float:
-    """Rate of all ranks of a node together."""
+    """Return the memory rate of the optimizer step, all ranks of a node together, in bytes per second."""
     cores = cpu_cores(cluster)
     if cluster.cpu_adam_parameters_per_s_per_node is not None:
         together = cluster.cpu_adam_parameters_per_s_per_node * ADAM_BYTES
     else:
         together = min(dram_bytes_per_s(cluster) * DRAM_SHARE, cores * CORE_BYTES_PER_S)
     threads = cluster.gpus_per_node * threads_per_rank(cluster)
-    # Cores that reach more together than was assumed of each reach more alone.
+    # If the measured rate of all cores exceeds the assumed sum, each core is faster than assumed.
     core = max(CORE_BYTES_PER_S, together / cores)
     contention: float = max(1.0, threads / cores) ** CONTENTION_EXPONENT
     return min(together, threads * core) / contention
 
 
 def cpu_step_bytes(states: float, master_bytes: int = 4) -> float:
-    """Bytes per parameter of the step on the host."""
+    """Return the bytes per parameter of the step on the host."""
     return 6 * master_bytes + 2 + 2 * states

@@ -1,18 +1,18 @@
-"""Seconds of generating and scoring completions, the parts of a step of reinforcement learning before the training.
+"""Seconds of generating and scoring completions, which precede the training in a step of reinforcement learning.
 
-An engine of t GPUs generates b sequences at a time, of P prompt and C completion tokens:
+An engine of t GPUs generates b sequences at a time, with P prompt and C completion tokens:
 
     prefill   the forward pass of b P tokens without the output layer, / t
     decode    C times: max(products, weights read once / W) + keys and values read / W, / t, or what the host launches
     rollout   (prefill + decode) x completions / (b engines)
 
 The products of a decoded token are those of a forward pass of b tokens (`compute_time`), which reads every weight once:
-bound by memory for few sequences, by products for many. Keys and values of a sequence have P + C / 2 tokens on average.
-Every completion is counted as long as `max_completion_length`.
+memory-bound for few sequences, compute-bound for many. Keys and values of a sequence have P + C / 2 tokens on average.
+Every completion is assumed to have `max_completion_length` tokens.
 
-`generate` is one engine per rank for all its completions. It also copies keys and values as it appends to them, copies
-them for every query head that shares them, since a padded batch has a mask, and its kernels are launched one by one.
-vLLM reads them in place and replays CUDA graphs; it runs as many sequences at a time as its memory has room for.
+`generate` is one engine per rank for all its completions. It copies keys and values when it appends to them, repeats
+them for every query head that shares them, because a padded batch has a mask, and launches kernels one by one. vLLM
+reads them in place, replays CUDA graphs, and runs as many sequences at a time as fit into its memory.
 
 Sources: transformers 5.23 generation/utils.py `_sample`, cache_utils.py `DynamicLayer.update`,
 integrations/sdpa_attention.py `use_gqa_in_sdpa`; TRL 1.16 generation/vllm_generation.py `sync_weights`. Compared with
@@ -48,38 +48,38 @@ and for each layer (the copies that append keys and values). Counted under a dis
 padded batch)."""
 
 GENERATE_HOST = 1.37
-"""Host time of a token of `generate` over that of its operations at the costs of a training step, which were measured
-where nothing is launched (`host_costs`). Fitted on 9 speeds that the host bounds of Qwen2.5's documentation
-(`benchmarks/rollout_speed.py`): 0.5B to 14B differ by 4 %, so the excess is one of each operation. No step time of a
-training was used."""
+"""Ratio of the host time of a token of `generate` to that of its operations at the costs of a training step, which were
+measured without launches (`host_costs`). Fitted on 9 host-bound speeds in Qwen2.5's documentation
+(`benchmarks/rollout_speed.py`): 0.5B to 14B differ by 4 %, so the excess is proportional to the operations. No training
+step time was used."""
 
 GRAPH_LAYER_OPERATIONS = 6
-"""Kernels of a layer in vLLM's graph besides the products, whose start `compute_time` counts: two fused norms, the
-activation, rotary embedding, the cache's write, attention."""
+"""Kernels of a layer in vLLM's graph, without the products, whose start `compute_time` counts: two fused norms, the
+activation, rotary embedding, the write to the cache, attention."""
 
 ROLLOUT_TERMS = ("rollout", "weight synchronization")
 SCORING_TERMS = ("passes without gradients", "reference model", "reward model")
-"""Terms of the time by phase; all others are the training's."""
+"""Names of the time terms of each phase. All other terms belong to the training."""
 
 
 class Engine(NamedTuple):
-    """One of the engines that generate."""
+    """One of the generation engines."""
 
     engines: int
     sequences: float
-    """Sequences at a time."""
+    """Sequences generated at a time."""
     token_s: float
-    """Seconds of one token of all of them."""
+    """Seconds to generate one token of all sequences."""
     prefill_s: float
     host_s: float
-    """Seconds that the host launches one token's kernels; 0 with CUDA graphs."""
+    """Host seconds to launch one token's kernels; 0 with CUDA graphs."""
 
     def rollout_s(self, completions: int, length: int) -> float:
         return (self.prefill_s + length * self.token_s) * completions / (self.engines * self.sequences)
 
 
 def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
-    """Terms of rollout and scoring in an optimizer step; none for an objective without completions.
+    """Return the terms of rollout and scoring in an optimizer step; [] for an objective without completions.
 
     forward_s: seconds of the step's forward passes.
     """
@@ -113,7 +113,7 @@ def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
         scored_s = _reward_s(step, reward, per_gpu)
         values = {"rollouts": per_step, "scored": scored_s}
         terms.append(step.term("reward model", "gpu compute", per_step * scored_s, "rollouts scored", **values))
-    more = {  # with a value model the forward pass is that of both, and the reference's comes with that of the values
+    more = {  # with a value model each pass runs both models: policy and values, reference and values
         "passes without gradients": rollouts.policy_passes(step.micro_batches),
         "reference model": reference_passes(workload),
     }
@@ -126,11 +126,11 @@ def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
 
 
 def _handed_over(step: Step, rollouts: Rollouts, per_step: float) -> list[TimeTerm]:
-    """Weights on their way to the engine: stage 3's gathers, all at once for `generate`, tensor by tensor for vLLM;
-    then written once on the same GPU, or sent by one rank to the server."""
+    """Return the terms of sending weights to the engine: stage 3's gathers (all at once for `generate`, by tensor for
+    vLLM), then one write on the same GPU, or a transfer from one rank to the server."""
     size = step.tensors.numel * step.element
     gathers, calls, handed_s = 0, len(step.tensors.trainable) + len(step.tensors.frozen), 0.0
-    if step.zero3:  # without all weights together, `generate` gathers each layer for each token
+    if step.zero3:  # unless the whole model is gathered, `generate` gathers each layer for each token
         once = rollouts.rollout != "generate" or rollouts.ds3_gather_for_generation
         gathers = 1 if once else rollouts.max_completion_length
     if rollouts.rollout == "vllm-colocate":
@@ -168,8 +168,8 @@ def _reward_s(step: Step, reward: ModelShape, completions: int) -> float:
 
 @lru_cache(maxsize=256)
 def engine_of(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu: int) -> Engine:
-    """The engine that generates the completions of a plan. cluster: of the training. per_gpu: completions of each
-    training GPU in a generation."""
+    """Return the engine that generates the completions of a plan. cluster: the training's cluster. per_gpu: completions
+    of each training GPU in a generation."""
     rollouts, gpu, model = workload.rollouts, cluster.gpu, model.generator
     assert rollouts is not None
     length, ranks = rollouts.max_completion_length, rollouts.vllm_tensor_parallel_size
@@ -203,7 +203,7 @@ def engine_of(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu: 
 
 
 def _split_s(model: ModelShape, workload: Workload, cluster: Cluster, sequences: int) -> float:
-    """Seconds of a token's kernels in a graph, and of two all-reduces a layer where GPUs split the layers."""
+    """Return the seconds of a token's kernels in a graph, and of two all-reduces per layer if GPUs split the layers."""
     rollouts, layers = workload.rollouts, sum(block.count for block in model.blocks)
     assert rollouts is not None
     seconds = layers * GRAPH_LAYER_OPERATIONS * KERNEL_S
@@ -214,7 +214,7 @@ def _split_s(model: ModelShape, workload: Workload, cluster: Cluster, sequences:
 
 
 def _passes(workload: Workload, tokens: int) -> Workload:
-    """Forward passes of `tokens` tokens of each sequence; vLLM has adapters merged."""
+    """Return the workload of forward passes of `tokens` tokens per sequence. Adapters are merged in vLLM."""
     return Workload(
         seq_len=tokens,
         precision=workload.precision,

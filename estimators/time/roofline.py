@@ -5,12 +5,12 @@
     attention        t = FLOPs / rate(keys)
     anything else    t = bytes / W
 
-R is the rate of a large product, W the memory's. What makes a small product slow is in two terms: every tile of the
-result is loaded and stored once, however short the sum K behind it; and a kernel fills and drains the GPU once, the
-last, partly empty wave of tiles included.
+R is the rate of a large product, W that of the memory. Two terms describe why a small product is slow: every tile of
+the result is loaded and stored once, however small K is (TILE_START); and a kernel fills and drains the GPU once,
+including the last, partly empty wave of tiles (RAMP_S).
 
-The closed form (`compute_time`) and the schedule of a dry run (`estimators/schedule`) both end here, so there is one
-set of constants. Those called fitted are what `benchmarks/fit_speed.py` finds on published runs.
+The closed form (`compute_time`) and the schedule of a dry run (`estimators/schedule`) both use this module, so there is
+one set of constants. `benchmarks/fit_speed.py` determines the fitted ones from published runs.
 
 Not covered: fp8, power caps below the card's default, several processes on one GPU.
 """
@@ -23,22 +23,22 @@ from ..phrase import phrase
 from ..workload import AttentionKernel, MatmulPrecision
 
 HALF_RATE = "half rate"
-"""Cards whose tensor cores sum in fp32 at half their rate (`Gpu.is_half_rate`), which power does not slow down."""
+"""Cards whose tensor cores accumulate in fp32 at half rate (`Gpu.is_half_rate`). The power limit does not slow them."""
 
 SUSTAINED = {"Ampere": 0.91, "Ada": 0.95, "Hopper": 0.84, HALF_RATE: 0.99, "cpu": 1.0}
-"""A model's products against the best shape that anyone timed (`gemm_*` of the data file), by architecture. Fitted,
-but for a CPU, whose products are timed where it trains, and on which every shape is about as fast as any other, and for
-half-rate cards, where products of 10240 are at 0.99 of the best on average (twelve series of
-benchmarks/data/published_gemm.csv, 0.93 to 1.0), those of A100 and H100 at 0.9.
+"""Rate of a model's products over that of the fastest published shape (`gemm_*` of the data file), by architecture.
+Fitted, with two exceptions. The products of a CPU are timed on the training machine, and all shapes are about equally
+fast there. On half-rate cards, products of 10240 reach 0.99 of the best on average (twelve series of
+benchmarks/data/published_gemm.csv, 0.93 to 1.0); those of A100 and H100 reach 0.9.
 
-Between them lie other shapes, and power: an H100 that multiplies random numbers without a pause clocks down.
+The difference is due to other shapes and to power: an H100 that multiplies random numbers without a pause clocks down.
 """
 
 SUSTAINED_ELSEWHERE = 0.9
-"""The same where no runs are published: about the mean of the fitted ones."""
+"""`SUSTAINED` of architectures without published runs: about the mean of the fitted ones."""
 
 BEST_OF_PEAK, FP32_BEST_OF_PEAK, HALF_RATE_BEST_OF_PEAK = 0.8, 0.85, 1.05
-"""Best timed product against the data sheet's peak, where nobody published one.
+"""Rate of the fastest product over the data sheet's peak, for GPUs without published timings.
 
 From the data file: A100 0.87, H100 0.80, B200 0.78, A40 0.82, V100 0.78. Without tensor cores a product is nearer its
 peak: 11.4 of an RTX 2080 Ti's 13.4 TFLOP/s (bewantbe/busy-gemm-benchmark). Half-rate cards run above the clock that
@@ -46,17 +46,17 @@ their peak is stated for: RTX 3080 1.09, 3090 1.08, 4090 0.99, 5090 1.13, A10G 0
 """
 
 TILE_START, RAMP_S = 160, 9e-6
-"""Additions that starting and ending a tile costs as much as, and seconds per matrix product.
+"""Cost of starting and ending a tile, in additions (elements of K), and seconds per matrix product.
 
-Fitted on 78 published timings of square products of 1024 to 4096 on twelve GPUs (`benchmarks/data/published_gemm.csv`):
-a mean error of 11 %, where neither term alone comes below 12 %.
+Fitted on 78 published timings of square products of 1024 to 4096 on twelve GPUs (`benchmarks/data/published_gemm.csv`),
+with a mean error of 11 %; with either term alone it is at least 12 %.
 """
 
 KERNEL_S = 3e-6
-"""The least that a kernel occupies a GPU: launched back to back, empty kernels follow each other every 2 to 4 us."""
+"""Minimum seconds that a kernel occupies a GPU: empty kernels launched back to back take 2 to 4 us each."""
 
 MEMORY_SHARE = 0.72
-"""Reached part of the data sheet's memory bandwidth by the operations that `memory_bound` counts. Fitted."""
+"""Share of the data sheet's memory bandwidth that the operations of `memory_bound` reach. Fitted."""
 
 ATTENTION_OF_PEAK = {
     "Volta": 0.35,
@@ -67,7 +67,7 @@ ATTENTION_OF_PEAK = {
     "Blackwell": 0.53,
     HALF_RATE: 0.89,
 }
-"""Rate of FlashAttention-2's forward pass, which torch runs, for long sequences against the card's dense 16-bit peak.
+"""Rate of FlashAttention-2's forward pass, which torch runs, for long sequences over the card's dense 16-bit peak.
 
 Ampere and Hopper fitted. Published: up to 73 % on A100 (arXiv:2307.08691); 71 % on RTX A5000 (gpu-mode/ring-attention
 #10); 21 to 31 % on H100 for a head width of 64 (Dao-AILab/flash-attention #2688), whose instructions it does not use.
@@ -78,31 +78,31 @@ the exponentials limit less: torch's kernel reaches 89 % of an RTX 5090's peak a
 """
 
 CPU_ATTENTION = {"forward": (0.65, 250), "backward": (0.62, 250), "backward in 16 bits": (0.3, 800)}
-"""Torch's flash attention on a CPU: (rate over long sequences against products in fp32, keys at which half of it is
-reached), until `bench` has measured the machine's own. It sums in fp32 whatever the type, and its backward pass
-converts 16-bit numbers as it goes. Measured on one thread of a Xeon with AVX-512, whose 24 times lie within a factor of
-1.5 of this (`benchmarks/probes/cpu_attention.py`); on an EPYC that backward pass is four times as fast. Fitted by
-eye."""
+"""Torch's flash attention on a CPU: (rate for long sequences over that of fp32 products, keys at which half of it is
+reached). Used until `bench` has measured the machine. The kernel accumulates in fp32 for every type, and its backward
+pass converts 16-bit numbers on the fly. Fitted by eye to one thread of a Xeon with AVX-512, whose 24 timings are within
+a factor of 1.5 (`benchmarks/probes/cpu_attention.py`); on an EPYC the 16-bit backward pass is four times as fast."""
 
 ATTENTION_BACKWARD_SPEED = 0.86
-"""Rate of its backward pass against its forward pass: at best 63 and 73 % of an A100's peak (arXiv:2307.08691, 4.1)."""
+"""Rate of flash attention's backward pass over its forward pass: at best 63 and 73 % of an A100's peak
+(arXiv:2307.08691, 4.1)."""
 
 ATTENTION_HALF_TOKENS = 600
-"""Keys at which flash attention has reached half of that.
+"""Keys at which flash attention reaches half of its rate for long sequences.
 
-Between the 180 of the A5000's rows, where every query sees all keys, and the 1000 of causal ones (B200: 31, 41 and 48 %
+It lies between 180 on the A5000, where every query sees all keys, and 1000 for causal attention (B200: 31, 41 and 48 %
 at 1k, 2k and 4k, Dao-AILab/flash-attention #2605).
 """
 
 
 TRITON_SPEED = (0.75, 0.45)
-"""Forward and backward speed of FlashAttention's Triton kernel of 2023 against FlashAttention-2, read off the plots of
+"""Forward and backward speed of FlashAttention's Triton kernel of 2023 over FlashAttention-2, read off the plots of
 arXiv:2307.08691 (figures 5 and 6)."""
 
 EFFICIENT_SPEED = (0.48, 0.45)
-"""The share that torch's memory-efficient kernel, which takes masks, reaches: 108 of 225 TFLOP/s forward on an
-A100 with heads of 128 (facebookresearch/xformers #389 and #924, whose kernel it is), 24.4 of 54.4 backward at 8192 keys
-on a GeForce (Dao-AILab/flash-attention #416)."""
+"""Forward and backward speed of torch's memory-efficient kernel, which supports masks, over FlashAttention-2: 108 of
+225 TFLOP/s forward on an A100 with heads of 128 (facebookresearch/xformers #389 and #924; the kernel is xformers'),
+24.4 of 54.4 backward at 8192 keys on a GeForce (Dao-AILab/flash-attention #416)."""
 
 
 def product_s(
@@ -116,10 +116,10 @@ def product_s(
     element: int,
     is_cpu: bool,
 ) -> float:
-    """Seconds of `copies` matrix products (rows x inner) by (inner x columns), launched as one.
+    """Return the seconds of `copies` matrix products (rows x inner) by (inner x columns), launched as one.
 
-    A CPU's caches hold the tiles, but the core that multiplies is the one that fetches and packs the operands: both
-    times add up (`benchmarks/probes/cpu_products.py`).
+    A CPU's caches hold the tiles, but the same core multiplies and also fetches and packs the operands, so both times
+    add up (`benchmarks/probes/cpu_products.py`).
     """
     moved_s = element * copies * (rows * inner + inner * columns + rows * columns) / bandwidth
     if is_cpu:
@@ -128,10 +128,10 @@ def product_s(
 
 
 def product_rate(gpu: Gpu, precision: MatmulPrecision) -> float:
-    """FLOP/s of a large matrix product in a model.
+    """Return the FLOP/s of a large matrix product in a model.
 
-    TF32 runs on the tensor cores at the share of its peak that bf16 reaches, on a GPU without it as fp32. bf16 on a GPU
-    without it is emulated in fp32.
+    TF32 is assumed to reach the same share of its peak as bf16; GPUs without TF32 compute in fp32. GPUs without bf16
+    emulate it in fp32.
     """
     if precision == "tf32":
         if gpu.tf32_flops_per_s is None or gpu.bf16_flops_per_s is None:
@@ -157,7 +157,7 @@ def product_rate(gpu: Gpu, precision: MatmulPrecision) -> float:
 
 
 def _kind(gpu: Gpu) -> str:
-    """The key of a GPU in the tables by architecture."""
+    """Return the key of a GPU in the tables by architecture."""
     return HALF_RATE if gpu.is_half_rate else gpu.architecture
 
 
@@ -170,9 +170,9 @@ def attention_rate(
     backward: bool = False,
     masked: bool = False,
 ) -> float:
-    """FLOP/s of the attention kernel over sequences of `keys`, in its forward or backward pass. masked: torch's
-    memory-efficient kernel runs."""
-    if masked and gpu.architecture not in ("Volta", "Turing"):  # which have no other
+    """Return the FLOP/s of the attention kernel over sequences of `keys`, in its forward or backward pass. masked:
+    whether torch's memory-efficient kernel runs."""
+    if masked and gpu.architecture not in ("Volta", "Turing"):  # these have no other kernel
         return EFFICIENT_SPEED[backward] * attention_rate(gpu, precision, kernel, keys, backward=backward)
     if precision == "tf32" and kernel != "eager":
         precision = "fp32"
@@ -192,8 +192,8 @@ def attention_rate(
 
 
 def _measured_attention(gpu: Gpu, precision: MatmulPrecision, keys: int, backward: bool) -> float | None:
-    """FLOP/s as measured on the device, None where they were not: seconds of an operation are linear in 1 / keys
-    between two lengths, below the shortest as between the first two, and constant beyond the longest."""
+    """Return the FLOP/s measured on the device; None if not measured. Seconds per FLOP are interpolated linearly in
+    1 / keys, extrapolated below the shortest length, and constant beyond the longest."""
     known = [speed for speed in gpu.attention if (speed.precision, speed.backward) == (precision, backward)]
     if not known:
         return None
@@ -206,7 +206,7 @@ def _measured_attention(gpu: Gpu, precision: MatmulPrecision, keys: int, backwar
 
 
 def memory_rate(gpu: Gpu) -> float:
-    """Bytes per second that large operations get from the GPU's memory."""
+    """Return the bytes per second that large operations get from the GPU's memory."""
     if gpu.memory_bytes_per_s is None:
         raise ClusterError(
             phrase("the memory bandwidth of the {gpu} is not known", gpu=gpu.name),

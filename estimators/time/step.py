@@ -1,4 +1,4 @@
-"""One plan's sizes, rings and symbols, from which the terms of a step are made."""
+"""Sizes, rings and symbols of one plan, from which the terms of a step are computed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _SOURCES = {
     "weight synchronization": "estimators/time/rollout_time.py",
     "reward model": "estimators/time/rollout_time.py",
 }
-"""The module of a term's formula, by the term's name or else by its resource."""
+"""Module of a term's formula, by the term's name, or otherwise by its resource."""
 
 
 class Step:
@@ -115,13 +115,13 @@ class Step:
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
         stage, n = plan.zero_stage, plan.gradient_accumulation_steps
         self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
-        # Of a weight, and of a gradient: under autocast those of plain PyTorch are fp32.
+        # element: bytes of a weight and of a gradient. Under autocast those of plain PyTorch are fp32.
         self.micro_batches, self.element = n, workload.stream_bytes
         self.replicas = cluster.world_size // plan.autotp_size
         self.tensors, self.ring = tensor_set(model, workload), collective.ring_of_replicas(cluster, plan.autotp_size)
         self.engine = plan.sharding == "zero"
         self.zero3 = stage == 3 and self.engine
-        # On a CPU the process that computes also moves what the ranks exchange.
+        # On a CPU the computing process also moves the data that ranks exchange, so nothing is hidden.
         self.hidden_share = 0.0
         if plan.overlap_comm and not cluster.gpu.is_cpu:
             self.hidden_share = collective.PREFETCH_HIDDEN if self.zero3 else 1 - collective.CONTENTION
@@ -130,7 +130,7 @@ class Step:
         self.costs = host_costs(cluster)
 
         self.trained = self.tensors.trainable_numel
-        # Of experts that are spread over ranks: trained parameters, and the ring over ranks that keep the same ones.
+        # For experts spread over ranks: their trained parameters, and the ring over ranks that keep the same ones.
         self.spread, self.expert_ring = 0, self.ring
         if plan.autoep_size > 1:
             self.spread = self.tensors.spread_numel
@@ -139,19 +139,19 @@ class Step:
         if stage and self.spread:
             self.trained_per_rank += self.spread * (plan.autoep_size - 1) / self.replicas
         self.trained_per_node = self.trained_per_rank * cluster.gpus_per_node if stage else self.trained
-        # Of an offloaded optimizer, the parameters per rank that are stepped on the GPU, and the share of the others.
+        # For an offloaded optimizer: parameters per rank that are stepped on the GPU, and the share of the others.
         self.kept, self.hosted = 0, 1.0
         if plan.offload_optimizer_ratio < 1:
             sharded = shard_tensors(self.tensors, self.replicas)
             self.kept = sum(groups_on_gpu(sharded, plan))
             self.hosted -= self.kept / sharded.shard_total
 
-        # Below stage 2 only the last micro batch hands its gradients to a reduction; the others sum them up.
+        # Below stage 2 only the last micro batch reduces its gradients; the others sum them up.
         self.reductions = n if stage >= 2 else 1
         self.reduce_calls = collective.reduce_calls(self.tensors, plan)
         self.quantized = collective.QuantizedReduction.of(self.tensors, cluster, plan)
-        # Times that stage 3 gathers all weights, in the forward passes of a step and in its backward passes; of the
-        # latter, those of what it has gathered for the same layer's recomputation.
+        # gathers: how often stage 3 gathers all weights in the forward and in the backward passes of a step.
+        # gathered_twice: the part of the backward ones that repeats a gather of the same layer's recomputation.
         self.gathers, self.gathered_twice = (0.0, 0.0), 0.0
         if stage == 3:
             forward, backward, twice = collective.gathered_shares(self.tensors, plan, self.replicas)
@@ -183,7 +183,7 @@ class Step:
         }
 
     def term(self, name: str, resource: str, seconds: float, formula: str, **values: float) -> TimeTerm:
-        """values: of the symbols that only this term has."""
+        """Return a term of the step. values: values of symbols that only this term has."""
         known = self.values | values
         return TimeTerm(
             name=name,
@@ -208,8 +208,8 @@ class Step:
         among: collective.Ring | None = None,
         **values: float,
     ) -> TimeTerm:
-        """`times` all-gathers or reduce-scatters of a size, or all-reduces; `formula` is that of the bytes. among: a
-        ring of fewer ranks."""
+        """Return the term of `times` all-gathers or reduce-scatters of a size, or all-reduces. formula: formula of the
+        bytes. among: a ring of fewer ranks; None for the ring over all."""
         ring, around = among or self.ring, f"{formula} (N - 1) / N / link + calls t"
         seconds, link = times * ring.gather_s(size_bytes, calls), ring.bytes_per_s
         if all_reduces:
@@ -219,7 +219,7 @@ class Step:
         return self.term(name, ring.resource, seconds, around, **values)
 
     def host_link_term(self, name: str, size_bytes: float, formula: str, **values: float) -> TimeTerm:
-        """A copy between each GPU and host memory."""
+        """Return the term of a copy between each GPU and host memory."""
         seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)
         return self.term(name, "pcie", seconds, formula, **values)
 

@@ -1,9 +1,9 @@
 """The time of one optimizer step, term by term.
 
     step = n micro batches of (forward, backward) + optimizer
-    pass = max(GPU computes, host launches) + what the links carry and the pass does not hide
+    pass = max(GPU computes, host launches) + transfers that the pass does not hide
 
-Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data loading is assumed to be free.
+Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data loading is assumed to take no time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from .transfers import (
 
 
 def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> TimeEstimate:
-    """Seconds of one optimizer step of `plan`, by component.
+    """Return the seconds of one optimizer step of `plan`, by component.
 
     Formulas and sources are in `compute_time`, `memory_bound`, `host_time`, `collective_time` and `offload_time`.
     Expensive parts are cached per (model, workload, GPU, micro batch); a call in a search takes tens of microseconds.
@@ -75,14 +75,14 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
 
 
 def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> float:
-    """Seconds of one step's forward passes alone, as in an evaluation."""
+    """Return the seconds of only the forward passes of one step, as in an evaluation."""
     step = _step(model, workload, cluster, plan)
     passes = Passes(step)
     return _forward_s(passes, _forward_links(step, passes))
 
 
 def _step(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Step:
-    """A step of one rank's part."""
+    """Return the step of one rank's part of model and workload."""
     workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
     if plan.sharding == "zero":
         workload = workload.under_engine(plan.zero_stage)
@@ -92,13 +92,13 @@ def _step(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -
 
 
 def _forward_s(passes: Passes, links: Iterable[TimeTerm]) -> float:
-    """A step's forward passes alone. links: of `_forward_links`."""
+    """Return the seconds of a step's forward passes. links: the terms of `_forward_links`."""
     return passes.forward_s + sum(term.seconds for term in links if term.name != _INPUTS_TO_HOST)
 
 
 def _without_gradients(step: Step, passes: Passes, links: Iterable[TimeTerm]) -> list[TimeTerm]:
-    """Forward passes of reference and policy that nothing is derived from, and generation. At stage 3 each pass gathers
-    the weights anew."""
+    """Return the terms of forward passes of reference and policy without gradients, and of generation. At stage 3 each
+    pass gathers the weights again."""
     workload, forward_s = step.workload, 0.0
     if workload.rollouts is not None:
         return rollout_terms(step, _forward_s(passes, links))
@@ -116,7 +116,7 @@ _INPUTS_TO_HOST = "layer inputs to host"
 
 
 def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
-    """Transfers during forward passes, and exchanges between layers in all passes."""
+    """Return the transfers during forward passes, and exchanges between layers in all passes."""
     transfers = Transfers()
     transfers.shown += [
         *exchanges(step),
@@ -140,12 +140,12 @@ def _backward_links(step: Step, passes: Passes) -> list[TimeTerm]:
         transfers.carry([expert_gradient_reduction(step)], last)
     if step.plan.offload_optimizer != "none":
         to_host = gradients_to_host(step)
-        if step.zero3:  # it waits for each copy (`partition_grads`)
+        if step.zero3:  # stage 3 waits for each copy (`partition_grads`)
             transfers.shown.append(to_host)
         else:
             transfers.carry([to_host], last)
     beside_s = passes.backward_s * step.reductions / step.micro_batches
-    overlaps = stage or step.plan.sharding == "none"  # as DDP does, and DeepSpeed's stage 0 does not
+    overlaps = stage or step.plan.sharding == "none"  # DDP overlaps, DeepSpeed's stage 0 does not
     return transfers.terms(beside_s, hidden_share=step.hidden_share if overlaps else 0.0)
 
 
@@ -154,7 +154,7 @@ LAUNCHES_MATTER = 0.05
 
 
 def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str, ...]:
-    """Assumptions behind the time, one phrase each."""
+    """Return the assumptions behind the time, one phrase each."""
     core: tuple[str, ...] = ()
     if time is not None and cluster.host_score_s is None:
         launches = sum(term.seconds for term in time.terms if term.resource == "launch")
@@ -163,11 +163,11 @@ def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str
 
 
 STEP_REDUCTIONS = (0, 2, 2, 1)
-"""All-reduces of one number in a step, by stage: overflow, and the gradient's norm (stage 3 has one of its own)."""
+"""All-reduces of one number in a step, by stage: overflow, and the gradient's norm; stage 3 has only one."""
 
 
 def update(step: Step, passes: Passes) -> list[TimeTerm]:
-    """Terms of the optimizer's step: on the GPU, on the host, from NVMe; and the updated weights' way back."""
+    """Return the terms of the optimizer's step on the GPU, on the host and from NVMe, and of returning the weights."""
     if step.plan.offload_optimizer == "none":
         on_gpu = _on_gpu(step)
         launches = _launches(step, passes, on_gpu.seconds * (1 - _stepped_share(step)))
@@ -181,7 +181,7 @@ def _state_bytes(step: Step) -> float:
 
 
 def _passes_bytes(step: Step) -> float:
-    """Bytes per trained parameter through GPU memory, without states."""
+    """Return the bytes per trained parameter through GPU memory, without states."""
     passes = OPTIMIZER_PASSES_BYTES[step.plan.zero_stage] if step.engine else LOOP_PASSES_BYTES
     return passes - (BF16_MASTERS_SAVE_BYTES if step.plan.bf16_master_weights_and_grads else 0)
 
@@ -195,19 +195,19 @@ def _on_gpu(step: Step) -> TimeTerm:
 
 
 def _stepped_share(step: Step) -> float:
-    """Share of the step's bytes after the gradient's norm: until then the host has launched nearly all, and waits.
-    Stage 0 waits earlier."""
+    """Return the share of the step's bytes after the gradient's norm. By then the host has launched nearly everything,
+    and waits. Stage 0 waits earlier."""
     states = 2 * _state_bytes(step)
     return (STEPPED_BYTES + states) / (_passes_bytes(step) + states) if step.plan.zero_stage else 0.0
 
 
 def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
-    """Seconds that the GPU waits for the host. on_gpu_s: what runs on the GPU meanwhile. A CPU computes what it
-    launches; the optimizer on the host waits for its own thread. Stage 0 waits for every check, the others for the
-    norm."""
+    """Return the seconds that the GPU waits for the host. on_gpu_s: seconds of concurrent GPU work. A CPU computes what
+    it launches, and an optimizer on the host waits for its own thread, so neither hides anything. Stage 0 waits for
+    every check, the other stages for the norm."""
     host_s = checks_s = 0.0
     if step.engine:
-        # Stage 0's host is ahead with the step's bookkeeping while the GPU still computes the backward pass.
+        # Stage 0's host starts the step's bookkeeping while the GPU still computes the backward pass.
         ahead_s = min(step.costs.engine_step_s, passes.host_ahead_s)
         host_s = step.host.step_s(step.costs, step.plan, step.replicas) - ahead_s
         checks_s = step.host.checks_s(step.costs, step.plan.zero_stage)
@@ -217,7 +217,7 @@ def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
 
 
 def _on_host(step: Step) -> list[TimeTerm]:
-    """The step on the host, with states read from and written to NVMe if they are there."""
+    """Return the terms of the step on the host, including reads and writes of states on NVMe."""
     cluster, node = step.cluster, step.trained_per_node
     if not step.hosted:
         return []
@@ -244,8 +244,8 @@ def _weights_to_gpu(step: Step) -> list[TimeTerm]:
 
 
 def _kept_on_gpu(step: Step) -> list[TimeTerm]:
-    """Sub-groups of an offloaded optimizer that are stepped on the GPU, before those on the host; weights on the host
-    are copied one sub-group at a time."""
+    """Return the terms of an offloaded optimizer's sub-groups that are stepped on the GPU, before those on the host.
+    Weights on the host are copied one sub-group at a time."""
     kept = step.kept
     if not kept:
         return []
@@ -269,7 +269,7 @@ def _weights_moved(step: Step) -> list[TimeTerm]:
 
 
 def _collectives(step: Step) -> list[TimeTerm]:
-    """Checks of all ranks' gradients, and gathers of updated weights that all keep whole."""
+    """Return the terms of checking all ranks' gradients, and of gathering updated weights that all ranks keep whole."""
     stage, ring, terms = step.plan.zero_stage, step.ring, list[TimeTerm]()
     if not stage:
         return []
@@ -308,15 +308,15 @@ def speed_kind(world_size: int, plan: Plan) -> Kind:
 
 
 def speed_spread(cluster: Cluster, plan: Plan) -> Spread:
-    """80 % interval of a predicted speed. `data/speed_spread.csv` holds it as measured over predicted speed of a run of
-    an origin that was not seen, each origin of the published runs counted once (`python -m benchmarks.accuracy
+    """Return the 80 % interval of a predicted speed. `data/speed_spread.csv` holds it as measured over predicted speed
+    of runs of an unseen origin, with equal weight for each origin of the published runs (`python -m benchmarks.accuracy
     --write`, docs/accuracy.md). Machines with measured speeds get the same interval."""
     return _spreads()[speed_kind(cluster.world_size, plan)]
 
 
 def ratio_spread(one: Plan, other: Plan) -> Spread:
-    """Interval of the ratio of two plans' speeds on one machine: that of pairs of published runs that differ in their
-    rung."""
+    """Return the interval of the ratio of two plans' speeds on one machine, from pairs of published runs that differ in
+    their rung."""
     return _spreads()["ratio with offload" if one.offloads or other.offloads else "ratio"]
 
 
@@ -327,7 +327,7 @@ def _spreads() -> dict[str, Spread]:
 
 
 def estimate_plan(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Estimate:
-    """Memory and time of one plan; raises what `estimate_memory` and `estimate_time` raise."""
+    """Return memory and time of one plan. Raises the errors of `estimate_memory` and `estimate_time`."""
     return Estimate(
         plan=plan,
         memory=estimate_memory(model, workload, cluster, plan),

@@ -1,4 +1,4 @@
-"""Transfers over the links during a pass: gradients, gathered weights, activations; and how much of them the pass
+"""Transfers over the links during a pass (gradients, gathered weights, activations), and the share that the pass
 hides."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Transfers:
     alone_s: float = 0.0
     """The part of `carried` that no pass overlaps: the last reduction, the first gather."""
     before: float = 0.0
-    """Share of the pass before the first reduction, while its bucket fills."""
+    """Share of the pass before the first reduction, in which its bucket fills."""
 
     def carry(self, terms: Iterable[TimeTerm], alone: float) -> None:
         """Add transfers that the pass may hide, without the share `alone`."""
@@ -40,8 +40,8 @@ class Transfers:
         self.alone_s += alone * sum(term.seconds for term in terms)
 
     def terms(self, pass_s: float, *, hidden_share: float, idle_s: float = 0.0) -> list[TimeTerm]:
-        """Terms of what the pass does not hide; it hides `hidden_share` of the concurrent transfers. idle_s: seconds of
-        the pass in which the GPU waits for the host."""
+        """Return the terms of transfers that the pass does not hide. hidden_share: share of the concurrent transfers
+        that it hides. idle_s: seconds of the pass in which the GPU waits for the host."""
         total = sum(term.seconds for term in self.carried)
         if not total or not hidden_share:
             return self.shown + self.carried
@@ -53,7 +53,7 @@ class Transfers:
 
 
 def gradient_copies(step: Step) -> float:
-    """Reads and writes of a gradient on its way to the reduction and back."""
+    """Return the reads and writes of a gradient on its way to the reduction and back."""
     if step.replicas == 1:
         return 0
     if step.quantized is not None:
@@ -67,20 +67,21 @@ def gradient_copies(step: Step) -> float:
 
 
 def gradient_copies_s(step: Step, copied: float) -> float:
-    """With the sums over micro batches; from stage 2 on a rank sums up its own part alone."""
+    """Return the seconds of gradient copies, with the sums over micro batches. From stage 2 on, a rank sums up only its
+    own part."""
     summed = step.trained_per_rank if step.plan.zero_stage >= 2 else step.trained
     moved = copied * step.reductions * step.trained + SUMMED_PASSES * (step.micro_batches - 1) * summed
     return step.element * moved / step.values["W"]
 
 
 def _reduced_element(step: Step) -> int:
-    """Bytes of an element while it is reduced: ZeRO 1 and 2 cast it under sequence parallelism (deepspeed 0.19.8
-    stage_1_and_2.py `allreduce_bucket`)."""
+    """Return the bytes of an element during its reduction. ZeRO 1 and 2 cast it under sequence parallelism (deepspeed
+    0.19.8 stage_1_and_2.py `allreduce_bucket`)."""
     return 4 if step.plan.reduces_in_fp32 else step.element
 
 
 def reduced_last(step: Step) -> float:
-    """Share of the gradients that is reduced after the backward pass: the last bucket, with the embedding."""
+    """Return the share of the gradients reduced after the backward pass: the last bucket, with the embedding."""
     embedding = step.tensors.embedding if step.tensors.trains_embedding else 0
     return max(1 / step.reduce_calls.shared, embedding / max(1, step.trained))
 
@@ -115,7 +116,7 @@ def _quantized_reduction(step: Step, quantized: collective.QuantizedReduction) -
 
 
 def expert_gradient_reduction(step: Step) -> TimeTerm:
-    """Over the ranks that keep the same experts."""
+    """Return the term of reducing experts' gradients over the ranks that keep the same experts."""
     ring, times, size = step.expert_ring, step.reductions, step.spread * step.element
     name, calls = "gradient reduction of experts", step.reduce_calls.spread
     if step.zero3:
@@ -142,7 +143,7 @@ def gradients_to_host(step: Step) -> TimeTerm:
 
 
 def exchanges(step: Step) -> list[TimeTerm]:
-    """All-to-alls of heads or of tokens, in all passes."""
+    """Return the terms of all-to-alls of heads or of tokens, in all passes."""
     exchange = collective.Exchange.of(step.model, step.workload, step.cluster, step.plan)
     if exchange is None:
         return []
@@ -164,9 +165,9 @@ def exchanges(step: Step) -> list[TimeTerm]:
 
 
 def split_layers(step: Step) -> list[TimeTerm]:
-    """All-reduces of the activations of split layers (AutoTP), in all passes.
+    """Return the terms of all-reduces of the activations of split layers (AutoTP), in all passes.
 
-    Forward, and again under recomputation: the results of attention and feed-forward (the latter not again).
+    Forward: the results of attention and feed-forward. Recomputation: the result of attention.
     Backward: the input's gradient of each layer split by columns (queries, keys, values, gate, up). An untied head
     gathers its logits, and its input's gradient is reduced. Source: deepspeed 0.19.8 module_inject/layers.py
     RowParallel, ColumnParallel, GatherFromTensorParallelRegion.
@@ -210,7 +211,7 @@ def split_layers(step: Step) -> list[TimeTerm]:
 
 
 def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
-    """Checkpointed layer inputs, copied by the stream that computes (transformers, `offload`)."""
+    """Return the terms of copying checkpointed layer inputs, in the stream that computes (transformers, `offload`)."""
     if not step.plan.cpu_checkpointing:
         return []
     n, model = step.micro_batches, step.model
@@ -224,24 +225,24 @@ def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
 
 
 def gather_forward(step: Step, transfers: Transfers) -> None:
-    """The embedding is gathered first, without overlap."""
+    """Add the gathers of forward passes. The embedding is gathered first, without overlap."""
     n, tensors = step.micro_batches, step.tensors
     trained = step.trained * step.element / collective.gathered_bytes(tensors, step.workload)
     first = tensors.embedding / tensors.numel
-    # What is the head too is read once more for it.
+    # A tied embedding is read again for the head.
     again = first if tensors.tied else 0.0
     _gather(step, transfers, step.gathers[0], near=1 - trained / n, reads=step.gathers[0] + n * again, first=first)
 
 
 def gather_backward(step: Step, transfers: Transfers) -> None:
-    """What a layer's recomputation gathered is in host memory for its backward pass."""
+    """Add the gathers of backward passes. Weights read for a layer's recomputation are then still in host memory."""
     passes = step.gathers[1]
     _gather(step, transfers, passes, near=_near_backward(step), reads=min(step.micro_batches, passes))
 
 
 def _near_backward(step: Step) -> float:
-    """Share of a backward pass's gathers that hpZ's second copy serves. Before 0.13 it served hooks of the backward
-    pass alone, not those of a recomputation (deepspeed 0.10 partition_parameters.py `all_gather_coalesced`,
+    """Return the share of a backward pass's gathers that read hpZ's second copy. Before 0.13 only hooks of the backward
+    pass read it, not those of a recomputation (deepspeed 0.10 partition_parameters.py `all_gather_coalesced`,
     `forward`)."""
     if step.workload.software.deepspeed >= (0, 13) or not step.gathers[1]:
         return 1.0
@@ -249,8 +250,8 @@ def _near_backward(step: Step) -> float:
 
 
 def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, reads: float, first: float = 0.0) -> None:
-    """All weights `passes` times; NVMe is read `reads` times. near: share that hpZ's second copy serves. first: share
-    that comes before there is anything to compute."""
+    """Add `passes` gathers of all weights and `reads` reads from NVMe. near: share that reads hpZ's second copy. first:
+    share that is gathered before any computation."""
     plan, tensors = step.plan, step.tensors
     size, (calls, of_experts) = step.gathered_bytes, collective.gather_calls(tensors, plan)
     sent, apart = collective.travelling_bytes(tensors, step.workload, plan), step.spread * step.element
@@ -273,8 +274,8 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
         ranks = step.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
         per_rank, formula = passes * size / ranks, "passes weights / N / PCIe"
         own = {"passes": passes, "weights": size, "N": ranks}
-        # DeepSpeed's host waits for each copy before it launches concurrent work (`_all_gather_dtype`); FSDP's goes
-        # on (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
+        # DeepSpeed's host waits for each copy before it launches concurrent work (`_all_gather_dtype`); FSDP's does
+        # not (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
         from_host = step.host_link_term("weights from host", per_rank, formula, **own)
         (transfers.shown if step.zero3 else carried).append(from_host)
     transfers.carry(carried, max(first, 1 / calls))
