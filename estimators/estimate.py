@@ -221,9 +221,9 @@ class TimeTerm(NamedTuple):
     hidden_s: float = 0.0
     """Time that overlaps with other terms."""
     symbols: Mapping[str, str] = COMMON_SYMBOLS
-    """As in `Formula`."""
+    """Meanings of the symbols; may include unused ones."""
     not_covered: str = ""
-    """As in `Formula`."""
+    """Contributions that the term omits, as a phrase."""
 
 
 _SYMBOL = re.compile(r"(?<![\w'.])[A-Za-z]\w*'?(?!\w)")

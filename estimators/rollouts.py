@@ -37,7 +37,7 @@ class Rollouts:
 
     rollout: Rollout = "generate"
     """"generate": transformers' `generate` by the training processes; "vllm-colocate": vLLM in the same processes;
-    "vllm-server": `trl vllm-serve` on GPUs of its own."""
+    "vllm-server": `trl vllm-serve` on separate GPUs."""
     num_generations: int = 8
     """G, completions of a prompt."""
     max_completion_length: int = 512

@@ -115,7 +115,7 @@ class Body(NamedTuple):
     image: ImageSize | None = None
     logit_softcap: bool = False
     idle_tower: bool = False
-    """As in `ModelShape`."""
+    """See `ModelShape.idle_tower`."""
 
 
 def stack(layers: Sequence[Block]) -> tuple[Block, ...]:

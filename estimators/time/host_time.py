@@ -8,7 +8,7 @@ a dispatch mode with transformers 5, as on a GPU:
                            attention 1, activation 1 and its gate 1, residual sums 2, each dropout 1; routing and
                            sorting tokens by expert 18; an adapter 4, and 2 more to cast its input and output
                views       3 for each matrix, 6 for an adapter, 6 for the rotary embedding, 12
-    backward   operations  2 for each matrix, 1 where it is frozen; 1 for each bias; an adapter 5; 1.8 for any other
+    backward   operations  2 for each matrix, 1 if it is frozen; 1 for each bias; an adapter 5; 1.8 for any other
                views       6 for each matrix, 9 for an adapter, 29
 
 If each expert is a module (`families.module_experts`), it has three matrices, 7 more operations, 5 more views and 5
