@@ -14,6 +14,7 @@ from ..answer.comparison import Comparison, Difference
 from ..answer.config_settings import Setting
 from ..question.question import Question
 from ..search.candidate import Candidate, chance, duration_of
+from ..search.choice import SAME_SPEED
 from ..text.job import hours, money
 from ..text.labels import cluster_title, component_title, method_title, phase_title
 from ..text.language import translate
@@ -25,9 +26,6 @@ _WIDTHS = 34, 13
 
 _KEY_WIDTHS = 46, 15
 """Width of a key, and of each of its two values."""
-
-_SAME_SPEED = 0.03
-"""Relative difference below which two predictions are reported as equal; the search uses the same threshold."""
 
 _SMALL_SHARE = 0.01
 _SAME = 0.005
@@ -83,7 +81,7 @@ def _speed(first: Candidate, second: Candidate) -> Phrase:
         fits, other, lacks = ("A", "B", second) if first.fit.fits else ("B", "A", first)
         return phrase("Only {fits} is sure to fit; {other}: {reason}.", fits=fits, other=other, reason=lacks.fit.reason)
     ratio = second.tokens_per_s / first.tokens_per_s
-    if abs(ratio - 1) < _SAME_SPEED:
+    if abs(ratio - 1) < SAME_SPEED:
         return phrase("Both fit, and are equally fast.")
     faster, by = ("B", ratio) if ratio > 1 else ("A", 1 / ratio)
     return phrase("Both fit; {faster} is {ratio} as fast.", faster=faster, ratio=times(by))
@@ -253,7 +251,7 @@ def _basis(comparison: Comparison) -> Iterator[Phrase]:
     if comparison.question is None:
         yield phrase("Keys with their default on both sides are no difference.")
     else:
-        yield phrase("Evidence: analytic. Speeds within {share} are called equal.", share=percent(_SAME_SPEED))
+        yield phrase("Evidence: analytic. Speeds within {share} are called equal.", share=percent(SAME_SPEED))
 
 
 def _gib_cells(first: float, second: float) -> tuple[str, str, str]:
