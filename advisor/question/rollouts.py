@@ -41,7 +41,7 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
     if foreign:
         raise WorkloadError(
             phrase(
-                "--{words} has no effect with --objective {given}",
+                "--{words} is not possible with --objective {given}",
                 words=foreign[0].replace("_", "-"),
                 given=given["objective"],
             ),

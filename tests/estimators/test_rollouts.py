@@ -164,7 +164,7 @@ def test_a_generation_consists_of_whole_groups() -> None:
 
 
 def test_options_of_completions_belong_to_objectives_with_completions() -> None:
-    with pytest.raises(WorkloadError, match="--num-generations has no effect with --objective dpo"):
+    with pytest.raises(WorkloadError, match="--num-generations is not possible with --objective dpo"):
         ask(MODEL, gpus="8xH100", objective="dpo", num_generations=4)
     with pytest.raises(WorkloadError, match="leaves none of 512 to the prompt"):
         ask(MODEL, gpus="8xH100", objective="grpo", seq_len=512)
