@@ -217,7 +217,7 @@ def test_ppo_trains_a_value_model_beside_the_policy_and_holds_two_more_models() 
         assert time["reference model"] == pytest.approx(forward_s / 4)  # four steps on each generation
     lora = unsupported(model, replace(workload, method="lora"), plan)
     assert lora is not None and "adapts the policy alone" in lora
-    with pytest.raises(WorkloadError, match="--num-generations has no effect"):
+    with pytest.raises(WorkloadError, match="--num-generations is not possible"):
         ask(MODEL, gpus="8xH100", objective="ppo", num_generations=4)
 
 
