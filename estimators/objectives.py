@@ -159,6 +159,8 @@ class ObjectiveSpec(NamedTuple):
     rollouts: Rollouts | None = None
     """Defaults of the generation, for training on generated completions; None for other objectives. Passes without
     gradients then run before the training (`Rollouts`)."""
+    lacks: frozenset[str] = frozenset()
+    """Fields of `Rollouts` that the trainer's configuration does not have under any name."""
 
     @property
     def losses(self) -> tuple[LossKernel, ...]:
@@ -177,6 +179,7 @@ class ObjectiveSpec(NamedTuple):
 
 
 _PAIR = ObjectiveSpec(sequences=2, sample="pair")
+_COMPLETION = ObjectiveSpec(sample="completion", lacks=frozenset({"local_rollout_forward_batch_size"}))
 
 OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
     {
@@ -192,14 +195,11 @@ OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
             arguments=MappingProxyType({"loss_type": "simpo", "cpo_alpha": 0.0}),
         ),
         "reward": _PAIR._replace(labels=1, loss="standard", trainer="RewardTrainer"),
-        "grpo": ObjectiveSpec(sample="completion", trainer="GRPOTrainer", rollouts=Rollouts()),
-        "rloo": ObjectiveSpec(
-            sample="completion",
-            trainer="RLOOTrainer",
-            rollouts=Rollouts(num_generations=2, beta=0.05, scores_policy=True),
+        "grpo": _COMPLETION._replace(trainer="GRPOTrainer", rollouts=Rollouts()),
+        "rloo": _COMPLETION._replace(
+            trainer="RLOOTrainer", rollouts=Rollouts(num_generations=2, beta=0.05, scores_policy=True)
         ),
-        "ppo": ObjectiveSpec(
-            sample="completion",
+        "ppo": _COMPLETION._replace(
             loss="log-probs",
             value_model=True,
             module="trl.experimental.ppo",
@@ -212,6 +212,8 @@ OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
                 scores_policy=False,
                 local_rollout_forward_batch_size=64,
             ),
+            lacks=frozenset({"rollout", "server_gpus", "num_generations", "steps_per_generation"})
+            | {"vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode"},
         ),
     }
 )

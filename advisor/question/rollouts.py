@@ -22,22 +22,14 @@ EVEN = 16
 """The assumed batch has a multiple of this number of completions per GPU, so that many micro batches divide it."""
 
 
-_NOT_OF_PPO = {"rollout", "server_gpus", "num_generations", "steps_per_generation"} | {
-    "vllm_gpu_memory_utilization",
-    "vllm_tensor_parallel_size",
-    "vllm_enable_sleep_mode",
-}
-"""Options without a counterpart in TRL's PPOConfig."""
-
-
 def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
     """The rollout settings from the options; None for an objective without completions. Settings left to the search
     have TRL's defaults. Raises DsAdviseError for options of another objective, for impossible values, and for a reward
     model that cannot be read."""
-    defaults = OBJECTIVES[given["objective"]].rollouts
+    spec = OBJECTIVES[given["objective"]]
+    defaults = spec.rollouts
     named = [name for name in names_in(RolloutOptions) if given[name] not in (None, "auto", "on")]
-    without = _NOT_OF_PPO if given["objective"] == "ppo" else {"local_rollout_forward_batch_size"}
-    foreign = [name for name in named if defaults is None or name in without]
+    foreign = [name for name in named if defaults is None or name in spec.lacks]
     if foreign:
         raise WorkloadError(
             phrase(
@@ -78,13 +70,11 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
 def free_settings(given: Mapping[str, Any]) -> tuple[str, ...]:
     """The rollout settings that are left to the search. A server's GPUs always are, because the cluster includes
     them."""
-    if OBJECTIVES[given["objective"]].rollouts is None:
+    spec = OBJECTIVES[given["objective"]]
+    if spec.rollouts is None:
         return ()
-    if given["objective"] == "ppo":
-        return ("server_gpus",)  # no setting is free, but this makes `rollout_choices` assume a batch
-    names = ("rollout", "server_gpus", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
-    free = {name for name in names if given[name] in (None, "auto")}
-    return tuple(sorted(free | ({"server_gpus"} if given["server_gpus"] else set())))
+    names = {"rollout", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode"} - spec.lacks
+    return tuple(sorted({"server_gpus", *(name for name in names if given[name] in (None, "auto"))}))
 
 
 def rollout_choices(question: Question) -> list[Question]:

@@ -73,12 +73,10 @@ async function lookAhead(near, id) {
   for (const request of near) {
     await turn();
     if (id !== newest) return;
-    if (!ahead.has(request)) ahead.set(request, begin("answer", request));
-  }
-  for (const [request, { parts }] of ahead) {
-    if (ahead.size <= KEPT_AHEAD) return;
-    ahead.delete(request);
-    parts.destroy();
+    if (ahead.has(request)) continue;
+    ahead.set(request, begin("answer", request));
+    const [oldest, { parts }] = ahead.entries().next().value;
+    if (ahead.size > KEPT_AHEAD) { ahead.delete(oldest); parts.destroy(); }
   }
 }
 
