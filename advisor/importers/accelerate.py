@@ -191,7 +191,7 @@ def launched(run: ImportedRun, source: Source) -> ImportedRun:
     if source.further_lines:
         count = source.further_lines
         remarks.append(phrase("further commands of the script that train: {count}; the first is read", count=count))
-    unknown = dict.fromkeys(match[0] for text in line.texts for match in _UNEXPANDED.finditer(text))
+    unknown = dict.fromkeys(match[0] for text in line.arguments for match in _UNEXPANDED.finditer(text))
     if unknown:
         names = ", ".join(name[:30] for name in unknown)
         remarks.append(phrase("values that are set only when the script runs are not known: {names}", names=names))

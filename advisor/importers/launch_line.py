@@ -10,7 +10,7 @@ from typing import Literal
 
 from ...ds_configs.launch_commands import Launcher
 from ..launch.script_arguments import ScriptArguments
-from .shell_words import Command, Word
+from .shell_words import Command
 
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+(.+?)[ \t]*(?:[ \t]#.*)?$", re.MULTILINE)
 _OPTION = re.compile(r"(?:^|(?<= ))(--[\w-]+|-[A-Za-z])(?:[ =]+)?([^\s-]\S*)?")
@@ -114,15 +114,9 @@ class LaunchLine:
     launcher_options: ScriptArguments
     target: str
     """The script, the module, or the tool's subcommand."""
-    arguments: tuple[Word, ...]
+    arguments: tuple[str, ...]
     """The arguments of the program."""
-    end: int
-    """End position of the command in the text."""
     environment: Mapping[str, str]
-
-    @property
-    def texts(self) -> list[str]:
-        return [word.text for word in self.arguments]
 
     @property
     def tool_not_read(self) -> str:
@@ -132,14 +126,13 @@ class LaunchLine:
     @property
     def configuration(self) -> str | None:
         """The YAML or JSON file with the arguments, if the first argument is such a file."""
-        first = self.texts[0] if self.arguments else ""
-        first = ScriptArguments(self.texts).text("config") or first
+        first = ScriptArguments(self.arguments).text("config") or "".join(self.arguments[:1])
         return first if first.endswith((".yaml", ".yml", ".json")) and not first.startswith("-") else None
 
     @property
     def overrides(self) -> dict[str, str | list[str]]:
         """The options that take precedence over the configuration file. LLaMA-Factory takes them as `name=value`."""
-        words = [word if word.startswith("-") or "=" not in word else f"--{word}" for word in self.texts]
+        words = [word if word.startswith("-") or "=" not in word else f"--{word}" for word in self.arguments]
         given = ScriptArguments(words[words[:1] == [self.configuration] :]).given
         return {name: value for name, value in given.items() if name != "config"}
 
@@ -173,23 +166,24 @@ def training_lines(commands: Sequence[Command]) -> list[LaunchLine]:
 
 
 def _has_training_arguments(line: LaunchLine) -> bool:
-    arguments, names_a_file = ScriptArguments(line.texts), "".join(line.texts[:1]).endswith((".yaml", ".yml"))
+    arguments = ScriptArguments(line.arguments)
+    names_a_file = "".join(line.arguments[:1]).endswith((".yaml", ".yml"))
     return names_a_file or arguments.are_training_arguments or arguments.passes_a_config or bool(line.tool_not_read)
 
 
 def _line(command: Command) -> LaunchLine | None:
     words = list(command.words)
-    if not words or _OTHER_COMMANDS.fullmatch(words[0].text):
+    if not words or _OTHER_COMMANDS.fullmatch(words[0]):
         return None
     for index, word in enumerate(words):
-        name, rest = PurePath(word.text).name, words[index + 1 :]
+        name, rest = PurePath(word).name, words[index + 1 :]
         if name in _TOOLS:
             program, subcommands = _TOOLS[name]
-            if not rest or rest[0].text not in subcommands:
+            if not rest or rest[0] not in subcommands:
                 return None
             if program != "trl":
                 return _program(command, rest, program=program)
-            options = [word.text.replace("--accelerate_config", "--config_file") for word in rest[1:]]
+            options = [word.replace("--accelerate_config", "--config_file") for word in rest[1:]]
             return _program(command, rest, program=program, launcher="accelerate", options=options)
         if name in _LAUNCHERS:
             return _launched(command, rest[1:] if name == "accelerate" else rest, _LAUNCHERS[name])
@@ -198,33 +192,33 @@ def _line(command: Command) -> LaunchLine | None:
     return None
 
 
-def _by_python(command: Command, words: list[Word]) -> LaunchLine | None:
-    while words and words[0].text.startswith("-"):
-        option = words.pop(0).text
+def _by_python(command: Command, words: list[str]) -> LaunchLine | None:
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
         if option == "-c":
             return None
         if option == "-m" and words:
-            launcher = _LAUNCHERS.get(words[0].text)
+            launcher = _LAUNCHERS.get(words[0])
             return _program(command, words) if launcher is None else _launched(command, words[1:], launcher)
     return _program(command, words)
 
 
-def _launched(command: Command, words: list[Word], launcher: Launcher) -> LaunchLine | None:
+def _launched(command: Command, words: list[str], launcher: Launcher) -> LaunchLine | None:
     given: list[str] = []
-    while words and words[0].text.startswith("-"):
-        option = words.pop(0).text
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
         if option in ("-m", "--module"):
             break
         name = option.lstrip("-").partition("=")[0].replace("-", "_")
         given.append("--" + option.lstrip("-"))
-        if "=" not in option and not _SWITCHES.fullmatch(name) and words and not words[0].text.startswith("--"):
-            given.append(words.pop(0).text)
+        if "=" not in option and not _SWITCHES.fullmatch(name) and words and not words[0].startswith("--"):
+            given.append(words.pop(0))
     return _program(command, words, launcher=launcher, options=given)
 
 
 def _program(
     command: Command,
-    words: list[Word],
+    words: list[str],
     *,
     program: Program = "script",
     launcher: Launcher | Literal[""] = "",
@@ -232,7 +226,7 @@ def _program(
 ) -> LaunchLine | None:
     if not words:
         return None
-    target, texts = words[0].text, [word.text for word in words[1:]]
+    target, texts = words[0], words[1:]
     if target in ("axolotl.cli.train", "axolotl.train"):
         program = "axolotl"
     elif target.startswith("openrlhf.cli.train_"):
@@ -247,7 +241,6 @@ def _program(
         launcher=launcher,
         launcher_options=ScriptArguments(options),
         target=target,
-        arguments=tuple(words[1:]),
-        end=command.end,
+        arguments=tuple(texts),
         environment=command.environment,
     )

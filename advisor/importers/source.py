@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,7 @@ class Source:
     @property
     def arguments(self) -> ScriptArguments:
         """The values as options. Every access returns a new object, with no option marked as read."""
-        return ScriptArguments(self.line.texts) if self.line is not None else ScriptArguments.of_values(self.values)
+        return ScriptArguments(self.line.arguments) if self.line is not None else ScriptArguments.of_values(self.values)
 
     def handed_by(self, script: Source | None) -> Source:
         """The file with the options of the script's command, which override its keys; unchanged if `script` is None."""
@@ -73,10 +74,8 @@ class Source:
         if self.line is None:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
         text = self.text
-        for (name, *_), value in changes.items():
-            source = parsed(self.path, text, "shell")
-            assert source.line is not None
-            text = _with_option(text, source.line, name, value)
+        for (name, *_), value in reversed(list(changes.items())):  # new options then stand in the order of the changes
+            text = _with_option(text, self.line, name, value)
         return text
 
 
@@ -144,45 +143,57 @@ def named_part(name: str, folder: Path) -> DeepSpeedPart:
     return DeepSpeedPart(name=name, config=None if path is None else read_ds_config(path), path=path)
 
 
+_VALUE = r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|[^\s'";&|<>\\)])+"""
+_REFERENCE = re.compile(r"""["']?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\})["']?""")
+
+
 def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
-    """The script's text with an option of its training command set, or removed if the value is None. Raises
-    ConfigFileError if the option's value is composed of several parts of the text."""
-    words = line.arguments
-    names = [word.text[2:].partition("=")[0].replace("-", "_") * word.text.startswith("--") for word in words]
+    """The script's text with an option of its training command set, or removed if the value is None. A value is
+    replaced where it is written, which may be the assignment of a variable; a new option follows the last one. Raises
+    ConfigFileError if the option is not written in one place."""
     new = shlex.quote(str(value).lower() if isinstance(value, bool) else str(value))
-    span: tuple[int, int] | None
-    if name not in names:
-        if value is None:
-            return text
-        span, new = (line.end, line.end) if line.end >= 0 else None, f" --{name} {new}"
-    else:
-        index = names.index(name)
-        word, has_value = words[index], "=" in words[index].text
-        following = [each for each in words[index + 1 : index + 2] if not has_value and not each.text.startswith("--")]
-        last = following[0] if following else word
-        begin, end = word.span(), _with_quotes(text, last.span())
-        if value is None:
-            span, new = (_end_before(text, begin[0]), end[1]) if begin and end else None, ""
-        elif last is word and not has_value:  # a switch without a value
-            span, new = (begin[1], begin[1]) if begin else None, f" {new}"
-        else:
-            span = _with_quotes(text, last.span(word.text.index("=") + 1 if has_value else 0))
-    if span is None:
-        raise ConfigFileError(
-            phrase("--{name} is composed of several parts of the script, so it cannot be changed there", name=name),
-            fix="write its value in one place",
-        )
-    return text[: span[0]] + new + text[span[1] :]
+    given = ScriptArguments(line.arguments).given
+    if name in given:
+        found = _option(text, name)
+        if found is not None and value is None:
+            return text[: found.start()] + text[found.end() :]
+        if found is not None and found["value"] is None:
+            return f"{text[: found.end()]} {new}{text[found.end() :]}"
+        span = None if found is None else _value_span(text, found.span("value"))
+        if span is not None:
+            return text[: span[0]] + new + text[span[1] :]
+    elif value is None:
+        return text
+    elif last := next(filter(None, (_option(text, each) for each in reversed(given))), None):
+        return f"{text[: last.end()]} --{name} {new}{text[last.end() :]}"
+    raise ConfigFileError(
+        phrase("--{name} is composed of several parts of the script, so it cannot be changed there", name=name),
+        fix="write its value in one place",
+    )
 
 
-def _end_before(text: str, place: int) -> int:
-    """The end of the word before a position; that word may be on the previous line."""
-    before = text[:place].rstrip(" \t")
-    return len(before[:-2].rstrip(" \t") if before.endswith("\\\n") else before)
+def _option(text: str, name: str) -> re.Match[str] | None:
+    """The first place outside comments where an option is written, with the blanks before it and its values."""
+    blank, no_value = r"(?:[ \t]|\\\n)+", r"--|\d*[<>]"
+    words = name.replace("_", "[-_]")
+    pattern = (
+        rf"(?m)(?:{blank}|(?<=[\"'(])|^)--{words}"
+        rf"(?:(?:=|{blank}(?!{no_value}))(?P<value>{_VALUE})(?:{blank}(?!{no_value}){_VALUE})*|(?=[\s\"');&|]|$))"
+    )
+    found = re.finditer(pattern, text)
+    return next((match for match in found if "#" not in text[text.rfind("\n", 0, match.end()) : match.end()]), None)
 
 
-def _with_quotes(text: str, span: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The position of a word including its quotes."""
-    if span is not None and span[0] and text[span[0] - 1] in "'\"" and text[span[1] : span[1] + 1] == text[span[0] - 1]:
-        return span[0] - 1, span[1] + 1
+def _value_span(text: str, span: tuple[int, int]) -> tuple[int, int] | None:
+    """The position of a value; for a variable that is assigned once, of the assigned value or the default."""
+    while "$" in (written := text[span[0] : span[1]]):
+        reference = _REFERENCE.fullmatch(written)
+        if reference is None:
+            return None
+        if reference[3] is not None:
+            return span[0] + reference.start(3), span[0] + reference.end(3)
+        assigned = list(re.finditer(rf"(?m)(?<![\w$]){reference[1] or reference[2]}=({_VALUE})", text))
+        if len(assigned) != 1 or assigned[0].start() >= span[0]:
+            return None
+        span = assigned[0].span(1)
     return span

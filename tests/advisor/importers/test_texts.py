@@ -39,7 +39,7 @@ SHELL = {
 @pytest.mark.parametrize("text", SHELL)
 def test_known_variables_are_expanded(text: str) -> None:
     """What only the shell knows stays as it is written."""
-    ran = [command.texts for command in read_shell(text) if command.texts[0] == "run"]
+    ran = [list(command.words) for command in read_shell(text) if command.words[0] == "run"]
     assert ran[0] == shlex.split(SHELL[text])
 
 
