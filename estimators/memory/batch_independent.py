@@ -102,7 +102,7 @@ class BatchIndependentMemory:
         in_backward = whole(gathered.layer, min(kept, gathered.layer), in_layer)
         phases = {
             "forward_backward_top": forward + whole(gathered.loss, kept, at_loss),
-            "layer_backward": gradients.layer_terms(gradients.stays) + in_backward,
+            "layer_backward": gradients.layer_terms(gradients.oversized) + in_backward,
             "gradient_reduction": gradients.reduction_terms() + whole(gathered.reduction, in_reduction, in_layer),
             "backward_end": gradients.end_terms() + whole(gathered.end, left),
             "step": gradients.step_terms() + whole(0, 0),
@@ -110,13 +110,13 @@ class BatchIndependentMemory:
         if not tensors.model.module:
             numel = gathered.product
             in_product = whole(numel, min(kept, numel), in_layer)
-            phases["weight_gradient"] = gradients.layer_terms(gradients.made) + in_product
+            phases["weight_gradient"] = gradients.layer_terms(gradients.oversized_pair) + in_product
         if gathered.unreleased:
             phases["first_layer_backward"] = gradients.layer_terms(0) + whole(gathered.unreleased, 0, in_layer)
         if gathered.recomputed > gathered.layer:
             again = whole(gathered.recomputed, min(kept, gathered.recomputed), in_layer)
             phases["layer_recomputation"] = gradients.layer_terms(0) + again
-        if isinstance(gradients, FlatGradients) and not gradients.large_head and gradients.fills.flushed:
+        if isinstance(gradients, FlatGradients) and not gradients.oversized_head and gradients.fills.flushed:
             if not tensors.model.module:
                 phases["later_layer_backward"] = gradients.later_layer_terms() + in_backward
             if gradients.fills.second:

@@ -98,7 +98,7 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
     alone = _gathered(tensors, limits._replace(prefetch=0, max_reuse=0))
     # The engine that TRL made for the pass before training keeps its hooks on the policy. They release every module
     # after its forward pass.
-    if not breaks and _Gathering(tensors, limits).everything:
+    if not breaks and _Gathering(tensors, limits).gathers_everything:
         # Everything was prefetched in the forward pass, and is gathered again module by module.
         return found._replace(kept=alone.kept, available=alone.available, loss=alone.loss, head=alone.head)
     if not breaks:
@@ -123,35 +123,45 @@ class _Gathering:
     def __init__(self, tensors: TensorSet, limits: _Limits) -> None:
         # TRL's chunked head is gathered separately, at the loss and in its backward pass, not by a module of its own
         # (trl 1.16 trainer/utils.py `maybe_gather_lm_head_ctx`).
-        apart = tensors.workload.loss == "chunked-head"
-        self.tensors, self.limits, self.tied = tensors, limits, tensors.tied and not apart
+        separate_head = tensors.workload.loss == "chunked-head"
+        self.tensors = tensors
+        self.limits = limits
+        self.tied = tensors.tied and not separate_head
         self.persistent = tensors.numel - self._released(tensors.trainable + tensors.frozen)
         self.layer_tensors = [numel for numel in tensors.layer_tensors if numel > limits.threshold]
-        self.widest, self.layer = max(self.layer_tensors, default=0), sum(self.layer_tensors)
-        self.head, self.embedding = self._released([tensors.head]), self._released([tensors.embedding])
-        self.head_apart = self.head if apart else 0
-        self.head -= self.head_apart
+        self.largest_tensor = max(self.layer_tensors, default=0)
+        self.layer = sum(self.layer_tensors)
+        head = self._released([tensors.head])
+        self.head = 0 if separate_head else head
+        self.separate_head = head if separate_head else 0
+        self.embedding = self._released([tensors.embedding])
         self.embeddings = self._released(tensors.embeddings)
-        shardable = tensors.numel - self.persistent - tensors.unread - (0 if tensors.tied else self.head_apart)
-        self.layers = max(0, shardable - self.embedding - (0 if self.tied else self.head))
-        # Under AutoEP over all ranks every expert is on one rank only and is not gathered.
-        self.experts_rest = tensors.spread_numel > 0 and limits.ranks == limits.autoep_size
-        self.resting = self._released(compress(tensors.trainable, tensors.spread)) if self.experts_rest else 0
+        self.forward = tensors.numel - self.persistent - tensors.unread - (0 if tensors.tied else self.separate_head)
+        """Elements that the forward pass gathers."""
+        self.layers = max(0, self.forward - self.embedding - (0 if self.tied else self.head))
+        self.keeps_experts_local = tensors.spread_numel > 0 and limits.ranks == limits.autoep_size
+        """Whether every expert is on one rank only (AutoEP over all ranks), and so is not gathered."""
+        experts = compress(tensors.trainable, tensors.spread)
+        self.local_experts = self._released(experts) if self.keeps_experts_local else 0
         self.prefetches = limits.prefetch > 0 and limits.max_live > 0
-        self.ahead = limits.max_live if self.prefetches else 0
-        self.reached = self.ahead + self.widest if self.prefetches else 0
-        self.everything = self.prefetches and not limits.swap_buffers and self.reached >= shardable
-        if not self.everything:
+        self.prefetch_limit = limits.max_live if self.prefetches else 0
+        self.prefetched = self.prefetch_limit + self.largest_tensor if self.prefetches else 0
+        """Elements that are whole when the prefetch stops, for the worst start within a layer."""
+        self.gathers_everything = self.prefetches and not limits.swap_buffers and self.prefetched >= self.forward
+        if not self.gathers_everything:
             starts = range(len(self.layer_tensors))
-            self.reached = max((self._up_to(self.ahead, start) for start in starts), default=self.ahead)
+            reached = (self._up_to(self.prefetch_limit, start) for start in starts)
+            self.prefetched = max(reached, default=self.prefetch_limit)
         # A frozen embedding takes no part in the backward pass unless it is also the head, or checkpointing makes its
         # output require a gradient.
         stays = self.embedding if limits.checkpointing or self.tied else 0
-        self.gone = 0 if tensors.trains_embedding else self.embeddings - stays
-        self.embedding_in_backward = 0 if tensors.tied else max(0, self.embedding - self.gone)
-        # An offloaded shard goes to the GPU first. Without prefetch it is alive with the tensor gathered from it.
-        self.fetched = 1 + 1 / limits.ranks if limits.offloaded and not self.prefetches else 1
-        self.forward, self.backward = shardable, shardable - self.gone * self.everything
+        skipped = 0 if tensors.trains_embedding else self.embeddings - stays
+        self.skipped_in_backward = skipped
+        self.embedding_in_backward = 0 if tensors.tied else max(0, self.embedding - skipped)
+        self.fetch_factor = 1 + 1 / limits.ranks if limits.offloaded and not self.prefetches else 1
+        """Elements alive per gathered one: an offloaded shard goes to the GPU first, and without prefetch it is alive
+        with the tensor gathered from it."""
+        self.backward = self.forward - skipped * self.gathers_everything
 
     def _released(self, numels: Iterable[int]) -> int:
         """Rule 1: a tensor with at most `stage3_param_persistence_threshold` elements is never released.
@@ -173,11 +183,11 @@ class _Gathering:
     def _with_embedding(self) -> int:
         """Return the gathered elements when the embedding is the tensor that crosses the limit, after whole layers that
         reentrant checkpointing keeps; 0 if no such layer exists."""
-        layers = (self.ahead - self.head_apart - 1) // self.layer if self.layer else 0
+        layers = (self.prefetch_limit - self.separate_head - 1) // self.layer if self.layer else 0
         reentrant = self.limits.checkpointing and self.tensors.workload.software.reentrant
         if layers < 1 or not reentrant or self.limits.swap_buffers:
             return 0
-        return self.head_apart + layers * self.layer + self.embedding_in_backward
+        return self.separate_head + layers * self.layer + self.embedding_in_backward
 
     def _reused(self) -> int:
         """Rule 2: a tensor is not released if it is needed again within `stage3_max_reuse_distance` elements.
@@ -196,9 +206,9 @@ class _Gathering:
         """Rule 3: every call of a submodule prefetches at least one more tensor while fewer than
         `stage3_max_live_parameters` elements are alive.
 
-        There are more calls than tensors, so the prefetch runs ahead up to that limit (`ahead`), and the tensor that
-        crosses it is gathered whole (`reached`, for the worst start within a layer). With the default of 1e9 a smaller
-        model is gathered as a whole (`everything`). A prefetch of several tensors arrives in one flat buffer, from
+        There are more calls than tensors, so the prefetch runs ahead up to that limit (`prefetch_limit`), and the
+        tensor that crosses it is gathered whole (`prefetched`). With the default of 1e9 a smaller model is gathered as
+        a whole (`gathers_everything`). A prefetch of several tensors arrives in one flat buffer, from
         which all are copied when the first of them is used. The buffer lives until the last one is used, possibly in
         another layer. From NVMe, the prefetch reaches only as far as the swap buffers. Source:
         partitioned_param_coordinator.py `_fetch_sub_module_impl`, partition_parameters.py
@@ -209,7 +219,7 @@ class _Gathering:
         """
         limits = self.limits
         flat = 0
-        if limits.ranks > 1 and self.prefetches and not self.everything and not limits.swap_buffers and queue:
+        if limits.ranks > 1 and self.prefetches and not self.gathers_everything and not limits.swap_buffers and queue:
             whole, rest = divmod(limits.prefetch, self.layer)
             for start in range(len(queue)):
                 sums = [*accumulate(queue[start:] + queue[:start], initial=0)]
@@ -217,8 +227,8 @@ class _Gathering:
                 after = whole * len(queue) + last - 1
                 if any((place - start) % len(queue) < after for place in places):
                     flat = max(flat, whole * self.layer + sums[last])
-        if limits.bits_8 and not self.everything:
-            return self._in_8_bits(flat or self.widest, self.widest)
+        if limits.bits_8 and not self.gathers_everything:
+            return self._in_8_bits(flat or self.largest_tensor, self.largest_tensor)
         return flat
 
     def _in_8_bits(self, flat: int, widest: int) -> int:
@@ -233,7 +243,7 @@ class _Gathering:
         keeps the whole tensor from the forward to the backward pass: without checkpointing the experts of all layers
         that are not whole anyway.
         """
-        if self.limits.checkpointing or self.everything or not self.layers or self.experts_rest:
+        if self.limits.checkpointing or self.gathers_everything or not self.layers or self.keeps_experts_local:
             return 0
         return self.tensors.viewed * (self.layers - reused) // self.layers
 
@@ -246,15 +256,15 @@ class _Gathering:
         `_post_backward_module_hook` (`ds_grads_remaining`), partitioned_param_coordinator.py
         `update_recompute_parameters`, `release_backward_leftovers`.
         """
-        whole = self.layers + (self.head_apart or self.head)
-        return whole, whole + int(self.embedding_in_backward * self.fetched)
+        whole = self.layers + (self.separate_head or self.head)
+        return whole, whole + int(self.embedding_in_backward * self.fetch_factor)
 
     def _copied(self, numel: int, outside: int = 0) -> int:
         """Return the part of `numel` whole elements that are copies; `outside` of them are not in layers. Experts on
         one rank only are not copied, though they count for every limit (partition_parameters.py
         `_no_gather_coalesced`)."""
         in_layers = min(self.layers, max(0, numel - outside))
-        return numel - in_layers * self.resting // self.layers if self.resting else numel
+        return numel - in_layers * self.local_experts // self.layers if self.local_experts else numel
 
     def _reach(self, buffers: int) -> int:
         """Return the elements of layers in `buffers` tensors from NVMe, largest first: whole layers, then tensors of
@@ -270,8 +280,8 @@ class _Gathering:
         """Return the elements in the first and in the last layer's forward pass, without views."""
         if not self.prefetches:
             return 0, 0
-        last = self._copied(min(self.forward, max(self.ahead + self.head, self.reached)), self.head) + flat
-        if not self.everything:
+        last = self._copied(min(self.forward, max(self.prefetch_limit + self.head, self.prefetched)), self.head) + flat
+        if not self.gathers_everything:
             return 0, last
         flats, limits = [0], self.limits
         if limits.ranks > 1:
@@ -279,14 +289,14 @@ class _Gathering:
             numels += self.tensors.trainable if self.tensors.workload.method == "full" else ()
             apart = self.tensors.spread or repeat(False)
             released = [(numel, kind) for numel, kind in zip(numels, apart, strict=False) if numel > limits.threshold]
-            groups = _flat_buffers(released, limits.prefetch, (False,) if self.experts_rest else (False, True))
+            groups = _flat_buffers(released, limits.prefetch, (False,) if self.keeps_experts_local else (False, True))
             flats = [sum(group) for group in groups]
             if limits.bits_8:
                 flats = [self._in_8_bits(sum(group), max(group, default=0)) for group in groups]
-        return last + max(flats[:-1], default=0), last + flats[-1] - self.gone
+        return last + max(flats[:-1], default=0), last + flats[-1] - self.skipped_in_backward
 
     def gathered_parameters(self) -> GatheredParameters:
-        limits, head, ahead = self.limits, self.head, self.ahead
+        limits, head, ahead = self.limits, self.head, self.prefetch_limit
         again, backward, anywhere = self.layer_tensors, self.layer_tensors[::-1], range(len(self.layer_tensors))
         flat, reused = self._flat_buffer(backward, anywhere), self._reused()
         recomputed = in_backward = in_product = flat
@@ -296,38 +306,40 @@ class _Gathering:
             recomputed = self._flat_buffer(again, anywhere)
             in_backward = in_product = self._flat_buffer(again, anywhere[-1:])
         else:
-            in_product = self._flat_buffer(backward, [place for place in anywhere if backward[place] == self.widest])
+            in_product = self._flat_buffer(
+                backward, [place for place in anywhere if backward[place] == self.largest_tensor]
+            )
         first_layer, last_layer = self._in_forward(flat)
         loss, flat_at_loss = reused + (head if limits.max_reuse else 0), 0
         if self.prefetches:
             # If the head alone does not reach the limit, the tensors after it are prefetched already, unless no module
             # owns the head.
-            further = 0 if self.head_apart else head if head >= ahead else self.reached
+            further = 0 if self.separate_head else head if head >= ahead else self.prefetched
             loss = min(self.backward, max(loss, further))
             # A prefetch that continues after the head takes tensors of the backward pass.
             flat_at_loss = flat if head < min(ahead, limits.prefetch) else 0
-        in_layer = self.layer if limits.checkpointing and limits.max_reuse else self.widest
+        in_layer = self.layer if limits.checkpointing and limits.max_reuse else self.largest_tensor
         if self.prefetches and limits.swap_buffers:
             in_layer = max(in_layer, self._reach(limits.swap_buffers))
             reused = min(self.layers, self._reach(limits.swap_buffers - 1))
             last_layer = loss = max(loss, head + reused)
         # A tied head is still gathered if nothing was released.
-        apart = 0 if self.tensors.tied and loss >= self.forward else self.head_apart
+        apart = 0 if self.tensors.tied and loss >= self.forward else self.separate_head
         viewed = self._viewed(reused)
         # The head is an external parameter of the model, which would release it in its backward hook. The model has
         # none, as token ids require no gradient (parameter_offload.py `ZeROOrderedDict.__getitem__`).
-        stays = 0 if self.tensors.tied else self.head_apart
-        reached = max(self.reached + stays * self.everything, self._with_embedding())
+        stays = 0 if self.tensors.tied else self.separate_head
+        reached = max(self.prefetched + stays * self.gathers_everything, self._with_embedding())
         whole_in_layer = min(self.backward + stays, max(reused, reached, in_layer))
         layer = whole_in_layer + in_backward
-        fetched = self.fetched
+        fetched = self.fetch_factor
         # When the bucket is full for the first time, that number of elements has been released, and less is left to
         # prefetch.
         reduced = min(limits.reduce_bucket, self.tensors.trainable_numel)
         first = last = at_loss = within_layer = 0
         if limits.bits_8:
             whole = max(reused, in_layer)
-            if self.everything:
+            if self.gathers_everything:
                 first = self.backward - self.embedding
             elif not self.tensors.frozen:  # with adapters, the layers are within the reuse distance
                 last = last_layer - flat - whole

@@ -55,64 +55,64 @@ class GradientMemory:
         self.bucket_size = plan.reduce_bucket_size
         self.offloaded = plan.offload_optimizer != "none"
         self.accumulates = plan.gradient_accumulation_steps > 1
-        # Elements of gradients from earlier micro batches.
-        self.earlier = self.trainable if self.accumulates and plan.zero_stage < 2 else 0
+        self.accumulated = self.trainable if self.accumulates and plan.zero_stage < 2 else 0
+        """Gradients of earlier micro batches."""
         self.fills = gradient_buckets(tensors, self.bucket_size, stage=plan.zero_stage)
-        # A bucket with gradients for several ranks is copied before it is reduced.
         self.copies = sharded.world_size > 1
-        # Single gradients: the largest of a layer, the head's, a tied head's (alive through all layers until the
-        # embedding's is made) and the last one. at_end: all gradients that are alive when the last one is made.
+        """Whether a bucket is copied before it is reduced, because it has gradients for several ranks."""
         self.layer = max(tensors.trainable_layer, default=0)
-        # The gradient alive in a layer's backward pass; 0 for a module, whose passes count gradients themselves.
-        self.in_layer = 0 if tensors.model.module else self.layer
-        # stays: a layer's gradient larger than the bucket, alive until the next one. made: it plus the one being made.
-        backward = tensors.trainable_layer[::-1] if self.in_layer else ()
-        large = [numel if numel > self.bucket_size else 0 for numel in backward]
-        self.stays = max(large, default=0)
-        self.made = max(map(add, [0, *large], backward), default=0)
-        self.head = self.tied_head = 0
-        self.last = self.at_end = self.layer
-        if tensors.trains_head:
-            self.head = tensors.head
-            self.tied_head = tensors.head if tensors.tied else 0
-        if self.tied_head:
-            # A tied embedding has two gradients and their sum.
-            self.last, self.at_end = self.head, 3 * self.head
+        """The largest gradient of a layer."""
+        self.live_layer = 0 if tensors.model.module else self.layer
+        """The layer's gradient in its backward pass; 0 for a module, whose passes count gradients themselves."""
+        backward = tensors.trainable_layer[::-1] if self.live_layer else ()
+        oversized = [numel if numel > self.bucket_size else 0 for numel in backward]
+        self.oversized = max(oversized, default=0)
+        """The largest gradient of a layer that exceeds the bucket. It is alive until the next one is made."""
+        self.oversized_pair = max(map(add, [0, *oversized], backward), default=0)
+        """The largest sum of such a gradient and the next one."""
+        self.head = tensors.head if tensors.trains_head else 0
+        self.tied_head = self.head if tensors.tied else 0
+        """The gradient of a tied head, alive through all layers until the embedding's is made."""
+        self.oversized_head = self.head if self.head > self.bucket_size else 0
+        self.last = self.live_at_end = self.layer
+        """The last gradient, and all gradients that are alive when it is made."""
+        if self.tied_head:  # a tied embedding has two gradients and their sum
+            self.last = self.head
+            self.live_at_end = 3 * self.head
         elif tensors.trains_embedding:
-            self.last = self.at_end = tensors.embedding
-        self.large_head = self.head if self.head > self.bucket_size else 0
+            self.last = self.live_at_end = tensors.embedding
 
     @property
-    def unfit(self) -> int:
-        """Elements of the layer gradient that does not fit into the bucket."""
-        return min(self.in_layer, self.fills.unfit)
+    def overflow(self) -> int:
+        """The part of a layer's gradient that does not fit into the bucket."""
+        return min(self.live_layer, self.fills.unfit)
 
     @property
     def largest_in_bucket(self) -> int:
         """Elements of the largest tensor in a full bucket. An untied head that fits is in the first bucket."""
-        return max(self.layer, 0 if self.tied_head or self.large_head else self.head)
+        return max(self.layer, 0 if self.tied_head or self.oversized_head else self.head)
 
     @property
-    def reduced(self) -> int:
+    def first_reduced(self) -> int:
         """Minimum elements of layers in the first full bucket, which takes the head's gradient first."""
         if not self.plan.zero_stage or not self.fills.flushed:
             return 0
         head = 0 if self.tensors.tied or self.tensors.head > self.bucket_size else self.tensors.head
         return max(0, self.bucket_size - self.layer - head)
 
-    def alive(self, numel: int, *, reduces: bool = False) -> Terms:
+    def live(self, numel: int, *, reduces: bool = False) -> Terms:
         """Return gradients of `numel` elements with the buffers alive then. reduces: whether buckets are allocated."""
         raise NotImplementedError
 
     def forward_terms(self) -> Terms:
-        return self.alive(self.earlier)
+        return self.live(self.accumulated)
 
     def tiled_loss_terms(self, tiles: int) -> Terms:
         again = tiles > 1
-        return self.alive(self.earlier + self.head * again, reduces=again)
+        return self.live(self.accumulated + self.head * again, reduces=again)
 
     def head_terms(self) -> Terms:
-        return self.alive(self.earlier + self.head)
+        return self.live(self.accumulated + self.head)
 
 
 ALLREDUCE_BUCKET = 500_000_000
@@ -133,7 +133,7 @@ _STEP = Formula(
 class StageZero(GradientMemory):
     """Stage 0. The backward pass adds a new gradient, a temporary, to the one of earlier micro batches."""
 
-    def alive(self, numel: int, *, reduces: bool = False) -> Terms:  # noqa: ARG002  there are no buckets
+    def live(self, numel: int, *, reduces: bool = False) -> Terms:  # noqa: ARG002  there are no buckets
         return _GRADIENTS.term(self.width * numel, w=self.width, alive=numel)
 
     def idle_terms(self) -> Terms:
@@ -146,12 +146,12 @@ class StageZero(GradientMemory):
         return self.reduction_terms()
 
     def reduction_terms(self) -> Terms:
-        return self.alive(self.earlier + self.head + self.in_layer)
+        return self.live(self.accumulated + self.head + self.live_layer)
 
     def end_terms(self) -> Terms:
         width, trainable, largest = self.width, self.trainable, self.tensors.largest_trainable
         copied = min(trainable, ALLREDUCE_BUCKET + largest)
-        return self.alive(trainable + self.at_end - self.last) + _FLATTENED.term(
+        return self.live(trainable + self.live_at_end - self.last) + _FLATTENED.term(
             width * copied, w=width, Pt=trainable, largest=largest
         )
 
@@ -168,4 +168,4 @@ class StageZero(GradientMemory):
         else:
             formula, size = _STEP._replace(text=f"4 Pt + s {name}"), 4 * self.trainable + temporaries * at_once
         largest = self.tensors.largest_trainable
-        return self.alive(self.trainable) + formula.term(size, Pt=self.trainable, s=temporaries, largest=largest)
+        return self.live(self.trainable) + formula.term(size, Pt=self.trainable, s=temporaries, largest=largest)

@@ -58,32 +58,32 @@ class FlatGradients(GradientMemory):
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         super().__init__(sharded, plan, optimizer, local_ranks)
-        # Gradients copied for the reduction may be copied once more, to fp32 (`allreduce_bucket`).
         self.copied_width = self.width + (4 if plan.reduces_in_fp32 and self.width < 4 else 0)
-        # Elements of reduced gradients that this rank owns; offloaded ones are not on the GPU.
+        """Bytes per element copied for a reduction, with a further copy in fp32 (`allreduce_bucket`)."""
         self.owned = 0 if self.offloaded else sharded.touched
+        """Reduced gradients that this rank owns. Offloaded ones are not on the GPU."""
         owned_last = 0 if self.offloaded else sharded.last_load.touched
         if self.tied_head:  # reduced at the end, with the embedding's; layers may be reduced before
-            owned_last, self.large_head = owned_last if self.fills.flushed else 0, 0
+            owned_last = owned_last if self.fills.flushed else 0
+            self.oversized_head = 0
         self.owned_last = owned_last
-        # held: gradients alive together with a layer's gradients during its backward pass.
-        # The buffer of owned gradients is allocated after the first reduction: that of a head larger than the bucket,
-        # or of layers' gradients.
+        # with_layer: gradients alive together with a layer's gradients during its backward pass. The first
+        # reduction allocates the buffer of owned gradients. It is that of a head larger than the bucket, or of layers.
         if plan.zero_stage == 1:
-            self.held = max(self.earlier, self.large_head + owned_last)
-            self.at_head_reduction = self.head + (self.held if self.accumulates else owned_last)
+            self.with_layer = max(self.accumulated, self.oversized_head + owned_last)
+            self.at_head_reduction = self.head + (self.with_layer if self.accumulates else owned_last)
         else:
-            self.earlier = self.owned if self.accumulates else 0
-            kept = max(owned_last * (2 if self.accumulates else 1), self.earlier)
+            self.accumulated = self.owned if self.accumulates else 0
+            kept = max(owned_last * (2 if self.accumulates else 1), self.accumulated)
             # The last reduced gradient is freed at the next reduction, or at the end if adapters fill no bucket.
             waits = plan.overlap_comm and not self.offloaded and not self.fills.flushed
-            self.held = kept + self.large_head * waits
+            self.with_layer = kept + self.oversized_head * waits
             self.at_head_reduction = kept + self.head
-        self.first_held = self.held if self.large_head else self.earlier
-        if not self.large_head:
-            self.at_head_reduction = self.earlier + self.head
+        self.with_first_layer = self.with_layer if self.oversized_head else self.accumulated
+        if not self.oversized_head:
+            self.at_head_reduction = self.accumulated + self.head
 
-    def alive(self, numel: int, *, reduces: bool = False, copied: int = 0, piece: int = 0, whole: int = 0) -> Terms:
+    def live(self, numel: int, *, reduces: bool = False, copied: int = 0, piece: int = 0, whole: int = 0) -> Terms:
         """Return gradients, buckets and staging. copied: elements of a bucket. piece, whole: of a gradient sent to the
         host."""
         w, buckets, bucket = self.width, 2 if self.plan.overlap_comm else 1, self.bucket_size
@@ -114,37 +114,38 @@ class FlatGradients(GradientMemory):
         return min(numel, pieces) if numel > self.bucket_size else 0
 
     def head_reduction_terms(self) -> Terms:
-        copied = 0 if self.offloaded else max(0, self._flattened(self.large_head) - self.owned_last)
-        staged = min(self.large_head, self.sharded.last_load.slice)
-        return self.alive(self.at_head_reduction, reduces=True, copied=copied, piece=staged, whole=self.large_head)
+        copied = 0 if self.offloaded else max(0, self._flattened(self.oversized_head) - self.owned_last)
+        staged = min(self.oversized_head, self.sharded.last_load.slice)
+        return self.live(self.at_head_reduction, reduces=True, copied=copied, piece=staged, whole=self.oversized_head)
 
     def layer_terms(self, weight: int) -> Terms:
         # Before a module's first reduction: its gradients are in the bucket.
-        alive = self.earlier if self.tensors.model.module else self.first_held + weight + self.tied_head
-        return self.alive(alive, reduces=True)
+        numel = self.accumulated if self.tensors.model.module else self.with_first_layer + weight + self.tied_head
+        return self.live(numel, reduces=True)
 
     def later_layer_terms(self) -> Terms:
         """Return gradients in a layer's backward pass after the first reduction."""
-        return self.alive(self.held + self.stays + self.tied_head, reduces=True)
+        return self.live(self.with_layer + self.oversized + self.tied_head, reduces=True)
 
     def reduction_terms(self) -> Terms:
-        whole = self.unfit + self.tied_head
-        copied = self.alive(whole + self.first_held, reduces=True, copied=self.fills.flushed * self.copies)
+        whole = self.overflow + self.tied_head
+        copied = self.live(whole + self.with_first_layer, reduces=True, copied=self.fills.flushed * self.copies)
         # The copy is freed when the rank's part goes to its buffer, and pieces of it to the host.
         largest = self.largest_in_bucket
         piece = min(largest, self.sharded.slice)
-        behind = self.alive(whole + self.held, reduces=True, piece=piece, whole=largest)
+        behind = self.live(whole + self.with_layer, reduces=True, piece=piece, whole=largest)
         return max(copied, behind, key=total_bytes)
 
     def later_reduction_terms(self) -> Terms:
         """Return gradients during the reduction of the second full bucket."""
         copied = self.fills.flushed * self.copies
-        return self.alive(self.held + self.unfit + self.tied_head, reduces=True, copied=copied)
+        return self.live(self.with_layer + self.overflow + self.tied_head, reduces=True, copied=copied)
 
     def _around_end(self) -> tuple[int, int]:
         """Return the elements of gradients when the last one is made, without it, and after its reduction."""
         if self.plan.zero_stage == 2:
-            return self.earlier + self._before_first_reduction(frees=True), self.earlier + self.owned + self.last
+            before = self._before_first_reduction(frees=True)
+            return self.accumulated + before, self.accumulated + self.owned + self.last
         if not self.plan.overlap_comm:
             return self.trainable - (0 if self.accumulates else self.last), self.trainable + self.owned
         large = sum(numel for numel in self.tensors.trainable[self.tensors.idle + 1 :] if numel > self.bucket_size)
@@ -165,14 +166,14 @@ class FlatGradients(GradientMemory):
         staged = min(self.last, self.sharded.slice) * self.offloaded
         reduced = self._before_first_reduction(frees=self.plan.zero_stage == 2, flushed=True)
         gradients, copied, staged = max(
-            (before + self.at_end, 0, 0),
+            (before + self.live_at_end, 0, 0),
             (before + self.last, self.fills.pending * self.fills.waits * self.copies, 0),
             (before, self.fills.final * self.copies, 0),
             (after, 0, staged),
             (reduced + self.last, self._flattened(self.last), 0),
             key=lambda end: self.width * end[0] + self.copied_width * end[1] + NORM_BYTES * end[2],
         )
-        return self.alive(gradients, reduces=True, copied=copied, piece=staged, whole=self.last * (staged > 0))
+        return self.live(gradients, reduces=True, copied=copied, piece=staged, whole=self.last * (staged > 0))
 
     def step_terms(self) -> Terms:
         """Return the largest of three moments, on the rank with the maximum.
@@ -267,40 +268,40 @@ class StageThree(GradientMemory):
         size = self.width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), master * piece) + 4 * waiting
         return _STAGING_3.term(size, w=self.width, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
 
-    def alive(self, numel: int, *, reduces: bool = True, copied: int = 0) -> Terms:  # noqa: ARG002  it is never freed
+    def live(self, numel: int, *, reduces: bool = True, copied: int = 0) -> Terms:  # noqa: ARG002  it is never freed
         """Return the rank's shards, `numel` elements of whole gradients, and the bucket with its `copied` elements."""
         w, bucket, shards = self.width, self.bucket_size, 0 if self.offloaded else self.sharded.shard_total
         gradients = _GRADIENTS_3.term(w * (shards + numel), w=w, shards=shards, alive=numel)
         return gradients + _BUCKET_3.term(w * (bucket + copied), w=w, bucket=bucket, copied=copied)
 
     def idle_terms(self) -> Terms:
-        return self.alive(0)
+        return self.live(0)
 
     def head_reduction_terms(self) -> Terms:
-        in_place = not self.plan.zero_quantized_gradients and self.large_head % self.sharded.world_size == 0
-        copied = 0 if in_place else self._copied(self.large_head, self.large_head)
-        return self.alive(self.head, copied=copied) + self._staging(self.large_head)
+        in_place = not self.plan.zero_quantized_gradients and self.oversized_head % self.sharded.world_size == 0
+        copied = 0 if in_place else self._copied(self.oversized_head, self.oversized_head)
+        return self.live(self.head, copied=copied) + self._staging(self.oversized_head)
 
     def layer_terms(self, weight: int) -> Terms:
-        return self.alive(weight + self.tied_head)
+        return self.live(weight + self.tied_head)
 
     def reduction_terms(self) -> Terms:
         largest, flushed = self.largest_in_bucket, self.fills.flushed
-        alive = self.alive(self.unfit + self.tied_head, copied=self._copied(flushed, largest))
-        return alive + self._staging(largest, flushed)
+        reduced = self.live(self.overflow + self.tied_head, copied=self._copied(flushed, largest))
+        return reduced + self._staging(largest, flushed)
 
     def end_terms(self) -> Terms:
         """Return the largest of four moments: the last gradient is made; the bucket before it is reduced; the last
         bucket is reduced; the last gradient is reduced."""
         pending, final = self.fills.pending * self.fills.waits, self.fills.final
-        waits = self.alive(self.last, copied=self._copied(pending, self.layer))
-        last_bucket = self.alive(0, copied=self._copied(final, self.layer))
+        waits = self.live(self.last, copied=self._copied(pending, self.layer))
+        last_bucket = self.live(0, copied=self._copied(final, self.layer))
         alone = self._copied(self.last, self.last) if self.plan.zero_quantized_gradients else 0
         return max(
-            self.alive(self.at_end),
+            self.live(self.live_at_end),
             waits + self._staging(min(pending, self.layer), self.fills.pending),
             last_bucket + self._staging(min(final, self.layer), final),
-            self.alive(self.last, copied=alone) + self._staging(self.last),
+            self.live(self.last, copied=alone) + self._staging(self.last),
             key=total_bytes,
         )
 
@@ -308,7 +309,7 @@ class StageThree(GradientMemory):
         if self.offloaded:
             group = max(groups_on_gpu(self.sharded, self.plan), default=0)
             master = self.plan.master_bytes
-            return self.alive(0) + self._staging(0) + _KEPT_STEP_3.term(master * group, m=master, G=group)
+            return self.live(0) + self._staging(0) + _KEPT_STEP_3.term(master * group, m=master, G=group)
         width, sharded, largest = self.width, self.sharded, max(self.sharded.shards)
         group = max(optimizer_group_numels(sharded, self.plan.sub_group_size))
         # fp16 checks the whole buffer for overflow at once: |g|, and a mask of infinite elements.
@@ -317,7 +318,7 @@ class StageThree(GradientMemory):
         temporaries = master * self.optimizer.step_elements
         cast, cast_text = (width, "w") if width == master else (width + master, "(w + m)")
         text = _STEP_3.text.format(cast=cast_text, overflow=", (w + 1) shards" if overflow else "")
-        return self.alive(0) + _STEP_3._replace(text=text).term(
+        return self.live(0) + _STEP_3._replace(text=text).term(
             max(NORM_BYTES * largest, cast * group, (master + temporaries) * group, overflow),
             w=width,
             m=master,

@@ -164,10 +164,13 @@ class _Offload:
     """The parts of a plan's offload. Its methods return terms of a node."""
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, local_ranks: int) -> None:
-        self.sharded, self.tensors = sharded, sharded.tensors
-        self.plan, self.pin = plan, plan.pin_memory
+        self.sharded = sharded
+        self.tensors = sharded.tensors
+        self.plan = plan
+        self.pin = plan.pin_memory
         self.local_ranks = local_ranks
-        self.width, self.master = sharded.tensors.workload.weight_bytes, plan.master_bytes
+        self.width = sharded.tensors.workload.weight_bytes
+        self.master = plan.master_bytes
         self.shards = sharded.shard_total
 
     def _term(self, formula: Formula, size: float, **inputs: float) -> Terms:

@@ -98,7 +98,10 @@ class TorchStep:
     """The phases of a step of torch's optimizer, alone or under FSDP 1."""
 
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
-        self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
+        self.model = model
+        self.workload = workload
+        self.cluster = cluster
+        self.plan = plan
         self.tensors = tensor_set(model, workload)
         self.numel = self.tensors.trainable_numel
         self.offloaded = plan.offload_param != "none"

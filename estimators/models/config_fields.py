@@ -28,7 +28,8 @@ class Fields:
     __slots__ = ("_values", "where")
 
     def __init__(self, values: Mapping[str, object], where: str) -> None:
-        self._values, self.where = values, where
+        self._values = values
+        self.where = where
 
     def error(self, what: str, *, why: str = "") -> ModelConfigError:
         return ModelConfigError(

@@ -466,4 +466,6 @@ class UnknownModelTypeError(ModelConfigError):
 
     def __init__(self, config: Mapping[str, object], name: str, source: str) -> None:
         super().__init__(f"{name}: no row describes model_type {config['model_type']!r}")
-        self.config, self.name, self.source = config, name, source
+        self.config = config
+        self.name = name
+        self.source = source

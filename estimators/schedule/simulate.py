@@ -107,7 +107,8 @@ class _Simulation:
     """The host thread, and the streams to which it issues operations."""
 
     def __init__(self, schedule: Schedule, cluster: Cluster, costs: HostCosts) -> None:
-        self.schedule, self.launch_s = schedule, costs.launch_s
+        self.schedule = schedule
+        self.launch_s = costs.launch_s
         self.costs_of_calls = [float(getattr(costs, f"{call}_s")) for call in schedule.calls]
         self.on_cpu = cluster.gpu.is_cpu
         self.streams = Streams(through_host=cluster.gpu.peer_link == "pcie")

@@ -26,7 +26,10 @@ class Span:
     def __init__(
         self, operation: int, stream: int, lane: Lane, seconds: float, issued_s: float, contention: float
     ) -> None:
-        self.operation, self.stream, self.lane, self.contention = operation, stream, lane, contention
+        self.operation = operation
+        self.stream = stream
+        self.lane = lane
+        self.contention = contention
         self.issued_s = issued_s
         """Time at which the host issued it."""
         self.left_s = seconds

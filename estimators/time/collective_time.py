@@ -274,7 +274,7 @@ def gathered_bytes(tensors: TensorSet, workload: Workload, *, experts_rest: bool
     return tensors.frozen_bytes + numel * workload.weight_bytes
 
 
-def travelling_bytes(tensors: TensorSet, workload: Workload, plan: Plan) -> float:
+def sent_bytes(tensors: TensorSet, workload: Workload, plan: Plan) -> float:
     """Return the bytes on the links when stage 3 gathers all weights."""
     if plan.zero_quantized_weights:
         return quantized_bytes(tensors.numel, 8)
@@ -332,7 +332,7 @@ class Calls(NamedTuple):
     """Numbers of collectives over all ranks, and over the ranks that keep the same experts."""
 
     shared: int
-    spread: int = 0
+    experts: int = 0
 
 
 def gather_calls(tensors: TensorSet, plan: Plan) -> Calls:

@@ -26,8 +26,8 @@ from .memory_bound import (
     GATHERED_PASSES,
     SUMMED_PASSES,
     block_weight_bytes,
+    concatenated_shares,
     loss_bytes,
-    put_together,
 )
 from .roofline import attention_rate, memory_rate, product_rate, product_s
 from .step import Step
@@ -84,29 +84,28 @@ def compute_time(
             passes.add_product(
                 product if back else product._replace(backward=0),
                 block.count,
-                again=back and (product.again or workload.software.reentrant),
+                recomputed=back and (product.recomputed or workload.software.reentrant),
             )
         passes.add_attention(block, back=back)
         weights_forward, weights_backward = block_weight_bytes(model, block, workload)
-        passes.add_bytes(block.count * weights_forward, block.count * weights_backward, again=back)
+        passes.add_bytes(block.count * weights_forward, block.count * weights_backward, recomputed=back)
     # ZeRO's changes to a recording do not change the bytes moved.
     made = recorded(LayerRecorder(model, workload, gradient_checkpointing, gpu.compute_capability))
     for block, layer in made.layers:
-        passes.add_recorded(layer, block.count, again=layer.derives)
+        passes.add_recorded(layer, block.count, recomputed=layer.derives)
     in_layers_s = passes.forward.total_s
-    passes.add_recorded(made.end, 1, again=False)
+    passes.add_recorded(made.end, 1, recomputed=False)
     head = head_product(model, workload, micro_batch)
     if head is not None:
-        passes.add_product(head, 1, again=False)
+        passes.add_product(head, 1, recomputed=False)
         casts = AUTOCAST_BYTES * head.inner * head.columns * workload.autocasts
-        passes.add_bytes(casts, casts, again=False)
+        passes.add_bytes(casts, casts, recomputed=False)
     loss_forward, loss_backward = loss_bytes(model, workload, micro_batch)
     passes.forward.loss_s, passes.backward.loss_s = loss_forward / passes.bandwidth, loss_backward / passes.bandwidth
-    again = passes.again if gradient_checkpointing else PassTime()
     return ComputeTime(
         forward=passes.forward,
         backward=passes.backward,
-        recompute=again,
+        recompute=passes.recompute if gradient_checkpointing else PassTime(),
         after_layers_s=passes.forward.total_s - in_layers_s,
     )
 
@@ -115,12 +114,17 @@ class _Passes:
     """Accumulates the passes of one micro batch layer by layer."""
 
     def __init__(self, model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int) -> None:
-        self.model, self.workload, self.gpu = model, workload, gpu
+        self.model = model
+        self.workload = workload
+        self.gpu = gpu
         self.micro_batch = micro_batch
-        self.rate, self.bandwidth = product_rate(gpu, workload.matmul_precision), memory_rate(gpu)
-        self.forward, self.backward, self.again = PassTime(), PassTime(), PassTime()
+        self.rate = product_rate(gpu, workload.matmul_precision)
+        self.bandwidth = memory_rate(gpu)
+        self.forward = PassTime()
+        self.backward = PassTime()
+        self.recompute = PassTime()
 
-    def add_product(self, product: Product, layers: int, *, again: bool) -> None:
+    def add_product(self, product: Product, layers: int, *, recomputed: bool) -> None:
         rows, inner, columns = product.rows, product.inner, product.columns
         took = partial(
             product_s,
@@ -136,7 +140,7 @@ class _Passes:
         of_weight = took(inner, rows, columns) if product.backward == 2 else 0.0
         self.forward.products_s += layers * once
         self.backward.products_s += layers * (of_input + of_weight)
-        self.again.products_s += layers * once if again else 0.0
+        self.recompute.products_s += layers * once if recomputed else 0.0
 
     def add_attention(self, block: Block, *, back: bool) -> None:
         """Add the attention of a block. back: whether the layer has a backward pass."""
@@ -152,16 +156,16 @@ class _Passes:
             )
             backward_flops = back * block.count * flops * attention_backward(workload.attention)
             self.forward.attention_s += block.count * flops / forward
-            self.again.attention_s += back * block.count * flops / forward
+            self.recompute.attention_s += back * block.count * flops / forward
             self.backward.attention_s += backward_flops / backward
 
-    def add_recorded(self, recording: Recording, times: int, *, again: bool) -> None:
+    def add_recorded(self, recording: Recording, times: int, *, recomputed: bool) -> None:
         forward, backward = (times * size.at(self.micro_batch) for size in recording.moved)
-        self.add_bytes(forward, backward, again=again)
+        self.add_bytes(forward, backward, recomputed=recomputed)
 
-    def add_bytes(self, forward: float, backward: float, *, again: bool) -> None:
+    def add_bytes(self, forward: float, backward: float, *, recomputed: bool) -> None:
         self.forward.elementwise_s += forward / self.bandwidth
-        self.again.elementwise_s += again * forward / self.bandwidth
+        self.recompute.elementwise_s += recomputed * forward / self.bandwidth
         self.backward.elementwise_s += backward / self.bandwidth
 
 
@@ -177,25 +181,25 @@ class Passes:
         self.gradient_copies = gradient_copies(step)
         self.gradient_copies_s = gradient_copies_s(step, self.gradient_copies)
         # Number of times that all weights are assembled from the ranks' parts, forward and backward.
-        self.together = (0.0, 0.0)
+        self.concatenated_gathers = (0.0, 0.0)
         if step.zero3 and step.ring.ranks > 1:
-            parts = put_together(step.tensors, plan)
-            self.together = step.gathers[0] * parts[0], step.gathers[1] * parts[1]
+            parts = concatenated_shares(step.tensors, plan)
+            self.concatenated_gathers = step.gathers[0] * parts[0], step.gathers[1] * parts[1]
         elif step.plan.sharding == "fsdp2":  # every unit is copied out of its buffer
-            self.together = step.gathers
-        self.gathered_copies_s = tuple(map(self._gathered_copies_s, self.together, step.gathers))
+            self.concatenated_gathers = step.gathers
+        self.gathered_copies_s = tuple(map(self._gathered_copies_s, self.concatenated_gathers, step.gathers))
 
         forward_host = costs.micro_batch_s + host.forward_s(costs, plan.zero_stage)
         backward_host = self._backward_host_s()
         self.host_s = n * (forward_host + backward_host)
-        serial = _serial(step)
+        serial = _serial_share(step)
         # The GPU is idle until the host has finished the first micro batch's bookkeeping. While the GPU computes head
         # and loss, the host is already launching the backward pass.
-        begins_s, after_s = 0.0, 0.0
+        begins_s = after_s = 0.0
         if not step.cluster.gpu.is_cpu:
             begins_s, after_s = costs.micro_batch_s, n * self.compute.after_layers_s
         forward_s = n * self.compute.forward_s + self.gathered_copies_s[0]
-        self.forward_s = _together(forward_s + begins_s, n * forward_host, serial, after_s)
+        self.forward_s = _overlapped_s(forward_s + begins_s, n * forward_host, serial, after_s)
         self.forward_idle_s = max(0.0, n * forward_host + after_s - forward_s - begins_s)
         """Seconds that the GPU waits for the host in forward passes."""
         if plan.zero_hpz_partition_size > 1 and step.workload.method == "full":
@@ -203,7 +207,7 @@ class Passes:
             self.forward_s += (1 - serial) * min(self.compute.forward_s, forward_host)
         backward_s = n * self.compute.backward_s + self.gradient_copies_s + self.gathered_copies_s[1]
         left_host_s = max(0.0, n * backward_host - after_s)
-        self.backward_s = _together(backward_s, left_host_s, serial)
+        self.backward_s = _overlapped_s(backward_s, left_host_s, serial)
         # At the end of a pass stages 1 to 3 wait for the last reduction.
         self.host_ahead_s = 0.0 if plan.zero_stage else max(0.0, backward_s - left_host_s)
         """Seconds that the GPU still computes when stage 0's host has launched all backward passes."""
@@ -213,19 +217,19 @@ class Passes:
         step = self.step
         plan, n, costs, host, stage = step.plan, step.micro_batches, step.costs, step.host, step.plan.zero_stage
         buckets = sum(step.reduce_calls) if step.zero3 else step.reduce_calls.shared
-        again = step.gathers[1] / step.gathers[0] if step.gathers[0] else 1.0
+        regathered = step.gathers[1] / step.gathers[0] if step.gathers[0] else 1.0
         seconds = (
-            step.reductions * host.backward_s(costs, stage, buckets, again)
-            + (n - step.reductions) * host.backward_s(costs, stage, 0, again)
+            step.reductions * host.backward_s(costs, stage, buckets, regathered)
+            + (n - step.reductions) * host.backward_s(costs, stage, 0, regathered)
         ) / n
         return seconds + (host.recompute_s(costs, stage) if plan.gradient_checkpointing else 0.0)
 
-    def _gathered_copies_s(self, together: float, gathers: float) -> float:
+    def _gathered_copies_s(self, concatenated: float, gathers: float) -> float:
         """Return the seconds of copies that assemble gathered tensors, and of dequantization."""
         step = self.step
-        moved = GATHERED_PASSES * together * step.gathered_bytes
+        moved = GATHERED_PASSES * concatenated * step.gathered_bytes
         if step.plan.zero_quantized_weights:
-            moved += gathers * (DEQUANTIZED_BYTES + step.recast) * step.tensors.numel
+            moved += gathers * (DEQUANTIZED_BYTES + step.recast_bytes) * step.tensors.numel
         return moved / step.values["W"]
 
     def terms(self) -> list[TimeTerm]:
@@ -258,22 +262,22 @@ class Passes:
 
     def _gathered_copies(self) -> TimeTerm:
         step, seconds = self.step, sum(self.gathered_copies_s)
-        own = {"together": sum(self.together), "weights": step.gathered_bytes}
+        own = {"together": sum(self.concatenated_gathers), "weights": step.gathered_bytes}
         formula = f"{GATHERED_PASSES} together weights / W"
         if step.plan.zero_quantized_weights:
-            dequantized = DEQUANTIZED_BYTES + step.recast
+            dequantized = DEQUANTIZED_BYTES + step.recast_bytes
             formula = f"({GATHERED_PASSES} together weights + {dequantized} passes all) / W"
             own |= {"passes": sum(step.gathers), "all": step.tensors.numel}
         return step.term("gathered weights copied", "gpu memory", seconds, formula, **own)
 
 
-def _together(gpu_s: float, host_s: float, serial: float, after_s: float = 0.0) -> float:
+def _overlapped_s(gpu_s: float, host_s: float, serial: float, after_s: float = 0.0) -> float:
     """Return the longer of GPU and host time plus the `serial` share of the shorter. `after_s`: GPU time at the end,
     after all earlier launches of the host."""
     return max(gpu_s, host_s + after_s) + serial * min(gpu_s - after_s, host_s)
 
 
-def _serial(step: Step) -> float:
+def _serial_share(step: Step) -> float:
     """Return the share of the shorter of host and GPU time that is not hidden by the longer."""
     if step.cluster.gpu.is_cpu or step.host.synchronizes:  # a CPU itself computes what it launches
         return 1.0

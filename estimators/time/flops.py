@@ -77,7 +77,7 @@ class Product(NamedTuple):
     backward: int = 2
     """Products of that size in the backward pass: 2 with the gradient of the weight, 1 if the weight is frozen, 0
     without a backward pass."""
-    again: bool = True
+    recomputed: bool = True
     """Whether checkpointing repeats the product (rule 6)."""
 
     @property
@@ -108,7 +108,7 @@ def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> Step
         if not derives(model, block, workload, checkpointing=plan.gradient_checkpointing):
             continue
         blocks_again += block.count * (
-            forward - sum(product.forward_flops for product in products if not product.again)
+            forward - sum(product.forward_flops for product in products if not product.recomputed)
         )
         blocks_backward += block.count * (
             sum(product.backward_flops for product in products)
@@ -170,7 +170,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
             products += _folds(tensor, chosen)
     tiled = workload.mlp == "tiled" and not block.feed_forward.experts
     if products and not tiled and not _saves_its_end(block):
-        products[-1] = products[-1]._replace(again=False)
+        products[-1] = products[-1]._replace(recomputed=False)
     return tuple(products)
 
 
@@ -203,7 +203,7 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
             inner=inner,
             columns=columns,
             backward=round(backward),
-            again=runs_again,
+            recomputed=runs_again,
         )
 
 

@@ -211,7 +211,7 @@ class HostWork(NamedTuple):
     """Number of trained tensors."""
     gathered: int
     """Number of tensors that stage 3 does not keep on every rank."""
-    kept: int
+    persistent: int
     """Number of tensors that stage 3 keeps on every rank."""
     units: int
     """Number of FSDP units: each layer, and each adapter (peft's `fsdp_auto_wrap_policy`); 0 for ZeRO."""
@@ -259,7 +259,7 @@ class HostWork(NamedTuple):
         if plan.zero_stage == 0:
             return 20 * trained + 14, 14 * trained + 4
         if plan.zero_stage == 3:
-            whole = 1 + self.kept
+            whole = 1 + self.persistent
             operations = 5 * trained + 11 * whole + 35 if offloaded else 6 * trained + 10 * whole + 39
             return operations, 2 * trained + whole + (6 if offloaded else 41)
         if offloaded:
@@ -323,7 +323,7 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
         reentrant=workload.software.reentrant,
         parameters=len(tensors.trainable) + (tensors.split_experts if workload.method == "full" else 0),
         gathered=gathered,
-        kept=len(tensors.trainable) + len(tensors.frozen) + tensors.split_experts - gathered,
+        persistent=len(tensors.trainable) + len(tensors.frozen) + tensors.split_experts - gathered,
         units=model.num_layers + counts.adapted if fsdp else 0,
         synchronizes=tensors.split_experts > 0,
     )

@@ -59,8 +59,8 @@ COPIED_PASSES, FSDP_COPIED_PASSES, SUMMED_PASSES = 6, 2, 3
 read and written; stage 3: `reduced_passes`. FSDP's gradients are parts of one tensor."""
 
 GATHERED_PASSES = 2
-"""Passes through memory of a weight that stage 3 gathers together with others (`put_together`): the ranks' parts are
-concatenated by a copy (partition_parameters.py `AllGatherCoalescedHandle.wait`). FSDP gathers in place."""
+"""Passes through memory of a weight that stage 3 gathers together with others (`concatenated_shares`): a copy
+concatenates the ranks' parts (partition_parameters.py `AllGatherCoalescedHandle.wait`). FSDP gathers in place."""
 
 DEQUANTIZED_BYTES, RECAST_BYTES = 1 + 2, 2 + 2
 """Bytes per gathered element in 8 bits: read and written in fp16, and again for a model in bf16 (deepspeed 0.19.8
@@ -164,24 +164,26 @@ PREFETCHES = 3
 """Prefetches while a tensor is in use. Modules without tensors prefetch too."""
 
 
-def put_together(tensors: TensorSet, plan: Plan) -> tuple[float, float]:
+def concatenated_shares(tensors: TensorSet, plan: Plan) -> tuple[float, float]:
     """Return the shares of the weights gathered in a forward and a backward pass of stage 3 that arrive with others and
     are concatenated by a copy. A tensor gathered alone needs no copy (deepspeed 0.19.8
     partitioned_param_coordinator.py `_fetch_sub_module_impl`)."""
     threshold, prefetch = plan.stage3_param_persistence_threshold, plan.stage3_prefetch_bucket_size
-    return _put_together(tensors, threshold, plan.stage3_max_live_parameters, prefetch, plan.gradient_checkpointing)
+    return _concatenated_shares(
+        tensors, threshold, plan.stage3_max_live_parameters, prefetch, plan.gradient_checkpointing
+    )
 
 
 @lru_cache(maxsize=256)
-def _put_together(
+def _concatenated_shares(
     tensors: TensorSet, threshold: int, max_live: int, prefetch: int, recomputes: bool
 ) -> tuple[float, float]:
     layer = [numel for numel in tensors.layer_tensors if numel > threshold]
     everything = [numel for numel in tensors.frozen + tensors.trainable if numel > threshold]
     if sum(everything) <= max_live:
         uses = [(number, numel, False) for number, numel in enumerate(everything)]
-        together = _together(uses, max_live, prefetch)
-        return together, together
+        share = _concatenated_share(uses, max_live, prefetch)
+        return share, share
     layers, size = range(min(FOLLOWED_LAYERS, tensors.model.num_layers)), len(layer)
     in_turn = [(index * size + at, layer[at]) for index in layers for at in range(size)]
     forward = [(-1, tensors.embedding, True), *((number, numel, True) for number, numel in in_turn)]
@@ -190,17 +192,17 @@ def _put_together(
         own = in_turn[index * size : (index + 1) * size]
         backward += [(number, numel, False) for number, numel in own] if recomputes else []
         backward += [(number, numel, True) for number, numel in reversed(own)]
-    return _together(forward, max_live, prefetch), _together(backward, max_live, prefetch)
+    return _concatenated_share(forward, max_live, prefetch), _concatenated_share(backward, max_live, prefetch)
 
 
-def _together(uses: Sequence[tuple[int, int, bool]], max_live: int, prefetch: int) -> float:
+def _concatenated_share(uses: Sequence[tuple[int, int, bool]], max_live: int, prefetch: int) -> float:
     """Return the share of the elements that is prefetched in groups of several tensors.
 
     A prefetch takes tensors until it has as many elements as there is room for, at most a bucket. uses: for each use
     by a module, the tensor's number, its elements, and whether it is released afterwards.
     """
     available: set[int] = set()
-    live = ahead = gathered = together = 0
+    live = ahead = gathered = concatenated = 0
     for now, (tensor, numel, released) in enumerate(uses):
         if tensor not in available:
             available.add(tensor)
@@ -217,11 +219,11 @@ def _together(uses: Sequence[tuple[int, int, bool]], max_live: int, prefetch: in
                     available.add(following)
                     group, count = group + size, count + 1
             live, gathered = live + group, gathered + group
-            together += group if count > 1 else 0
+            concatenated += group if count > 1 else 0
         if released:
             available.remove(tensor)
             live -= numel
-    return together / gathered if gathered else 0.0
+    return concatenated / gathered if gathered else 0.0
 
 
 @lru_cache(maxsize=256)

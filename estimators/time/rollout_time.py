@@ -128,7 +128,7 @@ def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
 def _handed_over(step: Step, rollouts: Rollouts, per_step: float) -> list[TimeTerm]:
     """Return the terms of sending weights to the engine: stage 3's gathers (all at once for `generate`, by tensor for
     vLLM), then one write on the same GPU, or a transfer from one rank to the server."""
-    size = step.tensors.numel * step.element
+    size = step.tensors.numel * step.element_bytes
     gathers, calls, handed_s = 0, len(step.tensors.trainable) + len(step.tensors.frozen), 0.0
     if step.zero3:  # unless the whole model is gathered, `generate` gathers each layer for each token
         once = rollouts.rollout != "generate" or rollouts.ds3_gather_for_generation
@@ -163,7 +163,9 @@ def _reward_s(step: Step, reward: ModelShape, completions: int) -> float:
     computed = compute_time(reward, work, step.cluster.gpu, completions, False).forward_s
     if not step.zero3:
         return computed
-    return computed + step.ring.gather_s(reward.parameters * step.element, sum(block.count for block in reward.blocks))
+    return computed + step.ring.gather_s(
+        reward.parameters * step.element_bytes, sum(block.count for block in reward.blocks)
+    )
 
 
 @lru_cache(maxsize=256)

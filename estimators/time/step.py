@@ -114,49 +114,60 @@ class Step:
 
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
         stage, n = plan.zero_stage, plan.gradient_accumulation_steps
-        self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
-        # element: bytes of a weight and of a gradient. Under autocast those of plain PyTorch are fp32.
-        self.micro_batches, self.element = n, workload.stream_bytes
+        self.model = model
+        self.workload = workload
+        self.cluster = cluster
+        self.plan = plan
+        self.micro_batches = n
+        self.element_bytes = workload.stream_bytes
+        """Bytes of a weight and of a gradient. Under autocast those of plain PyTorch are fp32."""
         self.replicas = cluster.world_size // plan.autotp_size
-        self.tensors, self.ring = tensor_set(model, workload), collective.ring_of_replicas(cluster, plan.autotp_size)
+        self.tensors = tensor_set(model, workload)
+        self.ring = collective.ring_of_replicas(cluster, plan.autotp_size)
         self.engine = plan.sharding == "zero"
         self.zero3 = stage == 3 and self.engine
         # On a CPU the computing process also moves the data that ranks exchange, so nothing is hidden.
         self.hidden_share = 0.0
         if plan.overlap_comm and not cluster.gpu.is_cpu:
             self.hidden_share = collective.PREFETCH_HIDDEN if self.zero3 else 1 - collective.CONTENTION
-        self.recast = RECAST_BYTES if workload.precision == "bf16" else 0
+        self.recast_bytes = RECAST_BYTES if workload.precision == "bf16" else 0
         self.host = host_work(model, workload, plan.stage3_param_persistence_threshold, fsdp=plan.is_fsdp)
         self.costs = host_costs(cluster)
 
         self.trained = self.tensors.trainable_numel
-        # For experts spread over ranks: their trained parameters, and the ring over ranks that keep the same ones.
-        self.spread, self.expert_ring = 0, self.ring
+        self.expert_numel = 0
+        """Trained parameters of a rank's experts under AutoEP."""
+        self.expert_ring = self.ring
+        """The ring over the ranks that keep the same experts."""
         if plan.autoep_size > 1:
-            self.spread = self.tensors.spread_numel
+            self.expert_numel = self.tensors.spread_numel
             self.expert_ring = collective.ring_of_replicas(cluster, plan.autoep_size)
         self.trained_per_rank = self.trained / (self.replicas if stage else 1)
-        if stage and self.spread:
-            self.trained_per_rank += self.spread * (plan.autoep_size - 1) / self.replicas
+        if stage and self.expert_numel:
+            self.trained_per_rank += self.expert_numel * (plan.autoep_size - 1) / self.replicas
         self.trained_per_node = self.trained_per_rank * cluster.gpus_per_node if stage else self.trained
-        # For an offloaded optimizer: parameters per rank that are stepped on the GPU, and the share of the others.
-        self.kept, self.hosted = 0, 1.0
+        self.gpu_stepped = 0
+        """Parameters per rank that an offloaded optimizer steps on the GPU."""
+        self.host_share = 1.0
+        """Share of the parameters that an offloaded optimizer steps on the host."""
         if plan.offload_optimizer_ratio < 1:
             sharded = shard_tensors(self.tensors, self.replicas)
-            self.kept = sum(groups_on_gpu(sharded, plan))
-            self.hosted -= self.kept / sharded.shard_total
+            self.gpu_stepped = sum(groups_on_gpu(sharded, plan))
+            self.host_share -= self.gpu_stepped / sharded.shard_total
 
         # Below stage 2 only the last micro batch reduces its gradients; the others sum them up.
         self.reductions = n if stage >= 2 else 1
         self.reduce_calls = collective.reduce_calls(self.tensors, plan)
         self.quantized = collective.QuantizedReduction.of(self.tensors, cluster, plan)
-        # gathers: how often stage 3 gathers all weights in the forward and in the backward passes of a step.
-        # gathered_twice: the part of the backward ones that repeats a gather of the same layer's recomputation.
-        self.gathers, self.gathered_twice = (0.0, 0.0), 0.0
+        self.gathers = (0.0, 0.0)
+        """Number of times that stage 3 gathers all weights in the forward and in the backward passes of a step."""
+        self.repeated_gathers = 0.0
+        """The part of the backward gathers that repeats a gather of the same layer's recomputation."""
         if stage == 3:
-            forward, backward, twice = collective.gathered_shares(self.tensors, plan, self.replicas)
-            self.gathers, self.gathered_twice = (n * forward, n * backward), n * twice
-        experts_rest = self.spread > 0 and self.expert_ring.ranks == 1
+            forward, backward, repeated = collective.gathered_shares(self.tensors, plan, self.replicas)
+            self.gathers = n * forward, n * backward
+            self.repeated_gathers = n * repeated
+        experts_rest = self.expert_numel > 0 and self.expert_ring.ranks == 1
         self.gathered_bytes = collective.gathered_bytes(self.tensors, workload, experts_rest=experts_rest)
         self.values = self._symbols()
 
@@ -168,7 +179,7 @@ class Step:
             "S": self.workload.seq_len,
             "N": self.replicas,
             "M": cluster.nodes,
-            "w": self.element,
+            "w": self.element_bytes,
             "m": plan.master_bytes,
             "Pt": self.trained,
             "Pr": self.trained_per_rank,

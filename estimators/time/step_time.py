@@ -118,7 +118,7 @@ _INPUTS_TO_HOST = "layer inputs to host"
 def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
     """Return the transfers during forward passes, and exchanges between layers in all passes."""
     transfers = Transfers()
-    transfers.shown += [
+    transfers.exposed += [
         *exchanges(step),
         *split_layers(step),
         *layer_inputs(step, _INPUTS_TO_HOST),
@@ -130,23 +130,23 @@ def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
 
 def _backward_links(step: Step, passes: Passes) -> list[TimeTerm]:
     stage, last = step.plan.zero_stage, reduced_last(step)
-    transfers = Transfers(before=0.0 if stage == 3 else 1 / step.reduce_calls.shared)
-    transfers.shown += layer_inputs(step, "layer inputs to GPU")
+    transfers = Transfers(fill_share=0.0 if stage == 3 else 1 / step.reduce_calls.shared)
+    transfers.exposed += layer_inputs(step, "layer inputs to GPU")
     if stage == 3:
         gather_backward(step, transfers)
     if step.ring.ranks > 1:
-        transfers.carry([gradient_reduction(step)], last)
-    if step.spread and step.expert_ring.ranks > 1:
-        transfers.carry([expert_gradient_reduction(step)], last)
+        transfers.add_overlappable([gradient_reduction(step)], last)
+    if step.expert_numel and step.expert_ring.ranks > 1:
+        transfers.add_overlappable([expert_gradient_reduction(step)], last)
     if step.plan.offload_optimizer != "none":
         to_host = gradients_to_host(step)
         if step.zero3:  # stage 3 waits for each copy (`partition_grads`)
-            transfers.shown.append(to_host)
+            transfers.exposed.append(to_host)
         else:
-            transfers.carry([to_host], last)
-    beside_s = passes.backward_s * step.reductions / step.micro_batches
+            transfers.add_overlappable([to_host], last)
+    concurrent_s = passes.backward_s * step.reductions / step.micro_batches
     overlaps = stage or step.plan.sharding == "none"  # DDP overlaps, DeepSpeed's stage 0 does not
-    return transfers.terms(beside_s, hidden_share=step.hidden_share if overlaps else 0.0)
+    return transfers.terms(concurrent_s, hidden_share=step.hidden_share if overlaps else 0.0)
 
 
 LAUNCHES_MATTER = 0.05
@@ -219,13 +219,13 @@ def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
 def _on_host(step: Step) -> list[TimeTerm]:
     """Return the terms of the step on the host, including reads and writes of states on NVMe."""
     cluster, node = step.cluster, step.trained_per_node
-    if not step.hosted:
+    if not step.host_share:
         return []
     states = optimizer(step.workload.optimizer, bf16_states=step.plan.bf16_optimizer_states).cpu_state_bytes or 0.0
     rate = offload.cpu_step_bytes_per_s(cluster)
-    seconds = offload.cpu_step_bytes(states, step.plan.master_bytes) * node * step.hosted / rate
-    formula = "hosted (6 m + 2 + 2 states) Pn / host" if step.kept else "(6 m + 2 + 2 states) Pn / host"
-    own = {"states": states, "host": rate, "hosted": step.hosted}
+    seconds = offload.cpu_step_bytes(states, step.plan.master_bytes) * node * step.host_share / rate
+    formula = "hosted (6 m + 2 + 2 states) Pn / host" if step.gpu_stepped else "(6 m + 2 + 2 states) Pn / host"
+    own = {"states": states, "host": rate, "hosted": step.host_share}
     terms = [step.term("optimizer on the host", "cpu", seconds, formula, **own)]
     if step.plan.offload_optimizer == "nvme":
         each_way = node * (8 + states)
@@ -238,32 +238,34 @@ def _on_host(step: Step) -> list[TimeTerm]:
 def _weights_to_gpu(step: Step) -> list[TimeTerm]:
     if step.plan.offload_param != "none":
         return []
-    size = step.element * step.trained_per_rank * step.hosted
-    formula = "w hosted Pr / PCIe" if step.kept else "w Pr / PCIe"
-    return [step.host_link_term("updated weights to GPU", size, formula, hosted=step.hosted)]
+    size = step.element_bytes * step.trained_per_rank * step.host_share
+    formula = "w hosted Pr / PCIe" if step.gpu_stepped else "w Pr / PCIe"
+    return [step.host_link_term("updated weights to GPU", size, formula, hosted=step.host_share)]
 
 
 def _kept_on_gpu(step: Step) -> list[TimeTerm]:
     """Return the terms of an offloaded optimizer's sub-groups that are stepped on the GPU, before those on the host.
     Weights on the host are copied one sub-group at a time."""
-    kept = step.kept
+    kept = step.gpu_stepped
     if not kept:
         return []
     moved = KEPT_BF16_STEP_BYTES if step.plan.bf16_master_weights_and_grads else KEPT_STEP_BYTES
     seconds, formula = moved * kept / step.values["W"], f"{moved} kept / W"
     terms = [step.term("optimizer", "gpu memory", seconds, formula, kept=kept)]
     if step.plan.offload_param != "none":
-        terms.append(step.host_link_term("updated weights to host", step.element * kept, "w kept / PCIe", kept=kept))
+        terms.append(
+            step.host_link_term("updated weights to host", step.element_bytes * kept, "w kept / PCIe", kept=kept)
+        )
     return terms
 
 
 def _weights_moved(step: Step) -> list[TimeTerm]:
     plan, terms = step.plan, list[TimeTerm]()
     if plan.offload_param != "none" and plan.offload_optimizer == "none":
-        size = step.element * step.trained_per_rank
+        size = step.element_bytes * step.trained_per_rank
         terms.append(step.host_link_term("updated weights to host", size, "w Pr / PCIe"))
     if collective.weights_on_nvme(step.tensors, plan, step.replicas) and step.workload.method == "full":
-        seconds = step.element * step.trained_per_node / step.values["write"]
+        seconds = step.element_bytes * step.trained_per_node / step.values["write"]
         terms.append(step.term("updated weights to NVMe", "nvme", seconds, "w Pn / write"))
     return terms
 
@@ -280,18 +282,18 @@ def _collectives(step: Step) -> list[TimeTerm]:
             step.term("all-reduces of a number", ring.resource, 2 * calls * ring.call_s, "2 calls t", calls=calls)
         )
     if stage < 3 and not alone:
-        shared = step.trained - step.spread
-        size = step.element * shared
+        shared = step.trained - step.expert_numel
+        size = step.element_bytes * shared
         terms.append(step.ring_term("updated weights gathered", 1, size, 1, "w Pt", Pt=shared))
-    if stage < 3 and step.spread and step.expert_ring.ranks > 1:
-        size, among = step.element * step.spread, step.expert_ring
+    if stage < 3 and step.expert_numel and step.expert_ring.ranks > 1:
+        size, among = step.element_bytes * step.expert_numel, step.expert_ring
         terms.append(
-            step.ring_term("updated experts gathered", 1, size, 1, "w experts", among=among, experts=step.spread)
+            step.ring_term("updated experts gathered", 1, size, 1, "w experts", among=among, experts=step.expert_numel)
         )
-    if step.zero3 and not alone and step.host.kept:
+    if step.zero3 and not alone and step.host.persistent:
         whole = step.tensors.numel * (1 - step.gathers[0] / step.micro_batches) - step.tensors.unread
-        whole *= step.element
-        calls = step.host.kept
+        whole *= step.element_bytes
+        calls = step.host.persistent
         terms.append(step.ring_term("updated weights gathered", 1, whole, calls, "whole", whole=whole))
     return terms
 

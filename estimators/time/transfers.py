@@ -24,31 +24,34 @@ from .step import Step
 class Transfers:
     """Transfers during one kind of pass, all micro batches together."""
 
-    shown: list[TimeTerm] = field(default_factory=list)
+    exposed: list[TimeTerm] = field(default_factory=list)
     """Transfers that nothing hides."""
-    carried: list[TimeTerm] = field(default_factory=list)
+    overlappable: list[TimeTerm] = field(default_factory=list)
     """Transfers that the pass may hide, each in the same proportion."""
-    alone_s: float = 0.0
-    """The part of `carried` that no pass overlaps: the last reduction, the first gather."""
-    before: float = 0.0
+    unoverlapped_s: float = 0.0
+    """The part of `overlappable` that no pass overlaps: the last reduction, the first gather."""
+    fill_share: float = 0.0
     """Share of the pass before the first reduction, in which its bucket fills."""
 
-    def carry(self, terms: Iterable[TimeTerm], alone: float) -> None:
-        """Add transfers that the pass may hide, without the share `alone`."""
+    def add_overlappable(self, terms: Iterable[TimeTerm], unoverlapped: float) -> None:
+        """Add transfers that the pass may hide, without the share `unoverlapped`."""
         terms = tuple(terms)
-        self.carried += terms
-        self.alone_s += alone * sum(term.seconds for term in terms)
+        self.overlappable += terms
+        self.unoverlapped_s += unoverlapped * sum(term.seconds for term in terms)
 
     def terms(self, pass_s: float, *, hidden_share: float, idle_s: float = 0.0) -> list[TimeTerm]:
         """Return the terms of transfers that the pass does not hide. hidden_share: share of the concurrent transfers
         that it hides. idle_s: seconds of the pass in which the GPU waits for the host."""
-        total = sum(term.seconds for term in self.carried)
+        total = sum(term.seconds for term in self.overlappable)
         if not total or not hidden_share:
-            return self.shown + self.carried
-        hidden = hidden_share * min(total - self.alone_s, pass_s * (1 - self.before)) + min(self.alone_s, idle_s)
+            return self.exposed + self.overlappable
+        hidden = hidden_share * min(total - self.unoverlapped_s, pass_s * (1 - self.fill_share)) + min(
+            self.unoverlapped_s, idle_s
+        )
         hidden /= total
-        return self.shown + [
-            term._replace(seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden) for term in self.carried
+        return self.exposed + [
+            term._replace(seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden)
+            for term in self.overlappable
         ]
 
 
@@ -57,12 +60,12 @@ def gradient_copies(step: Step) -> float:
     if step.replicas == 1:
         return 0
     if step.quantized is not None:
-        return (QUANTIZED_GRADIENT_BYTES + step.recast) / step.element
+        return (QUANTIZED_GRADIENT_BYTES + step.recast_bytes) / step.element_bytes
     passes: float = COPIED_PASSES if step.engine else FSDP_COPIED_PASSES
     if step.zero3:
         passes = reduced_passes(step.tensors, step.plan.reduce_bucket_size, step.replicas)
-    if _reduced_element(step) > step.element:
-        passes += RECAST_FP32_BYTES / step.element
+    if _reduced_element(step) > step.element_bytes:
+        passes += RECAST_FP32_BYTES / step.element_bytes
     return passes
 
 
@@ -71,13 +74,13 @@ def gradient_copies_s(step: Step, copied: float) -> float:
     own part."""
     summed = step.trained_per_rank if step.plan.zero_stage >= 2 else step.trained
     moved = copied * step.reductions * step.trained + SUMMED_PASSES * (step.micro_batches - 1) * summed
-    return step.element * moved / step.values["W"]
+    return step.element_bytes * moved / step.values["W"]
 
 
 def _reduced_element(step: Step) -> int:
     """Return the bytes of an element during its reduction. ZeRO 1 and 2 cast it under sequence parallelism (deepspeed
     0.19.8 stage_1_and_2.py `allreduce_bucket`)."""
-    return 4 if step.plan.reduces_in_fp32 else step.element
+    return 4 if step.plan.reduces_in_fp32 else step.element_bytes
 
 
 def reduced_last(step: Step) -> float:
@@ -90,7 +93,8 @@ def gradient_reduction(step: Step) -> TimeTerm:
     times, calls = step.reductions, step.reduce_calls.shared
     if step.quantized is not None:
         return _quantized_reduction(step, step.quantized)
-    shared, element = step.trained - step.spread, _reduced_element(step)
+    shared = step.trained - step.expert_numel
+    element = _reduced_element(step)
     size = shared * element
     if step.plan.zero_stage == 3:
         return step.ring_term("gradient reduction", times, size, calls, "n w Pt", n=times, Pt=shared)
@@ -117,21 +121,22 @@ def _quantized_reduction(step: Step, quantized: collective.QuantizedReduction) -
 
 def expert_gradient_reduction(step: Step) -> TimeTerm:
     """Return the term of reducing experts' gradients over the ranks that keep the same experts."""
-    ring, times, size = step.expert_ring, step.reductions, step.spread * step.element
-    name, calls = "gradient reduction of experts", step.reduce_calls.spread
+    ring, times, calls = step.expert_ring, step.reductions, step.reduce_calls.experts
+    size = step.expert_numel * step.element_bytes
+    name = "gradient reduction of experts"
     if step.zero3:
-        return step.ring_term(name, times, size, calls, "n w experts", among=ring, n=times, experts=step.spread)
-    return step.ring_term(
-        name, times, size, calls, "reductions w experts", all_reduces=True, among=ring, experts=step.spread
-    )
+        formula = "n w experts"
+        return step.ring_term(name, times, size, calls, formula, among=ring, n=times, experts=step.expert_numel)
+    formula = "reductions w experts"
+    return step.ring_term(name, times, size, calls, formula, all_reduces=True, among=ring, experts=step.expert_numel)
 
 
 def gradients_to_host(step: Step) -> TimeTerm:
-    plan, n, w, master = step.plan, step.micro_batches, step.element, step.plan.master_bytes
+    plan, n, w, master = step.plan, step.micro_batches, step.element_bytes, step.plan.master_bytes
     if plan.zero_stage == 3:
-        per_rank = (master * step.hosted + 2 * w * n) * step.trained_per_rank
-        formula = "(m hosted + 2 w n) Pr / PCIe" if step.kept else "(m + 2 w n) Pr / PCIe"
-        return step.host_link_term("gradients to host", per_rank, formula, hosted=step.hosted)
+        per_rank = (master * step.host_share + 2 * w * n) * step.trained_per_rank
+        formula = "(m hosted + 2 w n) Pr / PCIe" if step.gpu_stepped else "(m + 2 w n) Pr / PCIe"
+        return step.host_link_term("gradients to host", per_rank, formula, hosted=step.host_share)
     per_parameter, formula = master, "m Pt min(1, Pr / bucket) / PCIe"
     if plan.zero_stage == 2 and n > 1:
         per_parameter, formula = master + w * (2 * n - 1), "(m + w (2 n - 1)) Pt min(1, Pr / bucket) / PCIe"
@@ -148,7 +153,7 @@ def exchanges(step: Step) -> list[TimeTerm]:
     if exchange is None:
         return []
     passes = 3 if step.plan.gradient_checkpointing else 2
-    what = "tokens" if step.spread else "heads"
+    what = "tokens" if step.expert_numel else "heads"
     return [
         step.term(
             f"all-to-all of {what}",
@@ -179,7 +184,7 @@ def split_layers(step: Step) -> list[TimeTerm]:
     again = (2 if step.workload.software.reentrant else 1) if plan.gradient_checkpointing else 0
     backward = sum(block.count * (4 + block.feed_forward.gated) for block in model.blocks)
     reduced = (2 + again) * model.num_layers + backward + (not model.tied)
-    size = step.element * plan.micro_batch_size * step.workload.seq_len * model.hidden_size
+    size = step.element_bytes * plan.micro_batch_size * step.workload.seq_len * model.hidden_size
     terms = [
         step.term(
             "all-reduces of split layers",
@@ -194,7 +199,7 @@ def split_layers(step: Step) -> list[TimeTerm]:
         )
     ]
     if not model.tied:
-        logits = step.element * plan.micro_batch_size * step.workload.seq_len * model.vocab_size
+        logits = step.element_bytes * plan.micro_batch_size * step.workload.seq_len * model.vocab_size
         terms.append(
             step.term(
                 "logits gathered",
@@ -219,7 +224,7 @@ def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
         block.count * model.stream_len(block, step.workload.seq_len) * model.stream_width(block)
         for block in model.blocks
     )
-    kept = step.element * step.plan.micro_batch_size * elements
+    kept = step.element_bytes * step.plan.micro_batch_size * elements
     seconds = offload.host_link_s(step.cluster, n * kept, pinned=step.workload.software.pinned_inputs)
     return [step.term(name, "pcie", seconds, "n inputs / PCIe", inputs=kept, PCIe=n * kept / seconds)]
 
@@ -227,7 +232,7 @@ def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
 def gather_forward(step: Step, transfers: Transfers) -> None:
     """Add the gathers of forward passes. The embedding is gathered first, without overlap."""
     n, tensors = step.micro_batches, step.tensors
-    trained = step.trained * step.element / collective.gathered_bytes(tensors, step.workload)
+    trained = step.trained * step.element_bytes / collective.gathered_bytes(tensors, step.workload)
     first = tensors.embedding / tensors.numel
     # A tied embedding is read again for the head.
     again = first if tensors.tied else 0.0
@@ -246,30 +251,41 @@ def _near_backward(step: Step) -> float:
     `forward`)."""
     if step.workload.software.deepspeed >= (0, 13) or not step.gathers[1]:
         return 1.0
-    return 1 - step.gathered_twice / step.gathers[1]
+    return 1 - step.repeated_gathers / step.gathers[1]
 
 
 def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, reads: float, first: float = 0.0) -> None:
     """Add `passes` gathers of all weights and `reads` reads from NVMe. near: share that reads hpZ's second copy. first:
     share that is gathered before any computation."""
     plan, tensors = step.plan, step.tensors
-    size, (calls, of_experts) = step.gathered_bytes, collective.gather_calls(tensors, plan)
-    sent, apart = collective.travelling_bytes(tensors, step.workload, plan), step.spread * step.element
+    size = step.gathered_bytes
+    calls, expert_calls = collective.gather_calls(tensors, plan)
+    sent_bytes = collective.sent_bytes(tensors, step.workload, plan)
+    expert_bytes = step.expert_numel * step.element_bytes
     if not passes:
         return
-    carried, own = list[TimeTerm](), {"passes": passes, "weights": size}
-    if step.spread and step.expert_ring.ranks > 1:
-        name, formula, ring, spread = "experts gathered", "passes w experts", step.expert_ring, step.spread
-        experts = step.ring_term(name, passes, apart, of_experts, formula, among=ring, passes=passes, experts=spread)
-        carried.append(experts)
+    overlappable, own = list[TimeTerm](), {"passes": passes, "weights": size}
+    if step.expert_numel and step.expert_ring.ranks > 1:
+        overlappable.append(
+            step.ring_term(
+                "experts gathered",
+                passes,
+                expert_bytes,
+                expert_calls,
+                "passes w experts",
+                among=step.expert_ring,
+                passes=passes,
+                experts=step.expert_numel,
+            )
+        )
     if step.ring.ranks > 1:
-        sent -= apart
+        sent_bytes -= expert_bytes
         far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
         if far:
             name, formula = "weight gathering", "passes weights"
-            carried.append(step.ring_term(name, far, sent, calls, formula, passes=far, weights=sent))
+            overlappable.append(step.ring_term(name, far, sent_bytes, calls, formula, passes=far, weights=sent_bytes))
         if passes - far:
-            carried.append(_nearby(step, passes - far, sent, calls))
+            overlappable.append(_nearby(step, passes - far, sent_bytes, calls))
     if plan.offload_param != "none":
         ranks = step.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
         per_rank, formula = passes * size / ranks, "passes weights / N / PCIe"
@@ -277,14 +293,14 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
         # DeepSpeed's host waits for each copy before it launches concurrent work (`_all_gather_dtype`); FSDP's does
         # not (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
         from_host = step.host_link_term("weights from host", per_rank, formula, **own)
-        (transfers.shown if step.zero3 else carried).append(from_host)
-    transfers.carry(carried, max(first, 1 / calls))
+        (transfers.exposed if step.zero3 else overlappable).append(from_host)
+    transfers.add_overlappable(overlappable, max(first, 1 / calls))
     on_nvme = collective.weights_on_nvme(tensors, plan, step.replicas)
     if on_nvme:
         reads *= on_nvme
         seconds, formula = reads * (size / step.cluster.nodes / step.values["read"]), "passes weights / M / read"
         own = {"passes": reads, "weights": size}
-        transfers.shown.append(step.term("weights from NVMe", "nvme", seconds, formula, **own))
+        transfers.exposed.append(step.term("weights from NVMe", "nvme", seconds, formula, **own))
 
 
 def _nearby(step: Step, passes: float, size: float, calls: int) -> TimeTerm:

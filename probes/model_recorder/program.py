@@ -82,7 +82,8 @@ class Merged:
     """
 
     def __init__(self, part: Part, own: Sequence[Group]) -> None:
-        self.part, self.groups = part, own
+        self.part = part
+        self.groups = own
         self.members: dict[int, list[int]] = {}
         self._of: dict[int, int] = {}
         self._storages: dict[int, int] = {}

@@ -217,7 +217,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, trace: Trace, most: int, *, all_nonzero: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.trace, self.most, self.all_nonzero = trace, most, all_nonzero
+        self.trace = trace
+        self.most = most
+        self.all_nonzero = all_nonzero
         self.is_paused = False
         self.count = 0
         self.places: set[int] = set()

@@ -51,7 +51,8 @@ class _Block:
         rest = _Block(self.pool, self.address + size, self.size - size, self, self.next)
         if self.next is not None:
             self.next.previous = rest
-        self.next, self.size = rest, size
+        self.next = rest
+        self.size = size
         if self.pool.tail is self:
             self.pool.tail = rest
         return rest

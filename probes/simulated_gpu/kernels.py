@@ -180,7 +180,8 @@ class _Kernel:
     """A Triton kernel: the recorder records its call."""
 
     def __init__(self, name: str, recorder: ScheduleRecorder) -> None:
-        self._name, self._recorder = name, recorder
+        self._name = name
+        self._recorder = recorder
 
     def __getitem__(self, _grid: Any) -> Callable[..., None]:
         def run(*arguments: Any, **_: Any) -> None:

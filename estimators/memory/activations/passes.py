@@ -53,7 +53,8 @@ class LiveBytes:
         self.live = [0, 0]  # per sample, and independent of the batch
         self.marks = list[tuple[int, Size]]()
         # While a weight matrix's gradient is made, and when it is complete and its product's operands are freed.
-        self.products, self.products_made = list[Size](), list[Size]()
+        self.products = list[Size]()
+        self.products_made = list[Size]()
         self.weights = weights
         self.making = self.made = self.passed = 0
 

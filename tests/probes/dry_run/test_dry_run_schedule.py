@@ -22,7 +22,7 @@ from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.schedule.recorded import Code, RecordedOperation, Schedule
 from ds_advise.estimators.time.flops import block_attention, micro_batch_flops
 from ds_advise.estimators.time.host_time import host_work
-from ds_advise.estimators.time.memory_bound import put_together
+from ds_advise.estimators.time.memory_bound import concatenated_shares
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run.run import dry_run, simulated_step
 from ds_advise.probes.recording.result import DryRunResult
@@ -146,17 +146,17 @@ def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
 def test_bytes_that_zero3_concatenates() -> None:
     """Bytes of `cat` against those of prefetches that take one tensor each. A rank's own part is put together, too."""
 
-    def put_together_bytes(prefetch: int) -> tuple[int, float]:
+    def concatenated_bytes(prefetch: int) -> tuple[int, float]:
         """Read and written in a forward pass: recorded, and by the closed form."""
         settings = {"stage3_prefetch_bucket_size": prefetch, "stage3_param_persistence_threshold": 1000}
         counted = ran(schedule_of(recording(zero_config(3, 2, **settings), iterations=3)))
         cats = ((operation, n) for (at, operation), n in counted.items() if at == "forward")
         recorded_bytes = sum(n * operation.size_bytes for operation, n in cats if operation.name == "aten::cat")
         tensors = tensor_set(shape_from_config(MODEL, name="small"), WORKLOAD.of_weights())
-        share, _ = put_together(tensors, Plan(zero_stage=3, micro_batch_size=2, **settings))
+        share, _ = concatenated_shares(tensors, Plan(zero_stage=3, micro_batch_size=2, **settings))
         return recorded_bytes, (1 + 1 / CLUSTER.world_size) * 4 * share * tensors.numel
 
-    alone, together = put_together_bytes(1), put_together_bytes(600_000)
+    alone, together = concatenated_bytes(1), concatenated_bytes(600_000)
     assert alone[1] == 0 and together[0] - alone[0] == pytest.approx(together[1], rel=0.12)
 
 
