@@ -15,7 +15,7 @@ from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import check_image_tokens, parts_of, with_frozen, with_images
 from ...estimators.objectives import OBJECTIVES, loss_of, trained_model
-from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.optimizers import OPTIMIZERS, OptimizerStep, optimizer_of_trainer, step_of_trainer
 from ...estimators.phrase import phrase
 from ...estimators.rollouts import PROMPT_LEN, Rollouts
 from ...estimators.workload import DEFAULT_SEQ_LEN, NEXT_TOKEN, Framework, LossKernel, Precision, Software, Workload
@@ -47,7 +47,9 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
         check_image_tokens(model, seq_len)
     dropout = _dropout(given["lora_dropout"])
     adapted = given["method"] != "full"
-    software = Software(**settings_of(Software, given["software"] or {}, option="--software"))
+    settings = settings_of(Software, given["software"] or {}, option="--software")
+    chosen, step = _optimizer(given["optimizer"])
+    software = Software(**({"optimizer_step": step} | settings))
     saved = _names("--modules-to-save", given["modules_to_save"], "leave it out") if adapted else None
     objective = OBJECTIVES[given["objective"]]
     if adapted and objective.labels:  # peft trains the new head whole (`task_type="SEQ_CLS"`)
@@ -63,7 +65,7 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
         "rollouts": rollouts and _within(rollouts, seq_len),
         "document_len": _document_length(given["document_len"], seq_len),
         "precision": resolve_precision(given["precision"], gpu),
-        "optimizer": _optimizer(given["optimizer"]),
+        "optimizer": chosen,
         "software": software,
         "framework": framework,
         "loss": _loss(given, framework, software),
@@ -278,17 +280,21 @@ def as_asked(model: ModelShape, options: Mapping[str, Any]) -> ModelShape:
     return with_frozen(model, parts_of(model, _frozen_parts(options)))
 
 
-def _optimizer(name: str) -> str:
-    """The key of `OPTIMIZERS` for a name; `AdamW_8bit`, `adamw-8bit` and `adamw8bit` are equal."""
+def _optimizer(name: str) -> tuple[str, OptimizerStep]:
+    """The key of `OPTIMIZERS` for a name, and the implementation of its step. `AdamW_8bit`, `adamw-8bit` and
+    `adamw8bit` are equal. Values of the Trainer's `optim=` are names too."""
 
     def letters(text: str) -> str:
         return text.lower().replace("-", "").replace("_", "")
 
     key = next((known for known in OPTIMIZERS if letters(known) == letters(name)), None)
+    if key is not None:
+        return key, "auto"
+    key = optimizer_of_trainer(name)
     if key is None:
         raise WorkloadError(
             phrase("unknown optimizer {name!r}", name=name),
             why="the memory depends on its state bytes per parameter",
             fix=phrase("pass one of {names}", names=", ".join(sorted(OPTIMIZERS))),
         )
-    return key
+    return key, step_of_trainer(name)

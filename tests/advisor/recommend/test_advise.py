@@ -308,6 +308,19 @@ def test_contradictory_settings_are_refused(settings: dict[str, object], message
         ask(**{"model": "Qwen2.5-0.5B", "spec": "2x24GB", **settings})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "step"),
+    [
+        ("adamw_torch", "adamw", "foreach"),
+        ("adamw_torch_fused", "adamw", "fused"),
+        ("adamw_bnb_8bit", "adamw_8bit", "auto"),
+    ],
+)
+def test_an_optimizer_may_have_its_name_in_the_trainer(name: str, key: str, step: str) -> None:
+    workload = ask("Qwen2.5-0.5B", "2x32GB", optimizer=name).question.workload
+    assert (workload.optimizer, workload.software.optimizer_step) == (key, step)
+
+
 def test_the_suggested_gpus_argument_names_the_same_cluster() -> None:
     """What the answer suggests to type means what was predicted."""
     for gpu in gpus():
