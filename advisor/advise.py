@@ -220,6 +220,7 @@ def advise(
     example_inputs: Any = None,
     loss_fn: Callable[[Any, Any], Any] | None = None,
     sharding: Literal["zero", "fsdp"] = "zero",
+    deepspeed_estimate: bool = True,
     say: Callable[[str], None] = lambda _: None,
     **options: Unpack[QuestionOptions],
 ) -> Recommendation:
@@ -231,6 +232,7 @@ def advise(
         tensor, a tuple or a dict by name.
     loss_fn: of such a module: the loss by output and inputs; by default the output's `loss`, or its mean.
     sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.pytorch_baseline`).
+    deepspeed_estimate: also call DeepSpeed's own estimator (imports torch and deepspeed, which takes seconds).
     say: receives progress of counting a large file of `data`.
 
     Raises `DsAdviseError` for a question that cannot be answered. If no plan fits, `recommended` is None.
@@ -239,7 +241,7 @@ def advise(
     recommendation = answer(question)
     if sharding == "fsdp":
         recommendation = replace(recommendation, pytorch_baseline=plain_pytorch(question))
-    return recommendation
+    return with_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
 
 
 @gc_paused()
@@ -293,6 +295,7 @@ def answer_with_proofs(
     model: str,
     *,
     sharding: Literal["zero", "fsdp"],
+    deepspeed_estimate: bool,
     verify: bool,
     probe: bool,
     budget: str,
@@ -302,7 +305,7 @@ def answer_with_proofs(
     """The recommendation after the dry runs (`verify`) and probes that the command line asks for."""
     if probe:
         cluster_here(options)  # raises ClusterError before anything is predicted
-    recommendation = advise(model, sharding=sharding, say=say, **options)
+    recommendation = advise(model, sharding=sharding, deepspeed_estimate=False, say=say, **options)
     # Imported where needed: an answer without proofs must not wait for these.
     if verify:
         from .verification.verify import verify as verified
@@ -323,4 +326,15 @@ def answer_with_proofs(
             offline=options["offline"],
             say=say,
         )
-    return recommendation
+    return with_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
+
+
+def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
+    """The answer with DeepSpeed's own estimate for the recommended plan, or for the plan closest to fitting."""
+    # Imported here: it loads torch and deepspeed.
+    from ..validate.deepspeed_estimate import deepspeed_estimate
+
+    question, shown = recommendation.question, recommendation.shown
+    if shown is None:
+        return recommendation
+    return replace(recommendation, deepspeed_estimate=deepspeed_estimate(question.model, question.cluster, shown.plan))

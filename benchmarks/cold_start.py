@@ -24,7 +24,8 @@ from .search.core import core_score
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write"]
 PROCESSES = (
     ("--help", ["--help"], 0.2),
-    ("answer", QUESTION, 0.3),
+    ("answer, --no-deepspeed-estimate", [*QUESTION, "--no-deepspeed-estimate"], 0.3),
+    ("answer, with DeepSpeed's estimators", QUESTION, 2.5),
 )
 SEARCH_TARGET_S = 0.05
 

@@ -119,8 +119,8 @@ def test_no_rooms_of_a_folder_import_each_other_in_a_circle() -> None:
     "arguments",
     [
         ["--help"],
-        ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write"],
-        ["gpt2-xl", "--gpus", "A40", "--no-write", "--json"],
+        ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write", "--no-deepspeed-estimate"],
+        ["gpt2-xl", "--gpus", "A40", "--no-write", "--no-deepspeed-estimate", "--json"],
         ["compare", "zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--offline"],
     ],
     ids=["help", "answer", "json", "compare"],

@@ -72,7 +72,7 @@ LIGHT = os.environ.get("DS_ADVISE_TEST_LIGHT", "")
     "arguments",
     [
         "Qwen2.5-14B --gpus 2x32GB --no-write",
-        "Qwen2.5-14B --gpus 2x32GB --no-write --details",
+        "Qwen2.5-14B --gpus 2x32GB --no-write --details --no-deepspeed-estimate",
         "explain Qwen2.5-7B --gpus 4x24GB",
         "lint config.json",
         "compare config.json config.json --model gpt2 --gpus 24GB",

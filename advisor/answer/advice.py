@@ -184,6 +184,14 @@ class HostThreads:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeepSpeedFigures:
+    """DeepSpeed's own memory estimate; null if DeepSpeed has none for the plan."""
+
+    gpu_bytes: int | None
+    host_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProbeFigures:
     """A plan that was probed on this machine."""
 
@@ -233,6 +241,7 @@ class Advice:
     doubts: tuple[str, ...]
     assumptions: tuple[str, ...]
     changes: tuple[Change, ...]
+    deepspeed_estimate: DeepSpeedFigures | None
     verifications: tuple[dict[str, Any], ...]
     """Dry runs, each with its `rung` and the fields of `ds-advise dry-run --json`."""
     probes: ProbesFigures | None
@@ -243,7 +252,7 @@ class Advice:
 
 def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice:
     """Return the answer as data. `candidates` holds the best plan of each rung, or every candidate."""
-    question, series = answer.question, answer.probe_series
+    question, series, estimate = answer.question, answer.probe_series, answer.deepspeed_estimate
     workload, cluster = question.workload, question.cluster
     best = [step.candidate for step in answer.ladder if step.candidate is not None]
     rollouts = workload.rollouts
@@ -271,6 +280,7 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
         try_first=answer.try_first and _plan(question, answer.try_first),
         host_threads=_host_threads(question, answer.recommended),
         changes=tuple(answer.changes),
+        deepspeed_estimate=estimate and from_attributes(DeepSpeedFigures, estimate),
         verifications=tuple({"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications),
         probes=series and from_attributes(ProbesFigures, series, trials=tuple(map(_probe, series.probes))),
         earlier_probes=tuple(map(_probe, answer.past_probes)),

@@ -1,16 +1,17 @@
-"""The evidence for an answer in sentences: dry runs and probes."""
+"""The evidence for an answer in sentences: dry runs, probes, and DeepSpeed's own estimate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ...estimators.phrase import Phrase, phrase
+from ...estimators.phrase import Phrase, listed, phrase
 from ..text.labels import batch_label, checkpointing_label
 from ..text.units import age, gib, rate, seconds
 from .recommendation import Recommendation
 
 if TYPE_CHECKING:
+    from ...validate.deepspeed_estimate import DeepSpeedEstimate
     from .recommendation import ProbedPlan, Verification
 
 
@@ -112,3 +113,22 @@ def evidence_of(answer: Recommendation) -> Iterator[str]:
         yield phrase("Evidence: analytic. --verify dry-runs the real DeepSpeed engine, without a GPU.")
     if cluster.measured:
         yield phrase("Measured {how}.", how=cluster.measured)
+
+
+def deepspeed_sentence(estimate: DeepSpeedEstimate, device_bytes: int) -> str:
+    """Return DeepSpeed's own figures compared with ours. device_bytes: our prediction for one GPU."""
+    if estimate.gpu_bytes is None or estimate.host_bytes is None:
+        return phrase(
+            "DeepSpeed's {function} could not be called: {problem}.",
+            function=estimate.function,
+            problem=estimate.problem,
+        )
+    return phrase(
+        "DeepSpeed's {function} gives {gpu} GiB per GPU (ours: {ours}) and {host} GiB of RAM per node. It leaves out "
+        "{parts}.",
+        function=estimate.function,
+        gpu=gib(estimate.gpu_bytes),
+        ours=gib(device_bytes),
+        host=gib(estimate.host_bytes),
+        parts=listed(estimate.leaves_out),
+    )

@@ -13,6 +13,7 @@ from ..search.candidate import Candidate, LadderStep
 if TYPE_CHECKING:
     from ...ds_configs.job_files import JobFile
     from ...probes.real_run.result import ProbeResult
+    from ...validate.deepspeed_estimate import DeepSpeedEstimate
     from ..search.rollouts import RolloutOutcome
     from .dry_run_answer import DryRunAnswer
 
@@ -128,6 +129,8 @@ class Recommendation:
     """Plain PyTorch's best plan, for comparison; it has no DeepSpeed configuration and is never recommended."""
     try_first: Candidate | None = None
     """A much faster plan that only likely fits; None if there is none."""
+    deepspeed_estimate: DeepSpeedEstimate | None = None
+    """DeepSpeed's own estimate for the same plan; None if it was not requested."""
     verifications: tuple[Verification, ...] = ()
     """Dry runs; the last one was decisive."""
     past_probes: tuple[ProbedPlan, ...] = ()

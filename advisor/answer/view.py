@@ -18,7 +18,7 @@ from ..search.candidate import NEEDS_RAM, Candidate, chance, duration_of
 from ..text.job import hours, money, parts_sentences, price_label
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title, shape_label
 from ..text.units import amount, gib, percent, rate, rough_rate, seconds
-from .evidence import ProbeRow, dry_run_sentence, evidence_of, probes_of
+from .evidence import ProbeRow, deepspeed_sentence, dry_run_sentence, evidence_of, probes_of
 from .phases import phase_sentences
 from .reasons import time_shares
 from .recommendation import Recommendation
@@ -262,6 +262,11 @@ class AnswerView:
     def probes(self) -> tuple[str, tuple[ProbeRow, ...], str]:
         """A title, the probes, and why the series ended."""
         return probes_of(self.answer)
+
+    @property
+    def deepspeed_estimate(self) -> str:
+        estimate, shown = self.answer.deepspeed_estimate, self.answer.shown
+        return deepspeed_sentence(estimate, shown.device_bytes) if estimate and shown else ""
 
     @property
     def changes(self) -> str:

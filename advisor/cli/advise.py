@@ -43,9 +43,10 @@ from .options import (
 @click.option(
     "--details",
     is_flag=True,
-    help="Show reasons, assumptions, script arguments and launchers too.",
+    help="Show reasons, DeepSpeed's estimate, assumptions, script arguments and launchers too.",
 )
 @click.option("--markdown", is_flag=True, help="Print a summary in GitHub's Markdown instead.")
+@click.option("--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's estimator (saves seconds).")
 @click.option(
     "--verify", is_flag=True, help="Dry-run the recommendation through DeepSpeed; if it fails, the next best."
 )
@@ -63,6 +64,7 @@ def advise(
     all_candidates: bool,
     details: bool,
     markdown: bool,
+    no_deepspeed_estimate: bool,
     html: Path | None,
     plot: Path | None,
     output: Output,
@@ -99,8 +101,10 @@ def advise(
         )
     if markdown and (output.mode != "human" or destination == "-" or details or all_candidates):
         raise click.UsageError("--markdown prints a summary; leave --json, --quiet, -o -, --details and --all out")
+    shows_estimate = output.mode == "json" or details or html is not None
     answer = answer_with_proofs(
         model,
+        deepspeed_estimate=shows_estimate and not no_deepspeed_estimate,
         say=output.say,
         **proofs,
         **question,

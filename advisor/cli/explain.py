@@ -20,7 +20,7 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
     from ..render.explanation import render_key
 
     facts = load_facts()
-    answer = None if model is None else advise(model, **question, say=output.say)
+    answer = None if model is None else advise(model, **question, deepspeed_estimate=False, say=output.say)
     explained = explain_key(name, facts=facts, answer=answer)
     output.show(lambda: explained, lambda console: render_key(explained, console))
     return 0
@@ -78,7 +78,7 @@ def explain(
         asked = ask(model, **question, say=output.say)
         explanation = explain_plan(plan_of(asked, rung or "", settings), component=component)
     else:
-        answer = advise(model, **question, say=output.say)
+        answer = advise(model, **question, deepspeed_estimate=False, say=output.say)
         explanation = explain_answer(answer, rung=rung, component=component)
     output.show(explanation.figures, lambda console: render_explanation(explanation, console))
     return 0

@@ -49,6 +49,7 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
     evidence = joined(
         *(doc.note(line) for line in view.evidence),
         joined(element("h3", "Assumed"), doc.bullets(answer.assumptions)) if answer.assumptions else None,
+        doc.note(view.deepspeed_estimate),
         doc.as_printed(lambda console: print_answer(answer, console, details=True)),
     )
     return doc.Report(

@@ -15,10 +15,19 @@ from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import check_image_tokens, parts_of, with_frozen, with_images
 from ...estimators.objectives import OBJECTIVES, loss_of, trained_model
-from ...estimators.optimizers import OPTIMIZERS, OptimizerStep, optimizer_of_trainer, step_of_trainer
+from ...estimators.optimizers import OPTIMIZERS, optimizer_of_trainer, step_of_trainer
 from ...estimators.phrase import phrase
 from ...estimators.rollouts import PROMPT_LEN, Rollouts
-from ...estimators.workload import DEFAULT_SEQ_LEN, NEXT_TOKEN, Framework, LossKernel, Precision, Software, Workload
+from ...estimators.workload import (
+    DEFAULT_SEQ_LEN,
+    NEXT_TOKEN,
+    Framework,
+    LossKernel,
+    OptimizerStep,
+    Precision,
+    Software,
+    Workload,
+)
 from .options import OPTIONS, with_defaults
 from .rollouts import rollouts_of
 

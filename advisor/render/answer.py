@@ -48,7 +48,7 @@ def print_answer(
 ) -> None:
     """Print the answer: the verdict and next steps, then the plans and the reasons.
 
-    details: also print the reasons, the assumptions, and all lines of the script.
+    details: also print the reasons, DeepSpeed's own estimate, the assumptions, and all lines of the script.
     """
     view = AnswerView(answer, config_path, all_candidates=all_candidates, details=details)
     for count in range(len(_GIVE_WAY) + 1):
@@ -85,6 +85,8 @@ def _print_view(view: AnswerView, console: Console, *, left_out: Sequence[str]) 
     for line in view.dry_runs:
         paragraph(console, line)
     _print_probes(view, console)
+    if details:
+        paragraph(console, view.deepspeed_estimate)
     if not changes_first:
         _print_changes(view, console)
     assumed = ""

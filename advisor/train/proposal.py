@@ -185,7 +185,7 @@ def _answer(
         question["sequence_parallel_size"] = 1  # Ulysses drops the mask that keeps packed samples apart
     if question["loss"] == "auto" and find_spec("liger_kernel") is None:
         question["loss"] = "standard"  # the Trainer offers only Liger's fused loss
-    answer = advise(shape, **question)
+    answer = advise(shape, **question, deepspeed_estimate=False)
     if cluster.nodes > 1:
         raise ClusterError(
             "train runs on one machine",

@@ -13,7 +13,6 @@ Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `estimate_zero2_model_sta
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -24,6 +23,7 @@ from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
+from ds_advise.validate.deepspeed_estimate import largest_module_parameters
 
 from .rows import Run, runs
 
@@ -91,11 +91,7 @@ def error_of(predicted: int, run: Run) -> float | None:
 def deepspeed_bytes(model: ModelShape, cluster: Cluster, plan: Plan, *, stage3: bool) -> int:
     """GPU bytes of the model states as DeepSpeed's estimator prints them."""
     parameters, ranks = model.parameters, cluster.world_size
-    modules = Counter[str]()
-    for number, tensors in enumerate((model.outside, *(block.tensors for block in model.blocks))):
-        for tensor in tensors:
-            modules[f"{number}.{tensor.name.rpartition('.')[0]}"] += tensor.numel
-    largest = max(modules.values())  # DeepSpeed's "largest layer": the module that directly owns most
+    largest = largest_module_parameters(model)
     if not stage3:
         return 2 * parameters if plan.offload_optimizer != "none" else int(2 * parameters + 18 * parameters / ranks)
     if plan.offload_optimizer == "none":

@@ -22,7 +22,7 @@ from rich.cells import cell_len
 
 from tests.helpers import TINY
 
-FAST = ["--offline"]
+FAST = ["--no-deepspeed-estimate", "--offline"]
 
 
 def run(*arguments: str, cwd: Path, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:

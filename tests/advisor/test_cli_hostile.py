@@ -60,7 +60,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def ask(*arguments: str) -> tuple[int, str, str]:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = run([*arguments, "--offline"])
+        code = run([*arguments, "--offline", "--no-deepspeed-estimate"])
     return code, out.getvalue(), err.getvalue()
 
 

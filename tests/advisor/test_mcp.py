@@ -18,7 +18,7 @@ from tests.helpers import schema_errors
 mcp = pytest.importorskip("mcp")
 anyio = pytest.importorskip("anyio")
 
-ASKED = {"model": "Qwen2.5-14B", "gpus": "2x32GB", "offline": True}
+ASKED = {"model": "Qwen2.5-14B", "gpus": "2x32GB", "offline": True, "no_deepspeed_estimate": True}
 
 
 def with_client(folder: Path, task: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -55,7 +55,7 @@ def test_a_tool_answers_as_the_command_and_writes_only_the_file_that_it_names(
 
     longest, written, again, checked, missing, unknown = with_client(tmp_path, task)
     assert run(["mcp", "--skill"]) == 0 and capsys.readouterr().out.startswith("---\nname: ds-advise\n")
-    words = "advise Qwen2.5-14B --gpus 2x32GB --offline --no-write --json"
+    words = "advise Qwen2.5-14B --gpus 2x32GB --offline --no-deepspeed-estimate --no-write --json"
     assert run([*words.split(), "--seq-len", "max", "--lora-rank", "4", "--method", "lora"]) == 0
     assert longest.structured_content == json.loads(longest.content[0].text) == json.loads(capsys.readouterr().out)
     assert not written.is_error and [file.name for file in tmp_path.iterdir()] == ["out.json"]

@@ -173,7 +173,7 @@ def test_the_answer_names_the_files_and_keeps_those_of_the_user(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "hostfile").write_text("mine slots=8\n")
-    ask = ["gpt2", "--gpus", "2x8xH100", "-o", "conf/ds.json", "--emit", "slurm,hostfile"]
+    ask = ["gpt2", "--gpus", "2x8xH100", "-o", "conf/ds.json", "--emit", "slurm,hostfile", "--no-deepspeed-estimate"]
     assert run([*ask, "--json"]) == 2
     assert (tmp_path / "conf" / "hostfile").read_text() == "mine slots=8\n"
     capsys.readouterr()

@@ -148,19 +148,8 @@ def test_commands_of_the_page_print_its_figures() -> None:
 )
 def test_deepspeeds_formulas_are_its_own(plan: Plan) -> None:
     """What the table shows as DeepSpeed's estimate is what the installed functions return."""
-    from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
-    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+    from ds_advise.validate.deepspeed_estimate import deepspeed_estimate
 
     model, cluster = find("Llama-2-7b-hf"), parse_cluster("2x8xA100-80GB", interconnect="400Gb/s")
     ours = deepspeed_bytes(model, cluster, plan, stage3=plan.zero_stage == 3)
-    sizes = {
-        "total_params": model.parameters,
-        "num_gpus_per_node": cluster.gpus_per_node,
-        "num_nodes": cluster.nodes,
-        "cpu_offload": plan.offload_optimizer != "none",
-    }
-    if plan.zero_stage == 3:
-        sizes |= {"largest_layer_params": 32000 * 4096, "cpu_offload_params": plan.offload_param != "none"}
-        assert estimate_zero3_model_states_mem_needs(**sizes)[1] == ours
-    else:
-        assert estimate_zero2_model_states_mem_needs(**sizes)[1] == ours
+    assert deepspeed_estimate(model, cluster, plan).gpu_bytes == ours

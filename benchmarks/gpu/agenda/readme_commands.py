@@ -12,7 +12,7 @@ _SMALL = {**catalogue.config("Qwen/Qwen2.5-0.5B"), "max_position_embeddings": 40
 """What a training starts from; its weights are made at random, 1 GB of them."""
 
 
-_ANSWER = "ds-advise Qwen2.5-1.5B --gpus auto --force"
+_ANSWER = "ds-advise Qwen2.5-1.5B --gpus auto --no-deepspeed-estimate --force"
 
 
 def _command(
@@ -43,7 +43,7 @@ COMMANDS = (
     ),
     _command(
         "launch",
-        "ds-advise ./model --gpus auto --seq-len 512",
+        "ds-advise ./model --gpus auto --seq-len 512 --no-deepspeed-estimate",
         "ds-advise launch ds_config.json --model ./model --seq-len 512 -- "
         "train.py --output_dir out --max_steps 6 --bf16 True --per_device_train_batch_size 4",
         about_s=60,

@@ -16,7 +16,7 @@ from ds_advise.advisor.html_report import document
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.helpers import TINY
 
-QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--offline"]
+QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--offline", "--no-deepspeed-estimate"]
 
 
 def report_of(tmp_path: Path, *arguments: str) -> Page:
@@ -116,7 +116,7 @@ def test_names_of_users_stay_text(tmp_path: Path) -> None:
     folder.mkdir()
     config = TINY | {"_name_or_path": "</script><script>alert(1)</script>"}
     (folder / "config.json").write_text(json.dumps(config))
-    page = report_of(tmp_path, str(folder), "--gpus", "T4", "--offline")
+    page = report_of(tmp_path, str(folder), "--gpus", "T4", "--offline", "--no-deepspeed-estimate")
     assert "img" not in page.names and page.names.count("script") == 2
     assert "onerror" not in {name for name, _ in page.attributes}
     assert page.data["model"]["name"] in page.text
@@ -127,7 +127,7 @@ def test_names_of_users_stay_text(tmp_path: Path) -> None:
 )
 def test_other_answers_make_whole_reports_too(tmp_path: Path, question: str) -> None:
     """Where nothing fits, and with a baseline of plain PyTorch."""
-    page = report_of(tmp_path, *question.split(), "--offline")
+    page = report_of(tmp_path, *question.split(), "--offline", "--no-deepspeed-estimate")
     assert page.data["recommended"] is None or page.data["pytorch_baseline"] is not None
     assert ("configuration" in page.sections) == (page.data["recommended"] is not None)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from ds_advise.advisor.cli.main import run
 
-QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write", "--offline"]
+QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write", "--offline", "--no-deepspeed-estimate"]
 
 
 def test_the_summary_has_verdict_ladder_and_configuration(capsys: pytest.CaptureFixture[str]) -> None:

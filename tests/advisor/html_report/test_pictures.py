@@ -35,7 +35,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def answer() -> Recommendation:
-    return advise("Qwen2.5-14B", gpus="2x32GB")
+    return advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False)
 
 
 def _moment(event: int, phase: str = "forward", **categories: int) -> TimelinePoint:
@@ -158,7 +158,7 @@ def test_areas_add_up_to_the_memory_of_each_moment() -> None:
 def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strategy_changes() -> None:
     """A longer sequence, a larger micro batch, more GPUs: the question's value is the recommended plan, the last micro
     batch exceeds the card, and every strategy is named."""
-    answer = advise("Qwen2.5-1.5B", gpus="1x24GB", offline=True)
+    answer = advise("Qwen2.5-1.5B", gpus="1x24GB", deepspeed_estimate=False, offline=True)
     assert answer.recommended is not None
     series = {one.title: one for one in scaling_of(answer.question, answer.recommended)}
     assert list(series) == ["sequence length", "micro batch", "GPUs"]

@@ -486,7 +486,7 @@ def test_measured_and_predicted_are_of_as_many_tokens(folder: Path, share: float
 
 def test_a_probe_is_the_prediction_of_the_training_it_proves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its measured speed is shown at the end, not the closed form's."""
-    answer = advise("gpt2", gpus=cpu_cluster(2), seq_len=32, offline=True)
+    answer = advise("gpt2", gpus=cpu_cluster(2), seq_len=32, deepspeed_estimate=False, offline=True)
     probed = ran(7.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**8)
     monkeypatch.setattr("ds_advise.advisor.train.train.probe_and_keep", lambda *_, **__: probed)
     settings = TrainingSettings(model="gpt2", data=tmp_path, device="cpu", offline=True)

@@ -22,7 +22,7 @@ def parts(state: dict[str, str]) -> dict[str, Any]:
 
 
 def printed(command: str, capsys: pytest.CaptureFixture[str]) -> Any:
-    run([*shlex.split(command)[1:], "--json", "--no-write", "--offline"])
+    run([*shlex.split(command)[1:], "--json", "--no-write", "--no-deepspeed-estimate", "--offline"])
     return json.loads(capsys.readouterr().out)
 
 

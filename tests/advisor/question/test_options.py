@@ -15,7 +15,7 @@ from ds_advise.advisor.page.options import OPTIONS as PAGE_OPTIONS
 from ds_advise.advisor.question.options import GROUPS, OPTIONS, RENAMED, names_in, with_defaults
 from ds_advise.estimators.errors import WorkloadError
 
-ASKED = ["gpt2", "--gpus", "8xH100", "--no-write", "--offline", "--json"]
+ASKED = ["gpt2", "--gpus", "8xH100", "--no-write", "--no-deepspeed-estimate", "--offline", "--json"]
 
 
 def test_every_option_has_one_declaration_with_a_help_in_a_group() -> None:

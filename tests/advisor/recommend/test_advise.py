@@ -29,7 +29,7 @@ from tests.helpers import printed
 
 
 def ask(model: str, spec: str, **settings: object) -> Recommendation:
-    return ds_advise.advise(model, gpus=spec, offline=True, **settings)  # type: ignore[arg-type]
+    return ds_advise.advise(model, gpus=spec, offline=True, deepspeed_estimate=False, **settings)  # type: ignore[arg-type]
 
 
 QUESTIONS = [
@@ -348,7 +348,7 @@ def test_on_one_gpu_a_stage_without_offload_is_not_called_close() -> None:
 
 def test_an_assumed_speed_that_decides_is_the_first_doubt() -> None:
     """Links half as fast as assumed, or host memory twice, make an offload pay; of what is known there is no doubt."""
-    cluster, settings = parse_cluster("4x52GB"), {"offline": True, "loss": "standard"}
+    cluster, settings = parse_cluster("4x52GB"), {"offline": True, "deepspeed_estimate": False, "loss": "standard"}
     linked = replace(cluster, all_reduce_bytes_per_s=11e9)
     known = replace(linked, dram_bytes_per_s_per_node=2e11)
     shown_text = [

@@ -24,7 +24,7 @@ LONG: dict[str, Any] = {"gpus": "8xH100", "seq_len": 131_072}
 
 
 def ask(model: str, **question: Any) -> Recommendation:
-    return advise(model, **question, offline=True)
+    return advise(model, **question, offline=True, deepspeed_estimate=False)
 
 
 def test_gpus_share_samples_that_no_gpu_can_hold() -> None:
@@ -204,7 +204,7 @@ def test_offloaded_layer_inputs_take_the_host_bytes_of_transformers(pinned: bool
     shape = shape_from_config(SMALL, name="small")
     question: dict[str, Any] = {"gpus": "2xH100", "seq_len": 3000, "offline": True, "loss": "standard"}
     question |= {} if pinned else {"software": "pinned-inputs=no"}
-    asked = advise(shape, **question).question
+    asked = advise(shape, **question, deepspeed_estimate=False).question
     found = estimate(shape, rung="zero2", micro_batch=1, gradient_checkpointing="offload", **question)
     run = Run.of_plan(found.plan, shape, asked.workload, asked.cluster, description=SMALL)
     steps = dry_run(run, rank=0, iterations=2).phases

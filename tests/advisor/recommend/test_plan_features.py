@@ -41,7 +41,7 @@ QUANTIZED = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
 
 def ask(model: str = LLAMA, gpus: str = "8xH100", **question: Any) -> Any:
     question = {"loss": "standard", **question}
-    return advise(model, gpus=gpus, offline=True, **question)
+    return advise(model, gpus=gpus, deepspeed_estimate=False, offline=True, **question)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_the_dry_run_takes_shapes_from_deepspeeds_sources_and_meets_the_closed_f
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 2, "num_attention_heads": 8}
     tiny = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, "vocab_size": 32000}
     shape = shape_from_config(tiny, name="tiny")
-    asked = advise(shape, **SLOWER, offline=True, seq_len=512, loss="standard").question
+    asked = advise(shape, **SLOWER, offline=True, deepspeed_estimate=False, seq_len=512, loss="standard").question
     found = estimate(shape, settings=QUANTIZED, **SLOWER, **ONE_SHAPE, seq_len=512)
     run = Run.of_plan(found.plan, shape, asked.workload, asked.cluster, description=tiny)
     tensors = dry_run(run, rank=1, iterations=3).peak.allocated_bytes_per_gpu

@@ -21,11 +21,11 @@ QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvm
 @pytest.fixture(scope="module")
 def answers() -> list[Recommendation]:
     """Questions whose plans together have every kind of term."""
-    where = {"gpus": "2x4x32GB", "ram": "512GB", "nvme": "/nvme:2TB", "offline": True}
+    where = {"gpus": "2x4x32GB", "ram": "512GB", "nvme": "/nvme:2TB", "deepspeed_estimate": False, "offline": True}
     return [
         advise("Qwen2.5-7B", **where),
         advise("Qwen2.5-7B", method="lora", global_batch=512, **where),  # type: ignore[arg-type]
-        advise("Qwen2.5-7B", gpus="RTX4090", method="qlora", offline=True),
+        advise("Qwen2.5-7B", gpus="RTX4090", method="qlora", deepspeed_estimate=False, offline=True),
     ]
 
 

@@ -14,9 +14,9 @@ from ds_advise.estimators.json_form import to_json
 
 from tests.helpers import schema_errors
 
-ADVICE = "Qwen2.5-14B --gpus 2x32GB --no-write --offline"
+ADVICE = "Qwen2.5-14B --gpus 2x32GB --no-write --offline --no-deepspeed-estimate"
 QLORA = "Qwen2.5-7B --gpus 4x24GB --method qlora --sharding fsdp --no-write --offline"
-NOTHING_FITS = "Qwen2.5-72B --gpus 1x8GB --ram 64GB --no-write --offline"
+NOTHING_FITS = "Qwen2.5-72B --gpus 1x8GB --ram 64GB --no-write --offline --no-deepspeed-estimate"
 COMMANDS = {
     "advise": f"advise {ADVICE} --all",
     "advise, with a baseline of plain PyTorch": f"advise {QLORA}",

@@ -27,7 +27,7 @@ RISKY: dict[str, Any] = {"model": "llama3.1-8b", "gpus": "2x32GB", "method": "lo
 
 
 def ask(**question: Any) -> Recommendation:
-    return advise(**question, offline=True)
+    return advise(**question, offline=True, deepspeed_estimate=False)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     question = "Qwen2.5-32B --gpus 8xA100-80GB --seq-len 8192 --offline --quiet"
     question += " --sequence-parallel-size 1 --gradient-checkpointing on --loss standard"
-    monkeypatch.setattr("sys.argv", ["ds-advise", *question.split()])
+    monkeypatch.setattr("sys.argv", ["ds-advise", *question.split(), "--no-deepspeed-estimate"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0

@@ -1,0 +1,118 @@
+"""Memory of a plan according to DeepSpeed's own estimators."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..estimators.hardware import Cluster
+from ..estimators.models.model_shape import ModelShape
+from ..estimators.phrase import Phrase, phrase
+from ..estimators.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedEstimate:
+    """The result of one of DeepSpeed's functions."""
+
+    function: str
+    """Name of the function."""
+    gpu_bytes: int | None = None
+    """This and the next: bytes per GPU and per node; None if the function could not be called."""
+    host_bytes: int | None = None
+    leaves_out: tuple[Phrase, ...] = ()
+    """Parts of the plan that the function does not count."""
+    problem: str = ""
+    """Why the function could not be called; "" if it was."""
+
+
+def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepSpeedEstimate:
+    """Call the installed DeepSpeed's estimator for a plan's model states.
+
+    DeepSpeed has one for ZeRO-2 and one for ZeRO-3; stages 0 and 1 use that of ZeRO-2, and `leaves_out` states it. Both
+    assume that every parameter is trained in 16 bits with Adam. ZeRO-3's model is built in shards (zero_init), as by
+    the Trainer.
+
+    Importing DeepSpeed imports torch, 1.5 s of a fresh process. DeepSpeed's log messages on stdout are suppressed. An
+    installation that cannot be imported is a `problem`, not an error.
+    """
+    stage3 = plan.zero_stage == 3
+    module, function = (
+        ("stage3", "estimate_zero3_model_states_mem_needs")
+        if stage3
+        else ("stage_1_and_2", "estimate_zero2_model_states_mem_needs")
+    )
+    try:
+        with _quiet():
+            zero = importlib.import_module(f"deepspeed.runtime.zero.{module}")
+        estimator: Callable[..., Any] = getattr(zero, function)
+    except Exception as error:
+        # A broken installation of torch or DeepSpeed raises different errors, depending on the extension that fails.
+        return DeepSpeedEstimate(function=function, problem=f"{type(error).__name__}: {error}".splitlines()[0])
+    sizes: dict[str, Any] = {
+        "num_gpus_per_node": cluster.gpus_per_node,
+        "num_nodes": cluster.nodes,
+        "cpu_offload": plan.offload_optimizer != "none",
+    }
+    if stage3:
+        sizes |= {
+            "largest_layer_params": largest_module_parameters(model),
+            "zero_init": True,
+            "cpu_offload_params": plan.offload_param != "none",
+        }
+    host_bytes, gpu_bytes, *_ = estimator(total_params=model.parameters, **sizes)
+    return DeepSpeedEstimate(
+        function=function, gpu_bytes=gpu_bytes, host_bytes=host_bytes, leaves_out=_leaves_out(plan)
+    )
+
+
+def largest_module_parameters(model: ModelShape) -> int:
+    """Parameters of the largest module that directly owns some (usually the embedding), DeepSpeed's "largest layer"."""
+    largest = 0
+    for tensors in (model.outside, *(block.tensors for block in model.blocks)):
+        modules: Counter[str] = Counter()
+        for tensor in tensors:
+            modules[tensor.name.rpartition(".")[0]] += tensor.numel
+        largest = max(largest, *modules.values(), 0)
+    return largest
+
+
+def _leaves_out(plan: Plan) -> tuple[Phrase, ...]:
+    missing = [
+        phrase("activations"),
+        phrase("logits"),
+        phrase("communication buffers"),
+        phrase("the CUDA context and NCCL"),
+    ]
+    if plan.zero_stage < 2:
+        less = phrase("that ZeRO-{stage} shards less than ZeRO-2 (there is no estimator for it)", stage=plan.zero_stage)
+        missing.insert(0, less)
+    if plan.zero_stage == 3:
+        missing.append(phrase("gathered and prefetched parameters"))
+        if plan.offload_param != "none" and plan.offload_optimizer == "none":
+            missing.append(phrase("that the parameters alone are offloaded"))
+    if "nvme" in (plan.offload_optimizer, plan.offload_param):
+        missing.append(phrase("NVMe (it means RAM)"))
+    return tuple(missing)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress stdout during an import: DeepSpeed's logger writes there."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        logging.disable(level)
+        # The logger keeps the stream of its creation.
+        for handler in logging.getLogger("DeepSpeed").handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
+                handler.setStream(sys.stdout)
