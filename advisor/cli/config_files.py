@@ -35,7 +35,6 @@ IMPORT_FORMATS = (
     "axolotl",
     "llama-factory",
     "ms-swift",
-    "openrlhf",
     "trl",
     "training-arguments",
     "script",

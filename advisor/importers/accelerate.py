@@ -12,7 +12,7 @@ from typing import Any
 from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
-from .imported_run import DeepSpeedPart, ImportedRun, KeyPath, Value, fsdp_of, unpredicted_fsdp, unused_keys
+from .imported_run import DeepSpeedPart, ImportedRun, Value, fsdp_of, unpredicted_fsdp, unused_keys
 from .launch_line import LaunchLine, SlurmJob
 from .source import Source, find_file, named_part, read_source
 
@@ -107,24 +107,20 @@ class AccelerateFormat:
             unknown=unknown,
         )
 
-    def changes(
-        self, source: Source, _run: ImportedRun, plan: Plan, part: DeepSpeedPart | None
-    ) -> dict[KeyPath, Value]:
+    def changes(self, source: Source, _run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[str, Value]:
         """The keys that name the better DeepSpeed configuration as a file, because accelerate's fields cannot express
         all of it."""
         block = _block(source.values, "deepspeed_config")
         if part is None:
             return {}
-        changed: dict[KeyPath, Value] = {("deepspeed_config", "deepspeed_config_file"): part.name}
-        init = plan.zero_stage == 3
-        if block.get("zero3_init_flag") is not init:
-            changed["deepspeed_config", "zero3_init_flag"] = init
-        changed |= {("deepspeed_config", key): None for key in _WITH_FILE if key in block}
+        kept = {name: value for name, value in block.items() if name not in _WITH_FILE}
+        new = {"deepspeed_config_file": part.name, "zero3_init_flag": plan.zero_stage == 3}
+        changed: dict[str, Value] = {"deepspeed_config": kept | new}
         removed = ["mixed_precision"]
         if str(source.values.get("distributed_type")) != "DEEPSPEED":
-            changed["distributed_type",] = "DEEPSPEED"
+            changed["distributed_type"] = "DEEPSPEED"
             removed.append("fsdp_config")
-        return changed | {(name,): None for name in removed if name in source.values}
+        return changed | {name: None for name in removed if name in source.values}
 
 
 ACCELERATE = AccelerateFormat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,47 +12,27 @@ import yaml
 from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import phrase
 from ...validate.lint.config_file import Remove, Replace, apply
-from ...validate.lint.document import Document, read_document
-from .imported_run import KeyPath, Value
+from ...validate.lint.document import read_document
+from .imported_run import Value
 
 
-def edit_json(text: str, changes: Mapping[KeyPath, Value]) -> str:
+def edit_json(text: str, changes: Mapping[str, Value]) -> str:
     """The text with these keys set, or removed if the value is None. Raises ConfigFileError if that would lose a
     comment."""
-    document = read_document(text.encode(), name="the file")
-    for path, value in changes.items():
-        member = document.member(path)
-        if member is None:
-            text = document.text if value is None else _inserted(document, path, value)
-        else:
-            text, made = apply(document, [Remove(path) if value is None else Replace(path, value)])
+    for name, value in changes.items():
+        document = read_document(text.encode(), name="the file")
+        members = document.root.members
+        if document.root.member(name) is not None:
+            text, made = apply(document, [Remove((name,)) if value is None else Replace((name,), value)])
             if not made:
                 raise ConfigFileError(
-                    phrase("{path} cannot be removed without its comment", path=".".join(path)),
+                    phrase("{path} cannot be removed without its comment", path=name),
                     fix="remove the comment next to it",
                 )
-        document = read_document(text.encode(), name="the changed file")
+        elif value is not None:
+            end, blank = members[-1].node.end, document.text[document.root.start + 1 : members[0].start]
+            text = f"{document.text[:end]},{blank}{json.dumps(name)}: {json.dumps(value)}{document.text[end:]}"
     return text
-
-
-def _inserted(document: Document, path: KeyPath, value: Value) -> str:
-    owner, depth = document.root, 0
-    while depth < len(path) - 1 and (member := owner.member(path[depth])) is not None:
-        owner, depth = member.node, depth + 1
-    text, value = document.text, _nested(path[depth + 1 :], value)
-    if not owner.members:
-        return f"{text[: owner.start + 1]}{json.dumps(path[depth])}: {json.dumps(value)}{text[owner.end - 1 :]}"
-    first, last = owner.members[0], owner.members[-1]
-    column = document.place(first.start)[1]
-    written = json.dumps(value, indent=2).replace("\n", "\n" + " " * (column - 1))
-    entry = f"{text[owner.start + 1 : first.start]}{json.dumps(path[depth])}: {written}"
-    return f"{text[: last.node.end]},{entry}{text[last.node.end :]}"
-
-
-def _nested(path: KeyPath, value: Value) -> Value:
-    for name in reversed(path):
-        value = {name: value}
-    return value
 
 
 _MOST_ALIASES = 20
@@ -90,13 +71,13 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
-def edit_yaml(text: str, changes: Mapping[KeyPath, Value]) -> str:
-    """The text with these keys set, or removed if the value is None. Raises ConfigFileError if the form of the text
-    does not allow it, such as a key behind an alias, or a mapping in braces."""
+def edit_yaml(text: str, changes: Mapping[str, Value]) -> str:
+    """The text with these keys of the outermost mapping set, or removed if the value is None. Raises ConfigFileError if
+    the form of the text does not allow it, such as a key that stands in several lines of a mapping in braces."""
     expected = yaml.safe_load(text)
-    for path, value in changes.items():
-        text = _set(text, path, value)
-        expected = _with_change(expected, path, value)
+    for name, value in changes.items():
+        text = _with_key(text, name, value)
+        expected = {key: item for key, item in (expected | {name: value}).items() if item is not None or key != name}
     try:
         done = yaml.safe_load(text) == expected
     except yaml.YAMLError:
@@ -108,81 +89,25 @@ def edit_yaml(text: str, changes: Mapping[KeyPath, Value]) -> str:
     return text
 
 
-def _with_change(values: Mapping[str, Any], path: KeyPath, value: Value) -> Mapping[str, Any]:
-    (name, *below), others = path, {key: item for key, item in values.items() if key != path[0]}
-    if not below:
-        return others if value is None else {**values, name: value}
-    inner = values.get(name)
-    if not isinstance(inner, Mapping):
-        return values if value is None else {**values, name: _nested(tuple(below), value)}
-    return {**values, name: _with_change(inner, tuple(below), value)}
-
-
-def _set(text: str, path: KeyPath, value: Value) -> str:
-    owner, depth = yaml.compose(text, Loader=yaml.SafeLoader), 0
-    found = _entry(owner, path[0])
-    while found is not None and depth < len(path) - 1 and _is_block(found[1]):
-        owner, depth = found[1], depth + 1
-        found = _entry(owner, path[depth])
-    missing = path[depth + 1 :]
-    if value is None:
-        return text if found is None or missing else _remove(text, found)
-    value = _nested(missing, value)
-    return _insert(text, owner, {path[depth]: value}) if found is None else _replace(text, found, value)
-
-
-def _is_block(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.MappingNode) and bool(node.value) and not node.flow_style
-
-
-def _entry(owner: yaml.Node, name: str) -> tuple[yaml.Node, yaml.Node] | None:
-    """The (key, value) nodes of a name in a mapping; of duplicates the last, as the loader does."""
-    entries = owner.value if isinstance(owner, yaml.MappingNode) else []
-    return next(((key, value) for key, value in reversed(entries) if key.value == name), None)
-
-
-def _replace(text: str, found: tuple[yaml.Node, yaml.Node], value: Value) -> str:
-    key, old = found
-    start, end = key.end_mark.index, max(_end(old), key.end_mark.index)
-    colon = text.index(":", start) + 1
-    is_plain = isinstance(old, yaml.ScalarNode) and old.end_mark.index > colon
-    if is_plain and not isinstance(value, Mapping):  # the blanks before the value stay
-        return text[: old.start_mark.index] + _scalar(value) + text[end:]
-    written = _block(value, key.start_mark.column + 2) if isinstance(value, Mapping) else f" {_scalar(value)}"
-    return text[:colon] + written + text[max(end, colon) :]
-
-
-def _remove(text: str, found: tuple[yaml.Node, yaml.Node]) -> str:
-    key, value = found
-    start = text.rfind("\n", 0, key.start_mark.index) + 1
-    end = text.find("\n", max(_end(value), key.end_mark.index))
-    return text[:start] + (text[end + 1 :] if end != -1 else "")
-
-
-def _insert(text: str, owner: yaml.Node, entries: Mapping[str, Value]) -> str:
-    last_key, last = owner.value[-1]
-    column = owner.value[0][0].start_mark.column
-    end = text.find("\n", max(_end(last), last_key.end_mark.index))
-    before, after = (text + "\n", "") if end == -1 else (text[: end + 1], text[end + 1 :])
-    return before + _block(entries, column).lstrip("\n") + "\n" + after
-
-
-def _block(entries: Mapping[str, Any], column: int) -> str:
-    """A mapping as YAML in block style, on lines of its own that begin at a column."""
-    lines = yaml.safe_dump(dict(entries), sort_keys=False, width=10**6, allow_unicode=True).rstrip("\n").split("\n")
-    return "".join(f"\n{' ' * column}{line}" for line in lines)
-
-
-def _scalar(value: Value) -> str:
-    dumped: str = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
-    return dumped.removesuffix("...\n").rstrip("\n")
-
-
-def _end(node: yaml.Node) -> int:
-    """End of a value's own text. A block ends with its last element, not at the beginning of the next token."""
-    if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
-        end: int = node.end_mark.index
-        is_block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
-        return len(node.end_mark.buffer[:end].rstrip()) if is_block else end
-    last = node.value[-1]
-    return max(_end(last[1]), last[0].end_mark.index + 1) if isinstance(node, yaml.MappingNode) else _end(last)
+def _with_key(text: str, name: str, value: Value) -> str:
+    entries = yaml.compose(text, Loader=yaml.SafeLoader).value
+    index = next((index for index, (key, _) in enumerate(entries) if key.value == name), None)
+    if index is None and value is None:
+        return text
+    key, old = entries[-1 if index is None else index]
+    following = None if index is None or index + 1 == len(entries) else entries[index + 1][0]
+    entry = text[key.start_mark.index : len(text) if following is None else following.start_mark.index]
+    # A comment after the last line of a value belongs to the next key.
+    end = key.start_mark.index + len(re.sub(r"(?:^[ \t]*(?:#.*)?(?:\n|\Z))+\Z", "", entry, flags=re.MULTILINE))
+    dumped = "" if value is None else yaml.safe_dump({name: value}, sort_keys=False, width=10**6, allow_unicode=True)
+    if index is None:
+        before = text[:end] + "\n" * (not text[:end].endswith("\n"))
+        return before + dumped + text[end:]
+    start, colon = key.start_mark.index, text.index(":", key.end_mark.index) + 1
+    is_line = isinstance(old, yaml.ScalarNode) and old.style not in ("|", ">")
+    if value is None or isinstance(value, Mapping) or not is_line:
+        return text[:start] + dumped + text[end:]
+    written = dumped[len(name) + 2 :].removesuffix("\n")
+    if old.end_mark.index <= colon:  # an empty value
+        return f"{text[:colon]} {written}{text[colon:]}"
+    return text[: old.start_mark.index] + written + text[old.end_mark.index :]

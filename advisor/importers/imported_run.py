@@ -17,9 +17,6 @@ from ...estimators.workload import NEXT_TOKEN, Framework
 Value = str | int | float | bool | None | Mapping[str, Any]
 """The new value of a key. None removes the key."""
 
-KeyPath = tuple[str, ...]
-"""Path of names to a key, the outermost first."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedPart:

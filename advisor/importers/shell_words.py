@@ -2,7 +2,7 @@
 
 Values that are known only at run time (a command's output, arguments of the script, variables that are set elsewhere or
 under a condition) stay in the words unexpanded. Not covered: `eval`, functions' arguments, patterns, here-documents
-(skipped, except that of `read`), arithmetic with more than two numbers.
+(skipped), arithmetic with more than two numbers.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class _Reader:
         while token := _TOKEN.match(self.text, at):
             at = token.end()
             if token["heredoc"]:
-                at = self._after_heredoc(token, written)
+                end = re.compile(rf"^\s*{token['heredoc']}\s*$", re.MULTILINE).search(self.text, at)
+                at = len(self.text) if end is None else end.end()
             elif token["array"]:
                 array = token["array"].rstrip("+=("), "+" in token["array"], []
             elif array is not None and token["operator"] == ")":
@@ -102,15 +103,6 @@ class _Reader:
                 written = []
         self._finish_command(written, "\n")
         return self.found
-
-    def _after_heredoc(self, token: re.Match[str], written: list[str]) -> int:
-        """Skip a here-document, and assign that of `read -r -d '' NAME <<EOF`. Returns the position after it."""
-        end = re.compile(rf"^\s*{re.escape(token['heredoc'])}\s*$", re.MULTILINE).search(self.text, token.end())
-        if end is None:
-            return len(self.text)
-        if written[:1] == ["read"]:
-            self._assign(written[-1], [self.text[self.text.find("\n", token.end()) + 1 : end.start()]])
-        return end.end()
 
     def _expanded(self, word: str) -> list[str]:
         """The words that the shell makes of a written one: variables are expanded, and outside quotes split."""

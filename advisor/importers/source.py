@@ -16,7 +16,7 @@ from ...validate.lint.document import MAX_BYTES, read_document
 from ..launch.script_arguments import ScriptArguments
 from ..question.run import read_ds_config
 from .file_text import edit_json, edit_yaml, read_yaml
-from .imported_run import DeepSpeedPart, KeyPath, Value
+from .imported_run import DeepSpeedPart, Value
 from .launch_line import LaunchLine, SlurmJob, read_slurm, training_lines
 from .shell_words import read_shell
 
@@ -54,7 +54,7 @@ class Source:
             return self
         return replace(self, values={**self.values, **script.line.overrides}, started_by=script)
 
-    def edited(self, changes: Mapping[KeyPath, Value]) -> str:
+    def edited(self, changes: Mapping[str, Value]) -> str:
         """The text with these keys or options set, or removed if the value is None.
 
         Raises ConfigFileError if the file's form does not allow it, or if the script's command overrides them.
@@ -63,7 +63,7 @@ class Source:
             return self.text
         if self.started_by is not None and self.started_by.line is not None:
             script, overrides = self.started_by.path, self.started_by.line.overrides
-            if name := next((name for name, *_ in changes if name in overrides), None):
+            if name := next((name for name in changes if name in overrides), None):
                 what = phrase(
                     "the command in {path} sets {name}, which overrides {path2}",
                     path=script,
@@ -74,7 +74,7 @@ class Source:
         if self.line is None:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
         text = self.text
-        for (name, *_), value in reversed(list(changes.items())):  # new options then stand in the order of the changes
+        for name, value in reversed(list(changes.items())):  # new options then stand in the order of the changes
             text = _with_option(text, self.line, name, value)
         return text
 

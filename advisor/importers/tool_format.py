@@ -17,7 +17,7 @@ from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN, PRECISION_OF
 from ..launch.script_arguments import ScriptArguments, rollout_options
 from .accelerate import AccelerateFormat, launched
-from .imported_run import DeepSpeedPart, ImportedRun, KeyPath, Value, fsdp_of, unpredicted_fsdp, unused_keys
+from .imported_run import DeepSpeedPart, ImportedRun, Value, fsdp_of, unpredicted_fsdp, unused_keys
 from .launch_line import Program
 from .source import Source, find_file, named_part
 
@@ -140,8 +140,6 @@ class ToolFormat:
     has_own_keys: bool = False
     """Whether a file may hold options of the user's own."""
     refuses_two_precisions: bool = True
-    unwritable: str = ""
-    """Why no plan can be written into the tool's files; "" if it can."""
 
     @property
     def offloads_checkpoints(self) -> bool:
@@ -220,13 +218,11 @@ class ToolFormat:
         script = source.started_by or source
         return run if script.line is None else launched(run, script)
 
-    def changes(self, source: Source, run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[KeyPath, Value]:
+    def changes(self, source: Source, run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[str, Value]:
         """The keys that change the run to this plan. part: its DeepSpeed configuration; None without one.
 
         Raises ConfigFileError if the DeepSpeed configuration is in the launcher's own options, before the script.
         """
-        if self.unwritable:
-            raise ConfigFileError(self.unwritable, fix="set them yourself")
         options = None if source.start is None else source.start.launcher_options
         named = options is not None and (options.text("config_file") or options.flag("use_deepspeed"))
         if named and part is not None:
@@ -260,7 +256,7 @@ class ToolFormat:
             changed["deepspeed"] = part.config if is_inside else part.name
         if _TWO_PRECISIONS in run.faults:
             changed["fp16"] = False
-        return {(name,): value for name, value in changed.items()}
+        return changed
 
     def _checkpointing(self, arguments: ScriptArguments) -> tuple[bool | Literal["offload"], bool]:
         if self.disables_checkpointing:
