@@ -28,7 +28,7 @@ from .question.rollouts import free_settings, rollout_assumptions
 from .question.workload import as_asked, settings_of, workload_of
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
-from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
+from .search.max_fit import STEP, with_largest_micro_batch, with_longest_sequence
 from .search.rollouts import with_fastest_rollout
 from .search.search import SampleBytes, candidates_of, fastest, of_any_loss, predict_all
 from .search.search_space import SHAPE_FIELDS
@@ -46,14 +46,25 @@ def ask(
 ) -> Question:
     """The question for the arguments of `advise`.
 
-    Only one of `model_size`, `micro_batch` and `seq_len` can be "max": the largest value with which a plan fits.
+    Only one of `micro_batch` and `seq_len` can be "max": the largest value with which a plan fits.
 
     say: receives the progress of counting data, and a warning about quantized weights.
 
     Raises `DsAdviseError` for unknown, impossible or contradictory options.
     """
     given = with_defaults(options)
-    _check_max(given)
+    if given["seq_len"] == "max" and given["micro_batch"] == "max":
+        raise WorkloadError(
+            "--seq-len max and --micro-batch max contradict each other",
+            why="only one value can be searched",
+            fix="pass a number for the other",
+        )
+    if given["seq_len"] == "max" and given["data"] is not None:
+        raise WorkloadError(
+            "--seq-len max and --data contradict each other",
+            why="the data decide the sequence length",
+            fix="give their number with --samples",
+        )
     if not isinstance(model, str | ModelShape) or (isinstance(model, str) and is_own_module(model)):
         # Imported here: it records with torch.
         from .question.model_source import module_of_file, module_of_object
@@ -66,53 +77,44 @@ def ask(
     if isinstance(model, ModelShape) and model.module:
         given = cast("QuestionOptions", {**given, **options_of_module(model, given)})
     cluster = cluster_of(given)
+    name = model if isinstance(model, str) else model.name
+    shape = as_asked(model if isinstance(model, ModelShape) else load_model(model, offline=given["offline"]), given)
     micro_batch = None if given["micro_batch"] == "max" else given["micro_batch"]
-    has_job = any(given[name] != OPTIONS[name].default for name in names_in(JobOptions))  # type: ignore[literal-required]
+    chosen: dict[str, Any] = {**given}
+    if given["seq_len"] == "max":  # the starting length of the search for the longest
+        is_limited = shape.fixed_len or shape.has_learned_positions
+        chosen["seq_len"] = None if is_limited else STEP * (1 + (given["document_len"] or 0) // STEP)
+    job: dict[str, Any] = {}
+    if any(given[name] != OPTIONS[name].default for name in names_in(JobOptions)):  # type: ignore[literal-required]
+        # Imported here: few questions are about a whole job.
+        from .data.counting import batch_of
+        from .question.job import job_of, parse_price
 
-    def about(shape: ModelShape) -> Question:
-        shape = as_asked(shape, given)
-        chosen: dict[str, Any] = {**given}
-        if given["seq_len"] == "max":  # the starting length of the search for the longest
-            is_limited = shape.fixed_len or shape.has_learned_positions
-            chosen["seq_len"] = None if is_limited else STEP * (1 + (given["document_len"] or 0) // STEP)
-        job: dict[str, Any] = {}
+        asked = job_of(given, name, shape, seq_len=chosen["seq_len"], say=say)
+        job["price"] = None if given["price"] is None else parse_price(given["price"])
         is_free = given["global_batch"] is None and OBJECTIVES[given["objective"]].rollouts is None
-        is_free &= has_job and given["micro_batch"] != "max"
-        if has_job:
-            # Imported here: few questions are about a whole job.
-            from .data.counting import batch_of
-            from .question.job import job_of, parse_price
-
-            name = model if isinstance(model, str) else shape.name
-            asked = job_of(given, name, shape, seq_len=chosen["seq_len"], say=say)
-            job = {"price": None if given["price"] is None else parse_price(given["price"])}
-            if asked is not None:
-                job |= {"job": asked.job, "job_basis": asked.basis, "job_is_packed": given["packing"]}
-                chosen["seq_len"] = asked.seq_len or chosen["seq_len"]
-                if given["eval_logits"]:
-                    chosen["eval_samples"] = given["eval_samples"] or asked.job.evaluation_samples or None
-                if is_free:
-                    chosen["global_batch"] = batch_of(asked.job, ranks=cluster.world_size, micro_batch=micro_batch)
-                if given["packing"] and given["attention"] != "flash":
-                    chosen["sequence_parallel_size"] = 1  # Ulysses drops the mask that separates packed samples
-        return Question(
-            model=shape,
-            workload=workload_of(chosen, shape, cluster.gpu),
-            cluster=cluster,
-            micro_batch_size=micro_batch,
-            free_loss=given["loss"] == "auto",
-            free_precision=given["precision"] == "auto",
-            free_batch=is_free,
-            free_rollouts=free_settings(given),
-            options=plan_options(chosen),
-            risk=given["risk"],
-            **job,
-        )
-
-    if given["model_size"] == "max":
-        return of_largest_model(model if isinstance(model, str) else model.name, about)
-    question = about(model if isinstance(model, ModelShape) else load_model(model, offline=given["offline"]))
-    shape = question.model
+        job["free_batch"] = is_free and given["micro_batch"] != "max"
+        if asked is not None:
+            job |= {"job": asked.job, "job_basis": asked.basis, "job_is_packed": given["packing"]}
+            chosen["seq_len"] = asked.seq_len or chosen["seq_len"]
+            if given["eval_logits"]:
+                chosen["eval_samples"] = given["eval_samples"] or asked.job.evaluation_samples or None
+            if job["free_batch"]:
+                chosen["global_batch"] = batch_of(asked.job, ranks=cluster.world_size, micro_batch=micro_batch)
+            if given["packing"] and given["attention"] != "flash":
+                chosen["sequence_parallel_size"] = 1  # Ulysses drops the mask that separates packed samples
+    question = Question(
+        model=shape,
+        workload=workload_of(chosen, shape, cluster.gpu),
+        cluster=cluster,
+        micro_batch_size=micro_batch,
+        free_loss=given["loss"] == "auto",
+        free_precision=given["precision"] == "auto",
+        free_rollouts=free_settings(given),
+        options=plan_options(chosen),
+        risk=given["risk"],
+        **job,
+    )
     if shape.quantized and question.workload.method != "qlora":
         say(
             f"the weights of {shape.name} are quantized ({shape.quantized}), which transformers trains with adapters "
@@ -123,23 +125,6 @@ def ask(
     if given["micro_batch"] == "max":
         return with_largest_micro_batch(question)
     return with_longest_sequence(question) if given["seq_len"] == "max" else question
-
-
-def _check_max(given: QuestionOptions) -> None:
-    """Raise WorkloadError for several options that are "max", and for one that contradicts --data."""
-    searched = [OPTIONS[name].flag for name in ("model_size", "micro_batch", "seq_len") if given[name] == "max"]
-    if len(searched) > 1:
-        raise WorkloadError(
-            phrase("{names} contradict each other", names=" and ".join(f"{flag} max" for flag in searched)),
-            why="only one value can be searched",
-            fix="pass a number for the others",
-        )
-    if given["data"] is not None and searched and searched != ["--micro-batch"]:
-        raise WorkloadError(
-            phrase("{option} max and --data contradict each other", option=searched[0]),
-            why="the data are counted for one model, and decide the sequence length",
-            fix="give their number with --samples",
-        )
 
 
 def _documented(function: _Function) -> _Function:

@@ -303,21 +303,17 @@ def _largest_found(found: Largest | None, chosen: Candidate | None) -> tuple[str
     if found is None:
         return ()
 
-    def named_value(value: int | str | None) -> str:
-        if found.option == "model_size":
-            return str(value)
-        if found.option == "micro_batch":
-            return phrase("Micro batch {value}", value=value)
-        return phrase("A sequence of {value} tokens", value=f"{value:,}")
-
+    value = found.too_large if found.value is None else found.value
+    named_value = phrase("Micro batch {value}", value=value)
+    if found.option == "seq_len":
+        named_value = phrase("A sequence of {value} tokens", value=f"{value:,}")
     if found.value is None:
-        return (phrase("{smallest}, the smallest, does not fit.", smallest=named_value(found.too_large)),)
+        return (phrase("{smallest}, the smallest, does not fit.", smallest=named_value),)
     unknown = chosen is not None and chosen.fit.assumed_host_bytes
     fits = phrase("fits if the host has the RAM") if unknown else phrase("fits")
-    text = phrase("{largest} is the largest that {fits}", largest=named_value(found.value), fits=fits)
+    text = phrase("{largest} is the largest that {fits}", largest=named_value, fits=fits)
     if found.too_large:
-        beyond = f"{found.too_large:,}" if isinstance(found.too_large, int) else found.too_large
-        return (phrase("{largest}; {beyond} does not.", largest=text, beyond=beyond),)
+        return (phrase("{largest}; {beyond} does not.", largest=text, beyond=f"{found.too_large:,}"),)
     return (phrase("{words}.", words=text),)
 
 

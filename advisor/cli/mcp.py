@@ -189,9 +189,7 @@ def _parameters(command: click.Command) -> dict[str, click.Parameter]:
     return {
         each.name: each
         for each in command.params
-        if each.name
-        and not {each.name, f"{command.name} {each.name}"} & _WITHHELD
-        and not (isinstance(each, click.Option) and each.hidden)
+        if each.name and not {each.name, f"{command.name} {each.name}"} & _WITHHELD
     }
 
 

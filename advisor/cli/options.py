@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from ...ds_configs.job import JOB_KINDS
 from ...estimators.phrase import phrase
 from ..question.option import Option, parse_count
-from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, RolloutOptions, names_in
+from ..question.options import GROUPS, OPTIONS, MethodOptions, RolloutOptions, names_in
 from ..text.language import Language, language_of_environment
 from ..text.output import Output, OutputMode, to_stderr
 
@@ -38,15 +38,9 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 
 class _Choice(click.Choice):  # type: ignore[type-arg,unused-ignore]
-    """Click choice of an option's values, which explains the refusal of some other values."""
-
-    def __init__(self, option: Option) -> None:
-        super().__init__(option.choices)
-        self._refused = option.refused
+    """Click choice whose refusal can be translated."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in self._refused:
-            self.fail(self._refused[value], param, ctx)
         if value not in self.choices:
             self.fail(phrase("{value!r} is not one of {names}", value=value, names=", ".join(self.choices)), param, ctx)
         return super().convert(value, param, ctx)
@@ -116,7 +110,7 @@ def question_option(option: Option, *, searches: bool = False, **changes: Any) -
         return click.option(option.flag, is_flag=True, help=text)
     return click.option(
         option.flag,
-        type=_Choice(option) if option.choices else _TYPES[option.kind],
+        type=_Choice(option.choices) if option.choices else _TYPES[option.kind],
         default=option.default,
         metavar=option.metavar or None,
         help=text,
@@ -141,8 +135,7 @@ def question_options(
     changes: fields of the declarations that differ for the command, by name.
     """
     own = [question_option(declared[name], searches=searches, **changes.get(name, {})) for name in names]
-    aliases = [old for old, (new, _) in RENAMED.items() if new in names]
-    options = [*own, *extra, *(click.option(f"--{old}", hidden=True) for old in aliases)]
+    options = [*own, *extra]
     bare: Any = _decorated(lambda: 0, options)
     parameters = [parameter.name for parameter in bare.__click_params__]
 
@@ -150,11 +143,6 @@ def question_options(
         @functools.wraps(command)
         def grouped(**values: Any) -> int:
             group = {name: values.pop(name) for name in parameters}
-            for old in aliases:
-                value = group.pop(old)
-                if value is not None:
-                    new, new_values = RENAMED[old]
-                    group[new] = new_values.get(value, value)
             method = group.get("method")
             for name in group:
                 effective = declared[name].methods if name in declared else ()

@@ -15,9 +15,7 @@ from .options import COUNT, MODEL_ARGUMENT, PATH, output_options, question_optio
 @click.command()
 @MODEL_ARGUMENT
 @question_options(
-    names_in(
-        JobOptions, MethodOptions, TrainingOptions, SoftwareOptions, AnswerOptions, without=("price", "model_size")
-    )
+    names_in(JobOptions, MethodOptions, TrainingOptions, SoftwareOptions, AnswerOptions, without=("price",))
 )
 @click.option("--deadline", metavar="TIME", help="Find the cheapest machine that finishes in this time: 24h, 90m, 3d.")
 @click.option(

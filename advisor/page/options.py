@@ -26,7 +26,7 @@ _LONGEST_TEXT = 200
 _LONGEST_CONFIG = 2**20
 """Largest number of characters of a pasted model configuration."""
 
-_LEFT_OUT = (*names_in(CpuOptions, ModuleOptions), "data", "packing", "eval_split", "model_size", "offline")
+_LEFT_OUT = (*names_in(CpuOptions, ModuleOptions), "data", "packing", "eval_split", "offline")
 """Options that need files or this machine, or that do not change the recommendation."""
 
 OPTIONS: Mapping[str, Option] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from ...estimators.errors import WorkloadError
@@ -29,8 +28,6 @@ class Option(NamedTuple):
     """The name of the parameter. This field and the following ones are read from the annotation."""
     kind: Literal["switch", "choice", "count", "count or max", "number", "text"] = "text"
     choices: tuple[str, ...] = ()
-    refused: Mapping[str, str] = MappingProxyType({})
-    """Values that users request and that are not choices -> (the reason, and the alternative)."""
 
     @property
     def flag(self) -> str:
@@ -46,7 +43,7 @@ class Option(NamedTuple):
     def check(self, value: Any) -> None:
         """Raise WorkloadError for a value that is not a choice of the option, or a count out of range."""
         if self.choices and value not in self.choices:
-            fix = self.refused.get(value) or phrase("pass one of {names}", names=", ".join(self.choices))
+            fix = phrase("pass one of {names}", names=", ".join(self.choices))
             raise WorkloadError(phrase("unknown {name} {value!r}", name=self.name, value=str(value)[:40]), fix=fix)
         if self.kind.startswith("count") and value != "max" and not 0 < value <= LARGEST_COUNT:
             raise WorkloadError(

@@ -335,9 +335,6 @@ class AnswerOptions(TypedDict, total=False):
     risk: Annotated[
         Risk, Option("Required probability of fitting: 97.5 % (safe), 80 % (balanced), 50 % (bold).", "safe")
     ]
-    model_size: Annotated[
-        Literal["max"] | None, Option("Treat MODEL as a family, such as Qwen2.5, and take the largest that fits.")
-    ]
     offline: Annotated[bool, Option("Do not use the network.", False)]
 
 
@@ -358,13 +355,6 @@ class QuestionOptions(
 
 OPTIONS: Mapping[str, Option] = declared(QuestionOptions.__annotations__)
 """The options by parameter name."""
-
-RENAMED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "states": ("optimizer_dtype", {}),
-    "collectives": ("zeropp", {"exact": False, "quantized": True}),
-}
-"""Old name -> (new name, new values by old values). Old names are accepted in Python and on the command line."""
-
 
 GROUPS: Mapping[str, type] = {
     "Machine": MachineOptions,
@@ -389,12 +379,9 @@ def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
     """All options, with defaults for the omitted ones. Raises TypeError for an unknown name, and WorkloadError for a
     value that is not a choice of its option, or a count outside 1 to `LARGEST_COUNT`."""
     filled: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
-    for given, value in options.items():
-        name, values = RENAMED.get(given, (given, {}))
+    for name, value in options.items():
         if name not in OPTIONS:
-            raise TypeError(f"there is no option {given!r}")
-        if values:
-            value = values.get(value, value)
+            raise TypeError(f"there is no option {name!r}")
         if name == "gradient_checkpointing" and isinstance(value, bool):
             value = "on" if value else "off"
         if value is not None:

@@ -40,11 +40,10 @@ MAX_MICRO_BATCH = 1024
 class Largest:
     """The result of an option that was "max", such as `--seq-len max`."""
 
-    option: Literal["seq_len", "micro_batch", "model_size"]
-    value: int | str | None
-    """The largest value with which a plan can be recommended; for models, a name. None if even the smallest value
-    fails."""
-    too_large: int | str | None
+    option: Literal["seq_len", "micro_batch"]
+    value: int | None
+    """The largest value with which a plan can be recommended. None if even the smallest value fails."""
+    too_large: int | None
     """The smallest value found too large; None if `value` is the largest possible one."""
 
 

@@ -1,7 +1,6 @@
-"""The largest micro batch, sequence or model for which a plan may be recommended: `--micro-batch max` and others.
+"""The largest micro batch or sequence for which a plan may be recommended (`--micro-batch max`, `--seq-len max`).
 
-Memory rises with the micro batch and the sequence, so these are found by bisection. The memory of a model depends on
-more than its parameters, so the models of a family are tried from the largest down.
+Memory rises with both, so they are found by bisection.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import lcm
 
-from ...estimators.models.catalogue import family
-from ...estimators.models.model_shape import ModelShape
 from ..question.question import Largest, Question
 from .search import any_fits
 
@@ -98,19 +95,3 @@ def with_longest_sequence(question: Question) -> Question:
         length, too_long = searched(SHORT_STEP, min(limit, STEP))
     found = Largest(option="seq_len", value=length or None, too_large=too_long)
     return replace(with_length(length or min(limit, SHORT_STEP)), largest=found)
-
-
-def of_largest_model(name: str, question_of: Callable[[ModelShape], Question]) -> Question:
-    """Return the question about the model of a family with the most parameters that fits, or the smallest if none does.
-
-    question_of: returns the question about one model. Raises UnknownModelError for a name that is not a family of the
-    catalogue, and the errors of `question_of`.
-    """
-    found, too_large = None, None
-    for model in reversed(family(name)):
-        question = question_of(model)
-        if any_fits(question):
-            found = model.name
-            break
-        too_large = model.name
-    return replace(question, largest=Largest(option="model_size", value=found, too_large=too_large))

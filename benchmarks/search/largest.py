@@ -1,4 +1,4 @@
-"""What `--seq-len max`, `--micro-batch max` and `--model-size max` take, and that more memory never allows less.
+"""What `--seq-len max` and `--micro-batch max` take, and that more memory never allows less.
 
     python -m benchmarks.search.largest
 
@@ -29,7 +29,6 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Qwen2.5-7B", {"gpus": "12xRTX-A6000"}),
     ("gpt2", {"gpus": "1xT4"}),
 )
-FAMILIES = (("Qwen2.5", "4x24GB"), ("Qwen3", "8xH100"), ("llama-3.1", "8xA100-80GB"), ("pythia", "1x24GB"))
 MEMORY_GIB = (4, 6, 8, 11, 12, 15, 16, 20, 24, 32, 40, 48, 64, 80, 141, 192)
 
 
@@ -38,8 +37,6 @@ def main() -> None:
     for model, options in QUESTIONS:
         for option in ("seq_len", "micro_batch"):
             slowest = max(slowest, _timed(model, **{option: "max"}, **options))
-    for family, gpus in FAMILIES:
-        slowest = max(slowest, _timed(family, gpus=gpus, ram="256GB", model_size="max"))
     print(f"slowest: {slowest:.2f} s; {core_score()}")
     for model, options in QUESTIONS:
         for option in ("seq_len", "micro_batch"):

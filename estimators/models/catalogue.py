@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import UnknownModelError
 from ..phrase import phrase
-from .families import FAMILIES, UnknownModelTypeError, shape_from_config
+from .families import UnknownModelTypeError, shape_from_config
 from .model_shape import ModelShape
 
 _DATA = Path(__file__).parents[1] / "data" / "models.json"
@@ -28,15 +28,6 @@ _MIRRORS = frozenset({"nousresearch", "mistralcommunity", "unsloth"})
 
 # Words in a name for further training or packaging of the weights, which do not change the shape.
 _VARIANTS = frozenset({"instruct", "chat", "base", "hf", "it", "pt", "sft", "dpo", "meta"})
-
-_SIZED = re.compile(
-    r"(?:\d{4} |moe )?"
-    r"(?:(?:[\d.]+ x )?[\d.]+ [bm](?: a [\d.]+ b)?|a [\d.]+ b"
-    r"|x?small|tiny|mini|medium|base|x*large|x+l|huge)"
-    r"(?: v ?[\d.]+| \d{4}| \d+ k| (?:un)?cased| [\d.]+ [bm]| base)*"
-)
-"""Pieces of a name after the family: a size in numbers (`7 b`, `8 x 7 b`, `30 b a 3 b`) or words, and what else
-distinguishes members of a family: a version, a date, a context length, the case of letters."""
 
 
 class _Name(NamedTuple):
@@ -92,41 +83,6 @@ def find(name: str) -> ModelShape:
         why=phrase("nearest names: {names}", names=", ".join(nearest(name))),
         fix=phrase("give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B"),
     )
-
-
-def family(name: str) -> tuple[ModelShape, ...]:
-    """Return the models of a family (`Qwen2.5`, `llama3.1`, `gpt2`) with a supported type, in ascending order of
-    parameters. Their names consist of the family's and a size, so `Qwen2.5-Coder` is a separate family. The first
-    entry in the catalogue represents each size.
-
-    Raises UnknownModelError for a name with fewer than two sizes.
-    """
-    organisation, _, rest = name.strip().rpartition("/")
-    owner, wanted = _squeeze(organisation), [piece for piece in _pieces(rest) if piece not in _VARIANTS]
-    found: dict[int, ModelShape] = {}
-    for entry, facts in enumerate(_entries()):
-        publisher, _, hub_name = facts["id"].rpartition("/")
-        pieces = [piece for piece in _pieces(hub_name) if piece not in _VARIANTS - {"base"}]
-        has_row = facts["config"]["model_type"] in FAMILIES
-        if (
-            has_row
-            and wanted
-            and pieces[: len(wanted)] == wanted
-            and (not owner or _same_owner(owner, _squeeze(publisher)))
-        ):
-            size = " ".join(pieces[len(wanted) :])
-            if not size or _SIZED.fullmatch(size):
-                shape = _shape(entry)
-                found.setdefault(shape.parameters, shape)
-    if len(found) < 2:
-        raise UnknownModelError(
-            phrase("{name!r} is no family of models in the catalogue", name=name[:80])
-            if not found
-            else phrase("{name!r} has one size", name=name[:80]),
-            why=phrase("nearest names: {names}", names=", ".join(nearest(name))),
-            fix="give a name without its size, such as Qwen2.5, llama-3.1 or gpt2",
-        )
-    return tuple(found[parameters] for parameters in sorted(found))
 
 
 def config(hub_id: str) -> dict[str, Any]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import json
 from typing import Any
 
 import click
 import ds_advise
 import pytest
 from ds_advise.advisor.cli.advise import advise as command
-from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.options import OPTIONS as PAGE_OPTIONS
-from ds_advise.advisor.question.options import GROUPS, OPTIONS, RENAMED, names_in, with_defaults
+from ds_advise.advisor.question.options import GROUPS, OPTIONS, names_in, with_defaults
 from ds_advise.estimators.errors import WorkloadError
-
-ASKED = ["gpt2", "--gpus", "8xH100", "--no-write", "--no-deepspeed-estimate", "--offline", "--json"]
 
 
 def test_every_option_has_one_declaration_with_a_help_in_a_group() -> None:
@@ -67,15 +63,3 @@ def test_values_are_checked_by_their_declaration(options: dict[str, Any], words:
 def test_an_unknown_option_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="no option 'frobnicate'"):
         with_defaults({"frobnicate": 1})
-
-
-def test_old_names_are_hidden_aliases(capsys: pytest.CaptureFixture[str]) -> None:
-    """On the command line and in Python."""
-    assert with_defaults({"states": "bf16", "collectives": "quantized"})["zeropp"]
-    answers = []
-    for words in (["--states", "bf16"], ["--optimizer-dtype", "bf16"]):
-        assert run([*ASKED, *words]) == 0
-        answers.append(json.loads(capsys.readouterr().out))
-    assert answers[0] == answers[1]
-    hidden = [each for each in command.params if isinstance(each, click.Option) and each.hidden]
-    assert [each.name for each in hidden] == list(RENAMED)

@@ -35,7 +35,7 @@ QUESTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("Qwen2.5-14B", "2x32GB", {}),
     ("Qwen2.5-72B", "2x24GB", {"ram": "64GB"}),
     ("Qwen2.5-32B", "4x24GB", {"risk": "bold", "samples": "52k", "price": "2.49/h"}),
-    ("Llama-3.1-8B", "8xH100", {"sharding": "fsdp", "tokens": "1B", "states": "bf16"}),
+    ("Llama-3.1-8B", "8xH100", {"sharding": "fsdp", "tokens": "1B", "optimizer_dtype": "bf16"}),
     ("flan-t5-xl", "2x8xA100-80GB", {"framework": "deepspeed", "nvme": "/nvme:8TB"}),
     ("Qwen2.5-7B", "2x24GB", {"method": "qlora", "lora_dropout": 0.1}),
 ]
