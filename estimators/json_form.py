@@ -18,7 +18,7 @@ Types of the fields must be importable at run time (not under `TYPE_CHECKING`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from math import isfinite
@@ -56,25 +56,36 @@ def from_json(kind: type[Form], values: Any) -> Form:
     pydantic is not used because its import would slow down answers with stored results. Raises TypeError, ValueError
     or AttributeError for values of another form.
     """
-    return _from_json(kind, values)  # type: ignore[no-any-return]
+    return _reader(kind)(values)  # type: ignore[no-any-return,arg-type]
 
 
-def _from_json(kind: Any, values: Any) -> Any:
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return the conversion to one type. It is made once: a recording has thousands of values."""
     if isinstance(kind, type) and is_dataclass(kind):
         types = _types(kind)
-        return kind(**{name: _from_json(types.get(name), value) for name, value in values.items()})
+        return lambda values: kind(**{name: _reader(types.get(name))(value) for name, value in values.items()})
+    arguments, origin = get_args(kind), get_origin(kind)
     if hasattr(kind, "_fields"):
-        return kind(*(_from_json(each, value) for each, value in zip(_types(kind).values(), values, strict=True)))
-    arguments = get_args(kind)
-    if get_origin(kind) is UnionType:
-        return None if values is None else _from_json(arguments[0], values)
-    if get_origin(kind) is Mapping:
-        return {name: _from_json(arguments[1], value) for name, value in values.items()}
-    if get_origin(kind) is not tuple:
-        return values
+        readers = [_reader(each) for each in _types(kind).values()]
+        return lambda values: kind(*[read(value) for read, value in zip(readers, values, strict=True)])
+    if origin is UnionType:
+        return lambda value: None if value is None else _reader(arguments[0])(value)
+    if origin is Mapping:
+        read = _reader(arguments[1])
+        return lambda values: {name: read(value) for name, value in values.items()}
+    if origin is not tuple:
+        return _unchanged
+    readers = [_reader(each) for each in arguments if each is not Ellipsis]
+    if all(read is _unchanged for read in readers):
+        return tuple
     if arguments[-1] is Ellipsis:
-        arguments = arguments[:1] * len(values)
-    return tuple(_from_json(each, value) for each, value in zip(arguments, values, strict=True))
+        return lambda values: tuple(map(readers[0], values))
+    return lambda values: tuple([read(value) for read, value in zip(readers, values, strict=True)])
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 @cache

@@ -27,7 +27,21 @@ def _tracked_files() -> set[str]:
         for path in listing.splitlines()
         if path.split("/")[0] not in NOT_PACKAGED
         and path.endswith(
-            (".py", ".json", ".jsonl", ".csv", ".css", ".html", ".js", ".mjs", ".svg", ".po", "py.typed", ".md")
+            (
+                ".py",
+                ".json",
+                ".json.gz",
+                ".jsonl",
+                ".csv",
+                ".css",
+                ".html",
+                ".js",
+                ".mjs",
+                ".svg",
+                ".po",
+                "py.typed",
+                ".md",
+            )
         )
         and path != "setup.py"
         and (not path.endswith(".md") or "/" in path)

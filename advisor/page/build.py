@@ -235,7 +235,7 @@ def _packed_files() -> Iterator[tuple[str, Path]]:
     for layer in ("estimators", "ds_configs", "probes", "validate", "advisor"):
         for file in sorted((root / layer).rglob("*")):
             name = file.relative_to(root).as_posix()
-            if file.suffix in (".py", ".json", ".csv") and not name.startswith(_LEFT_OUT):
+            if file.suffix in (".py", ".json", ".gz", ".csv") and not name.startswith(_LEFT_OUT):
                 yield f"ds_advise/{name}", file
     for file in sorted(Path(packaging.__file__).parent.glob("*.py")):
         yield f"packaging/{file.name}", file

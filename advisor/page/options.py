@@ -8,10 +8,11 @@ from typing import Any
 
 from ...ds_configs.files import parse_json_object
 from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError, WorkloadError
+from ...estimators.models import catalogue
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ..advise import ask
-from ..question.model_source import catalogue_shape, shape_of
+from ..question.model_source import shape_of
 from ..question.option import Option, parse_count
 from ..question.options import OPTIONS as QUESTION_OPTIONS
 from ..question.options import CpuOptions, ModuleOptions, names_in
@@ -75,7 +76,7 @@ def model_of(state: State) -> ModelShape:
     if not name:
         raise UnknownModelError("no model is named", fix="choose one, or paste its config.json")
     try:
-        return catalogue_shape(name)
+        return catalogue.find(name)
     except UnknownModelError as error:
         if error.fix.startswith("give one of these"):  # not in the catalogue; an ambiguous name has a fix of its own
             fix = "choose one of these, or paste its config.json"

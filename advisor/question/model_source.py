@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,22 +40,13 @@ def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
 def shape_of(config: dict[str, Any], *, name: str, source: str = "") -> ModelShape:
     """The shape of a model from its `config.json`, by the row of its type, else recorded from transformers' code.
     Raises ModelConfigError."""
-    return _or_recorded(lambda: shape_from_config(config, name=name, source=source))
-
-
-def catalogue_shape(name: str) -> ModelShape:
-    """The shape from `catalogue.find`, including types without a row."""
-    return _or_recorded(lambda: catalogue.find(name))
-
-
-def _or_recorded(make: Callable[[], ModelShape]) -> ModelShape:
     try:
-        return make()
-    except UnknownModelTypeError as error:
+        return shape_from_config(config, name=name, source=source)
+    except UnknownModelTypeError:
         # Imported here: its imports take milliseconds that most answers do not need.
         from ...probes.model_recorder.recorded_model import recorded_model
 
-        return recorded_model(error.config, name=error.name, source=error.source)
+        return recorded_model(config, name=name, source=source)
 
 
 def load_config(name_or_path: str, *, offline: bool = False) -> dict[str, Any]:
@@ -97,7 +88,7 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
             else "give the folder that holds the model's config.json, a catalogue name, or a hub id",
         )
     try:
-        return catalogue_shape(name)
+        return catalogue.find(name)
     except UnknownModelError:
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
             raise

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from ..errors import UnknownModelError
 from ..phrase import phrase
-from .families import UnknownModelTypeError, shape_from_config
+from .families import FAMILIES, shape_from_config
 from .model_shape import ModelShape
+from .recordings import recording
 
 _DATA = Path(__file__).parents[1] / "data" / "models.json"
 _PIECE = re.compile(r"\d+(?:\.\d+)?|[a-z]+")
@@ -164,10 +165,7 @@ def _begins(key: str, start: str) -> bool:
 def _one(name: str, found: list[_Name]) -> ModelShape:
     """Return the shape that all these names share."""
     entries = list(dict.fromkeys(known.entry for known in found))
-    try:
-        shapes = [_shape(entry) for entry in entries]
-    except UnknownModelTypeError as error:  # the model is recorded under the requested name
-        raise UnknownModelTypeError(error.config, _name(found[0]), error.source) from None
+    shapes = [_shape(entry) for entry in entries]
     if len({replace(shape, name="", source="", max_positions=None) for shape in shapes}) > 1:
         raise _ambiguous(name, found)
     first = replace(shapes[0], name=_name(found[0]))
@@ -184,7 +182,11 @@ def _name(known: _Name) -> str:
 
 def _shape(entry: int) -> ModelShape:
     facts = _entries()[entry]
-    return shape_from_config(facts["config"], name=facts["id"], source=f"catalogue: {'; '.join(facts['sources'])}")
+    config, source = facts["config"], f"catalogue: {'; '.join(facts['sources'])}"
+    if config["model_type"] in FAMILIES:
+        return shape_from_config(config, name=facts["id"], source=source)
+    recorded = recording(config["model_type"], facts["id"])
+    return replace(recorded, name=facts["id"], source=f"{source}; {recorded.source}")
 
 
 def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:

@@ -408,7 +408,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
                 why="it decides which tensors the model has",
                 fix='add the one that fits, such as "model_type": "llama"',
             )
-        raise UnknownModelTypeError(config, name, source)
+        raise UnknownModelTypeError(f"{c.where}: no row describes model_type {model_type!r}")
     body = family.body(c)
     suffix = _class_suffix(c, family.stem, body)
     head = body.heads[suffix]
@@ -463,9 +463,3 @@ def _class_suffix(c: Fields, stem: str, body: Body) -> str:
 
 class UnknownModelTypeError(ModelConfigError):
     """No row describes models of this type. They can only be recorded."""
-
-    def __init__(self, config: Mapping[str, object], name: str, source: str) -> None:
-        super().__init__(f"{name}: no row describes model_type {config['model_type']!r}")
-        self.config = config
-        self.name = name
-        self.source = source

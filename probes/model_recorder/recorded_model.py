@@ -97,13 +97,14 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
 
     try:
         built = transformers_config(config)
-        chosen, text = model_class(built), built.get_text_config()
+        chosen, text = _bare_class(built) or model_class(built), built.get_text_config()
     except UnusableModelError as error:
         raise _cannot(name, str(error)) from None
     except Exception as error:  # validators of configurations raise errors of their own
         raise _cannot(name, f"transformers refuses the configuration: {_first_line(error)}") from error
-    if not {"input_ids", "decoder_input_ids"} & inspect.signature(chosen.forward).parameters.keys():
-        raise _cannot(name, f"{chosen.__name__} takes other inputs than tokens")
+    inputs = {"input_ids", "decoder_input_ids"} & inspect.signature(chosen.forward).parameters.keys()
+    if not inputs and chosen.main_input_name != "pixel_values":
+        raise _cannot(name, f"{chosen.__name__} takes other inputs than tokens or an image")
     if (layers := getattr(text, "num_hidden_layers", 0)) > MAX_LAYERS:
         raise _cannot(name, f"it has {layers:,} layers")
     print(f"ds-advise: recording the layers of {name} from transformers' code, once", file=sys.stderr)
@@ -140,6 +141,16 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
     raise _cannot(name, why)
 
 
+def _bare_class(config: Any) -> Any:
+    """The class without a head that `architectures` names, as for embedding models; None otherwise. An encoder-decoder
+    has no loss without its head."""
+    import transformers
+
+    named = (getattr(config, "architectures", None) or [""])[0]
+    is_bare = named.endswith("Model") and "LMHead" not in named and not config.is_encoder_decoder
+    return getattr(transformers, named, None) if is_bare else None
+
+
 def input_choices(chosen: Any) -> list[tuple[str, ...]]:
     """Candidate sets of inputs for a class: tokens; required or first named inputs; tokens with their descriptions; all
     that can be made; and the latter with a list of images."""
@@ -150,7 +161,9 @@ def input_choices(chosen: Any) -> list[tuple[str, ...]]:
     described = [*tokens, *(name for name in _OF_TOKENS if name in parameters)]
     images = [*first, *described, *(name for name in _OF_IMAGES if name in parameters)]
     listed = [IMAGE_LIST if name == "pixel_values" else name for name in images]
-    return list(dict.fromkeys(tuple(dict.fromkeys(names)) for names in (tokens, first, described, images, listed)))
+    return list(
+        dict.fromkeys(tuple(dict.fromkeys(each)) for each in (tokens, first, described, images, listed) if each)
+    )
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -183,6 +196,8 @@ def make_batch(
     image = (getattr(vision, "num_channels", 3), *(size if isinstance(size, list | tuple) else (size, size)))
     floats = {
         "pixel_values": image,
+        # A convolution with stride 2 halves the frames (transformers 5.23 whisper/modeling_whisper.py).
+        "input_features": (getattr(config, "num_mel_bins", 0), 2 * getattr(config, "max_source_positions", 0)),
         IMAGE_LIST: (1, *image),
         "bbox": (length, 4),
         # Two positions and the pixels of each patch (transformers 5.23 pix2struct/image_processing_pix2struct.py).

@@ -133,6 +133,7 @@ def _shape_at(
         architecture=type(model).__name__,
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size if head is not None else 0,
+        num_labels=text.num_labels if head is None and "For" in type(model).__name__ else 0,
         blocks=blocks,
         outside=tuple(
             _tensor(modules, path, parameter, head=head, embedding=embedding, is_idle=path not in runs[0].trace.used)
@@ -142,6 +143,7 @@ def _shape_at(
         idle_tower=len(layers) < len(every_layer),
         tied=head is not None and head.weight is embedding.weight,
         max_positions=_max_positions(config) or None,
+        encoder_len_fixed=next((each.tokens for each in blocks if each.tokens and not each.hidden_size), None),
         logit_softcap=bool(getattr(text, "final_logit_softcapping", None)),
         source=source,
         peft_experts=tuple(_peft_experts(config.model_type, blocks)),
@@ -175,7 +177,8 @@ def _peft_experts(model_type: str, blocks: Sequence[Block]) -> Iterator[tuple[st
 
 def _max_positions(config: Any) -> int:
     """Maximum sequence length; 0 if unlimited."""
-    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    text = config.get_text_config()
+    found = getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None)
     return found if isinstance(found, int) else 0
 
 
@@ -219,7 +222,7 @@ def _run(
         trace.step("layer", path, call.hidden, result)
         return result
 
-    table = model.get_input_embeddings().weight
+    table = getattr(model.get_input_embeddings(), "weight", None)
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding) and module.weight is table:

@@ -1,0 +1,61 @@
+"""Recordings of catalogue models whose type has no row, so that they are answered without torch.
+
+`benchmarks.shipped_recordings` makes one file for each type with `probes.model_recorder`. Models whose layers run the
+same operations share one tree: `ModelShape` as JSON, where a value that differs between them is `{"each": [...]}`, with
+one value for each model.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..json_form import from_json
+from .model_shape import ModelShape
+
+FOLDER = Path(__file__).parents[1] / "data" / "recorded"
+
+
+@cache
+def recording(model_type: str, hub_id: str) -> ModelShape:
+    """Return the recording of a catalogue entry whose type has no row."""
+    groups = json.loads(gzip.decompress((FOLDER / f"{model_type}.json.gz").read_bytes()))
+    models, tree = next((models, tree) for models, tree in groups if hub_id in models)
+    return from_json(ModelShape, _of_one(tree, models.index(hub_id)))
+
+
+def _of_one(tree: Any, index: int) -> Any:
+    if isinstance(tree, list):
+        return [_of_one(each, index) for each in tree]
+    if isinstance(tree, dict):
+        return tree["each"][index] if "each" in tree else {key: _of_one(each, index) for key, each in tree.items()}
+    return tree
+
+
+def groups_of(shapes: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
+    """Return the content of a file, from the shapes as JSON by hub id."""
+    groups: dict[str, list[str]] = {}
+    for hub_id, shape in shapes.items():
+        groups.setdefault(repr(_form(shape)), []).append(hub_id)
+    return [(models, _of_all([shapes[hub_id] for hub_id in models])) for models in groups.values()]
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _form(each) for key, each in value.items()}
+    return [_form(each) for each in value] if isinstance(value, list) else None
+
+
+def _of_all(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if all(value == first for value in values):
+        return first
+    if isinstance(first, list):
+        return [_of_all(each) for each in zip(*values, strict=True)]
+    if isinstance(first, dict):
+        return {key: _of_all([value[key] for value in values]) for key in first}
+    return {"each": list(values)}
