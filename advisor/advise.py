@@ -16,9 +16,7 @@ from ..estimators.plan import PLANS, Plan
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
 from ..probes.store_path import anything_kept
-from .answer.doubts import doubts
-from .answer.reasons import reasons
-from .answer.recommendation import Recommendation, closest
+from .answer.recommendation import Recommendation
 from .answer.what_if import changes
 from .question.cluster import cluster_here, cluster_of, memory_limit_bytes
 from .question.model_source import is_own_module, load_model, options_of_module
@@ -30,7 +28,7 @@ from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, with_largest_micro_batch, with_longest_sequence
 from .search.rollouts import with_fastest_rollout
-from .search.search import SampleBytes, candidates_of, fastest, of_any_loss, predict_all
+from .search.search import candidates_of, fastest, of_any_loss, predict_all
 from .search.search_space import SHAPE_FIELDS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -250,30 +248,28 @@ def predicted(question: Question) -> Recommendation:
         return replace(found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question))
     offered = question.with_offered_loss
     if offered is not None:
-        sample_bytes: SampleBytes = {}
-        own = fastest(question, sample_bytes)
-        if own is not None and of_any_loss(question, own, sample_bytes) is not own:
+        own = fastest(question)
+        if own is not None and of_any_loss(question, own) is not own:
             return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
-    if offered is not None and recommended is None:
-        other, without = predicted(offered), closest(ladder)
-        missed = closest(other.ladder)
-        comes_closer = not without or not missed or missed.fit.utilization < without.fit.utilization
-        if other.recommended is not None or comes_closer:
-            return replace(other, without_loss=without)
-    return Recommendation(
+    found = Recommendation(
         question=question,
         candidates=candidates,
         ladder=ladder,
         recommended=recommended,
         try_first=worth_trying_first(candidates, recommended, question.risk),
-        reasons=reasons(question, ladder, recommended, candidates),
-        doubts=doubts(question, ladder, recommended),
         changes=changes(question, ladder, recommended),
         assumptions=question.model.assumptions
         + assumptions(question.cluster, recommended.estimate.time if recommended else None),
     )
+    if offered is not None and recommended is None:
+        other = predicted(offered)
+        without, missed = found.closest, other.closest
+        comes_closer = not without or not missed or missed.fit.utilization < without.fit.utilization
+        if other.recommended is not None or comes_closer:
+            return replace(other, without_loss=without)
+    return found
 
 
 def answer_with_proofs(

@@ -10,9 +10,8 @@ from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.step_time import ratio_spread
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep
-from ..search.choice import tolerance
+from ..search.choice import taken_others, tolerance
 from ..text.units import percent, rate
-from .reasons import taken_others
 
 ROUNDED = phrase(
     "Master weights in bf16 have 8 significant bits, so an update below 1/512 of a weight is rounded away: compare the "

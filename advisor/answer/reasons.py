@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from ...estimators.estimate import TimeEstimate
@@ -10,10 +11,9 @@ from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.plan import RUNGS, Plan
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance
-from ..search.choice import COMFORTABLE, SAME_SPEED, costly_features
+from ..search.choice import COMFORTABLE, SAME_SPEED, closest, costly_features, taken_others
 from ..text.labels import component_title, device_label
 from ..text.units import count, gib, percent, times, whole_percents
-from .recommendation import closest
 
 
 def reasons(
@@ -31,8 +31,7 @@ def reasons(
             "stay in host RAM (offload_optimizer.ratio).",
             share=percent(ratio),
         )
-    # The rung just below the chosen one that does not fit.
-    below = ladder[: next(index for index, step in enumerate(ladder) if step.candidate is chosen)]
+    below = takewhile(lambda step: step.rung != chosen.rung, ladder)
     failed = [step.candidate for step in below if not step.taken and step.candidate is not None]
     of_rung = [each for each in candidates if each.rung == chosen.rung]
     sentences = (
@@ -45,11 +44,6 @@ def reasons(
         _micro_batch(question, chosen, of_rung),
     )
     return tuple(sentence for sentence in sentences if sentence)
-
-
-def taken_others(ladder: Sequence[LadderStep], chosen: Candidate) -> list[Candidate]:
-    """Return the best plans of the other rungs that may be recommended."""
-    return [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
 
 
 def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep
+from ..search.choice import closest
+from .doubts import doubts
+from .reasons import reasons
 
 if TYPE_CHECKING:
     from ...ds_configs.job_files import JobFile
@@ -113,10 +117,6 @@ class Recommendation:
     ladder: tuple[LadderStep, ...]
     recommended: Candidate | None
     """The fastest plan that fits with the probability that the question's risk requires; None if there is none."""
-    reasons: tuple[str, ...]
-    """Reasons for the recommendation, as sentences."""
-    doubts: tuple[str, ...]
-    """Sentences on what might make another plan the fastest."""
     assumptions: tuple[str, ...]
     """Assumptions behind the figures, one phrase each."""
     without_loss: Candidate | None = None
@@ -145,18 +145,23 @@ class Recommendation:
     @property
     def shown(self) -> Candidate | None:
         """The plan that tables and charts mark: the recommended one, or the closest if nothing fits."""
-        return self.recommended or closest(self.ladder)
+        return self.recommended or self.closest
+
+    @property
+    def closest(self) -> Candidate | None:
+        return closest(self.ladder)
+
+    @cached_property
+    def reasons(self) -> tuple[str, ...]:
+        """Reasons for the recommendation, as sentences, most decisive first; without a fitting plan, the obstacles."""
+        return reasons(self.question, self.ladder, self.recommended, self.candidates)
+
+    @cached_property
+    def doubts(self) -> tuple[str, ...]:
+        """Sentences on what might make another plan the fastest (`doubts`)."""
+        return doubts(self.question, self.ladder, self.recommended)
 
 
 def try_first_path(destination: Path) -> Path:
     """Return the path of the configuration for the plan to try first, next to the recommended configuration."""
     return destination.with_stem(f"{destination.stem}_try_first")
-
-
-def closest(ladder: Sequence[LadderStep]) -> Candidate | None:
-    """Return the candidate with the smallest shortage; None if no rung has a candidate."""
-    return min(
-        (step.candidate for step in ladder if step.candidate is not None),
-        key=lambda candidate: candidate.fit.utilization,
-        default=None,
-    )

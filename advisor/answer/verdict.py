@@ -16,7 +16,7 @@ from ..text.job import verdict_sentence
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
 from ..text.units import count, gib, percent, rate, rough_rate, times
 from .phases import split_sentences
-from .recommendation import Recommendation, closest
+from .recommendation import Recommendation
 
 Tone = Literal["good", "unsure", "bad"]
 
@@ -80,7 +80,7 @@ def verdict_of(answer: Recommendation) -> Verdict:
         sentences = (*largest, *risk)
     else:
         headline = short = phrase("Nothing fits.")
-        missed = closest(answer.ladder)
+        missed = answer.closest
         notes = () if missed is None else (what_lacks(question, missed), *_evaluation(question, missed))
         notes = (*notes, *_loss(answer))
         sentences = (*notes, *largest)

@@ -22,7 +22,7 @@ from ...estimators.workload import DEFAULT
 from ..question.cluster import parse_ram
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep, duration_of
-from ..search.search import SampleBytes, fastest, of_any_loss
+from ..search.search import fastest, of_any_loss
 from ..text.job import hours, money
 from ..text.units import rate, whole_gib
 from .recommendation import Change, Changes
@@ -67,17 +67,16 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
 
 
 def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
-    sample_bytes: SampleBytes = {}
-    yield from _storage(question, ladder, chosen, sample_bytes)
+    yield from _storage(question, ladder, chosen)
     enough = 0.0 if chosen is None else WORTH_LISTING * chosen.tokens_per_s
     for series in _kinds(question, ladder, chosen):
         rungs: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
-            best = fastest(altered, sample_bytes, enough=enough)
+            best = fastest(altered, enough=enough)
             if best is None or best.tokens_per_s < enough or (position > 0 and best.rung in rungs):
                 yield None
             else:
-                best = of_any_loss(altered, best, sample_bytes)
+                best = of_any_loss(altered, best)
                 yield Change(flags=flags, outcome=_with_job(_outcome(question, best, chosen), question, altered, best))
                 rungs.add(best.rung)
             is_last = best is not None if chosen is None else position == MOST_STEPS - 1
@@ -253,9 +252,7 @@ def _with_job(outcome: Phrase, question: Question, altered: Question, best: Cand
     return text
 
 
-def _storage(
-    question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None, sample_bytes: SampleBytes
-) -> Iterator[Change]:
+def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
     """Yield more host RAM or NVMe; for a plan that assumes an amount of RAM, the plans that a smaller amount allows."""
     blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
     for limit in ("host", "nvme"):
@@ -273,16 +270,16 @@ def _storage(
         for plan in shown:
             larger = _with_storage(question.cluster, plan)
             asked = replace(question, cluster=larger)
-            if (fitting := fastest(asked, sample_bytes)) is not None:  # the GPU may be too small for `plan`
-                fitting = of_any_loss(asked, fitting, sample_bytes)
+            if (fitting := fastest(asked)) is not None:  # the GPU may be too small for `plan`
+                fitting = of_any_loss(asked, fitting)
                 yield Change(
                     flags=_storage_flags(question.cluster, larger), outcome=_outcome(question, fitting, chosen)
                 )
     if chosen is not None and chosen.fit.assumed_host_bytes:
-        yield from _less_ram(question, chosen, sample_bytes)
+        yield from _less_ram(question, chosen)
 
 
-def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) -> Iterator[Change]:
+def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
     """Yield, for each rung, the smallest tried RAM size below the need at which that rung is the answer, with an NVMe
     drive if necessary; and the first size at which nothing fits. The tried sizes are the plan's need without
     page-locked memory, and `RAM_AS_SOLD`."""
@@ -295,15 +292,15 @@ def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) 
             continue
         cluster = replace(given, host_memory_bytes_per_node=usable)
         asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
-        best = fastest(asked, sample_bytes)
+        best = fastest(asked)
         if best is None and not drive_bytes:
             drive_bytes = LARGE_DRIVE_BYTES  # still less RAM needs the drive too
             asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
-            best = fastest(asked, sample_bytes)
+            best = fastest(asked)
         if best is None:
             found[""] = Change(flags=f"--ram {size}", outcome=phrase("nothing fits"))
             break
-        best = of_any_loss(asked, best, sample_bytes)
+        best = of_any_loss(asked, best)
         drive = _storage_flags(cluster, _with_storage(cluster, best))
         found[best.rung] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=_outcome(question, best, chosen))
     yield from found.values()

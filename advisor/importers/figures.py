@@ -20,7 +20,7 @@ from ...estimators.plan import PlainPyTorch, Plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..advise import plan_of, predicted
-from ..answer.recommendation import Recommendation, closest
+from ..answer.recommendation import Recommendation
 from ..answer.verdict import what_lacks
 from ..answer.what_if import gpus_argument
 from ..question.options import CheckpointingChoice, Risk
@@ -156,7 +156,7 @@ def _best_plan(
         if recommended is not None:
             return recommended, None
     recommended, searched = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
-    missed = closest(searched.ladder)
+    missed = searched.closest
     return recommended, None if missed is None or recommended is not None else what_lacks(question, missed)
 
 

@@ -20,7 +20,7 @@ from ..question.job import parse_duration
 from ..question.prices import Machine, PriceTable, read_prices, shipped_prices
 from ..question.question import Question
 from ..search.candidate import Candidate, duration_of
-from ..search.search import SampleBytes, fastest
+from ..search.search import fastest
 
 TOKENS = "100M"
 """Default amount of training: a small fine-tuning, long enough that the loading time is negligible."""
@@ -229,7 +229,6 @@ def _about_any(model: str, table: PriceTable, question: dict[str, Any]) -> Quest
 def _market(question: Question, machines: Iterable[Machine], most_nodes: int) -> Iterator[Offer | LeftOut]:
     """Offers for every machine in numbers of 1, 2, 4 ... up to `most_nodes` and the machine's own limit. Each distinct
     cluster is searched once. question: a question about any machine."""
-    sample_bytes: SampleBytes = {}
     found: dict[Cluster, tuple[Question, Candidate, JobDuration] | str] = {}
     for machine in machines:
         nodes = 1
@@ -237,7 +236,7 @@ def _market(question: Question, machines: Iterable[Machine], most_nodes: int) ->
             network = machine.cluster.interconnect_bytes_per_s if nodes > 1 else None
             cluster = replace(machine.cluster, nodes=nodes, interconnect_bytes_per_s=network)
             if cluster not in found:
-                found[cluster] = _search(question, cluster, sample_bytes)
+                found[cluster] = _search(question, cluster)
             job = found[cluster]
             if isinstance(job, str):
                 yield from_attributes(LeftOut, machine, gpus=gpus_argument(cluster), reason=job)
@@ -246,13 +245,11 @@ def _market(question: Question, machines: Iterable[Machine], most_nodes: int) ->
             nodes *= 2
 
 
-def _search(
-    about: Question, cluster: Cluster, sample_bytes: SampleBytes
-) -> tuple[Question, Candidate, JobDuration] | str:
+def _search(about: Question, cluster: Cluster) -> tuple[Question, Candidate, JobDuration] | str:
     """The question about a cluster, its best plan and the job under it, or the reason that there is none."""
     try:
         question = about.about_cluster(cluster)
-        candidate = fastest(question, sample_bytes)
+        candidate = fastest(question)
     except (ClusterError, WorkloadError) as error:
         return error.what
     if candidate is None:

@@ -83,6 +83,17 @@ def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
     return next((candidate for candidate in simple if candidate.fit.utilization <= COMFORTABLE), equals[0])
 
 
+def closest(ladder: Iterable[LadderStep]) -> Candidate | None:
+    """Return the best plan of a rung that has the smallest shortage; None if no rung has a plan."""
+    plans = (step.candidate for step in ladder if step.candidate is not None)
+    return min(plans, key=lambda candidate: candidate.fit.utilization, default=None)
+
+
+def taken_others(ladder: Iterable[LadderStep], chosen: Candidate | None) -> list[Candidate]:
+    """Return the best plans of the other rungs that may be recommended."""
+    return [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
+
+
 def drop_dominated(plans: Iterable[PlanWithSpeed]) -> list[PlanWithSpeed]:
     """Return, in order, the plans that gain at least `LEAST_GAIN` over every kept plan with fewer costly features.
 

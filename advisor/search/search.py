@@ -23,9 +23,11 @@ _LEAST_OF_STAGES = 0.96
 """Least ratio of the bytes of one more sample between two stages. The stages differ only in the allocator's rounding,
 by at most 3.6 % in dense, encoder-decoder, vision-language and expert models, whole or with adapters."""
 
-SampleBytes = dict[tuple[Any, ...], float]
-"""Device bytes of one more sample in a large micro batch, keyed by the settings that determine them; shared by
-questions about the same training."""
+_sample_bytes: dict[tuple[Any, ...], float] = {}
+"""Device bytes of one more sample in a large micro batch, by the settings that determine them: the searches of an
+answer and of `rent` differ in the machines, not in these."""
+
+_MOST_KEPT = 1000
 
 
 @gc_paused()
@@ -105,16 +107,13 @@ def _until_memory_suffices(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]
 
 
 @gc_paused()
-def fastest(question: Question, sample_bytes: SampleBytes | None = None, *, enough: float = 0.0) -> Candidate | None:
-    """Return the plan that `fastest_that_fits` takes from the ladder, or one of the same speed.
-
-    sample_bytes: shared by questions about the same training. enough: least useful speed in tokens per second; if no
-    plan reaches it, the result is None or a slower plan.
-    """
-    return _BranchAndBound(question, {} if sample_bytes is None else sample_bytes, enough).best()
+def fastest(question: Question, *, enough: float = 0.0) -> Candidate | None:
+    """Return the plan that `fastest_that_fits` takes from the ladder, or one of the same speed. enough: least useful
+    speed in tokens per second; if no plan reaches it, the result is None or a slower plan."""
+    return _BranchAndBound(question, enough).best()
 
 
-def of_any_loss(question: Question, best: Candidate, sample_bytes: SampleBytes) -> Candidate:
+def of_any_loss(question: Question, best: Candidate) -> Candidate:
     """Return the answer's plan if the loss is free, for a question whose `fastest` is `best`.
 
     The plan with the loss that one argument enables is returned if it gains `LEAST_GAIN`, else the one without.
@@ -122,23 +121,22 @@ def of_any_loss(question: Question, best: Candidate, sample_bytes: SampleBytes) 
     offered = question.with_offered_loss
     if offered is not None:
         enough = best.tokens_per_s * (1 + LEAST_GAIN)
-        other = fastest(offered, sample_bytes, enough=enough)
+        other = fastest(offered, enough=enough)
         return best if other is None or other.tokens_per_s < enough else other
     own = question.with_own_loss
     if own is question:
         return best
     enough = best.tokens_per_s / (1 + LEAST_GAIN)
-    other = fastest(own, sample_bytes, enough=enough)
+    other = fastest(own, enough=enough)
     return best if other is None or other.tokens_per_s <= enough else other
 
 
 class _BranchAndBound:
     """The state of `fastest`: the candidates found so far that may be taken."""
 
-    def __init__(self, question: Question, sample_bytes: SampleBytes, enough: float) -> None:
+    def __init__(self, question: Question, enough: float) -> None:
         self.least = LEAST[question.risk]
         self.memory_bytes = question.cluster.gpu.memory_bytes
-        self.sample_bytes = sample_bytes
         self.enough = enough
         self.least_speed = enough * (1 - max(LEAST_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
         self.pending = {rung: _runnable(rung, question) for rung in RUNGS}
@@ -186,11 +184,13 @@ class _BranchAndBound:
         checkpointing = plan.gradient_checkpointing, plan.cpu_checkpointing
         groups = plan.sequence_parallel_size, plan.autotp_size, plan.autoep_size
         capability = question.cluster.gpu.compute_capability
-        key = (checkpointing, groups, question.workload, capability)
-        if key not in self.sample_bytes:
+        key = (checkpointing, groups, question.model, question.workload, capability)
+        if key not in _sample_bytes:
+            if len(_sample_bytes) >= _MOST_KEPT:
+                _sample_bytes.clear()
             low, high = (sweep.candidate(shape).memory.device_bytes_per_gpu for shape in shapes[-2:])
-            self.sample_bytes[key] = max(1.0, _LEAST_OF_STAGES * (high - low) / (shapes[-1][0] - shapes[-2][0]))
-        near = (self.memory_bytes - sweep.resident_bytes) / self.sample_bytes[key]
+            _sample_bytes[key] = max(1.0, _LEAST_OF_STAGES * (high - low) / (shapes[-1][0] - shapes[-2][0]))
+        near = (self.memory_bytes - sweep.resident_bytes) / _sample_bytes[key]
         if near < 1:
             sweep.is_hopeless = True
             return -1.0, near

@@ -11,7 +11,6 @@ from rich.text import Text
 from ...ds_configs.files import config_text
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
-from ..answer.recommendation import closest
 from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, what_lacks
 from ..data.prepare import DataFile
 from ..data.shapes import ROW_SHAPES
@@ -163,7 +162,7 @@ def left_out(data: DataFile) -> str:
 def _plan(proposed: Proposal) -> list[str | Text]:
     question, chosen, every = proposed.answer.question, proposed.answer.recommended, proposed.settings.save_steps
     if chosen is None:
-        near = closest(proposed.answer.ladder)
+        near = proposed.answer.closest
         nearest = [what_lacks(question, near)] if near else []
         ask = f"ds-advise {question.model.name} --seq-len {question.workload.seq_len}"
         return [Text("Nothing fits.", style="bold red"), *nearest, f"{ask} shows what would help."]

@@ -18,14 +18,12 @@ from ...estimators.phrase import named, phrase
 from ...estimators.plan import Plan
 from ...probes.real_run.result import ProbeResult
 from ...probes.run import Device
-from ..answer.doubts import doubts
-from ..answer.reasons import reasons
 from ..answer.recommendation import ProbedPlan, ProbeSeries, Recommendation, SeriesEnd, Verification
 from ..answer.what_if import changes
 from ..question.job import parse_duration
 from ..question.run import run_of
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, Fit, LadderStep
-from ..search.choice import SAME_SPEED, best_of_rung, fastest_that_fits, worth_trying_first
+from ..search.choice import SAME_SPEED, best_of_rung, fastest_that_fits, taken_others, worth_trying_first
 from ..text.labels import checkpointing_title, plan_title
 from ..text.units import rate, seconds
 from .dry_run import compared_dry_run
@@ -75,11 +73,11 @@ def verify(
 
     ladder = tuple(judged(step) for step in answer.ladder)
     candidates = [made[each.plan].candidate if each.plan in made else each for each in answer.candidates]
-    return _with_choice(
+    return replace(
         answer,
-        candidates,
-        ladder,
-        chosen,
+        candidates=tuple(candidates),
+        ladder=ladder,
+        recommended=chosen,
         changes=changes(question, ladder, chosen),
         try_first=try_first,
         verifications=tuple(made.values()),
@@ -88,28 +86,8 @@ def verify(
 
 def by_speed(answer: Recommendation) -> list[Candidate]:
     """Return the recommended plan, then the best of each other rung that fits, the fastest first."""
-    fitting = [step.candidate for step in answer.ladder if step.taken and step.candidate is not None]
-    rivals = [candidate for candidate in fitting if candidate is not answer.recommended]
-    rivals.sort(key=lambda candidate: -candidate.tokens_per_s)
+    rivals = sorted(taken_others(answer.ladder, answer.recommended), key=lambda candidate: -candidate.tokens_per_s)
     return rivals if answer.recommended is None else [answer.recommended, *rivals]
-
-
-def _with_choice(
-    answer: Recommendation,
-    candidates: Sequence[Candidate],
-    ladder: tuple[LadderStep, ...],
-    chosen: Candidate | None,
-    **others: Any,
-) -> Recommendation:
-    return replace(
-        answer,
-        candidates=tuple(candidates),
-        ladder=ladder,
-        recommended=chosen,
-        reasons=reasons(answer.question, ladder, chosen, candidates),
-        doubts=doubts(answer.question, ladder, chosen),
-        **others,
-    )
 
 
 def settle(
@@ -319,5 +297,11 @@ def _ladder(
 def _after_probes(
     answer: Recommendation, candidates: Sequence[Candidate], chosen: Candidate | None, **others: Any
 ) -> Recommendation:
-    try_first = worth_trying_first(candidates, chosen, answer.question.risk)
-    return _with_choice(answer, candidates, _ladder(candidates, answer, chosen), chosen, try_first=try_first, **others)
+    return replace(
+        answer,
+        candidates=tuple(candidates),
+        ladder=_ladder(candidates, answer, chosen),
+        recommended=chosen,
+        try_first=worth_trying_first(candidates, chosen, answer.question.risk),
+        **others,
+    )

@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.advise import answer as answer_to
 from ds_advise.advisor.advise import ask as question_of
 from ds_advise.advisor.answer.advice import advice_of
-from ds_advise.advisor.answer.recommendation import Recommendation, closest
+from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.verdict import verdict_of
 from ds_advise.advisor.answer.what_if import gpus_argument
 from ds_advise.advisor.question.cluster import parse_cluster
@@ -270,7 +270,7 @@ def test_a_loss_of_one_argument_is_turned_on_where_it_decides(
 def test_the_closest_plan_misses_by_least_of_all() -> None:
     """Plans that share samples and hold layers' inputs on the host are among those that were tried."""
     answer = ask("Llama-3.1-8B", "8xH100", seq_len=524288, loss="standard")
-    missed = closest(answer.ladder)
+    missed = answer.closest
     assert answer.recommended is None and missed is not None
     assert missed.plan.sequence_parallel_size == 8 and missed.fit.utilization < 1.5
 
