@@ -83,10 +83,11 @@ def _wait(condition: Callable[[], bool], log: Callable[[], str]) -> None:
         time.sleep(0.5)
 
 
-@pytest.mark.skipif(not _runs("sinfo"), reason="no Slurm runs here")
 def test_slurm_trains_and_goes_on_after_a_requeue(emit: Emit) -> None:
     """sbatch accepts the script; two ranks train; put back into the queue after its first checkpoint, the job goes on
     from its newest one to the end."""
+    if not _runs("sinfo"):  # asked here: it waits nine seconds for a controller that is not there
+        pytest.skip("no Slurm runs here")
     steps = 400
     script = emit("slurm", steps)
     subprocess.run(["sbatch", "--test-only", script], check=True)
@@ -125,7 +126,7 @@ def test_ray_trains(emit: Emit) -> None:
     assert _state(STEPS)["global_step"] == STEPS
 
 
-@pytest.mark.skipif(not _runs("mpirun", "--version"), reason="Open MPI is not installed")
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
 def test_the_command_of_the_pods_trains(emit: Emit) -> None:
     """What the launcher pod runs, by mpirun on one node: the ranks have torchrun's variables and train."""
     from ds_advise.ds_configs.schedulers import _by_mpirun

@@ -27,7 +27,7 @@ from benchmarks.accuracy.memory import (
     percentile,
     subsets,
 )
-from benchmarks.accuracy.predicted_memory import deepspeed_bytes, predict, results
+from benchmarks.accuracy.predicted_memory import deepspeed_bytes, results
 from benchmarks.accuracy.report import document
 from benchmarks.accuracy.rows import runs
 from benchmarks.accuracy.timed_runs import read_runs
@@ -106,15 +106,6 @@ def test_the_allocators_shares_are_those_of_the_runs() -> None:
     """What it cannot give back is the median of what the verdicts are given by."""
     (share, probability), *_ = fixed_segments_waste()
     assert share == FIXED_SEGMENTS_SHARE and probability > 0.5
-
-
-def test_predictions_are_ordered_allocated_reserved_device() -> None:
-    """For every run, whatever its software."""
-    for run in runs():
-        memory = predict(run)
-        assert 0 < memory.allocated_bytes_per_gpu < memory.reserved_bytes_per_gpu < memory.device_bytes_per_gpu, (
-            run.label
-        )
 
 
 def test_every_row_is_a_question_that_the_public_options_ask() -> None:

@@ -27,6 +27,7 @@ def below(rows: list[Comparison]) -> list[str]:
     return [row.case.name for row in rows if row.reserved[0] < 0.98 * row.reserved[1]]
 
 
+@pytest.mark.slow
 def test_the_cache_is_what_the_replayed_allocator_holds() -> None:
     """With expandable segments and ample room the allocator holds more than it must: every stream its own peak, the
     logits' gap, and at stages 1 and 2 the step's copies. Long samples of a model with a large vocabulary are within

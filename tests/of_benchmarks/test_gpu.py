@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu`: what it goes on with, when it stops, what a failure is, and a run without a GPU."""
+"""`python -m benchmarks.gpu`: what it goes on with, its chapter, and a run without a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.gpu.agenda.questions import QUESTIONS, in_order
 from benchmarks.gpu.configuration import Configuration
 from benchmarks.gpu.machine.place import Place, cluster_of
 from benchmarks.gpu.measure.__main__ import answer
-from benchmarks.gpu.measurement import Measurement, measure
+from benchmarks.gpu.measurement import Measurement
 from benchmarks.gpu.records import FILE, Outcome, Record, Records
 from benchmarks.gpu.session import Session
 from benchmarks.gpu.tables import training_row, write
@@ -39,10 +39,6 @@ MACHINE = Machine(
 Go = Callable[..., list[str]]
 
 
-def measurement(name: str, *, about_s: float = 0.0, limit_s: float = 100.0) -> Measurement:
-    return Measurement(name=name, kind="context", arguments={}, about_s=about_s, limit_s=limit_s)
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(device="cpu", limit_s=0, ram_bytes=None, nvme_folder=str(tmp_path))
@@ -52,7 +48,7 @@ def place(tmp_path: Path) -> Place:
 def go(tmp_path: Path, place: Place) -> Go:
     """A session over an agenda with given outcomes by name; answers what it measured."""
 
-    def go(names: str, outcomes: dict[str, str], *, left_s: float = 1000.0, machine: Machine = MACHINE) -> list[str]:
+    def go(names: str, outcomes: dict[str, str], *, left_s: float = 1000.0) -> list[str]:
         measured = []
 
         def run(one: Measurement, _place: Place, *, limit_s: float) -> dict[str, Any]:
@@ -61,64 +57,25 @@ def go(tmp_path: Path, place: Place) -> Go:
             return {"outcome": outcomes.get(one.name, "measured"), "value": {}, "reason": ""}
 
         session = Session(
-            Records(tmp_path), place, deadline=time.monotonic() + left_s, say=lambda _: None, run=run, machine=machine
+            Records(tmp_path), place, deadline=time.monotonic() + left_s, say=lambda _: None, run=run, machine=MACHINE
         )
-        kinds = {"E": "extensions"}
-        session.go([replace(measurement(name, about_s=10), kind=kinds.get(name, "context")) for name in names])
+        session.go([Measurement(name=name, kind="context", arguments={}, about_s=10, limit_s=100) for name in names])
         return measured
 
     return go
 
 
-def test_recorded_measurements_are_not_repeated(go: Go) -> None:
-    """Running out of memory is a result, and so is what this machine cannot do."""
-    assert go("ab", {"a": "out of memory", "b": "not possible"}) == ["a", "b"]
-    assert go("abc", {}) == ["c"]
-
-
-def test_failed_measurements_are_retried_after_the_rest(go: Go) -> None:
-    """Until it succeeds."""
-    assert go("ab", {"a": "failed", "b": "timed out"}) == ["a", "b"]
-    assert go("abc", {"a": "failed"}) == ["c", "a", "b"]
-    assert go("abc", {}) == ["a"]
-
-
-def test_measurements_cut_off_by_the_deadline_leave_no_record(go: Go) -> None:
-    """It may need no more than its usual time; nothing is begun that takes longer than is left."""
-    assert go("a", {"a": "timed out"}, left_s=20) == ["a"]
-    assert go("a", {}, left_s=5) == []
-    assert go("a", {}) == ["a"]
-    assert go("a", {}) == []
-
-
-def test_a_half_written_record_is_skipped(go: Go, tmp_path: Path) -> None:
-    """The one that was being written when the machine was taken away; what follows has a line of its own."""
-    go("ab", {})
-    with (tmp_path / FILE).open("r+b") as stream:
+def test_what_is_not_on_record_is_measured_in_turn(go: Go, tmp_path: Path) -> None:
+    """Running out of memory is a result; what failed is tried again after the rest until it succeeds; nothing is begun
+    that takes longer than is left, nor recorded where the end of the time cut it off."""
+    assert go("ab", {"a": "out of memory", "b": "failed"}) == ["a", "b"]
+    assert go("abc", {"b": "timed out"}) == ["c", "b"]
+    assert go("abcd", {"d": "timed out"}, left_s=20) == ["d", "b"]
+    assert go("abcd", {}, left_s=5) == []
+    assert go("abcd", {}) == ["d"]
+    with (tmp_path / FILE).open("r+b") as stream:  # the machine was taken away while the last one was written
         stream.truncate((tmp_path / FILE).stat().st_size - 30)
-    assert go("abc", {}) == ["b", "c"]
-    assert go("abc", {}) == []
-
-
-def test_a_measuring_process_is_ended_at_its_limit(place: Place) -> None:
-    """With what it started; that is an answer like any other."""
-    sleeping = Measurement(
-        name="sleep",
-        kind="commands",
-        arguments={"commands": ["sh -c 'trap : TERM; sleep 33.25'"]},
-        about_s=0,
-        limit_s=90,
-    )
-    answer = measure(sleeping, replace(place, limit_s=90), limit_s=-3)
-    assert answer["outcome"] == "timed out"
-    assert not [file for file in Path("/proc").glob("[0-9]*/cmdline") if b"33.25" in _read(file)]
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError:
-        return b""
+    assert go("abcde", {}) == ["d", "e"]
 
 
 def test_records_of_a_gpu_become_the_chapter_on_a_gpu(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_recording_has_the_tensors_of_the_row(name: str) -> None:
     work = Workload(seq_len=512)

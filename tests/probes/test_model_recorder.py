@@ -176,7 +176,7 @@ def test_unrecordable_models_are_refused_with_a_reason(changes: dict[str, Any], 
 @pytest.mark.parametrize(
     ("changes", "iterations"),
     [
-        ({"model_type": "mamba", "state_size": 8}, (-1.0, 1.0)),
+        pytest.param({"model_type": "mamba", "state_size": 8}, (-1.0, 1.0), marks=pytest.mark.slow),
         ({"model_type": "minimax", "num_local_experts": 2, "block_size": 128}, (0.0, 1 / 128)),
     ],
 )
@@ -212,7 +212,7 @@ SMALL_T5 = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads"
     ("config", "counts"),
     [
         # Boxes of tokens; an image as a list; patches in place of the encoder's tokens; types of tokens.
-        ({"model_type": "udop", **SMALL_T5}, [1, 1, 1, 1]),
+        pytest.param({"model_type": "udop", **SMALL_T5}, [1, 1, 1, 1], marks=pytest.mark.slow),
         (
             {"model_type": "pix2struct"}
             | {"text_config": {"hidden_size": 128, "d_ff": 64, "num_layers": 2, "num_heads": 2}}
@@ -220,7 +220,11 @@ SMALL_T5 = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads"
             [3, 1, 1],
         ),
         # Experts by the name that a value has, and in shares of the tokens that values say.
-        ({"model_type": "switch_transformers", **SMALL_T5, "num_decoder_layers": 2, "num_experts": 2}, None),
+        pytest.param(
+            {"model_type": "switch_transformers", **SMALL_T5, "num_decoder_layers": 2, "num_experts": 2},
+            None,
+            marks=pytest.mark.slow,
+        ),
         (
             {"model_type": "jetmoe", "num_local_experts": 4, "num_hidden_layers": 2, "hidden_size": 64}
             | {"intermediate_size": 128, "num_key_value_heads": 2, "kv_channels": 16, "vocab_size": 64},

@@ -32,12 +32,6 @@ def memory(
     )
 
 
-def test_checkpointing_keeps_the_input_of_every_layer() -> None:
-    """L x 2H per token, and the rotary tables once."""
-    tables = 2 * 2048 * D * 2
-    assert memory(batch=2, checkpointing=True).saved_bytes == L * 2 * 2048 * 2 * H + tables
-
-
 @pytest.mark.parametrize(
     ("loss", "logits", "width"), [("fused", 256 * V * 2, 2), ("chunked-head", 4096 * 32768 * 2, 4 + 2)]
 )
@@ -56,32 +50,6 @@ def test_a_chunked_softmax_holds_the_logits_and_their_gradient_in_16_bits() -> N
     terms = {term.name: term.size_bytes for term in memory(batch=2, loss="chunked-softmax").loss_terms}
     del terms["final norm and head input"]
     assert terms == dict.fromkeys(("logits", "gradient of logits"), 2 * 2 * 2048 * V)
-
-
-def test_adapted_experts_are_kept_whole() -> None:
-    """peft computes W + B A: 16-bit copies of gate, up and down and of the router, kept in every layer, and while a
-    checkpointed one is recomputed."""
-    experts, hidden, inner, layers = 16, 256, 192, 3
-    fields = {"moe_intermediate_size": inner, "num_experts": experts, "num_experts_per_tok": 4, "head_dim": 64}
-    model = shape_from_config(small("qwen3_moe", sizes(hidden, 704, layers, 8, 2, 64), **fields), name="moe")
-    copies = 2 * (3 * experts * hidden * inner + experts * hidden)
-    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
-
-    def fixed(targets: tuple[str, ...], checkpointing: bool) -> int:
-        how = {"method": "lora", "lora_targets": targets, "seq_len": 128}
-        one, two = (memory(model, batch, checkpointing, **how) for batch in (1, 2))
-        peaks = [
-            sum(
-                term.size_bytes
-                for term in (*m.saved_terms, *(term for term in m.block_terms if term.name == "recomputed layer"))
-            )
-            for m in (one, two)
-        ]
-        return 2 * peaks[0] - peaks[1]
-
-    routed = (*attention, "gate", "gate_proj", "up_proj", "down_proj")
-    assert fixed(routed, False) - fixed(attention, False) == layers * copies
-    assert fixed(routed, True) - fixed(attention, True) == copies
 
 
 def test_ligers_kernels_keep_inputs_and_nothing_in_fp32() -> None:

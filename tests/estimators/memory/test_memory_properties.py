@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm
 from ds_advise.estimators.hardware import Cluster, find_gpu
-from ds_advise.estimators.memory.device_overhead import outside_allocator
 from ds_advise.estimators.memory.offload_memory import pinned_block
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
@@ -161,20 +160,6 @@ def test_model_states_shrink_with_stage_and_ranks(model: ModelShape, workload: W
 
 
 @quick
-@given(models, workloads)
-def test_one_rank_equals_unsharded(model: ModelShape, workload: Workload) -> None:
-    """On one GPU every stage holds all weights, masters and states; stage 3 gathers nothing; there is no NCCL."""
-    assume(workload.optimizer not in ("muon", "lamb") and workload.method != "qlora" and workload.precision != "fp32")
-    held = []
-    for stage in range(4):
-        estimate = estimate_memory(model, workload, cluster(), Plan(zero_stage=stage, micro_batch_size=1))
-        held.append(states(estimate))
-        names = {term.name for term in every_term(estimate)}
-        assert not names & {"gathered_parameters", "persistent_parameters", "nccl_buffers"}
-    assert max(held) - min(held) <= 32
-
-
-@quick
 @given(models, st.sampled_from(["full", "lora"]), clusters, st.integers(1, 3))
 def test_offload_moves_states_and_destroys_none(model: ModelShape, method: str, machines: Cluster, stage: int) -> None:
     """Masters and states that leave the GPUs of a node arrive in its host memory; shards of weights likewise."""
@@ -283,16 +268,6 @@ def test_optimizer_parts_on_the_gpu_leave_the_host() -> None:
     kept = 16 * sum(groups[: len(groups) // 2])
     assert 0 < kept == total(half.phases[0].terms) - total(whole.phases[0].terms)
     assert 2 * kept == total(whole.host_pageable_terms) - total(half.host_pageable_terms)
-
-
-def test_nccl_takes_more_where_the_links_are_fast() -> None:
-    """NVLink opens more channels than PCIe, each with buffers of its own; one GPU alone needs none."""
-
-    def nccl(gpu: str, gpus: int) -> int:
-        cluster = Cluster(nodes=1, gpus_per_node=gpus, gpu=find_gpu(gpu))
-        return sum(part.size_bytes for part in outside_allocator(cluster) if part.name == "nccl_buffers")
-
-    assert nccl("A100-80GB", 8) > nccl("RTX4090", 8) > nccl("RTX4090", 1) == 0
 
 
 @pytest.mark.parametrize(("batches", "copies"), [(None, 0), (1, 9), (2, 2 * 2 * 8), (5, 2 * 5 * 8)])

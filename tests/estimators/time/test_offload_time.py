@@ -13,7 +13,6 @@ from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.offload_time import (
     ADAM_BYTES,
     CONTENTION_EXPONENT,
-    CORE_BYTES_PER_S,
     cpu_step_bytes_per_s,
     host_link_s,
 )
@@ -54,11 +53,6 @@ def test_no_other_number_of_threads_is_faster_than_an_equal_part_of_the_cores(
     """Fewer leave cores idle, more take turns; only the rest of a division may gain."""
     cluster = dataclasses.replace(PAIR, gpus_per_node=ranks, cpu_cores_per_node=cores)
     assert 0 < rate(cluster, threads) <= rate(cluster, None) * max(1.0, cores / (ranks * max(1, cores // ranks)))
-
-
-def test_one_thread_a_rank_is_as_fast_as_its_cores() -> None:
-    """torchrun's default: two ranks step with two of 32 cores."""
-    assert rate(PAIR, 1) == 2 * CORE_BYTES_PER_S < rate(PAIR, None)
 
 
 def test_ranks_that_take_all_cores_wait_for_each_other() -> None:

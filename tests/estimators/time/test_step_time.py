@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.estimate import TimeEstimate
-from ds_advise.estimators.hardware import AttentionSpeed, Cluster, dram_bytes_per_s, find_gpu
+from ds_advise.estimators.hardware import AttentionSpeed, Cluster, find_gpu
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.families import shape_from_config
@@ -19,7 +19,6 @@ from ds_advise.estimators.plan import RUNGS, Plan
 from ds_advise.estimators.time import roofline
 from ds_advise.estimators.time.collective_time import gathered_shares, reduce_calls, ring
 from ds_advise.estimators.time.memory_bound import COPIED_PASSES, RECAST_FP32_BYTES
-from ds_advise.estimators.time.offload_time import DRAM_SHARE, cpu_step_bytes
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import AttentionKernel, Software, Workload
 from hypothesis import given, settings
@@ -95,13 +94,6 @@ def test_terms_are_finite_add_up_and_carry_their_formula(
     tokens = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size * 512
     assert estimate.tokens_per_step == tokens
     assert estimate.tokens_per_s == pytest.approx(tokens / estimate.step_s)
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_one_gpu_has_no_collectives(stage: Any) -> None:
-    """N = 1 sends nothing over links."""
-    estimate = estimate_time(MODEL, WORKLOAD, parse_cluster("RTX4090"), plan(zero_stage=stage))
-    assert not any(term.resource in ("gpu links", "network") for term in estimate.terms)
 
 
 def test_stage_2_reduces_in_every_micro_batch_and_stage_1_in_the_last() -> None:
@@ -242,33 +234,6 @@ def test_fsdp_overlaps_copies_of_offloaded_weights_with_the_pass() -> None:
         assert all((term.hidden_s > 0) == hides for term in copies)
 
 
-def test_the_slowest_link_sets_the_pace() -> None:
-    """Between nodes the network counts, within them the GPUs' links; a faster network helps only until then."""
-    slow, fast = (
-        parse_cluster("2x8xA100-80GB", interconnect="100Gb/s"),
-        parse_cluster("2x8xA100-80GB", interconnect="2000GB/s"),
-    )
-    assert (ring(slow).resource, ring(fast).resource) == ("network", "gpu links")
-    assert ring(fast).bytes_per_s == ring(EIGHT).bytes_per_s
-    assert estimate_time(MODEL, WORKLOAD, slow, plan()).step_s > estimate_time(MODEL, WORKLOAD, fast, plan()).step_s
-    nvlink, pcie = parse_cluster("8xA100-80GB"), parse_cluster("8xA100-80GB-PCIe")
-    assert ring(nvlink).bytes_per_s > 10 * ring(pcie).bytes_per_s
-
-
-def test_cpu_adam_runs_once_per_step_so_accumulation_amortises_it() -> None:
-    """The host's step takes bytes per parameter over DRAM, whatever the number of micro batches."""
-    one = estimate_time(MODEL, WORKLOAD, PAIR, plan(offload_optimizer="cpu"))
-    eight = estimate_time(MODEL, WORKLOAD, PAIR, plan(offload_optimizer="cpu", gradient_accumulation_steps=8))
-    expected = MODEL.parameters * cpu_step_bytes(8) / (dram_bytes_per_s(PAIR) * DRAM_SHARE)
-    assert cpu_step_bytes(8) == 42
-    assert seconds(one, "optimizer on the host") == seconds(eight, "optimizer on the host") == pytest.approx(expected)
-    assert eight.tokens_per_s > one.tokens_per_s
-    faster = dataclasses.replace(PAIR, dram_bytes_per_s_per_node=2 * dram_bytes_per_s(PAIR))
-    assert seconds(
-        estimate_time(MODEL, WORKLOAD, faster, plan(offload_optimizer="cpu")), "optimizer on the host"
-    ) == pytest.approx(expected / 2)
-
-
 def test_shared_samples_reduce_gradients_in_fp32() -> None:
     """Stages 1 and 2 cast them there and back; stage 3 reduces them as they are."""
 
@@ -295,21 +260,6 @@ def test_each_offload_adds_its_traffic_and_time() -> None:
     assert [found & slow for found in resources] == [set(), {"pcie", "cpu"}, {"pcie"}, slow]
     assert plain.step_s < param.step_s < both.step_s < nvme.step_s
     assert plain.step_s < optimizer.step_s < step(offload_optimizer="cpu", pin_memory=False).step_s
-
-
-def test_a_small_model_at_micro_batch_1_waits_for_the_host() -> None:
-    """Adapters of a 0.5B model launch kernels longer than they run, so a larger micro batch costs next to nothing."""
-    model, workload = find("qwen2.5-0.5b"), Workload(method="lora", seq_len=128)
-    one, four = (
-        estimate_time(model, workload, parse_cluster("RTX4090"), plan(zero_stage=0, micro_batch_size=micro))
-        for micro in (1, 4)
-    )
-    assert one.bottleneck == "launch"
-    assert four.step_s < 1.2 * one.step_s
-    large = estimate_time(
-        find("llama-2-7b"), Workload(seq_len=2048), parse_cluster("A100-80GB"), plan(micro_batch_size=4)
-    )
-    assert not any(term.name == "launch overhead" and term.seconds > 0.01 * large.step_s for term in large.terms)
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -345,20 +295,6 @@ def test_assumptions_name_unknown_properties_of_the_cluster() -> None:
         nvme_write_bytes_per_s_per_node=3e9,
     )
     assert assumptions(known) == ("data loading that keeps up",)
-
-
-def test_half_rate_tensor_cores_run_near_their_peak() -> None:
-    """GeForce from Ampere on sum in fp32 at half rate: neither power nor the exponentials of attention hold them up as
-    they do the same chip at full rate."""
-    for half, full in (("RTX 4080 SUPER", "RTX 6000 Ada"), ("RTX 3070", "RTX A4000")):
-        slow, fast = find_gpu(half), find_gpu(full)
-        assert slow.is_half_rate and not fast.is_half_rate
-        for rate in (
-            lambda gpu: roofline.product_rate(gpu, "bf16"),
-            lambda gpu: roofline.attention_rate(gpu, "bf16", "flash", 8192),
-        ):
-            assert rate(slow) / slow.bf16_flops_per_s > 1.1 * rate(fast) / fast.bf16_flops_per_s
-    assert not find_gpu("A100-80GB").is_half_rate
 
 
 def test_measured_attention_replaces_what_is_published() -> None:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,38 +23,32 @@ from ds_advise.probes.benchmark_result import BENCH_VERSION, COLLECTIVES, BenchF
 from ds_advise.probes.machine import mount_point, threads_of_a_rank
 from ds_advise.probes.store import Store
 
-LOADS = ("torch", "deepspeed", "transformers")
 
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, extensions: Callable[..., None]) -> dict[str, Any]:
-    """One real benchmark of the CPU by two ranks, in a process of its own with a temporary folder of its own."""
+@pytest.mark.slow
+def test_the_cpus_speeds_are_measured_and_stored(tmp_path: Path, extensions: Callable[..., None]) -> None:
+    """By two ranks, in a process of its own: products by size and type, memory, launches, collectives of every kind,
+    each with its spread, or a reason. No process and no file is left, and the process has not imported torch."""
     extensions("ShareMemCommBuilder", "CPUAdamBuilder")
-    folder = tmp_path_factory.mktemp("bench")
-    (folder / "tmp").mkdir()
+    (tmp_path / "tmp").mkdir()
     program = (
         "import json, sys, psutil\n"
         "from ds_advise.probes.benchmark import ask_bench\n"
         "from ds_advise.estimators.json_form import to_json\n"
         "record = ask_bench(device='cpu', ranks=2, nvme=None, total_s=5, on_progress=lambda title: None)\n"
-        f"loaded = [name for name in {LOADS!r} if name in sys.modules]\n"
+        "loaded = [name for name in ('torch', 'deepspeed', 'transformers') if name in sys.modules]\n"
         "print(json.dumps({'record': to_json(record), 'loaded': loaded,\n"
         "                   'children': len(psutil.Process().children(recursive=True))}))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "DS_ADVISE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")},
-    )
+    environment = {**os.environ, "DS_ADVISE_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    left = [str(path) for path in (folder / "tmp").iterdir()]
-    return {**json.loads(done.stdout), "left": left, "store": folder / "cache/results.sqlite"}
+    measured = json.loads(done.stdout)
+    assert (list((tmp_path / "tmp").iterdir()), measured["children"], measured["loaded"]) == ([], 0, [])
+    (record,) = Store(tmp_path / "cache/results.sqlite").find(kind="bench")
+    assert json.loads(json.dumps(to_json(record))) == measured["record"] and record.versions["torch"]
 
-
-def test_the_cpus_speeds_are_measured(measured: dict[str, Any]) -> None:
-    """Products by size and type, memory, launches, collectives of every kind by size; each with its spread."""
-    result = from_json(BenchResult, measured["record"]["result"])
+    result = from_json(BenchResult, record.result)
+    assert json.loads(json.dumps(result.to_json())) == record.result
     assert (result.version, result.device, result.ranks) == (BENCH_VERSION, "cpu", 2)
     found = {(figure.kind, figure.how, figure.unit) for figure in result.figures}
     computing = ("matrix_product", "attention_forward", "attention_backward")
@@ -68,7 +61,9 @@ def test_the_cpus_speeds_are_measured(measured: dict[str, Any]) -> None:
     for each in result.figures:
         assert 0 < each.lowest <= each.median <= each.highest, each
         assert MIN_SAMPLES <= each.repeats <= MAX_SAMPLES
-    assert 256 in {each.size for each in result.figures if each.kind == "matrix_product"}
+    skipped = {each.what: each.reason for each in result.skipped}
+    assert "--nvme" in skipped["NVMe"]
+    assert (result.best("cpu_adam") is not None) != ("DeepSpeedCPUAdam" in skipped)
 
 
 def test_every_collective_has_a_rate_however_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,23 +73,6 @@ def test_every_collective_has_a_rate_however_late_it_is(monkeypatch: pytest.Monk
     figures = measure_collectives(task, "cpu", Stopwatch(settle=lambda: None, agree=lambda number: number))
     measured = {(each.kind, each.unit) for each in figures}
     assert measured == {(kind, unit) for kind in COLLECTIVES for unit in ("s", "B/s")}
-
-
-def test_cpu_adam_is_measured_or_skipped_with_a_reason(measured: dict[str, Any]) -> None:
-    """DeepSpeed's own extension; and NVMe is missing because no folder was named."""
-    result = from_json(BenchResult, measured["record"]["result"])
-    skipped = {each.what: each.reason for each in result.skipped}
-    assert "--nvme" in skipped["NVMe"]
-    assert (result.best("cpu_adam") is not None) != ("DeepSpeedCPUAdam" in skipped)
-
-
-def test_the_result_is_stored_and_nothing_else_is_left(measured: dict[str, Any]) -> None:
-    """The whole record; no process, no file; and the calling process has not imported torch."""
-    (record,) = Store(measured["store"]).find(kind="bench")
-    assert json.loads(json.dumps(to_json(record))) == measured["record"]
-    assert record.versions["torch"]
-    assert json.loads(json.dumps(from_json(BenchResult, record.result).to_json())) == record.result
-    assert (measured["left"], measured["children"], measured["loaded"]) == ([], 0, [])
 
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -162,22 +140,6 @@ def test_impossible_options_are_refused_before_anything_runs(
     assert "cannot be written to" in capsys.readouterr().err
     with pytest.raises(ClusterError):
         ask_bench(device="cuda", ranks=99, nvme=None, on_progress=lambda title: pytest.fail(title))
-
-
-def test_a_call_is_repeated_until_it_can_be_timed() -> None:
-    """At least three measurements, also when one alone takes more than the budget; a short call many times in each."""
-    now, calls = [0.0], [0]
-
-    def action() -> None:
-        calls[0] += 1
-        now[0] += 1e-4
-
-    watch = Stopwatch(settle=lambda: None, agree=lambda number: number, clock=lambda: now[0])
-    assert watch.samples(action, 1.0) == pytest.approx([1e-4] * MAX_SAMPLES)
-    assert calls[0] >= MAX_SAMPLES * 40
-    assert len(watch.samples(action, 0.0)) == MIN_SAMPLES
-    assert watch.fits(1.0, 5.0)
-    assert not watch.fits(1.0, 4.9)
 
 
 def test_ranks_on_the_cpu_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ class Net(torch.nn.Module):
 
 def net(): return neighbour.same(Net())
 def killed(): return Net(fatal=True)
-def leaves(): os._exit(3)
 def raises(): return {}["missing"]
 """
 BATCH = (
@@ -50,7 +50,7 @@ OWN = Workload(precision="fp32", framework="deepspeed")
 TRAINER = Workload(precision="fp32", framework="hf")
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> file, function, other keys of the configuration
     "works": ("own.py", "net", {}),
-    **{name: ("own.py", name, {}) for name in ("killed", "leaves", "raises")},
+    **{name: ("own.py", name, {}) for name in ("killed", "raises")},
     "bad_batch": ("batch.py", "net", {}),
     "unknown_optimizer": ("own.py", "net", {"optimizer": {"type": "Adamm", "params": {"lr": 0.1}}}),
     "wrong_batch": ("own.py", "net", {"train_micro_batch_size_per_gpu": 3}),
@@ -84,12 +84,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         )
         for name, (file, function, more) in CASES.items()
     }
-    died: dict[str, DryRunResult | DryRunError] = {}
-    for name in ("killed", "leaves"):
-        with pytest.raises(DryRunError) as caught:
-            answer(requests.pop(name), timeout_s=3000)
-        died[name] = caught.value
-    return died | dict(zip(requests, fork_outcomes(list(requests.values())), strict=True))
+    with pytest.raises(DryRunError) as caught:
+        answer(requests.pop("killed"), timeout_s=3000)
+    return {"killed": caught.value} | dict(zip(requests, fork_outcomes(list(requests.values())), strict=True))
 
 
 def test_one_failure_leaves_the_others_alone(outcomes: Outcomes) -> None:
@@ -103,7 +100,6 @@ def test_one_failure_leaves_the_others_alone(outcomes: Outcomes) -> None:
     ("name", "phase", "words"),
     [
         ("killed", "forward of iteration 1", ("SIGKILL", "forward of iteration 1", "free memory")),
-        ("leaves", "load", ("exit code 3", "load", "--debug")),
         ("raises", "load", ("KeyError: 'missing'", "load", "own.py:")),
         ("auto", "start", ('nothing replaces "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
         ("bad_batch", "forward of iteration 1", ("RuntimeError", "forward of iteration 1", "batch.py:")),
@@ -119,6 +115,19 @@ def test_a_failure_is_reported_with_its_phase_and_cause(
     error = outcomes[name]
     assert isinstance(error, DryRunError) and error.phase == phase
     assert all(word in f"{error.what} {error.why} {error.fix}" for word in words), str(error)
+
+
+class Leaves:
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (3,)
+
+
+def test_a_process_that_ends_without_an_answer_is_reported_with_its_exit_code() -> None:
+    with pytest.raises(DryRunError, match="exit code 3, during start") as caught:
+        answer(Leaves(), timeout_s=3000)  # type: ignore[arg-type]
+    assert "--debug" in caught.value.fix
 
 
 def test_a_missing_file_is_reported_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
