@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,68 +174,60 @@ def _count(values: Mapping[str, Any], key: str) -> int | None:
     return value
 
 
-def launched(run: ImportedRun, source: Source) -> ImportedRun:
-    """The run with the settings of its launch command and script: the number of processes, also from Slurm; DeepSpeed
-    or FSDP from accelerate; and the environment. A remark names variables that are known only when the shell runs."""
+def add_launch(run: ImportedRun, source: Source) -> None:
+    """Add the settings of the launch command and its script to the run: the number of processes, also from Slurm;
+    DeepSpeed or FSDP from accelerate; and the environment. A remark names variables that are known only when the shell
+    runs."""
     line, job = source.line, source.job or SlurmJob()
     assert line is not None
     if line.launcher == "accelerate" and run.deepspeed is None:
-        run = _with_accelerate_options(run, line, source.path.parent)
+        _add_accelerate_options(run, line, source.path.parent)
     nodes, per_node = line.counts()
-    remarks = list(run.remarks)
     if source.further_lines:
         count = source.further_lines
-        remarks.append(phrase("further commands of the script that train: {count}; the first is read", count=count))
+        run.remarks.append(phrase("further commands of the script that train: {count}; the first is read", count=count))
     unknown = dict.fromkeys(match[0] for text in line.arguments for match in _UNEXPANDED.finditer(text))
     if unknown:
         names = ", ".join(name[:30] for name in unknown)
-        remarks.append(phrase("values that are set only when the script runs are not known: {names}", names=names))
+        run.remarks.append(phrase("values that are set only when the script runs are not known: {names}", names=names))
     threads = line.environment.get("OMP_NUM_THREADS", "")
     allocator = [line.environment.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
-    return replace(
-        run,
-        nodes=nodes or run.nodes or job.nodes,
-        gpus_per_node=per_node or run.gpus_per_node or job.gpus_per_node,
-        launcher=line.launcher or run.launcher,
-        one_process="" if line.launcher in ("torchrun", "deepspeed") else run.one_process,
-        threads_per_rank=int(threads) if re.fullmatch(r"[1-9]\d{0,3}", threads) else None,
-        expandable_segments=run.expandable_segments or "expandable_segments:True" in "".join(allocator),
-        remarks=tuple(remarks),
-    )
+    run.nodes = nodes or run.nodes or job.nodes
+    run.gpus_per_node = per_node or run.gpus_per_node or job.gpus_per_node
+    run.launcher = line.launcher or run.launcher
+    run.one_process = "" if line.launcher in ("torchrun", "deepspeed") else run.one_process
+    run.threads_per_rank = int(threads) if re.fullmatch(r"[1-9]\d{0,3}", threads) else None
+    run.expandable_segments = run.expandable_segments or "expandable_segments:True" in "".join(allocator)
 
 
-def _with_accelerate_options(run: ImportedRun, line: LaunchLine, folder: Path) -> ImportedRun:
+def _add_accelerate_options(run: ImportedRun, line: LaunchLine, folder: Path) -> None:
     options = line.launcher_options
     if name := options.text("config_file"):
-        run = _with_accelerate_file(run, name, folder)
+        _add_accelerate_file(run, name, folder)
     precision = options.text("mixed_precision")
     if precision in ("bf16", "fp16") and run.training.get("precision") == "fp32":
-        run = replace(run, training={**run.training, "precision": precision})
+        run.training["precision"] = precision
     if name := options.text("deepspeed_config_file"):
-        return replace(run, sharding="zero", deepspeed=named_part(name, folder))
-    if not options.flag("use_fsdp"):
-        return run
-    return replace(run, sharding=fsdp_of(options.text("fsdp_version")))
+        run.sharding, run.deepspeed = "zero", named_part(name, folder)
+    elif options.flag("use_fsdp"):
+        run.sharding = fsdp_of(options.text("fsdp_version"))
 
 
-def _with_accelerate_file(run: ImportedRun, name: str, folder: Path) -> ImportedRun:
+def _add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:
     path = find_file(name, folder)
     if path is not None:
-        launch = ACCELERATE.read(read_source(path))
+        source = read_source(path)
     elif run.tool == "TRL" and name in _OF_TRL:
-        launch = ACCELERATE.read(Source(path=folder / name, text="", kind="yaml", values=_OF_TRL[name]))
+        source = Source(path=folder / name, text="", kind="yaml", values=_OF_TRL[name])
     else:
-        return replace(run, sharding="zero", deepspeed=named_part(name, folder))
-    precision = launch.training if run.training.get("precision") == "fp32" else {}
-    return replace(
-        run,
-        training={**run.training, **precision},
-        sharding=launch.sharding,
-        deepspeed=launch.deepspeed,
-        nodes=launch.nodes,
-        gpus_per_node=launch.gpus_per_node,
-        faults=(*run.faults, *launch.faults),
-        obstacle=run.obstacle or launch.obstacle,
-        uncounted=(*run.uncounted, *launch.uncounted),
-        unknown=(*run.unknown, *launch.unknown),
-    )
+        run.sharding, run.deepspeed = "zero", named_part(name, folder)
+        return
+    launch = ACCELERATE.read(source)
+    if run.training.get("precision") == "fp32":
+        run.training |= launch.training
+    run.sharding, run.deepspeed = launch.sharding, launch.deepspeed
+    run.nodes, run.gpus_per_node = launch.nodes, launch.gpus_per_node
+    run.faults += launch.faults
+    run.add_obstacle(launch.obstacle)
+    run.uncounted += launch.uncounted
+    run.unknown += launch.unknown

@@ -4,7 +4,7 @@ format."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..answer.advice import PlanFigures, plan_figures
 from ..question.cluster import counts_in, parse_cluster
 from ..question.model_source import load_model
 from ..question.options import Risk
+from ..question.run import read_ds_config
 from ..render.lint import FindingFigures, finding_figures
 from .accelerate import ACCELERATE
 from .figures import ImportFigures, figures_of
@@ -109,7 +110,7 @@ class ImportAnswer:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        return self.run.remarks + (self.figures.remarks if self.figures is not None else ())
+        return (*self.run.remarks, *(self.figures.remarks if self.figures is not None else ()))
 
     @property
     def is_fine(self) -> bool:
@@ -151,7 +152,8 @@ def import_file(
             why=phrase("the changed file is {path}, which {link} names", path=source.path, link=path),
             fix=phrase("pass -o with a name that ends in {suffix}", suffix=source.path.suffix),
         )
-    run = _with_options(known.read(source), ds_config, model, overrides)
+    run = known.read(source)
+    _set_options(run, ds_config, model, overrides)
     job = (source.started_by or source).job
     kind = gpus or (job.gpu if job is not None else None) or "auto"
     if kind != "auto" and counts_in(kind) == (None, None):
@@ -159,7 +161,7 @@ def import_file(
             kind = f"{run.nodes or 1}x{run.gpus_per_node}x{kind}"
         elif gpus is not None and not run.obstacle:
             assumed = phrase("the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})", gpus=gpus)
-            run = replace(run, remarks=(*run.remarks, assumed))
+            run.remarks.append(assumed)
     figures: ImportFigures | None = None
     obstacle: DsAdviseError | None = None
     try:
@@ -200,36 +202,28 @@ def import_file(
     )
 
 
-def _with_options(
-    run: ImportedRun, ds_config: Path | None, model: str | None, overrides: Mapping[str, Any]
-) -> ImportedRun:
-    """The run with the overrides, and with a remark for each assumed value."""
+def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, overrides: Mapping[str, Any]) -> None:
+    """Put the overrides into the run, with a remark for each assumed value."""
     given = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
-    remarks = list(run.remarks)
     by_script = run.micro_batch_size is None and run.framework != "deepspeed" and not run.obstacle
     if by_script and micro is None:
-        remarks.append(phrase("the script decides the micro batch, which is counted as 1 (--micro-batch)"))
+        run.remarks.append(phrase("the script decides the micro batch, which is counted as 1 (--micro-batch)"))
     if by_script and checkpointing is None:
-        remarks.append(phrase("the script decides checkpointing, which is counted as off (--gradient-checkpointing)"))
+        run.remarks.append(
+            phrase("the script decides checkpointing, which is counted as off (--gradient-checkpointing)")
+        )
     if not run.expandable_segments and not run.obstacle:
-        remarks.append(phrase("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is not set, which wastes memory"))
-    part = run.deepspeed
+        run.remarks.append(phrase("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is not set, which wastes memory"))
     if ds_config is not None:
-        config = read_config_file(ds_config).document.root.value
-        part = DeepSpeedPart(name=part.name if part is not None else str(ds_config), config=config, path=ds_config)
-    return replace(
-        run,
-        model=model or run.model,
-        training={**run.training, **given},
-        micro_batch_size=micro or run.micro_batch_size,
-        gradient_checkpointing=run.gradient_checkpointing
-        if checkpointing is None
-        else {"on": True, "off": False}.get(checkpointing, checkpointing),
-        deepspeed=part,
-        sharding="zero" if part is not None else run.sharding,
-        remarks=tuple(remarks),
-    )
+        name = run.deepspeed.name if run.deepspeed is not None else str(ds_config)
+        run.deepspeed = DeepSpeedPart(name=name, config=read_ds_config(ds_config), path=ds_config)
+        run.sharding = "zero"
+    run.model = model or run.model
+    run.training |= given
+    run.micro_batch_size = micro or run.micro_batch_size
+    if checkpointing is not None:
+        run.gradient_checkpointing = "offload" if checkpointing == "offload" else checkpointing == "on"
 
 
 def _document(part: DeepSpeedPart) -> Document | None:

@@ -30,17 +30,18 @@ class DeepSpeedPart:
     """The path of the found file; None if the configuration is part of the tool's file, or built in."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ImportedRun:
-    """A training as a file describes it. Settings that the file leaves open have the defaults of the tool."""
+    """A training as a file describes it. Settings that the file leaves open have the defaults of the tool. The rules of
+    a tool change it while the file is read."""
 
     tool: str
     """The tool's usual name."""
     model: str | None = None
     objective: str = NEXT_TOKEN
     """A result of `objective_of`."""
-    training: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the question, by the names of `QuestionOptions`."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Options of the question, by the names of `QuestionOptions`; None for one that is left open."""
     micro_batch_size: int | None = None
     """Samples per GPU; None if the script decides it."""
     gradient_accumulation_steps: int | None = 1
@@ -69,7 +70,7 @@ class ImportedRun:
     """Whether the tool or the script's environment sets `expandable_segments` of PyTorch's allocator."""
     faults: tuple[str, ...] = ()
     """Settings that the tool itself refuses or ignores, as sentences."""
-    remarks: tuple[str, ...] = ()
+    remarks: list[str] = field(default_factory=list)
     """Approximations and omissions of the figures, as sentences."""
     obstacle: str = ""
     """Why there can be no figures; "" if there can."""
@@ -77,6 +78,30 @@ class ImportedRun:
     """Keys that may decide memory or speed and that the figures ignore."""
     unknown: tuple[str, ...] = ()
     """Keys that the tool does not have, with the nearest key that it has."""
+
+    def add_obstacle(self, reason: str) -> None:
+        """Keep the first reason for which there can be no figures."""
+        self.obstacle = self.obstacle or reason
+
+    def lacks(self, what: str) -> None:
+        """Record a feature that the estimators cannot compute."""
+        self.add_obstacle(f"not predicted: {what}")
+
+    def use_software(self, **habits: Any) -> None:
+        """Record differences from current software, in addition to the known ones."""
+        self.training["software"] = {**(self.training.get("software") or {}), **habits}
+
+    def use_quantization(self, bits: int | None, *, bitsandbytes: bool = True) -> None:
+        """Record adapters on frozen weights of this number of bits; None for no quantization."""
+        if bits is None:
+            return
+        if bits not in (4, 8):
+            self.remarks.append(f"its {bits}-bit weights are counted as 16-bit ones")
+            return
+        name, title = ("nf4", "NF4") if bits == 4 else ("int8", "bitsandbytes' int8")
+        self.training.update(method="qlora", quantization=name)
+        if not bitsandbytes:
+            self.remarks.append(f"its {bits}-bit weights are counted as {title} ones")
 
     @property
     def is_fsdp(self) -> bool:

@@ -14,9 +14,9 @@ from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
-from ...estimators.workload import NEXT_TOKEN, PRECISION_OF
+from ...estimators.workload import NEXT_TOKEN
 from ..launch.script_arguments import ScriptArguments, rollout_options
-from .accelerate import AccelerateFormat, launched
+from .accelerate import AccelerateFormat, add_launch
 from .imported_run import DeepSpeedPart, ImportedRun, Value, fsdp_of, unpredicted_fsdp, unused_keys
 from .launch_line import Program
 from .source import Source, find_file, named_part
@@ -31,52 +31,14 @@ _PARTLY_SHARDED = frozenset(("shard_grad_op", "no_shard", "hybrid_shard", "hybri
 """Values of `fsdp` without full sharding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """State of reading a run. The rules of a tool change it."""
-
-    arguments: ScriptArguments
-    source: Source
-    run: dict[str, Any]
-    """Fields of `ImportedRun`."""
-    training: dict[str, Any]
-    """Arguments of `WorkloadOptions`; None is omitted."""
-    remarks: list[str]
-    obstacles: list[str]
-
-    def switched(self, names: str) -> list[str]:
-        """The names of the switches that are on. All `names`, separated by blanks, are marked as read."""
-        return [name for name in names.split() if self.arguments.flag(name)]
-
-    def lacks(self, what: str) -> None:
-        """Record a feature that the estimators cannot compute."""
-        self.obstacles.append(f"not predicted: {what}")
-
-    def use_software(self, **habits: Any) -> None:
-        """Record differences from current software, in addition to the known ones."""
-        self.training["software"] = {**(self.training.get("software") or {}), **habits}
-
-    def use_quantization(self, bits: int | None, *, bitsandbytes: bool = True) -> None:
-        """Record adapters on frozen weights of this number of bits; None for no quantization."""
-        if bits is None:
-            return
-        if bits not in (4, 8):
-            self.remarks.append(f"its {bits}-bit weights are counted as 16-bit ones")
-            return
-        name, title = ("nf4", "NF4") if bits == 4 else ("int8", "bitsandbytes' int8")
-        self.training.update(method="qlora", quantization=name)
-        if not bitsandbytes:
-            self.remarks.append(f"its {bits}-bit weights are counted as {title} ones")
-
-
-def deepspeed_part(reading: Reading) -> DeepSpeedPart | None:
+def deepspeed_part(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
     """The configuration that `--deepspeed` names or holds as JSON; None without one.
 
     Raises ConfigFileError if the named file exists and cannot be read.
     """
-    text = next((text for text in reading.arguments.configs.values() if text.lower() != "false"), None)
+    text = next((text for text in arguments.configs.values() if text.lower() != "false"), None)
     if text is None or not text.lstrip().startswith("{"):
-        return None if text is None else named_part(text, reading.source.path.parent)
+        return None if text is None else named_part(text, folder)
     try:
         config = json.loads(text)
     except ValueError as problem:
@@ -98,8 +60,8 @@ class ToolFormat:
     """The tool's usual name; "" for the name of a script's launcher."""
     is_file: Callable[[Source], bool]
     """Whether the keys of a file are this tool's."""
-    details: Callable[[Reading], None]
-    """The tool's own rules."""
+    details: Callable[[ImportedRun, ScriptArguments, Source], None]
+    """The tool's own rules, which change the run."""
     program: Program | None = None
     """The program whose command takes these options."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -134,7 +96,7 @@ class ToolFormat:
     """Features that the estimators lack -> the keys that turn them on with a value other than false, 0 or 1."""
     approximated: Mapping[str, str] = field(default_factory=dict)
     """Remarks -> the switches to which they apply."""
-    deepspeed: Callable[[Reading], DeepSpeedPart | None] = deepspeed_part
+    deepspeed: Callable[[ScriptArguments, Path], DeepSpeedPart | None] = deepspeed_part
     rollouts: Callable[[ScriptArguments], ScriptArguments] = lambda arguments: arguments
     """The arguments that hold the options of completions."""
     has_own_keys: bool = False
@@ -154,16 +116,17 @@ class ToolFormat:
     def read(self, source: Source) -> ImportedRun:
         """The training that a file describes. Raises ConfigFileError if the DeepSpeed configuration that it names
         cannot be read."""
-        arguments = source.arguments
-        reading = Reading(arguments=arguments, source=source, run={}, training={}, remarks=[], obstacles=[])
-        part = self.deepspeed(reading)
+        arguments, folder = source.arguments, source.path.parent
+        part = self.deepspeed(arguments, folder)
         checkpointing, reentrant = self._checkpointing(arguments)
         has_fsdp = any(arguments.flag(name) and arguments.text(name) not in ("[]", "{}") for name in self.fsdp)
-        fsdp = _fsdp_settings(arguments, source.path.parent) if has_fsdp and part is None else {}
+        fsdp = _fsdp_settings(arguments, folder) if has_fsdp and part is None else {}
         version = arguments.text("fsdp_version") or fsdp.get("version", self.fsdp_version)
-        reading.run.update(
+        target = "" if source.start is None else source.start.target
+        run = ImportedRun(
             tool=self.tool or (source.line.launcher if source.line is not None else "") or "python",
             model=arguments.text(*self.model) if self.model else arguments.model,
+            objective=objective_of(arguments, target, str(source.path)),
             micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
             gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
             gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
@@ -171,52 +134,43 @@ class ToolFormat:
             deepspeed=part,
             **self.defaults,
         )
-        optimizer = arguments.text(self.optimizer)
-        reading.training.update(
-            optimizer=_optimizer(reading, optimizer),
-            precision=precision_of(arguments, self.default_precision),
+        optimizer, training = arguments.text(self.optimizer), run.training
+        training.update(
+            optimizer=_optimizer(run, optimizer),
+            precision=arguments.precision or self.default_precision,
             seq_len=(arguments.number(*self.seq_len) if self.seq_len else arguments.seq_len) or self.default_seq_len,
             attention=_attention(arguments.text(*self.attention)),
             software={**self.software, **({"reentrant": True} if reentrant else {})} or None,
         )
-        target = "" if source.start is None else source.start.target
-        objective = objective_of(arguments, target, str(source.path))
-        reading.run["objective"] = objective
-        if reading.switched(self.liger):
-            reading.training.update(kernels="liger", loss="fused")
-        reading.remarks.extend(text for text, keys in self.approximated.items() if reading.switched(keys))
-        self.details(reading)
-        if reading.training.get("framework") == "trl" and objective in OBJECTIVES:
-            reading.training["objective"] = objective if objective != NEXT_TOKEN else None  # the default
-            reading.training.update(rollout_options(self.rollouts(arguments), objective))
-        elif objective != NEXT_TOKEN:
-            reading.lacks(
-                f"{objective.upper()} training, whose step has more than one model or pass; "
+        if arguments.switched(self.liger):
+            training.update(kernels="liger", loss="fused")
+        run.remarks.extend(text for text, keys in self.approximated.items() if arguments.switched(keys))
+        self.details(run, arguments, source)
+        if training.get("framework") == "trl" and run.objective in OBJECTIVES:
+            training["objective"] = run.objective if run.objective != NEXT_TOKEN else None  # the default
+            training.update(rollout_options(self.rollouts(arguments), run.objective))
+        elif run.objective != NEXT_TOKEN:
+            run.lacks(
+                f"{run.objective.upper()} training, whose step has more than one model or pass; "
                 "ds-advise MODEL --objective predicts TRL's grpo, rloo and ppo"
             )
-        habits: dict[str, Any] = {} if optimizer is None else {"optimizer-step": step_of_trainer(optimizer)}
-        if arguments.flag("tf32") and reading.training["precision"] == "fp32":
-            habits["tf32"] = True
-        if habits:
-            reading.use_software(**habits)
+        if optimizer is not None:
+            run.use_software(**{"optimizer-step": step_of_trainer(optimizer)})
+        if arguments.flag("tf32") and training["precision"] == "fp32":
+            run.use_software(tf32=True)
         for what in unpredicted_fsdp(fsdp):
-            reading.lacks(what)
+            run.lacks(what)
         for what, keys in self.not_modelled.items():
-            if any(arguments.text(name) not in ("1", "0.0") for name in reading.switched(keys)):
-                reading.lacks(what)
-        uncounted, unknown = unused_keys(self.name, arguments.unread, has_own=self.has_own_keys)
-        both = arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions
-        run = ImportedRun(
-            training={name: value for name, value in reading.training.items() if value is not None},
-            remarks=tuple(dict.fromkeys(reading.remarks)),
-            obstacle=next(iter(reading.obstacles), ""),
-            uncounted=uncounted,
-            unknown=unknown,
-            faults=(_TWO_PRECISIONS,) if both else (),
-            **reading.run,
-        )
-        script = source.started_by or source
-        return run if script.line is None else launched(run, script)
+            if any(arguments.text(name) not in ("1", "0.0") for name in arguments.switched(keys)):
+                run.lacks(what)
+        run.uncounted, run.unknown = unused_keys(self.name, arguments.unread, has_own=self.has_own_keys)
+        if arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions:
+            run.faults = (_TWO_PRECISIONS,)
+        run.training = {name: value for name, value in training.items() if value is not None}
+        run.remarks = list(dict.fromkeys(run.remarks))
+        if source.start is not None:
+            add_launch(run, source.started_by or source)
+        return run
 
     def changes(self, source: Source, run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[str, Value]:
         """The keys that change the run to this plan. part: its DeepSpeed configuration; None without one.
@@ -292,26 +246,15 @@ def _fsdp_settings(arguments: ScriptArguments, folder: Path) -> dict[str, object
     return settings
 
 
-def _optimizer(reading: Reading, name: str | None) -> str:
+def _optimizer(run: ImportedRun, name: str | None) -> str:
     if name is None:
         return "adamw"
     known = optimizer_of_trainer(name)
     if known is None:
-        reading.lacks(f"the optimizer {name[:40]}: its states are not known")
+        run.lacks(f"the optimizer {name[:40]}: its states are not known")
     elif name.startswith("paged"):
-        reading.remarks.append(f"{name} is counted as if its states stayed on the GPU: it pages them out as needed")
+        run.remarks.append(f"{name} is counted as if its states stayed on the GPU: it pages them out as needed")
     return known or "adamw"
-
-
-def precision_of(arguments: ScriptArguments, default: str) -> str:
-    """The precision from the flags bf16 and fp16 and accelerate's mixed_precision, else from the type of the loaded
-    weights."""
-    flags = {name: arguments.flag(name) for name in ("bf16", "fp16")}
-    chosen = next((name for name, flag in flags.items() if flag), None)
-    types = {**PRECISION_OF, "no": "fp32"}
-    given = [arguments.text(name) for name in ("mixed_precision", "torch_dtype", "dtype")]
-    named = [types.get(text, text) for text in given if text is not None]
-    return chosen or next((text for text in named if text in ("bf16", "fp16", "fp32")), default)
 
 
 def _attention(name: str | None) -> str | None:

@@ -10,14 +10,15 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.phrase import phrase
 from ..launch.script_arguments import ScriptArguments
-from .imported_run import DeepSpeedPart
+from .imported_run import DeepSpeedPart, ImportedRun
 from .source import Source
-from .tool_format import Reading, ToolFormat, deepspeed_part, precision_of
+from .tool_format import ToolFormat, deepspeed_part
 
 _LLAMA_FACTORY_KEYS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
 
@@ -42,10 +43,10 @@ def _frozen(arguments: ScriptArguments, tower: str, projector: str, language_mod
     return ",".join(part for part, frozen in parts.items() if frozen) or None
 
 
-def _llama_factory_details(reading: Reading) -> None:
-    arguments, training = reading.arguments, reading.training
+def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Source) -> None:
+    training = run.training
     if arguments.flag("use_muon"):
-        reading.lacks("LLaMA-Factory's own Muon, which stops under DeepSpeed in its first step")
+        run.lacks("LLaMA-Factory's own Muon, which stops under DeepSpeed in its first step")
     in_16_bits = bool(arguments.flag("pure_bf16"))
     if in_16_bits:
         training["precision"] = "bf16"
@@ -65,25 +66,25 @@ def _llama_factory_details(reading: Reading) -> None:
         # train/dpo/trainer.py, train/kto/trainer.py: TRL's trainers with log-softmax of all logits in fp32.
         # train/rm/trainer.py: trl's AutoModelForCausalLMWithValueHead.
         training |= {"framework": "trl", "loss": "value-head" if stage == "rm" else "standard"}
-        reading.switched("pref_beta pref_ftx simpo_gamma dpo_label_smoothing")  # these change no figure
+        arguments.switched("pref_beta pref_ftx simpo_gamma dpo_label_smoothing")  # these change no figure
         if method == "lora" and arguments.text("ref_model") is not None:
-            reading.lacks(_OWN_REFERENCE)
+            run.lacks(_OWN_REFERENCE)
     if method == "lora":
         training |= {"method": "lora", **arguments.lora}
         if arguments.flag("resize_vocab"):
             training.setdefault("modules_to_save", "embed_tokens,lm_head")  # model/adapter.py then trains both
-        if "modules_to_save" in training and reading.run["deepspeed"] is None and not in_16_bits:
-            reading.remarks.append("trained embeddings are counted in 16 bits; without DeepSpeed they are in fp32")
+        if "modules_to_save" in training and run.deepspeed is None and not in_16_bits:
+            run.remarks.append("trained embeddings are counted in 16 bits; without DeepSpeed they are in fp32")
         bitsandbytes = arguments.text("quantization_method") in (None, "bnb", "bitsandbytes")
-        reading.use_quantization(bits, bitsandbytes=bitsandbytes)
+        run.use_quantization(bits, bitsandbytes=bitsandbytes)
     if arguments.text(*_LLAMA_FACTORY_V1) is not None:
-        reading.lacks("the configurations of LLaMA-Factory's v1")
+        run.lacks("the configurations of LLaMA-Factory's v1")
     elif not arguments.flag("do_train"):
-        reading.obstacles.append("it does not train: do_train is not set")
+        run.add_obstacle("it does not train: do_train is not set")
     elif arguments.text("tokenized_path") is not None and not _SCHEDULE & set(arguments.given):
-        reading.obstacles.append("it only tokenizes: it names tokenized_path, and neither batch nor learning rate")
+        run.add_obstacle("it only tokenizes: it names tokenized_path, and neither batch nor learning rate")
     elif method not in ("full", "lora"):
-        reading.lacks(f"finetuning_type {method[:20]}")
+        run.lacks(f"finetuning_type {method[:20]}")
 
 
 LLAMA_FACTORY = ToolFormat(
@@ -148,10 +149,10 @@ _MS_SWIFT_ZERO: Mapping[str, Mapping[str, Any]] = {
 memory and speed."""
 
 
-def _ms_swift_deepspeed(reading: Reading) -> DeepSpeedPart | None:
+def _ms_swift_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
     """The DeepSpeed configuration with the options that ms-swift copies into it (swift/arguments/sft_args.py
     `_init_deepspeed`)."""
-    arguments, name = reading.arguments, reading.arguments.text("deepspeed") or ""
+    name = arguments.text("deepspeed") or ""
     hpz, autotp = arguments.number("zero_hpz_partition_size"), arguments.number("deepspeed_autotp_size")
     if name in _MS_SWIFT_ZERO:
         left_open = ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size")
@@ -160,7 +161,7 @@ def _ms_swift_deepspeed(reading: Reading) -> DeepSpeedPart | None:
         config["zero_optimization"] = dict(_MS_SWIFT_ZERO[name])
         part = DeepSpeedPart(name=name, config=config)
     else:
-        found = deepspeed_part(reading)
+        found = deepspeed_part(arguments, folder)
         if found is None or found.config is None:
             return found
         part, config = found, dict(found.config)
@@ -171,40 +172,40 @@ def _ms_swift_deepspeed(reading: Reading) -> DeepSpeedPart | None:
     return replace(part, config=config)
 
 
-def _ms_swift_details(reading: Reading) -> None:
-    arguments, training = reading.arguments, reading.training
+def _ms_swift_details(run: ImportedRun, arguments: ScriptArguments, _: Source) -> None:
+    training = run.training
     kind, bits = arguments.text("tuner_type", "train_type", "sft_type") or "lora", arguments.number("quant_bits")
     # swift/arguments/tuner_args.py
     training["freeze"] = _frozen(arguments, "freeze_vit", "freeze_aligner", "freeze_llm")
     bitsandbytes = arguments.text("quant_method") in (None, "bnb")
     if kind == "lora":
         training |= {"method": "lora", "lora_rank": 8, "lora_dropout": 0.05, **arguments.lora}
-        reading.use_quantization(bits, bitsandbytes=bitsandbytes)
+        run.use_quantization(bits, bitsandbytes=bitsandbytes)
     elif kind != "full":
-        reading.lacks(f"tuner_type {kind[:20]}")
-    _ms_swift_preferences(reading)
+        run.lacks(f"tuner_type {kind[:20]}")
+    _ms_swift_preferences(run, arguments)
 
 
-def _adds_cross_entropy(reading: Reading) -> bool:
+def _adds_cross_entropy(run: ImportedRun, arguments: ScriptArguments) -> bool:
     """Whether SimPO includes the cross entropy of the chosen answers. It does by default, because cpo_alpha of
     CPOConfig is 1."""
-    return reading.run["objective"] == "simpo" and reading.arguments.text("cpo_alpha") not in ("0", "0.0")
+    return run.objective == "simpo" and arguments.text("cpo_alpha") not in ("0", "0.0")
 
 
-def _ms_swift_preferences(reading: Reading) -> None:
+def _ms_swift_preferences(run: ImportedRun, arguments: ScriptArguments) -> None:
     """ms-swift's objectives (swift/rlhf_trainers): TRL's trainers (before 1.0) with ms-swift's forward passes, which
     compute log-probabilities from whole logits. GRPO, GKD and PPO have ms-swift's own generation and training."""
-    arguments, training, objective = reading.arguments, reading.training, reading.run["objective"]
+    training, objective = run.training, run.objective
     if objective in ("grpo", "gkd", "ppo"):
-        reading.lacks(f"{objective.upper()} by ms-swift's own trainer, which is not TRL's")
+        run.lacks(f"{objective.upper()} by ms-swift's own trainer, which is not TRL's")
     if objective not in _PREFERENCES:
         return
-    loss = "odds-ratio" if objective == "orpo" or _adds_cross_entropy(reading) else "log-probs"
+    loss = "odds-ratio" if objective == "orpo" or _adds_cross_entropy(run, arguments) else "log-probs"
     training |= {"framework": "trl", "loss": None if objective == "reward" else loss}
-    reading.use_software(trl="0.29")
-    reading.switched("beta simpo_gamma rpo_alpha desirable_weight undesirable_weight center_rewards_coefficient")
+    run.use_software(trl="0.29")
+    arguments.switched("beta simpo_gamma rpo_alpha desirable_weight undesirable_weight center_rewards_coefficient")
     if "method" in training and arguments.text("ref_model", "ref_adapters") is not None:
-        reading.lacks(_OWN_REFERENCE)
+        run.lacks(_OWN_REFERENCE)
 
 
 def _is_ms_swift(source: Source) -> bool:
@@ -245,46 +246,44 @@ MS_SWIFT = ToolFormat(
 )
 
 
-def _axolotl_details(reading: Reading) -> None:
-    arguments, training = reading.arguments, reading.training
-    _axolotl_adapter(reading)
-    _axolotl_kernels(reading)
+def _axolotl_details(run: ImportedRun, arguments: ScriptArguments, _: Source) -> None:
+    training = run.training
+    _axolotl_adapter(run, arguments)
+    _axolotl_kernels(run, arguments)
     if arguments.text("bf16") == "auto":
         training["precision"] = "auto"
     elif arguments.text("bf16", "fp16") is None:
-        training["precision"] = precision_of(arguments, "auto")
+        training["precision"] = arguments.precision or "auto"
     for name, precision in (("float16", "fp16"), ("bfloat16", "bf16")):
         if arguments.flag(name):
             training["precision"] = precision
     checkpointing, offloading = arguments.text("gradient_checkpointing") or "", arguments.text("activation_offloading")
-    if reading.run["gradient_checkpointing"] and (
-        checkpointing.startswith("offload") or offloading not in (None, "false")
-    ):
-        reading.run["gradient_checkpointing"] = "offload"
+    if run.gradient_checkpointing and (checkpointing.startswith("offload") or offloading not in (None, "false")):
+        run.gradient_checkpointing = "offload"
     if offloading == "disk" or checkpointing.endswith("_disk"):
-        reading.remarks.append("activations on the disk are counted as in host RAM")
+        run.remarks.append("activations on the disk are counted as in host RAM")
     if arguments.flag("tiled_mlp"):
         training["mlp"] = "tiled"
-    _axolotl_objectives(reading)
+    _axolotl_objectives(run, arguments)
 
 
-def _axolotl_objectives(reading: Reading) -> None:
+def _axolotl_objectives(run: ImportedRun, arguments: ScriptArguments) -> None:
     """axolotl's objectives (core/builders/rl.py): subclasses of TRL's trainers with their own losses."""
-    arguments, training, objective = reading.arguments, reading.training, reading.run["objective"]
+    training, objective = run.training, run.objective
     if objective not in (*_PREFERENCES, "grpo"):
         return
     training |= {"framework": "trl", "loss": None}
-    reading.use_software(trl="1.8")
-    if _adds_cross_entropy(reading):
+    run.use_software(trl="1.8")
+    if _adds_cross_entropy(run, arguments):
         training["loss"] = "odds-ratio"
     training["precompute_ref_log_probs"] = arguments.flag("precompute_ref_log_probs") or None
-    reading.switched("rl_beta dpo_beta simpo_gamma orpo_alpha kto_desirable_weight kto_undesirable_weight")
+    arguments.switched("rl_beta dpo_beta simpo_gamma orpo_alpha kto_desirable_weight kto_undesirable_weight")
     if arguments.flag("dpo_use_liger_kernel"):
-        reading.lacks("Liger's fused loss of preferences")
+        run.lacks("Liger's fused loss of preferences")
     if arguments.flag("rl_adapter_ref_model"):
-        reading.lacks(_OWN_REFERENCE)
+        run.lacks(_OWN_REFERENCE)
     if any(_axolotl_rollouts(arguments).flag(name) for name in ("use_data_producer", "async_prefetch")):
-        reading.lacks("completions that axolotl generates while it trains")
+        run.lacks("completions that axolotl generates while it trains")
 
 
 def _axolotl_rollouts(arguments: ScriptArguments) -> ScriptArguments:
@@ -298,36 +297,36 @@ def _axolotl_rollouts(arguments: ScriptArguments) -> ScriptArguments:
     return ScriptArguments.of_values(values | {f"vllm_{name}": engine[name] for name in names if name in engine})
 
 
-def _axolotl_adapter(reading: Reading) -> None:
-    arguments, training = reading.arguments, reading.training
+def _axolotl_adapter(run: ImportedRun, arguments: ScriptArguments) -> None:
+    training = run.training
     adapter, all_layers = arguments.text("adapter"), arguments.flag("lora_target_linear")
     lora, gptq, eight_bits = arguments.lora, arguments.flag("gptq"), arguments.flag("load_in_8bit")
     four_bits = arguments.flag("load_in_4bit")
     if re.search(r"[\\(|*]", arguments.text("lora_target_modules") or ""):
-        reading.remarks.append("the pattern of lora_target_modules is counted as all linear layers")
+        run.remarks.append("the pattern of lora_target_modules is counted as all linear layers")
         all_layers = True
     if adapter not in (None, "lora", "qlora"):
-        reading.lacks(f"the adapter {adapter[:20]}")
+        run.lacks(f"the adapter {adapter[:20]}")
     elif adapter is not None:
         training |= {"method": "lora", **lora}
         if four_bits or gptq:
             training["method"] = "qlora"
         if eight_bits and not four_bits:
-            reading.use_quantization(8)
+            run.use_quantization(8)
         if gptq:
             training["quantization"] = "gptq"
         if all_layers:
             training["lora_targets"] = None
 
 
-def _axolotl_kernels(reading: Reading) -> None:
-    arguments, training = reading.arguments, reading.training
+def _axolotl_kernels(run: ImportedRun, arguments: ScriptArguments) -> None:
+    training = run.training
     switches = {"flash_attention": "flash", "sdp_attention": "sdpa", "eager_attention": "eager"}
-    chosen = [switches[name] for name in reading.switched(" ".join(switches))]
+    chosen = [switches[name] for name in arguments.switched(" ".join(switches))]
     training["attention"] = training["attention"] or next(iter(chosen), None)
     plugins = " ".join(arguments.texts("plugins"))
     if (
-        reading.switched("liger_rms_norm liger_rope liger_layer_norm liger_glu_activation liger_swiglu")
+        arguments.switched("liger_rms_norm liger_rope liger_layer_norm liger_glu_activation liger_swiglu")
         and "Liger" in plugins
     ):
         training["kernels"] = "liger"
@@ -335,7 +334,7 @@ def _axolotl_kernels(reading: Reading) -> None:
         training["loss"] = "fused"
     elif "CutCrossEntropy" in plugins:
         training["loss"] = "fused"
-        reading.remarks.append("cut cross entropy is counted as Liger's fused loss")
+        run.remarks.append("cut cross entropy is counted as Liger's fused loss")
     elif arguments.flag("flash_attn_cross_entropy"):
         training["loss"] = "in-place"
     elif arguments.flag("chunked_cross_entropy"):

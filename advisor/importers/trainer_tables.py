@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...estimators.phrase import phrase
+from ..launch.script_arguments import ScriptArguments
+from .imported_run import ImportedRun
 from .launch_line import OF_TRL
 from .source import Source
-from .tool_format import Reading, ToolFormat
+from .tool_format import ToolFormat
 
 _OWN_LOOP = (
     *("zero_stage", "micro_train_batch_size", "with_tracking", "checkpointing_steps", "use_qlora", "max_train_steps"),
@@ -21,39 +23,37 @@ _OWN_BATCH = ("batch_size", "micro_batch_size", "train_batch_size", "per_device_
 """Batch options of scripts that do not pass their options to TrainingArguments."""
 
 
-def _training_arguments_details(reading: Reading) -> None:
-    arguments, line = reading.arguments, reading.source.line
-    if reading.switched("use_flash_attn use_flash_attention_2"):
-        reading.training["attention"] = "flash"
+def _training_arguments_details(run: ImportedRun, arguments: ScriptArguments, source: Source) -> None:
+    line = source.line
+    if arguments.switched("use_flash_attn use_flash_attention_2"):
+        run.training["attention"] = "flash"
     if arguments.adapts:
-        reading.training.update(method="qlora" if arguments.loads_in_4_bits else "lora", **arguments.lora)
+        run.training.update(method="qlora" if arguments.loads_in_4_bits else "lora", **arguments.lora)
         if arguments.flag("load_in_8bit") and not arguments.loads_in_4_bits:
-            reading.use_quantization(8)
+            run.use_quantization(8)
     if arguments.flag("use_reentrant"):  # peft's examples
-        reading.training["software"] = {"reentrant": True}
+        run.training["software"] = {"reentrant": True}
     tool = "" if line is None else line.tool_not_read
     is_open = arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None
     foreign = (*_OWN_LOOP, *_OWN_BATCH) if is_open and line is not None else _OWN_LOOP
     own = next((name for name in foreign if name in arguments.given), None)
     if is_open and not arguments.are_training_arguments and line is not None and line.program == "script":
-        reading.run["micro_batch_size"] = None
+        run.micro_batch_size = None
     if line is not None and tool:
         instead = "; ds-advise MODEL --objective grpo predicts TRL's GRPO instead" * (tool == "verl")
-        reading.obstacles.append(
-            f"{tool} is not read: {line.target} has its own options for batch and precision{instead}"
-        )
+        run.add_obstacle(f"{tool} is not read: {line.target} has its own options for batch and precision{instead}")
     elif own is not None:
-        reading.obstacles.append(f"not read: its options are its own, since the Trainer has no option {own}")
+        run.add_obstacle(f"not read: its options are its own, since the Trainer has no option {own}")
     elif is_open and arguments.text("deepspeed_config") is not None:
-        part = reading.run["deepspeed"]
-        reading.run["framework"] = "deepspeed"
-        reading.lacks(
+        part = run.deepspeed
+        run.framework = "deepspeed"
+        run.lacks(
             "a script that passes --deepspeed_config to DeepSpeed itself: pass "
             f"{part.name[:80] if part is not None else 'it'} to ds-advise check, compare or dry-run, with --model "
             "and --gpus"
         )
-    elif reading.run["micro_batch_size"] is None and line is not None and line.launcher != "accelerate":
-        reading.obstacles.append(
+    elif run.micro_batch_size is None and line is not None and line.launcher != "accelerate":
+        run.add_obstacle(
             f"not read: {line.target[:80]} gets none of the Trainer's options, so that its batch, precision and "
             "DeepSpeed configuration are in its code"
         )
@@ -99,17 +99,17 @@ def _is_trl(source: Source) -> bool:
     return named and (bool(own) or {"dataset_name", "learning_rate"} <= keys)
 
 
-def _trl_details(reading: Reading) -> None:
-    _training_arguments_details(reading)
+def _trl_details(run: ImportedRun, arguments: ScriptArguments, source: Source) -> None:
+    _training_arguments_details(run, arguments, source)
     # Options of accelerate (`launch_line`), and options that change no figure.
-    reading.switched("accelerate_config config_file num_processes num_machines beta max_prompt_length eos_token")
-    reading.switched("assistant_only_loss completion_only_loss")
-    bf16, fp16 = (reading.arguments.flag(name) for name in ("bf16", "fp16"))
+    arguments.switched("accelerate_config config_file num_processes num_machines beta max_prompt_length eos_token")
+    arguments.switched("assistant_only_loss completion_only_loss")
+    bf16, fp16 = (arguments.flag(name) for name in ("bf16", "fp16"))
     if not bf16 and not fp16:  # base_config.py: bf16 is on by default
-        reading.training["precision"] = "auto" if bf16 is None else "fp32"
-    reading.training["framework"] = "trl"
-    if reading.arguments.flag("precompute_ref_log_probs"):
-        reading.training["precompute_ref_log_probs"] = True
+        run.training["precision"] = "auto" if bf16 is None else "fp32"
+    run.training["framework"] = "trl"
+    if arguments.flag("precompute_ref_log_probs"):
+        run.training["precompute_ref_log_probs"] = True
 
 
 TRL = replace(

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.rollouts import PROMPT_LEN
+from ...estimators.workload import PRECISION_OF
 
 _MODEL = ("model_name_or_path", "model_name", "model_path", "base_model", "pretrained_model_name_or_path", "model")
 _SEQ_LEN = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size", "cutoff_len", "seq_len")
@@ -99,6 +100,10 @@ class ScriptArguments:
         value = self._values.get(name)
         return None if value is None else value.lower() not in _FALSE
 
+    def switched(self, names: str) -> list[str]:
+        """The names of the switches that are on. All `names`, separated by blanks, are marked as read."""
+        return [name for name in names.split() if self.flag(name)]
+
     def texts(self, *names: str) -> list[str]:
         """All values of the first of these names that has any, separated by blanks or commas."""
         self._read.update(names)
@@ -137,6 +142,17 @@ class ScriptArguments:
             return switched
         kept = self.text(*(f"{name}_kwargs" for name in names))
         return "offload" if kept and re.search(r'"offload"\s*:\s*true', kept) else True
+
+    @property
+    def precision(self) -> str | None:
+        """The precision from the flags bf16 and fp16 and accelerate's mixed_precision, else from the type of the loaded
+        weights; None if not given."""
+        flags = {name: self.flag(name) for name in ("bf16", "fp16")}
+        types = {**PRECISION_OF, "no": "fp32"}
+        given = [self.text(name) for name in ("mixed_precision", "torch_dtype", "dtype")]
+        named = [types.get(text, text) for text in given if text is not None]
+        chosen = [*(name for name, flag in flags.items() if flag), *named]
+        return next((text for text in chosen if text in ("bf16", "fp16", "fp32")), None)
 
     @property
     def loads_in_4_bits(self) -> bool:
