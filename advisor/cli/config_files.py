@@ -283,9 +283,9 @@ def from_file(
 
     Exit code: 0 it fits and is accepted, 1 it does not fit or is refused, 2 there is no answer.
     """
-    from ..importers.answer import import_file, import_json
-    from ..importers.report import render_import
+    from ..importers.answer import import_file
     from ..importers.rewrite import write_files
+    from ..render.imported_file import import_json, render_import
 
     if no_write and destination is not None:
         raise click.UsageError("--output and --no-write contradict each other; leave one out")

@@ -22,9 +22,9 @@ from ..answer.dry_run_answer import DryRunFigures
 from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import ExplanationFigures
 from ..answer.requirements import CheckResult
-from ..importers.answer import ImportJson
 from ..render.checkpoint import CheckpointAnswer
 from ..render.history import History
+from ..render.imported_file import ImportJson
 from ..render.launch import LaunchReport
 from ..render.lint import LintFigures
 from ..rent.rent import RentFigures

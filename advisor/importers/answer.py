@@ -10,17 +10,14 @@ from typing import Any
 
 from ...ds_configs.files import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
-from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.phrase import phrase
 from ...validate.lint import LintReport
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
-from ..answer.advice import PlanFigures, plan_figures
 from ..question.cluster import counts_in, parse_cluster
 from ..question.model_source import load_model
 from ..question.options import Risk
 from ..question.run import read_ds_config
-from ..render.lint import FindingFigures, finding_figures
 from .accelerate import ACCELERATE
 from .figures import ImportFigures, figures_of
 from .imported_run import DeepSpeedPart, ImportedRun
@@ -232,97 +229,3 @@ def _document(part: DeepSpeedPart) -> Document | None:
     if part.path is not None:
         return read_config_file(part.path).document
     return read_document(config_text(part.config).encode(), name=part.name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportedRunJson:
-    """The run that the file describes, with the options of the command line."""
-
-    model: str | None
-    objective: str
-    """The training objective: next-token, dpo, kto, orpo, grpo, ppo, reward and others."""
-    training: Mapping[str, Any]
-    """Training options, by the names of the question's options. An absent option has its default."""
-    micro_batch_size: int | None
-    """Samples per GPU; null if the script decides it."""
-    gradient_accumulation_steps: int | None
-    """Accumulation steps; null if they follow from the tool's least global batch."""
-    gradient_checkpointing: bool | str
-    sharding: str
-    """Training backend: zero (DeepSpeed), fsdp2, fsdp or none."""
-    nodes: int | None
-    gpus_per_node: int | None
-    deepspeed_config: Mapping[str, Any] | None
-    deepspeed_config_name: str | None
-    """The configuration's path or key in the file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChangedFileJson:
-    old: str
-    """Text before the change; "" for a new file."""
-    new: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportJson:
-    """A run of another tool, with its figures and a better plan."""
-
-    schema_version: int
-    file: str
-    format: str
-    tool: str
-    run: ImportedRunJson
-    remarks: tuple[str, ...]
-    """Approximations, as sentences."""
-    faults: tuple[str, ...]
-    """Settings that the tool itself refuses, as sentences."""
-    uncounted: tuple[str, ...]
-    """Keys that may decide memory or speed and that the figures ignore."""
-    unknown: tuple[str, ...]
-    """Keys that the tool does not have, with the nearest key that it has."""
-    obstacle: str | None
-    """Why there are no figures."""
-    refusal: str
-    """Why the plan cannot run as it is; "" if it can."""
-    as_is: PlanFigures | None
-    recommended: PlanFigures | None
-    """The fastest plan that fits with the same training and global batch; null if none does."""
-    is_better: bool
-    """Whether the recommended plan fits when the run does not, or is faster."""
-    findings: tuple[FindingFigures, ...]
-    """Lint findings in the DeepSpeed configuration."""
-    changes: tuple[ChangedFileJson, ...]
-    files: tuple[str, ...]
-    """The written files."""
-
-
-def import_json(answer: ImportAnswer) -> ImportJson:
-    """The JSON object of `from`, described in docs/json.md."""
-    run, figures, part = answer.run, answer.figures, answer.run.deepspeed
-    as_is, recommended = (figures.as_is, figures.recommended) if figures is not None else (None, None)
-    return from_attributes(
-        ImportJson,
-        run,
-        schema_version=SCHEMA_VERSION,
-        file=str(answer.source.path),
-        format=answer.form.name,
-        run=from_attributes(
-            ImportedRunJson,
-            run,
-            deepspeed_config=None if part is None else part.config,
-            deepspeed_config_name=None if part is None else part.name,
-        ),
-        remarks=answer.remarks,
-        obstacle=None if answer.obstacle is None else str(answer.obstacle),
-        refusal="" if figures is None else figures.refusal,
-        as_is=None if as_is is None else plan_figures(as_is),
-        recommended=None if recommended is None else plan_figures(recommended),
-        is_better=figures is not None and figures.is_better,
-        findings=tuple(finding_figures(finding) for finding in answer.report.findings) if answer.report else (),
-        changes=tuple(
-            ChangedFileJson(old=file.old_name, new=str(file.new_path), text=file.new_text) for file in answer.files
-        ),
-        files=tuple(str(path) for path in answer.written),
-    )

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from ...ds_configs.launch_commands import Launcher
-from ..launch.script_arguments import ScriptArguments
+from .script_arguments import ScriptArguments
 from .shell_words import Command
 
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+(.+?)[ \t]*(?:[ \t]#.*)?$", re.MULTILINE)

@@ -13,11 +13,11 @@ from ...ds_configs.files import read_text
 from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import named, phrase
 from ...validate.lint.document import MAX_BYTES, read_document
-from ..launch.script_arguments import ScriptArguments
 from ..question.run import read_ds_config
 from .file_text import edit_json, edit_yaml, read_yaml
 from .imported_run import DeepSpeedPart, Value
 from .launch_line import LaunchLine, SlurmJob, read_slurm, training_lines
+from .script_arguments import ScriptArguments
 from .shell_words import read_shell
 
 Kind = Literal["yaml", "json", "shell"]

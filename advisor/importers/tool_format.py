@@ -15,10 +15,10 @@ from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN
-from ..launch.script_arguments import ScriptArguments, rollout_options
 from .accelerate import AccelerateFormat, add_launch
 from .imported_run import DeepSpeedPart, ImportedRun, Value, fsdp_of, unpredicted_fsdp, unused_keys
 from .launch_line import Program
+from .script_arguments import ScriptArguments, rollout_options
 from .source import Source, find_file, named_part
 
 _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"
@@ -113,12 +113,19 @@ class ToolFormat:
             return line.program == self.program
         return self.is_file(source)
 
-    def read(self, source: Source) -> ImportedRun:
-        """The training that a file describes. Raises ConfigFileError if the DeepSpeed configuration that it names
-        cannot be read."""
+    def read(self, source: Source, objective: str | None = None) -> ImportedRun:
+        """The training that a file describes. objective: the objective, if known; otherwise it follows from the
+        options. Raises ConfigFileError if the DeepSpeed configuration that it names cannot be read."""
         arguments, folder = source.arguments, source.path.parent
         part = self.deepspeed(arguments, folder)
-        checkpointing, reentrant = self._checkpointing(arguments)
+        given: dict[str, Any] = {
+            "micro_batch": arguments.number(*self.micro_batch),
+            "accumulation": arguments.number(_ACCUMULATION),
+            "gradient_checkpointing": self._checkpointing(arguments),
+            "seq_len": arguments.number(*self.seq_len) if self.seq_len else arguments.seq_len,
+            "precision": arguments.precision,
+        }
+        checkpointing = self.checkpoints if given["gradient_checkpointing"] is None else given["gradient_checkpointing"]
         has_fsdp = any(arguments.flag(name) and arguments.text(name) not in ("[]", "{}") for name in self.fsdp)
         fsdp = _fsdp_settings(arguments, folder) if has_fsdp and part is None else {}
         version = arguments.text("fsdp_version") or fsdp.get("version", self.fsdp_version)
@@ -126,9 +133,10 @@ class ToolFormat:
         run = ImportedRun(
             tool=self.tool or (source.line.launcher if source.line is not None else "") or "python",
             model=arguments.text(*self.model) if self.model else arguments.model,
-            objective=objective_of(arguments, target, str(source.path)),
-            micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
-            gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
+            objective=objective or objective_of(arguments, target, str(source.path)),
+            assumed=tuple(name for name, value in given.items() if value is None),
+            micro_batch_size=given["micro_batch"] or self.default_micro_batch,
+            gradient_accumulation_steps=given["accumulation"] or self.default_accumulation,
             gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
             sharding="zero" if part is not None else fsdp_of(version) if has_fsdp else "none",
             deepspeed=part,
@@ -137,10 +145,10 @@ class ToolFormat:
         optimizer, training = arguments.text(self.optimizer), run.training
         training.update(
             optimizer=_optimizer(run, optimizer),
-            precision=arguments.precision or self.default_precision,
-            seq_len=(arguments.number(*self.seq_len) if self.seq_len else arguments.seq_len) or self.default_seq_len,
+            precision=given["precision"] or self.default_precision,
+            seq_len=given["seq_len"] or self.default_seq_len,
             attention=_attention(arguments.text(*self.attention)),
-            software={**self.software, **({"reentrant": True} if reentrant else {})} or None,
+            software={**self.software, **({"reentrant": True} if _is_reentrant(arguments) else {})} or None,
         )
         if arguments.switched(self.liger):
             training.update(kernels="liger", loss="fused")
@@ -212,13 +220,10 @@ class ToolFormat:
             changed["fp16"] = False
         return changed
 
-    def _checkpointing(self, arguments: ScriptArguments) -> tuple[bool | Literal["offload"], bool]:
+    def _checkpointing(self, arguments: ScriptArguments) -> bool | Literal["offload"] | None:
         if self.disables_checkpointing:
-            return not arguments.flag(self.disables_checkpointing), False
-        switch = arguments.gradient_checkpointing
-        settings = arguments.text("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or ""
-        reentrant = re.search(r"""["']?use_reentrant["']?\s*[:=]\s*["']?true""", settings, flags=re.IGNORECASE)
-        return (self.checkpoints if switch is None else switch), reentrant is not None
+            return not arguments.flag(self.disables_checkpointing)
+        return arguments.gradient_checkpointing
 
 
 Format = AccelerateFormat | ToolFormat
@@ -244,6 +249,11 @@ def _fsdp_settings(arguments: ScriptArguments, folder: Path) -> dict[str, object
     if others := words & _PARTLY_SHARDED:
         settings["sharding_strategy"] = others.pop()
     return settings
+
+
+def _is_reentrant(arguments: ScriptArguments) -> bool:
+    settings = arguments.text("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or ""
+    return re.search(r"""["']?use_reentrant["']?\s*[:=]\s*["']?true""", settings, flags=re.IGNORECASE) is not None
 
 
 def _optimizer(run: ImportedRun, name: str | None) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.phrase import phrase
-from ..launch.script_arguments import ScriptArguments
 from .imported_run import DeepSpeedPart, ImportedRun
+from .script_arguments import ScriptArguments
 from .source import Source
 from .tool_format import ToolFormat, deepspeed_part
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...estimators.phrase import phrase
-from ..launch.script_arguments import ScriptArguments
 from .imported_run import ImportedRun
 from .launch_line import OF_TRL
+from .script_arguments import ScriptArguments
 from .source import Source
 from .tool_format import ToolFormat
 
@@ -106,7 +106,7 @@ def _trl_details(run: ImportedRun, arguments: ScriptArguments, source: Source) -
     arguments.switched("assistant_only_loss completion_only_loss")
     bf16, fp16 = (arguments.flag(name) for name in ("bf16", "fp16"))
     if not bf16 and not fp16:  # base_config.py: bf16 is on by default
-        run.training["precision"] = "auto" if bf16 is None else "fp32"
+        run.training["precision"] = "bf16" if bf16 is None else "fp32"
     run.training["framework"] = "trl"
     if arguments.flag("precompute_ref_log_probs"):
         run.training["precompute_ref_log_probs"] = True
@@ -122,7 +122,6 @@ TRL = replace(
     details=_trl_details,
     defaults={**_ONE_PROCESS, "launcher": "accelerate"},
     # TRL 1.16 trainer/base_config.py and sft_config.py
-    default_precision="auto",
     checkpoints=True,
     default_seq_len=1024,
 )

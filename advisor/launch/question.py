@@ -15,22 +15,15 @@ from ...estimators.errors import ConfigFileError, DsAdviseError
 from ...estimators.phrase import phrase
 from ...estimators.workload import NEXT_TOKEN, Framework, Workload
 from ...probes.run import Run, check_device
+from ..importers.imported_run import ImportedRun
+from ..importers.script_arguments import ScriptArguments
+from ..importers.source import Source
+from ..importers.trainer_tables import TRAINING_ARGUMENTS, TRL
 from ..question.run import read_ds_config, read_run
 from .check import prediction_of
 from .place import launcher_for, resolve_place
 from .request import LaunchRequest
-from .script_arguments import ScriptArguments, rollout_options
 from .script_source import Script, ScriptSource, called
-
-_TRAINER_DEFAULTS: dict[str, Any] = {"micro_batch": 8, "accumulation": 1, "gradient_checkpointing": False}
-
-_DEFAULTS: dict[Framework, dict[str, Any]] = {
-    "hf": _TRAINER_DEFAULTS,
-    "trl": _TRAINER_DEFAULTS | {"gradient_checkpointing": True, "seq_len": 1024, "precision": "bf16"},
-    "deepspeed": {},
-}
-"""Defaults of TrainingArguments, with TRL's where they differ (TRL 1.16.0 trainer/base_config.py; `max_length` from
-sft_config.py)."""
 
 
 def launch_question(
@@ -74,24 +67,26 @@ def launch_question(
             f"{script.target} loads the model in line {late[0]}, before its training arguments in line {late[1]}: "
             "under ZeRO-3 every rank then holds the whole model in host memory; make the training arguments first"
         )
-    from_script, assumptions = _from_script(given, arguments, source, framework)
-    adapters, method = _adapters(options, given, arguments, source)
-    chosen = options | from_script | adapters | {"cluster": cluster, "framework": framework}
-    chosen["model"] = options["model"] or arguments.model
-    chosen["objective"] = source.objective or NEXT_TOKEN
-    chosen["precompute_ref_log_probs"] = bool(arguments.flag("precompute_ref_log_probs"))
+    objective = source.objective or NEXT_TOKEN
+    form = TRL if framework == "trl" else TRAINING_ARGUMENTS
+    adapters = None if source.adapters is None else {"use_peft": True, **source.adapters}
+    values = source.arguments | script.options.given | (adapters or {})
+    written = form.read(Source(path=Path(script.target), text="", kind="yaml", values=values), objective)
+    has_trainer = framework == "trl" or bool(source.trainer) or arguments.are_training_arguments
+    from_script, assumptions = _from_script(given, written, framework, has_trainer=has_trainer)
+    chosen = options | from_script | {"cluster": cluster, "framework": framework, "objective": objective}
+    chosen["model"] = options["model"] or written.model
     if source.objective is not None and framework != "deepspeed":
-        keeps = source.metrics_get_logits and source.objective == NEXT_TOKEN
+        keeps = source.metrics_get_logits and objective == NEXT_TOKEN
         evaluation = arguments.evaluation(metrics_get_logits=keeps)
         chosen |= {name: value for name, value in evaluation.items() if name not in given}
-    found = rollout_options(arguments, source.objective)
-    chosen |= {name: value for name, value in found.items() if name not in given}
+    method = [] if "method" in given else [_method_remark(chosen, arguments, source)]
     del chosen["config_file"]
     run = None
     if chosen["model"] is not None:
         try:
             run = read_run(config, **chosen)
-            if run.shape is not None and "seq_len" not in {*given, *from_script, *found}:
+            if run.shape is not None and "seq_len" not in {*given, *from_script}:
                 assumptions.append(f"assumed samples of {run.workload.seq_len:,} tokens: pass --seq-len")
             remarks += [*assumptions, *method]
         except DsAdviseError as error:
@@ -99,8 +94,8 @@ def launch_question(
                 raise
             remarks.append(f"the script's model {chosen['model']} is not read ({error.what}): pass --model")
     if run is None:
-        written = precision_in(config)
-        is_fp16 = written == "fp16" or (chosen["precision"] == "fp16" and written != "bf16")
+        precision = precision_in(config)
+        is_fp16 = precision == "fp16" or (chosen["precision"] == "fp16" and precision != "bf16")
         workload = Workload(framework=framework, precision="fp16" if is_fp16 else "bf16")
         run = Run(config=config, model="", cluster=cluster, workload=workload)
     device, master, node_rank = (place_options[name] for name in ("device", "master", "node_rank"))
@@ -148,60 +143,53 @@ def default_launcher(
     return "torchrun", "the nodes are started one by one; a script that reads --local_rank must use LOCAL_RANK"
 
 
+_UNUSED = ("framework", "objective", "kernels", "quantization")
+"""Options of a written training that `launch` decides itself or cannot check."""
+
+
 def _from_script(
-    given: Collection[str], arguments: ScriptArguments, source: ScriptSource, framework: Framework
+    given: Collection[str], written: ImportedRun, framework: Framework, *, has_trainer: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """(values for the options that the user left open, a remark on the defaults). The values are from the script's
     arguments, else the defaults of its Trainer."""
-    in_script = {
-        "seq_len": arguments.seq_len,
-        "micro_batch": arguments.number("per_device_train_batch_size"),
-        "accumulation": arguments.number("gradient_accumulation_steps"),
-        "gradient_checkpointing": arguments.gradient_checkpointing,
-        "precision": next((name for name in ("bf16", "fp16") if arguments.flag(name)), None),
-        "loss": "fused" if framework == "hf" and arguments.flag("use_liger_kernel") else None,
+    found = {name: value for name, value in written.training.items() if name not in _UNUSED}
+    found |= {
+        "micro_batch": written.micro_batch_size,
+        "accumulation": written.gradient_accumulation_steps,
+        "gradient_checkpointing": written.gradient_checkpointing,
     }
-    found = {name: value for name, value in in_script.items() if value is not None and name not in given}
-    defaults = {**_DEFAULTS[framework]}
-    if framework == "hf" and (source.trainer or arguments.are_training_arguments):
-        defaults["precision"] = "fp32"  # the Trainer's default; a script with accelerate alone has none
-    assumed = {name: value for name, value in defaults.items() if name not in given and name not in found}
-    if not assumed:
-        return found, []
+    if found.get("method") == "qlora":
+        found["method"] = "lora"
+    if framework == "deepspeed" or not has_trainer:  # a loop of its own, or with accelerate alone
+        left_open = [name for name in written.assumed if framework == "deepspeed" or name == "precision"]
+        found = {name: value for name, value in found.items() if name not in left_open}
+    found = {name: value for name, value in found.items() if name not in given}
     titles = {"gradient_checkpointing": ("no checkpointing", "checkpointing")}
-    shown = (
-        titles[name][bool(value)] if name in titles else f"{name.replace('_', ' ')} {value}"
-        for name, value in assumed.items()
-    )
+    shown = [
+        titles[name][bool(found[name])] if name in titles else f"{name.replace('_', ' ')} {found[name]}"
+        for name in written.assumed
+        if name in found
+    ]
+    if not shown:
+        return found, []
     remark = (
         f"assumed {', '.join(shown)}, the defaults of {'TRL' if framework == 'trl' else 'the Trainer'}: where the "
         "script sets others, pass --micro-batch, --accumulation, --gradient-checkpointing, --precision"
     )
-    return found | assumed, [remark]
+    return found, [remark]
 
 
-def _adapters(
-    options: Mapping[str, Any], given: Collection[str], arguments: ScriptArguments, source: ScriptSource
-) -> tuple[dict[str, Any], list[str]]:
-    """(options of the training method from the script's arguments or its text, a remark on the method)."""
-    if "method" in given:
-        return {}, []
-    written = source.adapters
-    if arguments.adapts or written is not None:
-        read = arguments if written is None else ScriptArguments.of_values(written)
-        found = {name: value for name, value in read.lora.items() if name not in given}
-        chosen = {**options, **found}
+def _method_remark(chosen: Mapping[str, Any], arguments: ScriptArguments, source: ScriptSource) -> str:
+    if chosen["method"] == "lora":
         targets = chosen["lora_targets"] or "all linear layers"
         bits = "; its 4-bit weights are counted as 16-bit ones" if arguments.loads_in_4_bits else ""
-        where = "the script's arguments" if written is None else "its LoraConfig"
-        return {"method": "lora", **found}, [
-            f"counted as LoRA of rank {chosen['lora_rank']} on {targets}, by {where}{bits}"
-        ]
+        where = "the script's arguments" if source.adapters is None else "its LoraConfig"
+        return f"counted as LoRA of rank {chosen['lora_rank']} on {targets}, by {where}{bits}"
     if source.names_adapters:
-        return {}, [
+        return (
             "counted as full fine-tuning, although the script names adapters: where it trains them, pass --method lora"
-        ]
-    return {}, ["counted as full fine-tuning: for adapters pass --method lora"]
+        )
+    return "counted as full fine-tuning: for adapters pass --method lora"
 
 
 _INITIALIZE_KEYWORDS, _INITIALIZE_POSITION = ("config", "config_params"), 10

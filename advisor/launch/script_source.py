@@ -18,7 +18,7 @@ from ...estimators.objectives import OBJECTIVES
 from ...estimators.phrase import phrase
 from ...estimators.workload import NEXT_TOKEN, Objective
 from ...probes.machine import search_path
-from .script_arguments import ScriptArguments
+from ..importers.script_arguments import ScriptArguments
 
 _SHELL_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.importers.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.check import Check, objections, prediction_of
 from ds_advise.advisor.launch.command import environment_of, kept_settings
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import equal_nodes, first_host, static_rendezvous
 from ds_advise.advisor.launch.question import default_launcher, framework_of
 from ds_advise.advisor.launch.request import Attempt, FailureKind
-from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.script_source import ScriptSource
 from ds_advise.advisor.launch.session import Session, next_launch, tensor_bytes, with_less_memory
 from ds_advise.advisor.question.run import read_run

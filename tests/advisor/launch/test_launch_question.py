@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.importers.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.question import launch_question
 from ds_advise.advisor.launch.request import LaunchRequest
-from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.script_source import ScriptSource
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 

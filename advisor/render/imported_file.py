@@ -1,23 +1,27 @@
-"""Terminal report on a file of another tool."""
+"""The answer on a file of another tool, on a terminal and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.phrase import Phrase, phrase
+from ..answer.advice import PlanFigures, plan_figures
 from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, subject_of, tone_of
-from ..render.answer import TONES
-from ..render.lint import render_diff, render_findings
+from ..importers.answer import ImportAnswer
+from ..importers.figures import ImportFigures
 from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import plan_title
 from ..text.language import translate
 from ..text.lines import blank, capitalised, commands, ended, sentence
 from ..text.units import printable, times
-from .answer import ImportAnswer
-from .figures import ImportFigures
+from .answer import TONES
+from .lint import FindingFigures, finding_figures, render_diff, render_findings
 
 _MOST_KEYS = 12
 """Maximum number of keys listed per kind. The JSON has all."""
@@ -121,3 +125,97 @@ def _changes(answer: ImportAnswer, console: Console) -> None:
     if not answer.written:
         name = printable(str(answer.source.path))
         sentence(console, phrase("Write it with -o FILE; {file} itself only with --force.", file=name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedRunJson:
+    """The run that the file describes, with the options of the command line."""
+
+    model: str | None
+    objective: str
+    """The training objective: next-token, dpo, kto, orpo, grpo, ppo, reward and others."""
+    training: Mapping[str, Any]
+    """Training options, by the names of the question's options. An absent option has its default."""
+    micro_batch_size: int | None
+    """Samples per GPU; null if the script decides it."""
+    gradient_accumulation_steps: int | None
+    """Accumulation steps; null if they follow from the tool's least global batch."""
+    gradient_checkpointing: bool | str
+    sharding: str
+    """Training backend: zero (DeepSpeed), fsdp2, fsdp or none."""
+    nodes: int | None
+    gpus_per_node: int | None
+    deepspeed_config: Mapping[str, Any] | None
+    deepspeed_config_name: str | None
+    """The configuration's path or key in the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedFileJson:
+    old: str
+    """Text before the change; "" for a new file."""
+    new: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportJson:
+    """A run of another tool, with its figures and a better plan."""
+
+    schema_version: int
+    file: str
+    format: str
+    tool: str
+    run: ImportedRunJson
+    remarks: tuple[str, ...]
+    """Approximations, as sentences."""
+    faults: tuple[str, ...]
+    """Settings that the tool itself refuses, as sentences."""
+    uncounted: tuple[str, ...]
+    """Keys that may decide memory or speed and that the figures ignore."""
+    unknown: tuple[str, ...]
+    """Keys that the tool does not have, with the nearest key that it has."""
+    obstacle: str | None
+    """Why there are no figures."""
+    refusal: str
+    """Why the plan cannot run as it is; "" if it can."""
+    as_is: PlanFigures | None
+    recommended: PlanFigures | None
+    """The fastest plan that fits with the same training and global batch; null if none does."""
+    is_better: bool
+    """Whether the recommended plan fits when the run does not, or is faster."""
+    findings: tuple[FindingFigures, ...]
+    """Lint findings in the DeepSpeed configuration."""
+    changes: tuple[ChangedFileJson, ...]
+    files: tuple[str, ...]
+    """The written files."""
+
+
+def import_json(answer: ImportAnswer) -> ImportJson:
+    """The JSON object of `from`, described in docs/json.md."""
+    run, figures, part = answer.run, answer.figures, answer.run.deepspeed
+    as_is, recommended = (figures.as_is, figures.recommended) if figures is not None else (None, None)
+    return from_attributes(
+        ImportJson,
+        run,
+        schema_version=SCHEMA_VERSION,
+        file=str(answer.source.path),
+        format=answer.form.name,
+        run=from_attributes(
+            ImportedRunJson,
+            run,
+            deepspeed_config=None if part is None else part.config,
+            deepspeed_config_name=None if part is None else part.name,
+        ),
+        remarks=answer.remarks,
+        obstacle=None if answer.obstacle is None else str(answer.obstacle),
+        refusal="" if figures is None else figures.refusal,
+        as_is=None if as_is is None else plan_figures(as_is),
+        recommended=None if recommended is None else plan_figures(recommended),
+        is_better=figures is not None and figures.is_better,
+        findings=tuple(finding_figures(finding) for finding in answer.report.findings) if answer.report else (),
+        changes=tuple(
+            ChangedFileJson(old=file.old_name, new=str(file.new_path), text=file.new_text) for file in answer.files
+        ),
+        files=tuple(str(path) for path in answer.written),
+    )
