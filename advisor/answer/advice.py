@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...ds_configs.launch_commands import threads_setting
 from ...estimators.estimate import Evidence
-from ...estimators.hardware import threads_per_rank
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
 from ...estimators.time.flops import model_flops_utilization
@@ -28,7 +26,6 @@ from ..search.candidate import Candidate, LadderStep, Verdict, duration_of
 from ..text.labels import component_key
 from .phases import PhaseFigures, phases_of
 from .recommendation import Change, Recommendation
-from .start import slower_without_threads
 
 if TYPE_CHECKING:
     from .recommendation import ProbedPlan
@@ -173,17 +170,6 @@ class StepFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostThreads:
-    """CPU threads for the optimizer step on the host."""
-
-    threads_per_rank: int
-    setting: str
-    """Shell assignment of OMP_NUM_THREADS."""
-    step_times_without: dict[str, float]
-    """Ratio by launcher: the step's time without OMP_NUM_THREADS over its time with it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class DeepSpeedFigures:
     """DeepSpeed's own memory estimate; null if DeepSpeed has none for the plan."""
 
@@ -235,8 +221,6 @@ class Advice:
     """The plan of plain PyTorch; present with --sharding fsdp."""
     try_first: PlanFigures | None
     """A much faster plan that only likely fits."""
-    host_threads: HostThreads | None
-    """Null if the optimizer steps on the device."""
     reasons: tuple[str, ...]
     doubts: tuple[str, ...]
     assumptions: tuple[str, ...]
@@ -278,7 +262,6 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
         recommended=answer.recommended and _plan(question, answer.recommended),
         pytorch_baseline=answer.pytorch_baseline and _plan(question, answer.pytorch_baseline),
         try_first=answer.try_first and _plan(question, answer.try_first),
-        host_threads=_host_threads(question, answer.recommended),
         changes=tuple(answer.changes),
         deepspeed_estimate=estimate and from_attributes(DeepSpeedFigures, estimate),
         verifications=tuple({"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications),
@@ -294,19 +277,6 @@ def _step(step: LadderStep) -> StepFigures:
         step,
         fit_probability=0.0 if fit is None else fit.probability,
         verdict="does not fit" if fit is None else fit.verdict,
-    )
-
-
-def _host_threads(question: Question, chosen: Candidate | None) -> HostThreads | None:
-    """Return the thread count assumed for the optimizer step on the host, and the slowdown at each launcher's
-    default."""
-    slower = {} if chosen is None else slower_without_threads(question, chosen)
-    if not slower:
-        return None
-    return HostThreads(
-        threads_per_rank=threads_per_rank(question.cluster),
-        setting=threads_setting(question.cluster),
-        step_times_without={str(launcher): ratio for launcher, ratio in slower.items()},
     )
 
 

@@ -1,16 +1,15 @@
-"""Doubts about the choice of a plan: costs in accuracy, assumed speeds, and plans that are close."""
+"""Doubts about the choice of a plan: costs in accuracy, and plans that are close."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import sqrt
 
-from ...estimators.hardware import Cluster
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.step_time import ratio_spread
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep
-from ..search.choice import taken_others, tolerance
+from ..search.choice import taken_others
 from ..text.units import percent, rate
 
 ROUNDED = phrase(
@@ -31,7 +30,7 @@ NEEDS_TRANSFORMERS = phrase(
 
 def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
     """Return cautions and doubts: the accuracy cost of bf16 states and quantized collectives, the requirements of
-    AutoEP, an assumed figure that decides the choice, and plans that are close.
+    AutoEP, and plans that are close.
 
     Two plans are close if the predicted gap is less than the median error of a predicted speed ratio (half of its
     interval, in logarithms), so their order is open. On one GPU, a ZeRO stage without offload partitions nothing and
@@ -45,18 +44,15 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
         (plan.quantizes_collectives, SENT_IN_FEWER_BITS),
         (plan.autoep_size > 1, NEEDS_TRANSFORMERS),
     )
-    winner, assumption = _deciding_assumption(cluster, others, chosen) if others else (None, ())
     close = [
         other
         for other in others
-        if other is not winner
-        and (cluster.world_size > 1 or other.plan.offloads)
+        if (cluster.world_size > 1 or other.plan.offloads)
         and not chosen.estimate.evidence == other.estimate.evidence == "probe"
         and other.tokens_per_s >= chosen.tokens_per_s * sqrt(ratio_spread(plan, other.plan).low)
     ]
     return (
         *(caution for applies, caution in cautions if applies),
-        *assumption,
         *_close(close, chosen, question.model.unit),
     )
 
@@ -89,55 +85,3 @@ def _joined(names: Sequence[str]) -> str:
     """Return `zero2`, `zero2 and zero3`, or `ddp, zero2 and zero3`."""
     *first, last = names
     return phrase("{first} and {last}", first=", ".join(first), last=last) if first else last
-
-
-_ASSUMED: Mapping[Phrase, tuple[Callable[[Cluster], bool], frozenset[str]]] = {
-    phrase("GPUs"): (lambda cluster: cluster.gpu.assumed, frozenset(("gpu compute", "gpu memory"))),
-    phrase("links between GPUs"): (
-        lambda cluster: (
-            cluster.gpu.peer_link == "pcie" and cluster.gpus_per_node > 1 and cluster.all_reduce_bytes_per_s is None
-        ),
-        frozenset(("gpu links",)),
-    ),
-    phrase("host memory"): (
-        lambda cluster: (
-            cluster.dram_bytes_per_s_per_node is None and cluster.cpu_adam_parameters_per_s_per_node is None
-        ),
-        frozenset(("cpu",)),
-    ),
-    phrase("a drive"): (lambda cluster: cluster.nvme_read_bytes_per_s_per_node is None, frozenset(("nvme",))),
-}
-"""Hardware whose speed may be assumed: the test whether it is, and the resources whose speed depends on it."""
-
-ASSUMED_FACTOR = 2.0
-"""Range of an assumed speed: from half to twice the true one. Cards of one memory size, hosts, and PCIe traffic between
-cards differ by this factor."""
-
-
-def _deciding_assumption(
-    cluster: Cluster, others: Sequence[Candidate], chosen: Candidate
-) -> tuple[Candidate | None, tuple[str, ...]]:
-    """Return the plan that would be chosen if an assumed speed were half or twice as high, and a sentence about it.
-    Only exposed time is scaled; the overlap stays as predicted."""
-    changes = ((1 / ASSUMED_FACTOR, phrase("half as fast")), (ASSUMED_FACTOR, phrase("twice as fast")))
-    for name, (is_assumed, resources) in _ASSUMED.items():
-        for factor, change in changes if is_assumed(cluster) else ():
-            speeds = [(_tokens_per_s(other, resources, factor), other) for other in others]
-            best, winner = max(speeds, key=lambda pair: pair[0])
-            if _tokens_per_s(chosen, resources, factor) < best * (1 - tolerance(winner.plan, chosen.plan)):
-                return winner, (
-                    phrase(
-                        "An assumed speed decides: with {what} {speed}, {rung} would win.",
-                        what=name,
-                        speed=change,
-                        rung=winner.rung,
-                    ),
-                )
-    return None, ()
-
-
-def _tokens_per_s(candidate: Candidate, resources: frozenset[str], factor: float) -> float:
-    """Return a plan's speed if the given resources are `factor` times as fast."""
-    terms = candidate.time.terms
-    step_s = sum(term.seconds / factor if term.resource in resources else term.seconds for term in terms)
-    return candidate.time.tokens_per_step / step_s

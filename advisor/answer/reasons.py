@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
 from ...estimators.estimate import TimeEstimate
 from ...estimators.phrase import Phrase, listed, phrase
@@ -38,7 +37,7 @@ def reasons(
         _next_best(ladder, chosen),
         _obstacle(failed[-1], device) if failed else "",
         _layer_inputs(chosen, of_rung, device),
-        *(_feature(feature, chosen, candidates, device, least) for feature in _FEATURES),
+        *_features(chosen, candidates, device, least),
         _checkpointing(chosen, of_rung, device, least),
         kept_states,
         _micro_batch(question, chosen, of_rung),
@@ -122,98 +121,40 @@ def _obstacle(candidate: Candidate, device: Phrase) -> str:
     )
 
 
-class _Feature(NamedTuple):
-    """A feature of plans, used to compare the chosen plan with plans without it."""
-
-    has: Callable[[Plan], bool]
-    text: Callable[[Candidate, Phrase], Phrase]
-    """Function that returns what the chosen plan does; its second argument is the device."""
-    without: Phrase
-    """What plans without the feature do."""
-    of_rung: bool = False
-    """Whether only plans of the same rung are compared."""
+_FEATURES: Mapping[Phrase, Callable[[Plan], bool]] = {
+    phrase("GPUs that share each sample (Ulysses)"): lambda plan: plan.sequence_parallel_size > 1,
+    phrase("GPUs that split each layer (AutoTP)"): lambda plan: plan.autotp_size > 1,
+    phrase("Experts spread over the GPUs (AutoEP)"): lambda plan: plan.autoep_size > 1,
+    phrase("A second copy of the weights in every node (hpZ)"): lambda plan: plan.zero_hpz_partition_size > 1,
+    phrase("Quantized collectives (ZeRO++)"): lambda plan: plan.quantizes_collectives,
+}
+"""Features of plans, each compared with the plans without it."""
 
 
-_FEATURES = (
-    _Feature(
-        lambda plan: plan.sequence_parallel_size > 1,
-        lambda chosen, device: phrase(
-            "{count} {device}s share each sample (Ulysses)", count=chosen.plan.sequence_parallel_size, device=device
-        ),
-        phrase("with whole samples"),
-    ),
-    _Feature(
-        lambda plan: plan.autotp_size > 1,
-        lambda chosen, device: phrase(
-            "{count} {device}s split each layer (AutoTP), because the batch has fewer samples than there are {device}s",
-            count=chosen.plan.autotp_size,
-            device=device,
-        ),
-        phrase("with samples that they share instead (Ulysses)"),
-    ),
-    _Feature(
-        lambda plan: plan.autoep_size > 1,
-        lambda chosen, device: phrase(
-            "Experts are spread over {count} {device}s (AutoEP), and tokens travel to them",
-            count=chosen.plan.autoep_size,
-            device=device,
-        ),
-        phrase("with experts that ZeRO shards"),
-    ),
-    _Feature(
-        lambda plan: plan.zero_hpz_partition_size > 1,
-        lambda chosen, device: phrase(
-            "Every node keeps a second copy of the weights (hpZ, {size} GiB per {device} at the peak), so that the "
-            "backward pass does not gather them over the network",
-            size=gib(chosen.memory.components.get("second_copy_of_weights", 0)),
-            device=device,
-        ),
-        phrase("without it"),
-        of_rung=True,
-    ),
-    _Feature(
-        lambda plan: plan.quantizes_collectives,
-        lambda chosen, _device: (
-            phrase("Weights travel in 8 bits and gradients in 4 (ZeRO++)")
-            if chosen.plan.zero_quantized_gradients
-            else phrase("Weights travel in 8 bits (ZeRO++)")
-        ),
-        phrase("with exact collectives"),
-    ),
-)
-
-
-def _feature(
-    feature: _Feature, chosen: Candidate, candidates: Sequence[Candidate], device: Phrase, least: float
-) -> str:
-    """Return what a feature of the chosen plan gains over the fastest plan without it, or that no such plan fits."""
-    if not feature.has(chosen.plan):
-        return ""
-    text = feature.text(chosen, device)
-    others = [each for each in candidates if not feature.has(each.plan)]
-    others = [each for each in others if each.rung == chosen.rung or not feature.of_rung]
-    if not others:
-        return phrase("{feature}, as the batch requires.", feature=text)
-    best = max(
-        (each for each in others if each.fit.probability >= least), key=lambda each: each.tokens_per_s, default=None
-    )
-    if best is None:
-        need = min(candidate.device_bytes for candidate in others)
-        return phrase(
-            "{feature}: {without} every plan needs at least {need} GiB per {device}.",
-            feature=text,
-            without=feature.without,
-            need=gib(need),
-            device=device,
-        )
-    share = percent(best.tokens_per_s / chosen.tokens_per_s)
-    return phrase(
-        "{feature}: {without} the fastest plan that fits, {rung}, runs at {share} of this speed.",
-        feature=text,
-        without=feature.without,
-        rung=best.rung,
-        share=share,
-    )
+def _features(chosen: Candidate, candidates: Sequence[Candidate], device: Phrase, least: float) -> Iterator[Phrase]:
+    """Yield what each feature of the chosen plan gains over the fastest plan without it, or that no such plan fits."""
+    for feature, has in _FEATURES.items():
+        others = [each for each in candidates if not has(each.plan)]
+        if not has(chosen.plan) or not others:
+            continue
+        fitting = [each for each in others if each.fit.probability >= least]
+        if fitting:
+            best = max(fitting, key=lambda each: each.tokens_per_s)
+            share = percent(best.tokens_per_s / chosen.tokens_per_s)
+            yield phrase(
+                "{feature}: without it, the fastest plan that fits, {rung}, runs at {share} of this speed.",
+                feature=feature,
+                rung=best.rung,
+                share=share,
+            )
+        else:
+            need = gib(min(candidate.device_bytes for candidate in others))
+            yield phrase(
+                "{feature}: without it, every plan needs at least {need} GiB per {device}.",
+                feature=feature,
+                need=need,
+                device=device,
+            )
 
 
 def _layer_inputs(chosen: Candidate, of_rung: Sequence[Candidate], device: Phrase) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,8 @@ from ...ds_configs.emit import ds_config
 from ...ds_configs.files import free_bytes
 from ...ds_configs.launch_commands import (
     ALLOCATOR_SETTING,
-    PROGRAMS,
-    Launcher,
     launch_commands,
     threads_setting,
-    unset_threads,
 )
 from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import (
@@ -32,21 +28,14 @@ from ...ds_configs.training_script import (
     server_commands,
     trainer_lines,
 )
-from ...estimators.hardware import cores_per_rank
 from ...estimators.objectives import OBJECTIVES, loss_of
-from ...estimators.phrase import Phrase, listed, named, phrase
-from ...estimators.plan import Plan
+from ...estimators.phrase import Phrase, named, phrase
 from ...estimators.time.job import checkpoint_bytes
-from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import NEXT_TOKEN
-from ..question.question import Question
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
 from ..text.units import gib, times
 from .recommendation import Recommendation, try_first_path
-
-_LEAST_RATIO = 1.05
-"""Least ratio of step times at which host threads are mentioned; smaller ones are below the prediction's error."""
 
 _SERVER = phrase("Start the server that generates, before the training:")
 _LAUNCHED_BY_DS_ADVISE = phrase("Or let ds-advise check, start and watch it:")
@@ -96,11 +85,8 @@ def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str,
         if cluster.nodes > 1:
             why = phrase("Before the start, on every node (fragmentation can take a quarter more without it):")
         settings.append((variables, why))
-    costs = _costs_without_threads(answer, chosen)
-    if costs:
-        why = phrase("For the optimizer on the host (without it a step takes {costs}):", costs=costs)
-        if cluster.nodes > 1:
-            why = phrase("For the optimizer on the host on every node (without it a step takes {costs}):", costs=costs)
+    if chosen.plan.offload_optimizer != "none" and cluster.threads_per_rank is None:  # the user has not set the threads
+        why = phrase("For the optimizer on the host (torchrun and accelerate would give each rank one thread):")
         settings.append((threads_setting(cluster), why))
     return settings
 
@@ -108,7 +94,7 @@ def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str,
 def start_commands(answer: Recommendation, chosen: Candidate, config_path: str) -> dict[str, list[str]]:
     """Return the command lines that start the training, by launcher."""
     cluster, bind_cores = answer.question.cluster, False
-    sets = _threads_matter(answer, chosen)
+    sets = chosen.plan.offload_optimizer != "none"
     if sets and cluster.is_this_machine and cluster.threads_per_rank is None:  # the user has not set the threads
         from ...probes.machine import can_bind_cores  # imported here: most questions are about other machines
 
@@ -127,48 +113,6 @@ def _only_by_accelerate(answer: Recommendation) -> bool:
     """Whether only accelerate's launcher works. PPOTrainer creates its own Accelerator, which gets its settings only
     from accelerate's launcher (trl 1.12 experimental/ppo/ppo_trainer.py `__init__`)."""
     return OBJECTIVES[answer.question.workload.objective].value_model
-
-
-def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launcher, float]:
-    """Return, by launcher, the step's time without OMP_NUM_THREADS over the predicted one. Empty if the optimizer steps
-    on the device."""
-    if chosen.plan.offload_optimizer == "none":
-        return {}
-    launchers = [name for name in PROGRAMS if name != "accelerate" or question.workload.uses_trainer]
-    predicted_s = _step_s(question, chosen.plan, question.cluster.threads_per_rank)
-    threads = {name: unset_threads(name, question.cluster) for name in launchers}
-    return {name: _step_s(question, chosen.plan, number) / predicted_s for name, number in threads.items()}
-
-
-@lru_cache(maxsize=8)
-def _step_s(question: Question, plan: Plan, threads_per_rank: int | None) -> float:
-    """Return the step's time in seconds for a number of threads per rank. Cached because an answer uses it several
-    times."""
-    cluster = replace(question.cluster, threads_per_rank=threads_per_rank)
-    return estimate_time(question.model, question.workload, cluster, plan).step_s
-
-
-def _threads_matter(answer: Recommendation, chosen: Candidate) -> bool:
-    slower = slower_without_threads(answer.question, chosen)
-    return any(max(ratio, 1 / ratio) > _LEAST_RATIO for ratio in slower.values())
-
-
-def _costs_without_threads(answer: Recommendation, chosen: Candidate) -> str:
-    """Return `1.1 x as long with deepspeed, 2.9 x as long with torchrun`; "" if the user has set the threads or they
-    make no difference."""
-    if answer.question.cluster.threads_per_rank is not None:
-        return ""
-    by_cost: dict[str, list[str]] = {}
-    for launcher, ratio in slower_without_threads(answer.question, chosen).items():
-        if ratio > _LEAST_RATIO:
-            by_cost.setdefault(times(ratio), []).append(launcher)
-    parts = []
-    for cost, (name, *more) in by_cost.items():
-        names: str = name
-        for other in more:
-            names = phrase("{first} or {last}", first=names, last=other)
-        parts.append(phrase("{ratio} as long with {launchers}", ratio=cost, launchers=names))
-    return listed(parts) if parts else ""
 
 
 def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[Block]:
@@ -269,8 +213,6 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
         yield Block(text=_SERVER, code=tuple(server))
     for setting, why in start_settings(answer, chosen):
         yield Block(text=why, code=(f"export {setting}",))
-    if cluster.threads_per_rank is not None and not cluster.gpu.is_cpu and _threads_matter(answer, chosen):
-        yield Block(text=_kept_threads(answer.question, chosen.plan, cluster.threads_per_rank))
     by_launcher = start_commands(answer, chosen, config_path)
     first, *others = by_launcher
     yield Block(text=phrase("Start it with {launcher}:", launcher=first), code=tuple(by_launcher[first]))
@@ -335,15 +277,4 @@ def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) ->
             checkpoints=text,
             small=small,
         )
-    return phrase("{words}.", words=text)
-
-
-def _kept_threads(question: Question, plan: Plan, threads: int) -> Phrase:
-    """Return the threads set by the user, and the gain with another number."""
-    cores = cores_per_rank(question.cluster)
-    ratio = _step_s(question, plan, threads) / _step_s(question, plan, cores)
-    text = phrase("OMP_NUM_THREADS={threads} is set here and stays", threads=threads)
-    if ratio > _LEAST_RATIO:
-        gain = {"cores": cores, "ratio": times(ratio)}
-        text = phrase("{kept}; with {cores}, the cores per rank, a step would be {ratio} as fast", kept=text, **gain)
     return phrase("{words}.", words=text)

@@ -17,13 +17,11 @@ from ds_advise.advisor.answer.what_if import gpus_argument
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.candidate import SURE
 from ds_advise.advisor.search.choice import SAME_SPEED
-from ds_advise.advisor.text.units import times
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware import Cluster, gpus
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.objectives import LOSSES
 from ds_advise.estimators.optimizers import OPTIMIZERS
-from ds_advise.estimators.time.step_time import estimate_time
 
 from tests.helpers import printed
 
@@ -96,32 +94,16 @@ def test_json_holds_the_same_answer(answer: Recommendation) -> None:
     assert answer.recommended is None or form["recommended"] in form["candidates"]
 
 
-def test_a_step_on_the_host_gets_its_threads_and_their_worth() -> None:
-    """The printed cost is that of the prediction with the launcher's own threads; no offload, no word of it."""
+def test_a_step_on_the_host_gets_its_threads() -> None:
+    """No offload, no word of it; threads that the user chose stay, at the speed that they give."""
     answer = ask("Qwen2.5-14B", "2x32GB")
-    shown_text, form = printed(answer, details=True), to_json(advice_of(answer))["host_threads"]
-    assert form["step_times_without"]["torchrun"] == form["step_times_without"]["accelerate"] > 1.05
-    assert f"{times(form['step_times_without']['torchrun'])} as long with torchrun or" in " ".join(shown_text.split())
-    assert f"export {form['setting']}" in shown_text
-    one_thread = replace(answer.question, cluster=replace(answer.question.cluster, threads_per_rank=1))
-    assert answer.recommended is not None
-    slow = estimate_time(one_thread.model, one_thread.workload, one_thread.cluster, answer.recommended.plan)
-    assert slow.step_s == pytest.approx(answer.recommended.time.step_s * form["step_times_without"]["torchrun"])
-    on_gpu = ask("Qwen2.5-0.5B", "2x24GB")
-    assert to_json(advice_of(on_gpu))["host_threads"] is None
-    assert "OMP_NUM_THREADS" not in printed(on_gpu, details=True)
-
-
-def test_threads_that_the_user_chose_stay_and_are_priced() -> None:
-    """The speed is that of the chosen threads, and the answer says what the cores per rank would bring."""
-    question = ask("Qwen2.5-14B", "2x32GB").question
-    here = replace(question.cluster, is_this_machine=True, cpu_cores_per_node=32, threads_per_rank=1)
-    chosen, free = answer_to(replace(question, cluster=here)), answer_to(question)
-    assert chosen.recommended is not None and free.recommended is not None
-    assert chosen.recommended.tokens_per_s < free.recommended.tokens_per_s
-    shown_text = " ".join(printed(chosen, details=True).split())
-    assert "OMP_NUM_THREADS=1 is set here and stays; with 16, the cores per rank, a step would be" in shown_text
-    assert "export OMP_NUM_THREADS" not in shown_text
+    assert "export OMP_NUM_THREADS" in printed(answer, details=True)
+    assert "OMP_NUM_THREADS" not in printed(ask("Qwen2.5-0.5B", "2x24GB"), details=True)
+    here = replace(answer.question.cluster, is_this_machine=True, cpu_cores_per_node=32, threads_per_rank=1)
+    chosen = answer_to(replace(answer.question, cluster=here))
+    assert chosen.recommended is not None and answer.recommended is not None
+    assert chosen.recommended.tokens_per_s < answer.recommended.tokens_per_s
+    assert "export OMP_NUM_THREADS" not in printed(chosen, details=True)
 
 
 def test_known_host_ram_is_a_limit_and_unknown_ram_a_requirement() -> None:
@@ -344,21 +326,6 @@ def test_on_one_gpu_a_stage_without_offload_is_not_called_close() -> None:
     near = 0.95 * answer.recommended.tokens_per_s
     assert any(step.rung == "zero3" and step.candidate and step.candidate.tokens_per_s > near for step in answer.ladder)
     assert not re.search(r"zero\d\b(?!-)", " ".join(answer.doubts))
-
-
-def test_an_assumed_speed_that_decides_is_the_first_doubt() -> None:
-    """Links half as fast as assumed, or host memory twice, make an offload pay; of what is known there is no doubt."""
-    cluster, settings = parse_cluster("4x52GB"), {"offline": True, "deepspeed_estimate": False, "loss": "standard"}
-    linked = replace(cluster, all_reduce_bytes_per_s=11e9)
-    known = replace(linked, dram_bytes_per_s_per_node=2e11)
-    shown_text = [
-        " ".join(ds_advise.advise("Qwen2.5-7B", gpus=each, **settings).doubts) for each in (cluster, linked, known)
-    ]
-    assert shown_text[0].startswith(
-        "An assumed speed decides: with links between GPUs half as fast, zero3-offload would win"
-    )
-    assert shown_text[1].startswith("An assumed speed decides: with host memory twice as fast, zero3-offload would win")
-    assert "assumed" not in shown_text[2]
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,10 @@ def ask(model: str = LLAMA, gpus: str = "8xH100", **question: Any) -> Any:
 @pytest.mark.parametrize(
     ("model", "question", "feature", "value", "reason"),
     [
-        (LLAMA, {"global_batch": 4, "seq_len": 4096}, "autotp_size", 2, "split each layer"),
-        (MIXTURE, {"experts": "autoep"}, "autoep_size", 8, "tokens travel"),
-        (LLAMA, SLOW, "zero_hpz_partition_size", 8, "second copy of the weights"),
-        (LLAMA, {**SLOWER, "zeropp": True}, "zero_quantized_weights", True, "8 bits and gradients in 4"),
+        (LLAMA, {"global_batch": 4, "seq_len": 4096}, "autotp_size", 2, "AutoTP"),
+        (MIXTURE, {"experts": "autoep"}, "autoep_size", 8, "AutoEP"),
+        (LLAMA, SLOW, "zero_hpz_partition_size", 8, "hpZ"),
+        (LLAMA, {**SLOWER, "zeropp": True}, "zero_quantized_weights", True, "ZeRO++"),
     ],
 )
 def test_a_feature_is_chosen_and_explained_where_it_is_faster(
