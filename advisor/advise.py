@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
@@ -30,6 +30,9 @@ from .search.max_fit import STEP, with_largest_micro_batch, with_longest_sequenc
 from .search.rollouts import with_fastest_rollout
 from .search.search import candidates_of, fastest, of_any_loss, predict_all
 from .search.search_space import SHAPE_FIELDS
+
+if TYPE_CHECKING:
+    from .answer.comparison import ComparisonContext
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -194,6 +197,28 @@ def plain_pytorch(question: Question) -> Candidate:
         return plan_of(question, "torch")
     candidates, _ = candidates_of("fsdp2", question)
     return best_of_rung(candidates, LEAST[question.risk]) or plan_of(question, "fsdp")
+
+
+def comparison_context(
+    model: str,
+    *,
+    accumulation: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    **options: Unpack[QuestionOptions],
+) -> ComparisonContext:
+    """The context in which configurations are compared (`answer.comparison`). Files and strategies have a batch of
+    their own, so that of the job is left out. Raises the errors of `ask`."""
+    from .answer.comparison import ComparisonContext  # imported here: it reads the facts of DeepSpeed
+
+    given = with_defaults(options)
+    question = ask(load_model(model, offline=given["offline"]), say=say, **given)
+    workload = replace(question.workload, global_batch_size=None)
+    return ComparisonContext(
+        question=replace(question, workload=workload, free_rollouts=()),
+        options={**given, "seq_len": workload.seq_len},
+        gradient_accumulation_steps=accumulation,
+        gradient_checkpointing={"on": True, "off": False}.get(str(given["gradient_checkpointing"])),
+    )
 
 
 @_documented

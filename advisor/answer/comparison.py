@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack, cast
 
 from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
@@ -17,13 +15,10 @@ from ...estimators.plan import PLANS, PlainPyTorch, Rung
 from ...estimators.unsupported import unsupported
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
-from ..question.cluster import cluster_of
-from ..question.job import job_of, parse_price
-from ..question.model_source import load_model
-from ..question.options import QuestionOptions, with_defaults
+from ..question.options import QuestionOptions
 from ..question.question import Question
 from ..question.run import read_ds_config
-from ..question.workload import as_asked, configured_workload, workload_of
+from ..question.workload import configured_workload
 from ..search.candidate import LEAST, Candidate, duration_of, predict
 from ..search.choice import best_of_rung
 from ..search.open_batch import filled_batch
@@ -115,38 +110,6 @@ class Comparison:
             return None
         duration = duration_of(self.question, candidate)
         return plan_figures(candidate, job=None if duration is None else job_figures(duration, self.question.price))
-
-
-def read_context(
-    model: str,
-    *,
-    accumulation: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
-    **options: Unpack[QuestionOptions],
-) -> ComparisonContext:
-    """Return the context of a comparison. say: receives progress messages while the data is counted. Raises
-    DsAdviseError for unknown, impossible or contradictory options."""
-    given = with_defaults(options)
-    cluster = cluster_of(given)
-    shape = as_asked(load_model(model, offline=given["offline"]), given)
-    seq_len, job = cast("int | None", given["seq_len"]), dict[str, Any]()
-    if (asked := job_of(given, model, shape, seq_len=seq_len, say=say)) is not None:
-        given = {**given, "seq_len": asked.seq_len or seq_len}
-        job = {"job": asked.job, "job_basis": asked.basis}
-    question = Question(
-        model=shape,
-        workload=workload_of(given, shape, cluster.gpu),
-        cluster=cluster,
-        micro_batch_size=cast("int | None", given["micro_batch"]),
-        price=None if given["price"] is None else parse_price(given["price"]),
-        **job,
-    )
-    return ComparisonContext(
-        question=question,
-        options=given,
-        gradient_accumulation_steps=accumulation,
-        gradient_checkpointing={"on": True, "off": False}.get(str(given["gradient_checkpointing"])),
-    )
 
 
 def compare(first: str, second: str, context: ComparisonContext | None = None) -> Comparison:

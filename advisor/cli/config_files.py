@@ -145,7 +145,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
 
     Exit code: 0 all are met, 1 one is not, 2 a file cannot be read or the question cannot be answered.
     """
-    from ..answer.comparison import read_context
+    from ..advise import comparison_context
     from ..answer.requirements import CheckResult, check_file, parse_limits
     from ..question.job import check_job, has_amount
 
@@ -159,7 +159,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
         raise click.UsageError("--max-cost needs --price")
     parsed = parse_limits(**limits)
     framework = question["framework"] if question["framework"] == "deepspeed" else None
-    known = None if model is None else read_context(model, gpus=gpus or "auto", say=output.say, **question)
+    known = None if model is None else comparison_context(model, gpus=gpus or "auto", say=output.say, **question)
     found = [
         requirement
         for file in config_files
@@ -201,8 +201,8 @@ def compare(
 
     Exit code: 0, or 2 if one cannot be read or cannot run.
     """
+    from ..advise import comparison_context
     from ..answer.comparison import compare as compare_sides
-    from ..answer.comparison import read_context
     from ..question.job import check_job, has_amount
     from ..render.comparison import render_comparison
 
@@ -217,7 +217,7 @@ def compare(
             if given:
                 raise click.UsageError(phrase("{option} needs --model", option=option))
     question["gradient_checkpointing"] = question["gradient_checkpointing"] or "on"  # the same on both sides
-    context = None if model is None else read_context(model, gpus=gpus or "auto", say=output.say, **question)
+    context = None if model is None else comparison_context(model, gpus=gpus or "auto", say=output.say, **question)
     comparison = compare_sides(first, second, context)
     if html or plot:
         from ..html_report.comparison import comparison_report

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.answer.comparison import Comparison, compare, differences, read_context
+from ds_advise.advisor.advise import comparison_context
+from ds_advise.advisor.answer.comparison import Comparison, compare, differences
 from ds_advise.advisor.answer.config_settings import ConfigSettings
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.render.comparison import render_comparison
@@ -178,7 +179,7 @@ def test_every_key_with_a_meaning_exists(facts: DeepSpeedFacts) -> None:
 
 def test_a_file_written_for_a_rung_does_what_the_rung_does(tmp_path: Path) -> None:
     """Written, read back and compared, every rung is equal to itself, in its settings and in its figures."""
-    known = read_context("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
+    known = comparison_context("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
     model, workload, cluster = known.question.model, known.question.workload, known.question.cluster
     ladder, _ = predict_all(known.question)
     assert [step.rung for step in ladder] == list(RUNGS)
@@ -194,7 +195,7 @@ def test_a_file_written_for_a_rung_does_what_the_rung_does(tmp_path: Path) -> No
 def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> None:
     """`auto` has its numbers, both sides have figures, and they are the closed form's for the plans that the files
     describe."""
-    comparison = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **WHERE))
+    comparison = compare(files["offload"], files["zero3"], comparison_context("Qwen2.5-7B", **WHERE))
     first, second = comparison.sides[0].candidate, comparison.sides[1].candidate
     assert first is not None and second is not None
     assert (first.rung, second.rung) == ("zero2-offload", "zero3")
@@ -206,7 +207,7 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     assert comparison.sides[0].filled.startswith(f"micro batch {advised},") and not comparison.sides[1].filled
     assert "train_batch_size" not in found  # it is derived, and no file has it
     assert "bf16.enabled" not in found
-    filled = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
+    filled = compare(files["offload"], files["zero3"], comparison_context("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
     assert "train_micro_batch_size_per_gpu" not in {difference.key for difference in filled.differences}
 
 
@@ -215,7 +216,7 @@ def test_features_without_figures_are_named(tmp_path: Path, files: dict[str, str
     written = tmp_path / "zenflow.json"
     offload = FILES["offload"]["zero_optimization"] | {"zenflow": {"topk_ratio": 0.05}}  # type: ignore[operator]
     written.write_text(json.dumps(FILES["offload"] | {"zero_optimization": offload}))
-    text = text_of(compare(files["offload"], str(written), read_context("Qwen2.5-1.5B", **WHERE)))
+    text = text_of(compare(files["offload"], str(written), comparison_context("Qwen2.5-1.5B", **WHERE)))
     assert "B has ZenFlow: predictions are of the plain offload" in text and "A has" not in text
     assert "has ZenFlow" not in text_of(compare(files["offload"], str(written)))
 
@@ -228,7 +229,7 @@ def text_of(comparison: Comparison, width: int = 80) -> str:
 
 def test_the_tables_hold_the_figures_of_the_plans(files: dict[str, str]) -> None:
     """Columns add up to what the closed form says: GiB of a GPU, and ms of 1,000 tokens where the batches differ."""
-    comparison = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **WHERE))
+    comparison = compare(files["offload"], files["zero3"], comparison_context("Qwen2.5-7B", **WHERE))
     text = text_of(comparison)
     sides = [side.candidate for side in comparison.sides]
     assert sides[0] is not None and sides[1] is not None
@@ -250,7 +251,7 @@ def test_verdicts(files: dict[str, str]) -> None:
     """Who fits and who is faster, in words."""
 
     def verdict(first: str, second: str, **where: Any) -> str:
-        return text_of(compare(first, second, read_context("Qwen2.5-7B", **{**WHERE, **where}))).splitlines()[0]
+        return text_of(compare(first, second, comparison_context("Qwen2.5-7B", **{**WHERE, **where}))).splitlines()[0]
 
     assert verdict("zero2-offload", "zero3").startswith(" Both fit; B is ")
     assert verdict("zero3", "zero2-offload").startswith(" Both fit; A is ")
@@ -336,7 +337,7 @@ def test_figures_keep_their_columns_on_a_narrow_terminal(
 
 def test_fsdp2_is_compared_by_its_figures_alone() -> None:
     """It has no keys of DeepSpeed. The shards have the masters in them."""
-    compared = compare("zero3", "fsdp2", read_context("Qwen2.5-7B", micro_batch=4, **WHERE))
+    compared = compare("zero3", "fsdp2", comparison_context("Qwen2.5-7B", micro_batch=4, **WHERE))
     ours, theirs = compared.candidates
     assert compared.differences == () and theirs.plan.sharding == "fsdp2"
     held = ours.memory.components

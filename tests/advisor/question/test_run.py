@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.answer.comparison import compare, read_context
+from ds_advise.advisor.advise import comparison_context
+from ds_advise.advisor.answer.comparison import compare
 from ds_advise.advisor.answer.lint_file import lint_settings
 from ds_advise.advisor.cli.main import run as run_command
 from ds_advise.advisor.question.run import read_run
@@ -93,4 +94,4 @@ def test_an_unknown_optimizer_is_run_but_not_predicted(tmp_path: Path) -> None:
     assert run.plan() is None and run.estimate() is None
     assert lint_workload(config) is None
     with pytest.raises(WorkloadError, match="the optimizer 'rprop' is not known"):
-        compare(str(tmp_path / "ds_config.json"), "zero2", read_context("gpt2", gpus="2xH100", offline=True))
+        compare(str(tmp_path / "ds_config.json"), "zero2", comparison_context("gpt2", gpus="2xH100", offline=True))
