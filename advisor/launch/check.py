@@ -193,22 +193,7 @@ def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
     if prediction.memory.device_bytes_per_gpu > have:
         gpu = run.cluster.gpu.name
         parts.append(phrase("it is predicted to run out of the {size} GiB of the {gpu}", size=gib(have), gpu=gpu))
-    if batch := _evaluation_batch_that_fits(run):
-        parts.append(phrase("with per_device_eval_batch_size={batch} it takes no more than the GPU has", batch=batch))
     say(listed(parts, "; "))
-
-
-def _evaluation_batch_that_fits(run: Run) -> int | None:
-    """The largest power of two below the evaluation batch that fits; None if the batch itself fits or no such power
-    does."""
-    batch, have = run.workload.eval_batch or 1, run.cluster.gpu.memory_bytes
-
-    def fits(samples: int) -> bool:
-        estimate = replace(run, workload=replace(run.workload, eval_batch=samples)).estimate()
-        return estimate is not None and estimate.memory.device_bytes_per_gpu <= have
-
-    smaller = (2**power for power in reversed(range((batch - 1).bit_length())))
-    return None if fits(batch) else next(filter(fits, smaller), None)
 
 
 def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:

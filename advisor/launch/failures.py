@@ -153,12 +153,6 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
         if output_dir := rank.latest.get("trainer", {}).get("output_dir"):
             with contextlib.suppress(OSError):
                 evidence.append(f"{gib(shutil.disk_usage(output_dir).free)} GiB free in {output_dir}")
-    if kind in ("host_out_of_memory", "disk_full"):
-        evidence += [
-            f"{name} of the rank was {gib(limit)} GiB"
-            for name, limit in error["limits"].items()
-            if (name == "RLIMIT_FSIZE") == (kind == "disk_full")
-        ]
     moment = next((name for name, frame in _MOMENTS.items() if frame.search(error["details"])), None)
     if moment is not None:
         evidence.append(f"it was raised {moment}")

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ...estimators.errors import DsAdviseError
 from ...estimators.phrase import phrase
-from ...probes.machine import host_memory_bytes, memory_groups, read_pairs, visible_handles, with_nvml
+from ...probes.machine import memory_groups, read_pairs, visible_handles, with_nvml
 from ...probes.real_run.watch import COMPILERS
 from ...validate.checkpoint import write_checksums
 from ..text.language import translate
@@ -32,10 +32,8 @@ class MemorySample(NamedTuple):
     host_bytes: int
     """Anonymous and shared memory of the training's processes. Mapped files are excluded, because the kernel can drop
     them; compilers of extensions too, because they take gigabytes only once."""
-    free_bytes: int
-    """The smaller of the machine's and the container's free memory."""
-    gpus: tuple[tuple[int, int], ...]
-    """(used, total) of every visible GPU, over all processes."""
+    device_bytes: int | None
+    """Memory of all processes on the fullest visible GPU; None without a GPU."""
     compiles: bool
     """Whether an extension of DeepSpeed is being compiled."""
 
@@ -51,20 +49,13 @@ def sample_memory(pid: int, *, gpus: bool) -> MemorySample:
                 compiles = True
             else:
                 held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
-    free = int(psutil.virtual_memory().available)
-    for group in memory_groups():
-        limit_bytes, counts = group.limit_bytes, group.counters()
-        if limit_bytes is not None:
-            free = min(free, limit_bytes - counts.get("anon", counts.get("total_rss", 0)) - counts.get("shmem", 0))
-    used: tuple[tuple[int, int], ...] = ()
-    if gpus:
-        used = with_nvml(_used_memory, used)
-    return MemorySample(held, free, used, compiles)
+    device = with_nvml(_most_used, None) if gpus else None
+    return MemorySample(held, device, compiles)
 
 
-def _used_memory(nvml: Any) -> tuple[tuple[int, int], ...]:
+def _most_used(nvml: Any) -> int | None:
     infos = map(nvml.nvmlDeviceGetMemoryInfo, visible_handles(nvml))
-    return tuple((int(info.used), int(info.total)) for info in infos)
+    return max((int(info.used) for info in infos), default=None)
 
 
 def oom_kills() -> dict[str, int]:
@@ -83,12 +74,12 @@ _NAN_STEPS = 5
 """Number of consecutive optimizer steps with a NaN loss after which the training is ended. A step that overflows in
 fp16 has a finite loss; after this number of NaN losses the weights are lost and further steps are wasted."""
 
-_NEAR_LIMIT = 0.95
-"""Share of a GPU's or the host's memory above which a warning is printed, because a longer batch may not fit."""
-
 _SILENT_S = 600.0
 """Seconds without a step and without output of any rank. NCCL's watchdog has the same limit (torch 2.13
 `distributed/constants.py` default_pg_nccl_timeout)."""
+
+_RECENT = 20
+"""Number of recent steps over which the shown speed is measured."""
 
 _SETTINGS = {
     "zero_stage": "ZeRO",
@@ -213,7 +204,6 @@ class Monitor:
             self._warn(
                 phrase("the script trains by another plan than the one that was checked"), "; ".join(differences)
             )
-        self._warn_of_memory(sample)
         self._warn_of_silence(now - self.records.heard_at)
 
     def show_output(self) -> None:
@@ -265,7 +255,7 @@ class Monitor:
         elif not stopped:
             failure = failure or self.abort_reason()  # a training that ended before the first look
         status: LaunchStatus = "failed" if failure else "stopped" if stopped else "finished"
-        tokens, step_s = records.tokens_per_step(request.run.cluster.world_size), records.step_s
+        tokens, step_s = records.speed(request.run.cluster.world_size)
         first_steps = [rank.steps[0][0] for rank in records.ranks if rank.steps]
         checkpoint = records.first("checkpoint")
         return LaunchOutcome(
@@ -318,32 +308,23 @@ class Monitor:
 
     def _show(self, sample: MemorySample) -> None:
         request, records, predicted = self._request, self.records, self._request.prediction
-        device_bytes = max((used for used, _ in sample.gpus), default=None)
         self._peak_host_bytes = max(self._peak_host_bytes, sample.host_bytes)
-        self._peak_device_bytes = max(self._peak_device_bytes, device_bytes or 0)
+        self._peak_device_bytes = max(self._peak_device_bytes, sample.device_bytes or 0)
         trainer, losses = records.first("trainer"), records.last_losses(1)
+        tokens, step_s = records.speed(request.run.cluster.world_size, last=_RECENT)
         progress = progress_line(
             records.step,
             int(trainer["total_steps"]) if trainer else request.total_steps,
             losses[0] if losses else None,
-            records.recent_tokens_per_s(request.run.cluster.world_size),
-            records.recent_step_s(),
+            tokens / step_s if tokens and step_s else None,
+            step_s,
         )
         predicted_bytes = None if predicted is None else predicted.memory.device_bytes_per_gpu
         memory = memory_line(
-            (device_bytes, self._peak_device_bytes or None, predicted_bytes),
+            (sample.device_bytes, self._peak_device_bytes or None, predicted_bytes),
             (sample.host_bytes, self._peak_host_bytes, request.predicted_host_bytes),
         )
         self._display.show(records.step, progress, memory)
-
-    def _warn_of_memory(self, sample: MemorySample) -> None:
-        for used, total in sample.gpus:
-            if used >= _NEAR_LIMIT * total:
-                in_use = phrase("{used} of {total} GiB in use", used=gib(used), total=gib(total))
-                self._warn(phrase("a GPU's memory is nearly full: a longer batch may not fit"), in_use)
-        if sample.free_bytes <= (1 - _NEAR_LIMIT) * host_memory_bytes():
-            left = phrase("{size} GiB left", size=gib(sample.free_bytes))
-            self._warn(phrase("the host's memory is nearly full: the kernel may kill a rank"), left)
 
     def _warn_of_silence(self, silent_s: float) -> None:
         """Warn about silence: the ranks may wait for each other, or for a lost rank until their timeout."""

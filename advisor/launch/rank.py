@@ -17,7 +17,6 @@ import functools
 import gc
 import importlib.util
 import os
-import resource
 import runpy
 import socket
 import sys
@@ -125,13 +124,10 @@ def _redirect_output(path: Path) -> None:
 
 
 def _description(error: BaseException) -> dict[str, Any]:
-    names = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE")
-    limits = {name: resource.getrlimit(getattr(resource, name))[0] for name in names}
     return {
         "type": type(error).__name__,
         "message": " ".join(str(error).split())[:2000],
         "errno": error.errno if isinstance(error, OSError) else None,
-        "limits": {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY},
         "details": "".join(traceback.format_exception(error))[-8000:],
     }
 

@@ -14,9 +14,6 @@ from typing import Any
 from ...probes.machine import read_text
 from ...probes.real_run.rank import EventLogReader
 
-_RECENT = 20
-"""Number of recent steps over which the speed is measured."""
-
 
 @dataclass
 class RankRecord:
@@ -30,8 +27,7 @@ class RankRecord:
     allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes   of torch's allocator, at intervals.
     trainer       {total_steps, output_dir}: the start of the Hugging Face Trainer.
     checkpoint    the folder of a checkpoint that the Trainer has saved.
-    error         {type, message, errno, limits, details}: the exception that ended the script; limits: the finite
-                  resource limits by name.
+    error         {type, message, errno, details}: the exception that ended the script.
     end           the script's exit code, if it ended by itself.
     """
 
@@ -64,15 +60,6 @@ class RankRecord:
     @property
     def error(self) -> dict[str, Any] | None:
         return self.latest.get("error")
-
-    @property
-    def recent(self) -> list[tuple[float, int]]:
-        return self.steps[-_RECENT:]
-
-    @property
-    def recent_s(self) -> float:
-        """Seconds from the end of the first recent step to the end of the last."""
-        return self.recent[-1][0] - self.recent[0][0]
 
     def _take(self, event: dict[str, Any]) -> None:
         if "pid" in event:
@@ -134,32 +121,19 @@ class Records:
         fewest = min((rank.losses for rank in self.ranks), key=len, default=dict[int, float]())
         return list(fewest.values())[-count:]
 
-    @property
-    def step_s(self) -> float | None:
-        """Seconds per step: the median over all steps but the first, of the slowest rank."""
-        times = [[after - before for (before, _), (after, _) in pairwise(rank.steps)] for rank in self._timed_ranks]
-        return max(map(median, times), default=None)
+    def speed(self, world_size: int, last: int | None = None) -> tuple[float | None, float | None]:
+        """(tokens per step, seconds per step) of the whole job, or (None, None) before the second step.
 
-    def tokens_per_step(self, world_size: int) -> float | None:
-        """Tokens per step of the whole job, padding included: the median over all steps but the first, of the mean of
-        the ranks. The ranks of other nodes are assumed to have as many tokens as these."""
-        medians = [median(tokens for _, tokens in rank.steps[1:]) for rank in self._timed_ranks]
-        return fmean(medians) * world_size if any(medians) else None
-
-    def recent_step_s(self) -> float | None:
-        return max((rank.recent_s / (len(rank.recent) - 1) for rank in self._timed_ranks), default=None)
-
-    def recent_tokens_per_s(self, world_size: int) -> float | None:
-        """Tokens per second of the whole job in recent steps. The ranks of other nodes are assumed to be as fast as
-        these."""
-        ranks = self._timed_ranks
-        tokens = sum(count for rank in ranks for _, count in rank.recent[1:])
-        span_s = sum(rank.recent_s for rank in ranks)
-        return tokens * world_size / span_s if tokens and span_s else None
-
-    @property
-    def _timed_ranks(self) -> list[RankRecord]:
-        return [rank for rank in self.ranks if len(rank.steps) > 1]
+        Both are medians over the `last` steps, or over all but the first. Tokens: the mean of the ranks, padding
+        included; the ranks of other nodes are assumed to have as many. Seconds: those of the slowest rank.
+        """
+        steps = [rank.steps[-last - 1 if last else 0 :] for rank in self.ranks if len(rank.steps) > 1]
+        if not steps:
+            return None, None
+        tokens = fmean(median(count for _, count in each[1:]) for each in steps) * world_size
+        return tokens or None, max(
+            median(after - before for (before, _), (after, _) in pairwise(each)) for each in steps
+        )
 
     def highest(self, name: str) -> int | None:
         """The maximum over the ranks of a counter of torch's allocator; None if there is none."""
