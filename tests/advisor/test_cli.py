@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import BashComplete
 from ds_advise.advisor.cli.main import COMMANDS, program
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.question.options import GROUPS, OPTIONS
@@ -254,17 +253,6 @@ def test_a_misspelled_option_is_corrected(capsys: pytest.CaptureFixture[str], ty
     assert run_here(["gpt2", typed, "1"]) == 2
     error = f"ds-advise: no such option {typed}; did you mean {meant}?; see ds-advise --help-all\n"
     assert capsys.readouterr().err == error
-
-
-def test_a_shell_completes_commands_and_options() -> None:
-    """Also those of `advise`, which is not named."""
-    shell = BashComplete(program, {}, "ds-advise", "_DS_ADVISE_COMPLETE")
-    for words, last, offered in (
-        ([], "comp", "compare"),
-        (["gpt2"], "--meth", "--method"),
-        (["gpt2", "--method"], "q", "qlora"),
-    ):
-        assert offered in [item.value for item in shell.get_completions(words, last)]
 
 
 @pytest.mark.parametrize("words", ["probe --foo", "train", "from acc.yaml --gpus 80GB --oflline", "launch ds.json"])

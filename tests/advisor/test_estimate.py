@@ -40,21 +40,6 @@ def test_settings_change_the_plan_and_nothing_else() -> None:
     assert smaller < phases(rung="zero2")["gradient_reduction"]
 
 
-def test_fsdp_shards_what_a_single_gpu_holds_whole() -> None:
-    """Weights, gradients and states are 8 bytes a parameter in bf16, without masters; two GPUs hold half of them each,
-    and gather a layer at a time."""
-    foreach = {"software": "optimizer-step=foreach"}
-    step = phases(rung="torch", gpus="1xA100-80GB", global_batch=4, **foreach)["step"]
-    halved = phases(rung="fsdp", **foreach)["step"]
-    fused = phases(rung="fsdp")["step"]
-    sharded = ds_advise.estimate(MODEL, rung="fsdp", **ONE)
-    assert step == pytest.approx(10 * 1_543_714_304, rel=0.01)  # and 2 for the roots that the step takes
-    assert halved == pytest.approx(step / 2, rel=0.01)
-    assert fused == pytest.approx(0.8 * halved, rel=0.01)  # what the Trainer makes since transformers 4.54
-    with_fp32 = ds_advise.estimate(MODEL, rung="fsdp", software="autocast", **ONE)
-    assert with_fp32.memory.components["optimizer_states"] == 2 * sharded.memory.components["optimizer_states"]
-
-
 def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
     """`--sharding fsdp` adds it to the table and to the JSON, and leaves everything else as it is."""
     asked = [MODEL, "--gpus", GPUS, "--no-write", "--no-deepspeed-estimate"]

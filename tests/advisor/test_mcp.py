@@ -39,21 +39,29 @@ def with_client(folder: Path, task: Callable[[Any], Awaitable[Any]]) -> Any:
         return thread.submit(anyio.run, connected).result()
 
 
-def test_a_tool_answers_as_the_command_and_writes_only_the_file_that_it_names(
+def test_tools_answer_as_the_commands_and_write_only_the_file_that_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Arguments of every kind; a file with other contents is not replaced."""
+    """Arguments of every kind; a file with other contents is not replaced. Every tool says what its arguments are and
+    fits an agent's context; its schema is that of its result, and the manual is there."""
 
-    async def task(client: Any) -> list[Any]:
+    async def task(client: Any) -> tuple[Any, ...]:
         tool = client.call_tool
         answers = [await tool("advise", ASKED | {"seq_len": "max", "lora_rank": 4, "method": "lora"})]
         assert list(tmp_path.iterdir()) == []
         answers += [await tool("advise", ASKED | {"destination": "out.json"})]
         answers += [await tool("advise", ASKED | {"destination": "out.json", "gpus": "8x80GB"})]
         answers += [await tool("check", {"config_files": ["out.json", "out.json"]})]
-        return [*answers, await tool("lint", {"config_file": "none.json"}), await tool("lint", {"nonsense": 1})]
+        answers += [await tool("explain", {"model": "gpt2", "gpus": "24GB", "offline": True})]
+        answers += [await tool("lint", {"config_file": "none.json"}), await tool("lint", {"nonsense": 1})]
+        texts = [
+            (await client.read_resource(f"ds-advise://{name}")).contents[0].text
+            for name in ("manual/asking", "schema/explain")
+        ]
+        return answers, texts, (await client.list_tools()).tools, (await client.list_resources()).resources
 
-    longest, written, again, checked, missing, unknown = with_client(tmp_path, task)
+    answers, (page, schema), tools, resources = with_client(tmp_path, task)
+    longest, written, again, checked, explained, missing, unknown = answers
     assert run(["mcp", "--skill"]) == 0 and capsys.readouterr().out.startswith("---\nname: ds-advise\n")
     words = "advise Qwen2.5-14B --gpus 2x32GB --offline --no-deepspeed-estimate --no-write --json"
     assert run([*words.split(), "--seq-len", "max", "--lora-rank", "4", "--method", "lora"]) == 0
@@ -64,21 +72,6 @@ def test_a_tool_answers_as_the_command_and_writes_only_the_file_that_it_names(
     assert missing.is_error and missing.content[0].text.startswith("ds-advise: ")
     assert unknown.is_error and "no argument 'nonsense'" in unknown.content[0].text
 
-
-def test_tools_have_the_commands_options_and_the_manual_is_there(tmp_path: Path) -> None:
-    """Every tool says what its arguments are, fits an agent's context, and its schema is that of its result."""
-
-    async def task(client: Any) -> tuple[Any, ...]:
-        page, schema = [
-            (await client.read_resource(f"ds-advise://{name}")).contents[0].text
-            for name in ("manual/asking", "schema/explain")
-        ]
-        explained = await client.call_tool("explain", {"model": "gpt2", "gpus": "24GB", "offline": True})
-        form = json.loads(schema)
-        assert schema_errors(explained.structured_content, form) == []
-        return (await client.list_tools()).tools, (await client.list_resources()).resources, page
-
-    tools, resources, page = with_client(tmp_path, task)
     by_name = {tool.name: tool for tool in tools}
     properties = by_name["advise"].input_schema["properties"]
     assert properties["method"]["enum"] == ["full", "lora", "qlora"] and properties["packing"]["type"] == "boolean"
@@ -90,4 +83,5 @@ def test_tools_have_the_commands_options_and_the_manual_is_there(tmp_path: Path)
         *("explain", "lint", "check", "doctor")
     ]
     assert sum(len(tool.model_dump_json()) for tool in tools) < 57_000
+    assert schema_errors(explained.structured_content, json.loads(schema)) == []
     assert page.startswith("# Asking") and {"ds-advise://manual/agents"} < {each.uri for each in resources}

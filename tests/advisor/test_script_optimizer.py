@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.answer.lint_file import lint_settings
 from ds_advise.advisor.importers.answer import import_file
 from ds_advise.advisor.question.workload import configured_workload
 from ds_advise.ds_configs.emit import ds_config
@@ -17,11 +16,8 @@ from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.optimizers import OPTIMIZERS, optimizer, step_of_trainer
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import OptimizerStep, Software, Workload
-from ds_advise.validate.lint import lint, load_facts
-from ds_advise.validate.lint.document import read_document
 
 MODEL = find("Qwen2.5-32B")
 CLUSTER = Cluster(nodes=1, gpus_per_node=8, gpu=find_gpu("A100-80GB-SXM"))
@@ -76,20 +72,6 @@ def test_without_zero_the_loop_has_two_copies_of_one_tensor_and_foreach_one_of_a
     assert foreach - loop == 4 * MODEL.parameters - 8 * largest
 
 
-def test_only_an_adam_changes_by_who_makes_it() -> None:
-    """RMSprop and Adagrad are torch's either way."""
-    assert optimizer("rmsprop", step="foreach") is OPTIMIZERS["rmsprop"]
-    assert optimizer("adamw", step="foreach").step_elements == 1 and not optimizer("adamw", step="foreach").is_adam
-
-
-@pytest.mark.parametrize(
-    ("name", "step"),
-    [("adamw_torch", "foreach"), ("adamw_hf", "foreach"), ("adamw_torch_fused", "fused"), ("adafactor", "auto")],
-)
-def test_a_name_of_the_trainer_selects_the_implementation(name: str, step: OptimizerStep) -> None:
-    assert step_of_trainer(name) == step
-
-
 @pytest.mark.parametrize(("step", "name"), [("fused", "adamw_torch_fused"), ("foreach", "adamw_torch")])
 def test_written_configurations_leave_the_optimizer_to_the_script_that_makes_it(step: OptimizerStep, name: str) -> None:
     """With its states in host RAM it is DeepSpeed's, and the block is written."""
@@ -102,26 +84,6 @@ def test_written_configurations_leave_the_optimizer_to_the_script_that_makes_it(
     assert "optimizer" in ds_config(offloaded, MODEL, workload, CLUSTER, flavor="hf")
     assert "optim" not in training_arguments(offloaded, workload, CLUSTER)
     assert "optimizer" in ds_config(plan, MODEL, Workload(), CLUSTER, flavor="hf")
-
-
-def test_lint_counts_what_a_foreach_step_needs_before_transformers_4_54() -> None:
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 3, "sub_group_size": 1e9},
-    }
-
-    def found(version: str) -> list[str]:
-        settings = lint_settings(
-            config, framework="hf", model=MODEL, gpus="8xA100-80GB", seq_len=512, software=f"transformers={version}"
-        )
-        document = read_document(json.dumps(config).encode(), name="ds_config.json")
-        report = lint(document, facts=load_facts(), **settings)
-        return [finding.what for finding in report.findings if finding.code == "DS907"]
-
-    assert found("4.54") == []
-    (what,) = found("4.53")
-    assert "2.1 GB more" in what and "sub_group_size" in what
 
 
 def test_from_reads_the_optimizers_implementation(tmp_path: Path) -> None:

@@ -137,10 +137,3 @@ def test_every_row_has_a_source_and_believable_figures() -> None:
             assert gpu.peer_bytes_per_s == gpu.pcie_bytes_per_s, gpu.name
         if gpu.compute_capability is not None and gpu.compute_capability < 8:
             assert not gpu.has_bf16, gpu.name
-
-
-def test_geforce_cards_send_through_host_memory() -> None:
-    """Those that talk over PCIe; cards for workstations and servers of the same chips reach each other's memory."""
-    assert {gpu.name for gpu in gpus() if gpu.sends_through_host} >= {"GTX 1080", "RTX 2080 Ti", "RTX 3090", "RTX 5090"}
-    for name in ("RTX A6000", "RTX 6000 Ada", "RTX PRO 6000 Blackwell", "Quadro RTX 8000", "A40", "L40S", "A100-80GB"):
-        assert not find_gpu(name).sends_through_host

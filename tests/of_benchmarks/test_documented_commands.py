@@ -7,9 +7,9 @@ import shlex
 import subprocess
 import sys
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from ds_advise.advisor.cli.main import run
@@ -26,102 +26,88 @@ from benchmarks.shown_output import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class How:
+class How(NamedTuple):
     """How a command is proven."""
 
+    says: str
+    """What stands in the answer: on a machine without a GPU, and with the files of `folder`."""
     code: int = 0
-    """The exit code, and what stands in the answer: on a machine without a GPU, and with the files of `folder`."""
-    says: str = ""
+    slow: bool = False
     as_if: str = ""
     """The command that is run, where the one that is shown takes minutes or names what only its reader has."""
-    slow: bool = False
-    elsewhere: str = ""
-    """The test that runs it, or why none does."""
 
 
-NO_GPU = How(code=2, says="--device cpu")
-SYNOPSIS = "a synopsis; test_cli.py compares the options with the help"
-TWO = "ds-advise Qwen2.5-14B --gpus 2x32GB"
+NO_GPU = How("--device cpu", code=2)
+SYNOPSIS = "test_cli.py compares the options with the help"
 GRID = "python -m benchmarks.dry_run.analytic_vs_dry_run"
 COMMANDS = {
-    f"{TWO} --html report.html": How(elsewhere="test_advice_report.py"),
-    f"{TWO} --plot memory.svg": How(elsewhere="test_advice_report.py"),
-    f"{TWO} --markdown": How(elsewhere="test_markdown.py"),
-    "ds-advise launch ds_config.json --loss fused -- train.py": How(elsewhere="test_launch.py launches such scripts"),
-    "ds-advise explain overlap_comm": How(says="overlap_comm"),
-    "ds-advise explain overlap_comm --model Qwen2.5-7B --gpus 4xA100-80GB": How(says="overlap_comm"),
-    "ds-advise Llama-3.1-8B --gpus 8xH100 --objective dpo --seq-len 2048": How(says="pairs/s"),
-    "ds-advise Qwen2.5-7B --gpus 8xH100 --objective grpo": How(says="GPUs train"),
-    "ds-advise Qwen2.5-7B --gpus 8xH100 --objective ppo": How(elsewhere="test_rollouts.py asks it"),
-    "ds-advise Qwen2.5-14B --gpus 2x8xH100 --emit slurm,kubernetes": How(says="job.sbatch"),
-    "ds-advise Qwen2.5-7B --gpus 4xA100-80GB --sharding fsdp --emit accelerate": How(says="accelerate_fsdp2.yaml"),
-    "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model "
-    "--output_dir out": How(elsewhere="test_job_files_run.py, for each kind"),
-    "python3 -m venv .venv && .venv/bin/pip install --no-compile -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": How(  # noqa: E501
-        elsewhere="test_packaging.py installs what it can without a network"
-    ),
-    "bash tests/run": How(elsewhere="runs these tests"),
-    "bash tests/run --slow": How(elsewhere="runs these tests"),
-    "ds-advise MODEL --gpus SPEC [options]": How(elsewhere=SYNOPSIS),
-    "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": How(elsewhere=SYNOPSIS),
-    "ds-advise rent MODEL [options] [--deadline TIME] [--budget AMOUNT] [--prices FILE] [--html FILE] [--plot FILE] [--json]": How(  # noqa: E501
-        elsewhere=SYNOPSIS
-    ),
-    "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": How(elsewhere=SYNOPSIS),
-    "ds-advise checkpoint DIR [--to-hf OUT] [--dtype auto|bf16|fp16|fp32] [--force] [--json]": How(elsewhere=SYNOPSIS),
-    "ds-advise doctor [--nvme PATH] [--hostfile FILE] [--json]": How(elsewhere=SYNOPSIS),
-    "ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients": How(says="gradients"),
-    "ds-advise check configs/ds_config*.json": How(
-        elsewhere="a step of somebody's workflow; test_check.py runs the like"
-    ),
-    "ds-advise mcp": How(elsewhere="test_mcp.py"),
-    "ds-advise mcp --skill > ~/.claude/skills/ds-advise/SKILL.md": How(elsewhere="test_mcp.py"),
-    "ds-advise page": How(elsewhere="test_page_server.py"),
-    "ds-advise page --build site": How(elsewhere="needs a network; test_page_build.py builds from a file"),
-    "python3 -m http.server --directory site 8000": How(elsewhere="serves until it is stopped"),
-    "ds-advise page --build site --pyodide pyodide-314.0.7.tgz": How(elsewhere="test_page_browser.py"),
-    "python -m benchmarks.page": How(elsewhere="times what test_page_browser.py drives"),
-    "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write": How(says="samples/s", slow=True),
-    "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write --verify": How(
-        elsewhere="test_own_module.py compares such dry runs"
-    ),
-    "ds-advise train.py:build_model --input-shape 3,32,32 --gpus 2x24GB": How(elsewhere="test_own_module.py"),
-    "ds-advise dry-run cifar.json --model net.py:Net --gpus 2xRTX3090 --micro-batch 256": How(says="GiB", slow=True),
-    "ds-advise bench": How(elsewhere="test_bench.py"),
-    "ds-advise Qwen2.5-14B --gpus auto": How(code=2, says="GPU"),
-    "ds-advise Qwen2.5-14B --gpus auto --probe --budget 10m": How(code=2, says="GPU", slow=True),
-    f"{TWO} --verify": How(elsewhere="test_verify.py, with a smaller model"),
+    "ds-advise explain overlap_comm": How("overlap_comm"),
+    "ds-advise explain overlap_comm --model Qwen2.5-7B --gpus 4xA100-80GB": How("overlap_comm"),
+    "ds-advise Llama-3.1-8B --gpus 8xH100 --objective dpo --seq-len 2048": How("pairs/s"),
+    "ds-advise Qwen2.5-7B --gpus 8xH100 --objective grpo": How("GPUs train"),
+    "ds-advise Qwen2.5-14B --gpus 2x8xH100 --emit slurm,kubernetes": How("job.sbatch"),
+    "ds-advise Qwen2.5-7B --gpus 4xA100-80GB --sharding fsdp --emit accelerate": How("accelerate_fsdp2.yaml"),
+    "ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients": How("gradients"),
+    "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write": How("samples/s", slow=True),
+    "ds-advise dry-run cifar.json --model net.py:Net --gpus 2xRTX3090 --micro-batch 256": How("GiB", slow=True),
+    "ds-advise Qwen2.5-14B --gpus auto": How("GPU", code=2),
+    "ds-advise Qwen2.5-14B --gpus auto --probe --budget 10m": How("GPU", code=2, slow=True),
     "ds-advise dry-run ds_config.json --model Qwen2.5-14B --gpus 2x32GB --micro-batch 4 --explain": How(
-        as_if="ds-advise dry-run ds_config.json --model ./tiny --gpus 2x32GB --explain", says="GiB", slow=True
+        "GiB", slow=True, as_if="ds-advise dry-run ds_config.json --model ./tiny --gpus 2x32GB --explain"
     ),
-    "ds-advise dry-run ds_config.json --model Qwen2.5-32B --gpus 8xA100-80GB --software transformers=4.45": How(
-        elsewhere="test_script_optimizer.py, with smaller models"
-    ),
-    "ds-advise ./my-model --gpus 8xH100": How(elsewhere="test_model_recorder.py records such folders"),
     "ds-advise probe ds_config.json --model Qwen2.5-1.5B": NO_GPU,
-    "ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2": How(elsewhere="test_probe.py"),
     "ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl --method lora": NO_GPU,
-    "ds-advise train --resume --output-dir output": How(code=2, says="output"),
+    "ds-advise train --resume --output-dir output": How("output", code=2),
     "ds-advise launch ds_config.json -- train.py --model_name_or_path ./model --output_dir out": NO_GPU,
-    "ds-advise lint ds_config.json": How(says="ds_config.json"),
-    "ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB": How(says="ds_config.json"),
-    "ds-advise lint ds_config.json --fix": How(says="ds_config.json"),
-    "python make_config.py | ds-advise lint -": How(says="standard input"),
-    "ds-advise Qwen2.5-14B --gpus 8xA100-80GB --software transformers=4.45,deepspeed=0.18,reentrant": How(says="fits"),
-    GRID: How(elsewhere="test_analytic_vs_dry_run.py runs its parts; the whole takes an hour and a half"),
-    f"{GRID} llama zero3 --sample 10": How(elsewhere="test_analytic_vs_dry_run.py runs its parts"),
-    f"{GRID} --answers FILE --offline": How(as_if=f"{GRID} --answers answers.jsonl --offline", slow=True),
-    "python -m benchmarks.search.question_grid --write": How(elsewhere="test_manual.py asks a part of it"),
-    "python -m benchmarks.search.choices_inside_rungs --write": How(
-        elsewhere="test_manual.py asks for some of its lines again; the whole takes half an hour"
-    ),
-    "python -m benchmarks.gpu.wheels WHEELS": How(elsewhere="needs a network"),
-    "python -m benchmarks.gpu --minutes 20 --out DIR --wheels WHEELS": How(elsewhere="test_gpu.py, on the CPU"),
-    "python -m benchmarks.gpu.tables DIR": How(elsewhere="test_gpu.py"),
-    "python -m benchmarks.shown_output --write": How(elsewhere="its parts are tested below"),
-    "python -m benchmarks.accuracy --write": How(elsewhere="test_accuracy_memory.py compares what it writes"),
+    "ds-advise lint ds_config.json": How("ds_config.json"),
+    "ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB": How("ds_config.json"),
+    "ds-advise lint ds_config.json --fix": How("ds_config.json"),
+    "python make_config.py | ds-advise lint -": How("standard input"),
+    "ds-advise Qwen2.5-14B --gpus 8xA100-80GB --software transformers=4.45,deepspeed=0.18,reentrant": How("fits"),
+    f"{GRID} --answers FILE --offline": How("", slow=True, as_if=f"{GRID} --answers answers.jsonl --offline"),
 }
+ELSEWHERE = {
+    "ds-advise Qwen2.5-14B --gpus 2x32GB --html report.html": "test_advice_report.py",
+    "ds-advise Qwen2.5-14B --gpus 2x32GB --plot memory.svg": "test_advice_report.py",
+    "ds-advise Qwen2.5-14B --gpus 2x32GB --markdown": "test_markdown.py",
+    "ds-advise launch ds_config.json --loss fused -- train.py": "test_launch.py launches such scripts",
+    "ds-advise Qwen2.5-7B --gpus 8xH100 --objective ppo": "test_rollouts.py asks it",
+    "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model --output_dir out": "test_job_files_run.py",  # noqa: E501
+    "python3 -m venv .venv && .venv/bin/pip install --no-compile -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": "test_packaging.py",  # noqa: E501
+    "bash tests/run": "runs these tests",
+    "bash tests/run --slow": "runs these tests",
+    "ds-advise MODEL --gpus SPEC [options]": SYNOPSIS,
+    "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": SYNOPSIS,
+    "ds-advise rent MODEL [options] [--deadline TIME] [--budget AMOUNT] [--prices FILE] [--html FILE] [--plot FILE] [--json]": SYNOPSIS,  # noqa: E501
+    "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": SYNOPSIS,
+    "ds-advise checkpoint DIR [--to-hf OUT] [--dtype auto|bf16|fp16|fp32] [--force] [--json]": SYNOPSIS,
+    "ds-advise doctor [--nvme PATH] [--hostfile FILE] [--json]": SYNOPSIS,
+    "ds-advise check configs/ds_config*.json": "a step of somebody's workflow; test_check.py runs the like",
+    "ds-advise mcp": "test_mcp.py",
+    "ds-advise mcp --skill > ~/.claude/skills/ds-advise/SKILL.md": "test_mcp.py",
+    "ds-advise page": "test_page_server.py",
+    "ds-advise page --build site": "needs a network; test_page_build.py builds from a file",
+    "python3 -m http.server --directory site 8000": "serves until it is stopped",
+    "ds-advise page --build site --pyodide pyodide-314.0.7.tgz": "test_page_browser.py",
+    "python -m benchmarks.page": "times what test_page_browser.py drives",
+    "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write --verify": "test_own_module.py",
+    "ds-advise train.py:build_model --input-shape 3,32,32 --gpus 2x24GB": "test_own_module.py",
+    "ds-advise bench": "test_bench.py",
+    "ds-advise Qwen2.5-14B --gpus 2x32GB --verify": "test_verify.py, with a smaller model",
+    "ds-advise dry-run ds_config.json --model Qwen2.5-32B --gpus 8xA100-80GB --software transformers=4.45": "test_script_optimizer.py",  # noqa: E501
+    "ds-advise ./my-model --gpus 8xH100": "test_model_recorder.py records such folders",
+    "ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2": "test_probe.py",
+    GRID: "test_analytic_vs_dry_run.py runs its parts",
+    f"{GRID} llama zero3 --sample 10": "test_analytic_vs_dry_run.py runs its parts",
+    "python -m benchmarks.search.question_grid --write": "test_manual.py asks a part of it",
+    "python -m benchmarks.search.choices_inside_rungs --write": "test_manual.py asks a part of it",
+    "python -m benchmarks.gpu.wheels WHEELS": "needs a network",
+    "python -m benchmarks.gpu --minutes 20 --out DIR --wheels WHEELS": "test_gpu.py, on the CPU",
+    "python -m benchmarks.gpu.tables DIR": "test_gpu.py",
+    "python -m benchmarks.shown_output --write": "its parts are tested below",
+    "python -m benchmarks.accuracy --write": "test_accuracy_memory.py compares what it writes",
+}
+"""The test that runs a command, or why none does."""
 
 
 ALL = [block for document in DOCUMENTS for block in blocks(document)]
@@ -134,7 +120,7 @@ PYTHON = [block for block in ALL if block.is_python]
 
 def test_every_command_that_is_shown_is_run_by_a_test() -> None:
     """A new one needs a line in this file, and a line that no document shows any more is gone."""
-    assert {*SHOWN} == {*COMMANDS}
+    assert {*SHOWN} == COMMANDS.keys() | ELSEWHERE.keys()
     assert len(PYTHON) == 3
 
 
@@ -168,7 +154,7 @@ def _proven(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "Traceback" not in message
 
 
-@pytest.mark.parametrize("command", [name for name, how in COMMANDS.items() if not (how.slow or how.elsewhere)])
+@pytest.mark.parametrize("command", [name for name, how in COMMANDS.items() if not how.slow])
 def test_a_command_does_what_its_document_says(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those that need a GPU say so in one line, and what to do without one."""
     _proven(command, folder, capsys)

@@ -12,7 +12,6 @@ import pytest
 from ds_advise.estimators.errors import ModelConfigError, WorkloadError
 from ds_advise.estimators.json_form import from_json, to_json
 from ds_advise.estimators.models import catalogue
-from ds_advise.estimators.models.families import FAMILIES
 from ds_advise.estimators.models.lora import adapters
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.workload import Workload
@@ -33,15 +32,16 @@ NEMOTRON: dict[str, Any] = {
 }
 
 
-def test_the_examples_have_no_row() -> None:
-    assert not {"nemotron", "glm4_moe", "bart", "rwkv", "longt5"} & FAMILIES.keys()
+@pytest.fixture(scope="module")
+def nemotron() -> ModelShape:
+    return recorded_model(NEMOTRON, name="nemotron", source="a file")
 
 
-def test_a_recorded_model_has_the_parameters_of_its_class() -> None:
+def test_a_recorded_model_has_the_parameters_of_its_class(nemotron: ModelShape) -> None:
     import torch
     from transformers import AutoModelForCausalLM, NemotronConfig
 
-    shape = recorded_model(NEMOTRON, name="nemotron", source="")
+    shape = nemotron
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(NemotronConfig(**NEMOTRON))
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
@@ -54,7 +54,9 @@ def test_a_recorded_model_has_the_parameters_of_its_class() -> None:
 def test_the_cached_recording_is_the_recording(own_store: Path) -> None:
     first = recorded_model(NEMOTRON, name="nemotron", source="")
     (file,) = (own_store.parent / "models").iterdir()
-    assert recorded_model(NEMOTRON, name="nemotron", source="") == first
+    other = recorded_model(NEMOTRON, name="other", source="a file")
+    assert other == replace(first, name="other", source=other.source)
+    assert other.source.startswith("a file; recorded from the code of transformers ")
     assert from_json(ModelShape, json.loads(json.dumps(to_json(first)))) == first
     file.write_text("{}", encoding="utf-8")  # a damaged file is recorded again
     assert recorded_model(NEMOTRON, name="nemotron", source="") == first
@@ -241,7 +243,7 @@ def test_classes_get_the_inputs_that_they_need_and_experts_equal_shares(
     assert all(block.program for block in shape.blocks)
 
 
-def test_kernels_and_code_from_elsewhere_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_and_code_from_elsewhere_are_not_loaded(monkeypatch: pytest.MonkeyPatch, nemotron: ModelShape) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     elsewhere = {
         "attn_implementation": "someone/kernels",
@@ -249,11 +251,4 @@ def test_kernels_and_code_from_elsewhere_are_not_loaded(monkeypatch: pytest.Monk
         "quantization_config": {"quant_method": "someone"},
     }
     shape = recorded_model({**NEMOTRON, **elsewhere}, name="nemotron", source="")
-    assert shape.blocks == recorded_model(NEMOTRON, name="nemotron", source="").blocks
-
-
-def test_a_name_and_a_source_are_those_of_the_question() -> None:
-    one, other = (recorded_model(NEMOTRON, name=name, source="a file") for name in ("one", "other"))
-    assert (one.name, other.name) == ("one", "other")
-    assert one.source.startswith("a file; recorded from the code of transformers ")
-    assert replace(one, name="other") == other
+    assert shape.blocks == nemotron.blocks

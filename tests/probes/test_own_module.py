@@ -23,7 +23,6 @@ from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.model_recorder import recorded_model
-from ds_advise.probes.model_recorder.module import recorded_object
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers import ask_forks, dry_runs_in_forks, printed
@@ -84,17 +83,6 @@ def test_an_object_is_answered_and_stays_as_it_is() -> None:
     assert {candidate.plan.gradient_checkpointing for candidate in answer.candidates} == {False, True}
     with pytest.raises(ModelConfigError, match="an object of this process"):
         run_of(answer.question, answer.candidates[0].plan)
-
-
-def test_checkpointed_parts_are_recomputed_and_others_saved() -> None:
-    shape = recorded_object(Transformer, torch.zeros((2, 32), dtype=torch.long), loss_fn)
-    memory = {
-        choice: ds_advise.estimate(
-            shape, rung="zero1", gpus=GPUS, micro_batch=512, gradient_checkpointing=choice
-        ).memory
-        for choice in ("off", "on")
-    }
-    assert memory["on"].allocated_bytes_per_gpu < 0.8 * memory["off"].allocated_bytes_per_gpu
 
 
 ADAPTED = """

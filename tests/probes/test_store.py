@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.probes.machine import Machine, cpu_model, this_machine
+from ds_advise.probes.machine import Machine, this_machine
 from ds_advise.probes.store import Record, Store, StoreError, model_key, try_store
 from ds_advise.probes.store_path import store_path
 
@@ -266,15 +266,6 @@ def test_a_machine_is_identified_by_its_parts_and_not_by_its_name() -> None:
     assert replace(MACHINE, driver="580.2", ram_bytes=MACHINE.ram_bytes - 5 * 2**20).key == MACHINE.key
     changes = {"gpus": ("L4", "T4"), "cpu": "another", "cpu_cores": 4, "ram_bytes": 1, "gpu_memory_bytes": (2**34,) * 2}
     assert len({MACHINE.key, *(replace(MACHINE, **{name: value}).key for name, value in changes.items())}) == 6
-
-
-def test_the_processors_name(tmp_path: Path) -> None:
-    """From /proc/cpuinfo; the architecture where that names none."""
-    file = tmp_path / "cpuinfo"
-    file.write_text("processor : 0\nmodel name\t: AMD  EPYC 7742\nprocessor : 1\nmodel name : AMD EPYC 7742\n")
-    assert cpu_model(file) == "AMD EPYC 7742"
-    file.write_text("CPU implementer : 0x41\n")
-    assert cpu_model(file) == cpu_model(tmp_path / "none") == os.uname().machine
 
 
 def test_a_model_is_known_by_its_tensors() -> None:

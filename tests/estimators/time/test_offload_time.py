@@ -18,8 +18,6 @@ from ds_advise.estimators.time.offload_time import (
 )
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import Workload
-from hypothesis import given
-from hypothesis import strategies as st
 
 MODEL, WORKLOAD = find("qwen2.5-7b"), Workload(seq_len=1024)
 PAIR, EIGHT = parse_cluster("2xRTX4090"), parse_cluster("8xA100-80GB")
@@ -44,15 +42,6 @@ def test_the_host_steps_only_its_share_of_the_optimizer() -> None:
 def gradients_s(cluster: Cluster, plan: Plan) -> float:
     terms = estimate_time(MODEL, WORKLOAD, cluster, plan).terms
     return math.fsum(term.seconds + term.hidden_s for term in terms if term.name == "gradients to host")
-
-
-@given(ranks=st.integers(1, 16), cores=st.integers(1, 256), threads=st.integers(1, 256))
-def test_no_other_number_of_threads_is_faster_than_an_equal_part_of_the_cores(
-    ranks: int, cores: int, threads: int
-) -> None:
-    """Fewer leave cores idle, more take turns; only the rest of a division may gain."""
-    cluster = dataclasses.replace(PAIR, gpus_per_node=ranks, cpu_cores_per_node=cores)
-    assert 0 < rate(cluster, threads) <= rate(cluster, None) * max(1.0, cores / (ranks * max(1, cores // ranks)))
 
 
 def test_ranks_that_take_all_cores_wait_for_each_other() -> None:

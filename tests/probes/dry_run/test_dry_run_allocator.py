@@ -136,17 +136,3 @@ def test_expandable_segments_keep_only_the_pages_that_live_blocks_touch() -> Non
     for key in (0, 2, 3):
         allocator.free(key)
     assert allocator.touched_bytes == 0
-
-
-def test_an_emptied_cache_gives_back_pages_between_live_blocks_and_uses_their_addresses_first() -> None:
-    """Of 100 MiB with the middle 40 freed, two pages go. 30 MiB then take them again, and the rest of the hole."""
-    allocator = CachingAllocator(expandable_segments=True)
-    for key, size in enumerate((30 * MIB, 50 * MIB, 20 * MIB)):
-        allocator.allocate(key, size, 0)
-    allocator.free(1)
-    allocator.empty_cache()
-    assert allocator.reserved_bytes == allocator.touched_bytes == 60 * MIB
-    allocator.allocate(3, 30 * MIB, 0)
-    assert allocator.reserved_bytes == 80 * MIB
-    allocator.allocate(4, 60 * MIB, 0)
-    assert allocator.reserved_bytes == 140 * MIB

@@ -32,13 +32,6 @@ def test_weights_without_values_get_some() -> None:
     assert not torch.equal(model[0].weight[0], model[0].weight[1])
 
 
-def test_values_that_were_loaded_stay() -> None:
-    layer = torch.nn.Linear(8, 8)
-    before = layer.weight.clone()
-    base_model.prepare_base(layer, Workload(), torch.float32, "cpu", has_weights=True)
-    assert torch.equal(layer.weight, before)
-
-
 def test_a_missing_library_of_a_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without bitsandbytes there is no QLoRA."""
 

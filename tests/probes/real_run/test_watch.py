@@ -123,15 +123,6 @@ def test_the_rank_that_failed_first_is_blamed(tmp_path: Path, stand_in: Callable
     assert failure.message == "a reactor leaks"
 
 
-def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path, stand_in: Callable[[str], None]) -> None:
-    """They meet in a file there, in place of a port, and cannot even say so."""
-    folder = tmp_path / "probe"
-    folder.mkdir()
-    stand_in("import shutil\nshutil.rmtree(folder)")
-    _, failure = watched(folder)
-    assert failure is not None and failure.kind == "crash" and "was removed" in failure.message
-
-
 @pytest.mark.parametrize("moment", ["at once", "a rank starts", "import", "step 1"])
 def test_an_interrupt_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Callable[[str], None], moment: str
