@@ -111,8 +111,8 @@ def advise(
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
     if html or plot:
-        from ..html_report.advice import advice_report
-        from ..html_report.document import write_report
+        from ..html_report.report import write_report
+        from ..render.advice_report import advice_report
 
         path = str(place) if isinstance(place, Path) else "ds_config.json"
         picture = "" if plot is None else plot.stem

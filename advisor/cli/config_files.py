@@ -204,7 +204,8 @@ def compare(
     from ..advise import comparison_context
     from ..answer.comparison import compare as compare_sides
     from ..question.job import check_job, has_amount
-    from ..render.comparison import render_comparison
+    from ..render.comparison import comparison_document
+    from ..render.show import show_document
 
     model, gpus = question.pop("model"), question.pop("gpus")
     check_job(question)
@@ -219,12 +220,7 @@ def compare(
     question["gradient_checkpointing"] = question["gradient_checkpointing"] or "on"  # the same on both sides
     context = None if model is None else comparison_context(model, gpus=gpus or "auto", say=output.say, **question)
     comparison = compare_sides(first, second, context)
-    if html or plot:
-        from ..html_report.comparison import comparison_report
-        from ..html_report.document import write_report
-
-        write_report(comparison_report(comparison), html, output.say, plot=plot)
-    output.show(comparison.figures, lambda console: render_comparison(comparison, console))
+    show_document(lambda: comparison_document(comparison), comparison.figures, output, html=html, plot=plot)
     return 0
 
 

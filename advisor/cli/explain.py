@@ -17,12 +17,13 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
     from ...validate.lint import load_facts
     from ..advise import advise
     from ..answer.explained_key import explain_key
-    from ..render.explanation import render_key
+    from ..document.terminal import print_blocks
+    from ..render.explanation import key_blocks
 
     facts = load_facts()
     answer = None if model is None else advise(model, **question, deepspeed_estimate=False, say=output.say)
     explained = explain_key(name, facts=facts, answer=answer)
-    output.show(lambda: explained, lambda console: render_key(explained, console))
+    output.show(lambda: explained, lambda console: print_blocks(key_blocks(explained), console))
     return 0
 
 
@@ -70,7 +71,8 @@ def explain(
     from ..advise import advise, ask, plan_of
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
-    from ..render.explanation import render_explanation
+    from ..document.terminal import print_blocks
+    from ..render.explanation import explanation_blocks
 
     if settings is not None and rung is None:
         raise click.UsageError("--set needs --rung: name the plan to change")
@@ -80,5 +82,5 @@ def explain(
     else:
         answer = advise(model, **question, deepspeed_estimate=False, say=output.say)
         explanation = explain_answer(answer, rung=rung, component=component)
-    output.show(explanation.figures, lambda console: render_explanation(explanation, console))
+    output.show(explanation.figures, lambda console: print_blocks(explanation_blocks(explanation), console))
     return 0

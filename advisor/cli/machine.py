@@ -100,15 +100,15 @@ def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, out
     if html is not None:
         if forget or chosen is None or len(chosen) != 1:
             raise click.UsageError("--html is the report of one training; give its number, and no --forget")
-        from ..html_report.document import write_report
-        from ..html_report.launch import record_report
+        from ..html_report.report import write_report
+        from ..render.launch import record_document
 
         records = store.find(ids=chosen)
         if not records:
             raise DsAdviseError(
                 phrase("there is no record {chosen}", chosen=chosen[0]), fix="`ds-advise history` lists them"
             )
-        write_report(record_report(records[0]), html, output.say)
+        write_report(record_document(records[0]), html, output.say)
     if forget:
         if not ids:
             raise click.UsageError("--forget needs the numbers of records, or all")

@@ -240,7 +240,7 @@ def report_options(picture: str = "", *, own_force: bool = False) -> Decorator:
         def checked(**values: Any) -> int:
             force = values["force"] if own_force else values.pop("force")
             if values["html"] or values.get("plot"):
-                from ..html_report.document import check_targets
+                from ..html_report.report import check_targets
 
                 check_targets(values["html"], values.get("plot"), force=force)
             return command(**values)

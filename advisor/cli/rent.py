@@ -43,16 +43,16 @@ def rent(
 
     Exit code: 0 one is named, 1 none is in time or within the budget, 2 the question could not be answered.
     """
+    from ..render.show import show_document
     from ..rent.rent import rent as rent_advice
-    from ..rent.report import render
+    from ..rent.report import rent_document
 
     advice = rent_advice(model, **question, **limits, say=output.say)
-    if html is not None or plot is not None:
-        from ..html_report.document import write_report
-        from ..html_report.rent import rent_report
-
-        write_report(rent_report(advice), html, output.say, plot=plot)
-    output.show(
-        lambda: advice.figures(all_offers=all_offers), lambda console: render(advice, console, all_offers=all_offers)
+    show_document(
+        lambda: rent_document(advice, all_offers=all_offers),
+        lambda: advice.figures(all_offers=all_offers),
+        output,
+        html=html,
+        plot=plot,
     )
     return 0 if advice.recommended is not None else 1

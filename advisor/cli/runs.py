@@ -119,10 +119,11 @@ def dry_run(
     Exit code: 0 it fits, 1 it does not, 2 the dry run could not be made.
     """
     from ...ds_configs.files import write_config
-    from ..html_report.document import check_target
+    from ..html_report.report import check_target
     from ..question.cluster import cluster_of
     from ..question.run import read_run
-    from ..render.runs import render_dry_run
+    from ..render.runs import dry_run_document
+    from ..render.show import show_document
     from ..search.open_batch import filled_batch
     from ..verification.dry_run import compared_dry_run, trace
 
@@ -148,12 +149,13 @@ def dry_run(
         answer = compared_dry_run(subject, on_progress=on_progress, **settings)
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
-    if html or plot:
-        from ..html_report.document import write_report
-        from ..html_report.runs import dry_run_report
-
-        write_report(dry_run_report(answer, config_file), html, output.say, plot=plot)
-    output.show(answer.to_json, lambda console: render_dry_run(answer, console, explain=explain))
+    show_document(
+        lambda: dry_run_document(answer, config_file.name, explain=explain),
+        answer.to_json,
+        output,
+        html=html,
+        plot=plot,
+    )
     return 0 if answer.fit.fits else 1
 
 
@@ -182,12 +184,12 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     """
     from ..question.cluster import cluster_here, memory_limit_bytes
     from ..question.run import read_run
-    from ..render.runs import render_probe
+    from ..render.runs import probe_document
+    from ..render.show import show_document
     from ..verification.probe import compared_probe
 
-    subject = read_run(
-        run.pop("config_file"), **run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None)
-    )
+    config_file = run.pop("config_file")
+    subject = read_run(config_file, **run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None))
     _warn_of_set_keys(subject)
     if run["micro_batch"] is None and subject.config.get("train_micro_batch_size_per_gpu") == "auto":
         output.say(phrase("micro batch 1, for `auto` in the file; --micro-batch sets another"))
@@ -198,12 +200,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
         on_progress=output.say,
         **settings,
     )
-    if html:
-        from ..html_report.document import write_report
-        from ..html_report.runs import probe_report
-
-        write_report(probe_report(answer, run["config_file"]), html, output.say)
-    output.show(answer.to_json, lambda console: render_probe(answer, console))
+    show_document(lambda: probe_document(answer, config_file.name), answer.to_json, output, html=html)
     return 0 if answer.result.failure is None else 1
 
 
@@ -287,7 +284,8 @@ def launch(
         raise click.UsageError("--emit starts nothing and names the nodes by --gpus; leave the other option out")
     from ..launch.question import launch_question
     from ..launch.session import run_session
-    from ..render.launch import emit_jobs, launch_report, render_session, show_dry
+    from ..render.launch import emit_jobs, launch_report, session_document, show_dry
+    from ..render.show import show_document
 
     given = given_by_user() & run.keys()
     if emit:
@@ -300,12 +298,7 @@ def launch(
     if dry:
         return show_dry(request, output)
     session = run_session(request, None if no_check else check, fallback=fallback, verbose=verbose, output=output)
-    if html:
-        from ..html_report.document import write_report
-        from ..html_report.launch import launch_report_of
-
-        write_report(launch_report_of(session), html, output.say)
-    output.show(lambda: launch_report(session), lambda console: render_session(session, console))
+    show_document(lambda: session_document(session), lambda: launch_report(session), output, html=html)
     return 0 if session.finished else 1
 
 

@@ -195,24 +195,6 @@ def curve(points: Iterable[tuple[float, float]]) -> Markup:
     return element("path", d=path, fill="none", stroke_width=1.8, **stroke("weights"))
 
 
-class Unit(NamedTuple):
-    """Unit of an axis: tick values are round in this unit, and labels are written in it."""
-
-    title: str
-    size: float
-
-    def write(self, value: float) -> str:
-        return f"{value / self.size:,.4g}"
-
-
-GIB: Final = Unit("GiB", 2**30)
-
-
-def time_unit(longest_s: float) -> Unit:
-    """Return seconds, or milliseconds if the longest time is below a second."""
-    return Unit("s", 1) if longest_s >= 1 else Unit("ms", 1e-3)
-
-
 class Scale(NamedTuple):
     """Linear map from values to pixels: `first` to `start`, and `last` to `end`."""
 
@@ -311,6 +293,13 @@ def frame(title: str, width: int, height: float, *parts: Markup | None) -> Marku
     )
 
 
+def size_of(picture: Markup) -> tuple[float, float]:
+    """Return width and height of a chart."""
+    size = re.search(r'viewBox="0 0 (\S+) (\S+)"', picture)
+    assert size is not None
+    return float(size[1]), float(size[2])
+
+
 def _folded_heading(heading: str, width: float) -> list[str]:
     """Return the heading in lines, broken between its parts."""
     lines = [""]
@@ -325,11 +314,10 @@ def _folded_heading(heading: str, width: float) -> list[str]:
 
 def standing_alone(picture: Markup, heading: str) -> str:
     """Return a chart as a file of its own: with a background, a heading, and a style sheet for dark screens."""
-    size = re.search(r'viewBox="0 0 (\S+) (\S+)"', picture)
-    assert size is not None
-    margin, lines = 16, _folded_heading(heading, float(size[1]))
+    long, tall = size_of(picture)
+    margin, lines = 16, _folded_heading(heading, long)
     above = 14 + 20 * len(lines)
-    width, height = float(size[1]) + 2 * margin, float(size[2]) + above + 2 * margin
+    width, height = long + 2 * margin, tall + above + 2 * margin
     whole = element(
         "svg",
         element("style", Markup(dark_style("(prefers-color-scheme: dark)"))),

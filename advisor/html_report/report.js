@@ -41,35 +41,6 @@ for (const button of document.querySelectorAll("button[data-copy]"))
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = "Copy"), 1500);
   });
-// A chart over time: a click on a phase zooms into it, a drag zooms into any interval, and the next click resets.
-for (const inner of document.querySelectorAll("svg.stretch")) {
-  const [left, top, width, height] = inner.getAttribute("viewBox").split(" ").map(Number);
-  const names = inner.parentElement.querySelectorAll(".phase"), phases = inner.querySelectorAll("g > rect");
-  const begins = [...phases].map((box) => +box.getAttribute("x")), ends = [...phases].map((box, at) => begins[at] + +box.getAttribute("width"));
-  let from = left, to = left + width, pressed = null;
-  const place = ({ clientX }, box = inner.getBoundingClientRect()) => from + ((clientX - box.left) / box.width) * (to - from);
-  function showStretch(first, last) {
-    [from, to] = [first, last];
-    inner.setAttribute("viewBox", `${from} ${top} ${to - from} ${height}`);
-    const x = (value) => left + ((value - from) / (to - from)) * width;
-    let free = left;
-    names.forEach((name, at) => {
-      const shown = Math.max(x(begins[at]), left) + 3, end = shown + name.getBBox().width;
-      const fits = shown >= free && end <= Math.min(x(ends[at]), left + width);
-      name.setAttribute("opacity", fits ? 1 : 0);
-      name.setAttribute("transform", `translate(${shown - begins[at] - 3} 0)`);
-      if (fits) free = end + 4;
-    });
-  }
-  const showPhase = (at) => (to - from < width ? showStretch(left, left + width) : at >= 0 && showStretch(begins[at], ends[at]));
-  inner.addEventListener("pointerdown", (event) => (pressed = place(event)));
-  inner.addEventListener("pointerup", (event) => {
-    const [first, last] = [pressed, place(event)].sort((one, other) => one - other);
-    if (last - first > (to - from) / 50) showStretch(first, last);
-    else showPhase(begins.findLastIndex((begin) => begin <= last));
-  });
-  phases.forEach((box, at) => box.parentElement.addEventListener("keydown", ({ key }) => key === "Enter" && showPhase(at)));
-}
 let opened = [];
 addEventListener("beforeprint", () => {
   opened = [...document.querySelectorAll("details:not([open]):not(figure details)")];

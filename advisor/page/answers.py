@@ -24,10 +24,9 @@ from ..answer.recommendation import Recommendation
 from ..answer.scaling import scaling_of
 from ..answer.start import plan_config, start_commands, start_settings
 from ..answer.view import AnswerView
-from ..html_report.bar_charts import draw_stacked_bars
 from ..html_report.canvas import NARROW, WIDE, dark_rules
-from ..html_report.line_charts import draw_all, draw_speed_against_memory
-from ..html_report.plans import best_plans, host_bars, memory_bars, time_bars
+from ..html_report.charts import draw
+from ..render.plans import best_plans, host_bars, memory_bars, series_chart, speed_against_memory, time_bars
 from ..search.candidate import LIKELY
 from .options import OPTIONS, State, command_of, default_of, model_of, options_in, question_of, words_of
 
@@ -144,11 +143,11 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
     if not plans:
         return ""
     if name == "scatter":
-        return draw_speed_against_memory(answer.candidates, width, cluster=cluster, chosen=answer.recommended)
+        return draw(speed_against_memory(answer.candidates, cluster, answer.recommended), width)
     if name == "time":
-        return draw_stacked_bars(time_bars(plans, chosen=answer.shown), width)
+        return draw(time_bars(plans, chosen=answer.shown), width)
     bars = host_bars if name == "ram" else memory_bars
-    return draw_stacked_bars(bars(plans, cluster, chosen=answer.shown), width)
+    return draw(bars(plans, cluster, chosen=answer.shown), width)
 
 
 def scaling(request: str) -> str:
@@ -159,7 +158,8 @@ def scaling(request: str) -> str:
     question, chosen = recommendation.question, recommendation.recommended
     series = () if chosen is None else scaling_of(question, chosen)
     width = min(max(int(asked["width"]), NARROW), WIDE)
-    return json.dumps({"part": "scaling", "picture": draw_all(question.cluster, series, width) if series else ""})
+    charts = [series_chart(each, question.cluster) for each in series]
+    return json.dumps({"part": "scaling", "picture": draw(charts, width) if charts else ""})
 
 
 def _start(answer: Recommendation) -> dict[str, Any] | None:

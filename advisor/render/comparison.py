@@ -1,59 +1,57 @@
-"""A comparison on a terminal: the verdict, the figures side by side, their basis, and the keys that differ."""
+"""A comparison: the verdict, the figures side by side, their basis, and the keys that differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
-
-from rich.console import Console
+from typing import Any
 
 from ...ds_configs.read import unmodeled_features
 from ...estimators.phrase import Phrase, named, phrase
 from ..answer.comparison import Comparison, Difference
 from ..answer.config_settings import Setting
+from ..answer.verdict import Tone
+from ..document.blocks import NOTHING, Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table
 from ..question.question import Question
 from ..search.candidate import Candidate, chance, duration_of
 from ..search.choice import SAME_SPEED
 from ..text.job import hours, money
 from ..text.labels import cluster_title, component_title, method_title, phase_title
-from ..text.language import translate
-from ..text.lines import blank, named_row, padded, row, sentence
 from ..text.units import gib, percent, printable, rate, times
+from .configuration import value_label
 
-_WIDTHS = 34, 13
-"""Width of a row's name, and of each of the three figures after it."""
+_WIDTHS = 34, 11, 11, 11
+"""Least widths of the columns of all tables: a name, and its three figures."""
 
-_KEY_WIDTHS = 46, 15
-"""Width of a key, and of each of its two values."""
+_KEY_WIDTHS = 46, 13, 13
+"""Least widths of a key, and of its two values."""
 
 _SMALL_SHARE = 0.01
 _SAME = 0.005
 """Relative difference below which two times are shown as equal."""
 
-_LONGEST_VALUE = 24
 
-
-def render_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the verdict, the figures side by side, their basis, and the keys that differ."""
-    for line, style in zip(verdict(comparison), ("bold", ""), strict=False):
-        sentence(console, line, style=style)
-    blank(console)
+def comparison_document(comparison: Comparison) -> Document:
+    """Return the verdict, the figures side by side, their basis, and the keys that differ."""
+    first, *more = _verdict(comparison)
+    blocks: list[Block] = [*map(Sentence, more), Heading("Side by side", "figures", printed=False)]
     for letter, side in zip("AB", comparison.sides, strict=True):
         rung = side.candidate.rung if side.candidate is not None else side.name
-        sentence(console, f"{letter}: {printable(side.name)}{f' ({rung})' if rung != side.name else ''}")
+        blocks.append(Sentence(f"{letter}: {printable(side.name)}{f' ({rung})' if rung != side.name else ''}"))
         for feature in unmodeled_features(side.settings.config) if side.candidate is not None else ():
-            sentence(console, f"{letter} has {feature.name}: {feature.predicted}.", style="yellow")
+            blocks.append(Sentence(f"{letter} has {feature.name}: {feature.predicted}.", "yellow"))
     if len(comparison.candidates) == 2:
-        _figures(comparison, console)
-        _parts(comparison.candidates, console)
-    _differences(comparison.differences, console)
-    blank(console)
-    for line in _basis(comparison):
-        sentence(console, line, style="dim")
+        blocks += [*_figures(comparison), *_parts(comparison)]
+    blocks += [*_differences(comparison.differences), Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]
+    subject = " · ".join(f"{letter}: {side.name}" for letter, side in zip("AB", comparison.sides, strict=True))
+    if comparison.question is not None:
+        subject = f"{subject} · {_subject_of(comparison.question)}"
+    candidates = comparison.candidates
+    tone: Tone = "good" if all(plan.fit.fits for plan in candidates) else "unsure"
+    return Document(subject=subject, verdict=first, tone=tone, blocks=blocks, data=comparison.figures())
 
 
-def verdict(comparison: Comparison) -> tuple[str, ...]:
+def _verdict(comparison: Comparison) -> tuple[str, ...]:
     """Return the first sentences of the comparison."""
     count = len([found for found in comparison.differences if found.acts])
     if len(comparison.candidates) < 2:
@@ -87,7 +85,7 @@ def _speed(first: Candidate, second: Candidate) -> Phrase:
     return phrase("Both fit; {faster} is {ratio} as fast.", faster=faster, ratio=times(by))
 
 
-def subject_of(question: Question) -> Phrase:
+def _subject_of(question: Question) -> Phrase:
     """Return the model, its training and the machines."""
     return phrase(
         "{model} · {method} · sequence {tokens} · {machines}",
@@ -98,69 +96,62 @@ def subject_of(question: Question) -> Phrase:
     )
 
 
-class FigureRow(NamedTuple):
-    """A figure of both sides. is_size: the figure is in bytes and its difference is shown; otherwise the ratio is."""
+def _figures(comparison: Comparison) -> Iterator[Block]:
+    """Yield speed and memory of both plans, and duration and cost of the job if its amount is known."""
+    question, plans = comparison.question, comparison.candidates
+    assert question is not None, "plans have a question"
+    short = {"fits": phrase("yes"), "does not fit": phrase("no")}
+    fits = [Figure(short.get(plan.fit.verdict, chance(plan.fit.probability))) for plan in plans]
+    batches = [Figure(f"{plan.plan.micro_batch_size} x {plan.plan.gradient_accumulation_steps}") for plan in plans]
+    rows = [Row([phrase("fits"), *fits, Figure("")]), Row([phrase("micro batch x accumulation"), *batches, Figure("")])]
 
-    title: str
-    values: tuple[float, ...]
-    write: Callable[[Any], str]
-    is_size: bool = False
+    def ratio(title: str, values: Iterable[float], write: Callable[[Any], str]) -> None:
+        first, second = values
+        rows.append(
+            Row([title, Figure(write(first), first), Figure(write(second), second), Figure(times(second / first))])
+        )
 
-
-def figure_rows(comparison: Comparison) -> list[FigureRow]:
-    """Return speed and memory of both plans, and duration and cost of the job if its amount is known."""
-    plans, question = comparison.candidates, comparison.question
-    rows = [FigureRow("tokens/s", tuple(plan.tokens_per_s for plan in plans), rate)]
+    ratio("tokens/s", [plan.tokens_per_s for plan in plans], rate)
     for title, name in (
         (phrase("GPU GiB"), "device_bytes"),
         (phrase("RAM GiB per node"), "memory.host_bytes_per_node"),
         (phrase("NVMe GiB per node"), "memory.nvme_bytes_per_node"),
     ):
         if any(sizes := tuple(map(attrgetter(name), plans))):
-            rows.append(FigureRow(title, sizes, gib, is_size=True))
-    durations = [] if question is None else [duration_of(question, plan) for plan in plans]
-    jobs = [job for job in durations if job is not None]
+            rows.append(Row([title, *_sizes(*sizes)]))
+    jobs = [job for plan in plans if (job := duration_of(question, plan)) is not None]
     if jobs:
-        rows.append(FigureRow(phrase("optimizer steps of the job"), tuple(job.steps for job in jobs), "{:,}".format))
-        rows.append(FigureRow(phrase("hours of the job"), tuple(job.duration_s for job in jobs), hours))
-    if jobs and question is not None and (price := question.price) is not None:
-        costs = tuple(job.cost(price) for job in jobs)
-        rows.append(FigureRow(phrase("cost of the job"), costs, lambda cost: money(cost, price.currency)))
-    return rows
-
-
-def _figures(comparison: Comparison, console: Console) -> None:
-    question, plans = comparison.question, comparison.candidates
-    assert question is not None, "plans have a question"
-    sentence(console, subject_of(question))
-    blank(console)
-    _row("", ("A", "B", "B - A"), console, bold=True)
-    short = {"fits": phrase("yes"), "does not fit": phrase("no")}
-    fits = [short.get(plan.fit.verdict, chance(plan.fit.probability)) for plan in plans]
-    _row(phrase("fits"), fits, console)
-    batches = [f"{plan.plan.micro_batch_size} x {plan.plan.gradient_accumulation_steps}" for plan in plans]
-    _row(phrase("micro batch x accumulation"), batches, console)
-    for figure in figure_rows(comparison):
-        first, second = figure.values
-        ratio = (figure.write(first), figure.write(second), times(second / first))
-        _row(figure.title, _gib_cells(first, second) if figure.is_size else ratio, console)
+        ratio(phrase("optimizer steps of the job"), [job.steps for job in jobs], "{:,}".format)
+        ratio(phrase("hours of the job"), [job.duration_s for job in jobs], hours)
+    if jobs and (price := question.price) is not None:
+        costs = [job.cost(price) for job in jobs]
+        ratio(phrase("cost of the job"), costs, lambda cost: money(cost, price.currency))
+    yield Sentence(_subject_of(question))
+    yield Gap()
+    yield Table(["", "A", "B", "B - A"], rows, _WIDTHS)
     for name, side in zip("AB", comparison.sides, strict=True):
         if side.filled:
-            sentence(console, f"{name}: {side.filled}.", style="dim")
-    for line in question.job_basis:
-        sentence(console, line)
+            yield Sentence(f"{name}: {side.filled}.", "dim")
+    yield from map(Sentence, question.job_basis)
 
 
-def _parts(plans: Sequence[Candidate], console: Console) -> None:
-    """Print both plans' memory, and the time of a step if both have the same tokens per step, otherwise of 1,000
+def _parts(comparison: Comparison) -> Iterator[Block]:
+    """Yield both plans' memory, and the time of a step if both have the same tokens per step, otherwise of 1,000
     tokens."""
+    from .plans import memory_bars, time_bars  # imported here: a comparison of keys has no charts
+
+    question, plans = comparison.question, comparison.candidates
+    assert question is not None, "plans have a question"
+    labels = {f"{letter}: {plan.rung}": plan for letter, plan in zip("AB", plans, strict=True)}
     first, second = (phase_title(plan.memory.peak.name) for plan in plans)
     title = phrase("Where a GPU's memory goes, GiB (peak: {moment})", moment=first)
     if first != second:
         title = phrase(
             "Where a GPU's memory goes, GiB (peak of A: {first}; of B: {second})", first=first, second=second
         )
-    _table(title, [plan.memory.components for plan in plans], _gib_cells, console)
+    yield Heading(title, "memory")
+    yield Chart(memory_bars(labels, question.cluster, with_sources=True))
+    yield _table([plan.memory.components for plan in plans], _sizes)
     tokens = [plan.time.tokens_per_step for plan in plans]
     title = phrase("Where the time goes, ms of 1,000 tokens")
     if tokens[0] == tokens[1]:
@@ -170,13 +161,13 @@ def _parts(plans: Sequence[Candidate], console: Console) -> None:
         {name: 1e6 * seconds / count for name, seconds in plan.time.components.items()}
         for plan, count in zip(plans, tokens, strict=True)
     ]
-    _table(title, columns, _ms_cells, console)
+    yield Heading(title, "time")
+    yield Chart(time_bars(labels, with_sources=True))
+    yield _table(columns, _durations)
 
 
-def _table(
-    title: str, columns: Sequence[Mapping[str, float]], cells: Callable[[Any, Any], Sequence[str]], console: Console
-) -> None:
-    """Print the components of both sides, the largest first; components that are small on both sides add up to
+def _table(columns: Sequence[Mapping[str, float]], cells: Callable[[Any, Any], Sequence[Figure]]) -> Table:
+    """Return the components of both sides, the largest first; components that are small on both sides add up to
     `other`."""
     first, second = columns
     rows = {name: (first.get(name, 0), second.get(name, 0)) for name in dict.fromkeys([*first, *second])}
@@ -184,64 +175,38 @@ def _table(
     large = {name: pair for name, pair in rows.items() if pair[0] >= least[0] or pair[1] >= least[1]}
     small = [pair for name, pair in rows.items() if name not in large]
     rest = sum(pair[0] for pair in small), sum(pair[1] for pair in small)
-    blank(console)
-    sentence(console, title, style="bold")
-    for name, pair in (*sorted(large.items(), key=lambda item: -max(item[1])), ("other", rest)):
-        if any(pair):
-            _row(component_title(name), cells(*pair), console)
+    ordered = (*sorted(large.items(), key=lambda item: -max(item[1])), ("other", rest))
+    shown = [Row([component_title(name), *cells(*pair)]) for name, pair in ordered if any(pair)]
+    return Table(["", "A", "B", "B - A"], shown, _WIDTHS)
 
 
-def _differences(differences: Sequence[Difference], console: Console) -> None:
-    """Print the keys by block, each with both values and what it decides."""
-    acting = [found for found in differences if found.acts]
-    if acting:
-        blank(console)
-        _row(phrase("What differs"), ("A", "B"), console, widths=_KEY_WIDTHS, bold=True)
-    block = ""
-    for found in acting:
+def _differences(differences: Sequence[Difference]) -> Iterator[Block]:
+    """Yield the keys by block, each with both values and what it decides."""
+    rows, block = list[Row](), ""
+    for found in (each for each in differences if each.acts):
         here, dot, name = found.key.partition(".")
         if dot and here != block:
-            row(console, f" {here}")
+            rows.append(Row([here]))
         block = here
-        label, values = (
-            f"{'  ' * bool(dot)}{printable(name or here)}",
-            (value_label(found.first), value_label(found.second)),
-        )
-        if all(len(value) < _KEY_WIDTHS[1] for value in values):
-            _row(label, values, console, widths=_KEY_WIDTHS)
-        else:
-            sentence(console, f"{label}: A {values[0]}; B {values[1]}", hang=4)
-        if found.meaning:
-            sentence(console, f"    {translate(named(found.meaning))}", style="dim", hang=4)
-    idle = [found for found in differences if not found.acts]
+        values = (Figure(_value_label(value)) for value in (found.first, found.second))
+        meaning = [named(found.meaning)] if found.meaning else []
+        rows.append(Row([f"{'  ' * bool(dot)}{printable(name or here)}", *values], remarks=meaning))
+    if rows:
+        title = phrase("What differs")
+        yield Heading(title, "differences", printed=False)
+        yield Table([title, "A", "B"], rows, _KEY_WIDTHS)
+    idle = [printable(found.key) for found in differences if not found.acts]
     if idle:
-        blank(console)
-        names = ", ".join(printable(found.key) for found in idle)
-        sentence(console, phrase("Without effect at these ZeRO stages: {names}.", names=names), style="dim")
+        yield Gap()
+        yield Sentence(phrase("Without effect at these ZeRO stages: {names}.", names=", ".join(idle)), "dim")
 
 
-def value_label(setting: Setting) -> str:
-    """Return a value in the notation of configurations, with `*` for a default; `-` for none."""
-    value = setting.value
+def _value_label(setting: Setting) -> str:
+    """Return a value with `*` for a default; `-` for none."""
     if setting.origin == "unset":
-        return "-"
-    if value is None or isinstance(value, bool):
-        text = "null" if value is None else str(value).lower()
-    elif isinstance(value, int | float):
-        text = _number(value)
-    else:
-        text = "{...}" if isinstance(value, dict) else str(value)
-    text = printable(text)
-    text = text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
+        return NOTHING
+    text = value_label(setting.value)
     return f"{text} *" if setting.origin == "default" else text
-
-
-def _number(value: int | float) -> str:
-    """Return `50,000,000` as `5e7` if that is exact, which is the notation of configurations."""
-    if isinstance(value, int) and not 1e5 <= abs(value) < 1e15:
-        return f"{value:,}"
-    short = f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
-    return short if float(short) == value else f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _basis(comparison: Comparison) -> Iterator[Phrase]:
@@ -254,30 +219,22 @@ def _basis(comparison: Comparison) -> Iterator[Phrase]:
         yield phrase("Evidence: analytic. Speeds within {share} are called equal.", share=percent(SAME_SPEED))
 
 
-def _gib_cells(first: float, second: float) -> tuple[str, str, str]:
-    written = [gib(int(size)) if size else "-" for size in (first, second)]
-    return written[0], written[1], _signed(gib(int(abs(second - first))), second - first)
+def _sizes(first: float, second: float) -> tuple[Figure, Figure, Figure]:
+    one, other = (Figure(gib(int(size)) if size else NOTHING, size) for size in (first, second))
+    return one, other, _signed(gib(int(abs(second - first))), second - first)
 
 
-def _ms_cells(first: float, second: float) -> tuple[str, str, str]:
+def _durations(first: float, second: float) -> tuple[Figure, Figure, Figure]:
     def write(duration: float) -> str:
-        return "-" if duration < 0.005 else f"{duration:,.0f}" if duration >= 99.5 else f"{duration:.3g}"
+        return NOTHING if duration < 0.005 else f"{duration:,.0f}" if duration >= 99.5 else f"{duration:.3g}"
 
     change = second - first
     is_same = abs(change) <= _SAME * max(first, second)
-    return write(first), write(second), "=" if is_same else _signed(write(abs(change)), change)
+    text = Figure("=") if is_same else _signed(write(abs(change)), change)
+    return Figure(write(first), first), Figure(write(second), second), text
 
 
-def _signed(text: str, difference: float) -> str:
-    if text in ("-", "0.00"):  # no visible difference
-        return "="
-    return f"{'+' if difference > 0 else '-'}{text}"
-
-
-def _row(
-    name: str, values: Sequence[str], console: Console, *, widths: tuple[int, int] = _WIDTHS, bold: bool = False
-) -> None:
-    """Print a name and its figures."""
-    label, cell = widths
-    figures = "".join(padded(translate(value), cell) for value in values)
-    named_row(console, f" {translate(name)}", figures, width=1 + label, style="bold" if bold else "")
+def _signed(text: str, difference: float) -> Figure:
+    if text in (NOTHING, "0.00"):  # no visible difference
+        return Figure("=")
+    return Figure(f"{'+' if difference > 0 else '-'}{text}")

@@ -1,42 +1,39 @@
-"""The explanation of a plan (each component with formula, numbers and source) or of a ds_config key, on a terminal."""
+"""The explanation of a plan (each component with formula, numbers and source) or of a ds_config key, as blocks."""
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Iterator
 
 from ...estimators.estimate import MemoryTerm
 from ...estimators.phrase import listed, named, phrase
 from ...validate.lint.linted_config import shown
 from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import Explanation, Section, Term, head, in_words, number, with_numbers
+from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Table, figure_of
 from ..search.candidate import chance
 from ..text.labels import checkpointing_title, component_title, phase_title, plan_title
 from ..text.language import translate
-from ..text.lines import blank, capitalised, cells, ended, padded, sentence
+from ..text.lines import capitalised, ended
 from ..text.units import gib, rate, seconds
-from .answer import paragraph
-
-_INDENT = 14
-"""Columns before the name of a term, for its figure and unit."""
 
 
-def render_explanation(explanation: Explanation, console: Console) -> None:
-    """Print every section of an explanation, its terms in falling order, and the moments of a step."""
+def explanation_blocks(explanation: Explanation) -> Iterator[Block]:
+    """Yield every section of an explanation, its terms in falling order, and the moments of a step."""
     candidate = explanation.candidate
     plan, memory = candidate.plan, candidate.memory
     size = phrase("micro batch {size}", size=plan.micro_batch_size)
-    sentence(console, listed([plan_title(plan), size, checkpointing_title(plan)]), style="bold")
+    yield Sentence(listed([plan_title(plan), size, checkpointing_title(plan)]), "bold")
     fields = {"evidence": named(candidate.estimate.evidence), "chance": chance(candidate.fit.probability)}
-    sentence(console, phrase("Evidence: {evidence}; the probability that it fits is {chance}.", **fields), style="dim")
+    yield Sentence(phrase("Evidence: {evidence}; the probability that it fits is {chance}.", **fields), "dim")
     for section in explanation.sections:
-        paragraph(console, section_title(explanation, section), style="bold")
-        for term in sorted(section.terms, key=_size, reverse=True):
-            _print_term(term, console)
+        yield Heading(section_title(explanation, section), section.name)
+        yield terms_table(section)
     if any(section.name == "gpu_memory" for section in explanation.sections):
-        paragraph(console, phrase("Allocated at each moment of a step; the largest is the peak"), style="bold")
-        for phase in sorted(memory.phases, key=lambda phase: -phase.allocated_bytes):
-            title = translate(named(phase_title(phase.name)))
-            cells(console, f" {gib(phase.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {title}")
+        yield Heading(phrase("Allocated at each moment of a step; the largest is the peak"), "phases")
+        phases = sorted(memory.phases, key=lambda phase: -phase.allocated_bytes)
+        yield Table(
+            ["", ""], [Row([named(phase_title(each.name)), _gib_figure(each.allocated_bytes)]) for each in phases]
+        )
 
 
 def section_title(explanation: Explanation, section: Section) -> str:
@@ -60,13 +57,29 @@ def section_title(explanation: Explanation, section: Section) -> str:
     }[section.name]
 
 
+def terms_table(section: Section) -> Table:
+    """Return the terms of a section with formula, numbers and source, the largest first."""
+    rows = [
+        (_size(term), Row([component_title(term.name), _figure(term)], remarks=_details(term)))
+        for term in section.terms
+    ]
+    rows.sort(key=lambda pair: -pair[0])
+    return Table(["", ""], [row for _, row in rows])
+
+
 def _size(term: Term) -> float:
     return term.size_bytes if isinstance(term, MemoryTerm) else term.seconds
 
 
-def _print_term(term: Term, console: Console) -> None:
-    figure = f"{gib(term.size_bytes)} GiB" if isinstance(term, MemoryTerm) else seconds(term.seconds)
-    cells(console, f" {figure:>{_INDENT - 3}}  {translate(component_title(term.name))}")
+def _figure(term: Term) -> Figure:
+    return _gib_figure(term.size_bytes) if isinstance(term, MemoryTerm) else figure_of(term.seconds, seconds)
+
+
+def _gib_figure(size_bytes: int) -> Figure:
+    return Figure(f"{gib(size_bytes)} GiB", size_bytes)
+
+
+def _details(term: Term) -> list[str]:
     details = [f"= {in_words(term)}"]
     if numbers := with_numbers(term):
         details.append(f"= {numbers}")
@@ -80,52 +93,46 @@ def _print_term(term: Term, console: Console) -> None:
         details.append(listed([busy, hidden]) if term.hidden_s else busy)
     details += [phrase("source: {source}", source=term.source)] if term.source else []
     details += [phrase("not covered: {what}", what=named(term.not_covered))] if term.not_covered else []
-    for detail in details:
-        sentence(console, " " * (_INDENT - 1) + translate(detail), style="dim", hang=_INDENT + 1)
+    return details
 
 
-def render_key(key: KeyExplanation, console: Console) -> None:
-    """Print meaning, type, default, conditions, rules, and the figures by value."""
-    sentence(console, key.path, style="bold")
+def key_blocks(key: KeyExplanation) -> Iterator[Block]:
+    """Yield meaning, type, default, conditions, rules, and the figures by value."""
+    yield Sentence(key.path, "bold")
     if key.meaning:
-        sentence(console, ended(capitalised(translate(named(key.meaning)))))
+        yield Sentence(ended(capitalised(translate(named(key.meaning)))))
     if key.description:
-        sentence(console, f'DeepSpeed: "{key.description}"', style="dim")
-    blank(console)
+        yield Sentence(f'DeepSpeed: "{key.description}"', "dim")
+    yield Gap()
     facts = [named(key.type or "value")]
     if key.default:
         facts.append(phrase("default {value}", value=key.default))
     if key.type or key.default:
-        sentence(console, ended(capitalised(translate(listed(facts, "; ")))))
+        yield Sentence(ended(capitalised(translate(listed(facts, "; ")))))
     stages = ", ".join(map(str, key.stages))
     if key.path.startswith("zero_optimization"):
-        used = phrase("Used at ZeRO stage {stages}.", stages=stages) if stages else phrase("No stage uses it.")
-        sentence(console, used)
-    for words in key.acts:
-        sentence(console, words)
+        yield Sentence(phrase("Used at ZeRO stage {stages}.", stages=stages) if stages else phrase("No stage uses it."))
+    yield from map(Sentence, key.acts)
     if key.keys:
-        blank(console)
+        yield Gap()
         width = max(map(len, key.keys))
         for name, words in key.keys.items():
-            sentence(console, f"{name:<{width}}  {translate(named(words))}".rstrip(), hang=width + 2)
+            yield Sentence(f"{name:<{width}}  {translate(named(words))}".rstrip(), hang=width + 2)
     if key.rules:
-        blank(console)
-        sentence(console, phrase("Rules of lint about it (lint --explain CODE):"))
-        for rule in key.rules:
-            sentence(console, f"  {translate(rule)}", hang=8)
+        yield Gap()
+        yield Sentence(phrase("Rules of lint about it (lint --explain CODE):"))
+        yield from (Sentence(f"  {translate(rule)}", hang=8) for rule in key.rules)
     if key.plan:
-        blank(console)
+        yield Gap()
         words = key.no_cost or phrase("predicted figures by value")
-        sentence(console, phrase("What it costs here ({plan}): {words}.", plan=key.plan, words=words))
+        yield Sentence(phrase("What it costs here ({plan}): {words}.", plan=key.plan, words=words))
     if len(key.costs) > 1:
-        columns = (("value", -22), ("GPU GiB", 7), ("RAM GiB", 11), ("tokens/s", 12))
-        titles = (padded(translate(named(title)), width) for title, width in columns)
-        cells(console, f"    {''.join(titles)}", style="bold")
+        rows = []
         for cost in key.costs:
-            mark = "*" if cost.is_the_plans else " "
             value = f"{cost.value:,}" if type(cost.value) is int else shown(cost.value)
-            figures = f"{gib(cost.device_bytes_per_gpu):>10} {gib(cost.host_bytes_per_node):>10}"
-            cells(console, f"  {mark} {value:<18} {figures} {rate(cost.tokens_per_s):>11}")
-        sentence(console, phrase("* the recommended plan's value"), style="dim")
-    blank(console)
-    sentence(console, phrase("Read in the sources of DeepSpeed {version}.", version=key.deepspeed), style="dim")
+            sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
+            rows.append(Row([value, *sizes, Figure(rate(cost.tokens_per_s))], "chosen" if cost.is_the_plans else ""))
+        yield Table([named(title) for title in ("value", "GPU GiB", "RAM GiB", "tokens/s")], rows)
+        yield Sentence(phrase("> the recommended plan's value"), "dim")
+    yield Gap()
+    yield Sentence(phrase("Read in the sources of DeepSpeed {version}.", version=key.deepspeed), "dim")

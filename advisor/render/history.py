@@ -14,12 +14,11 @@ from ...estimators.plan import Plan
 from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
 from ...probes.machine import Machine
 from ...probes.store import Record
-from ..text.lines import WIDTH, blank, cells, padded, sentence
+from ..document.blocks import Block, Cell, Figure, Gap, Row, Sentence, Table
+from ..document.terminal import print_blocks
+from ..text.lines import sentence
 from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size
 from ..text.units import seconds as duration
-
-_COLUMNS = {"id": 4, "when": -8, "kind": -8, "model": -16, "plan": -23, "tokens/s": 8, "GiB": 5}
-"""Titles and widths (negative: aligned to the left)."""
 
 _BENCH_TITLES = {
     "elementwise_sum": "sum in device memory",
@@ -59,22 +58,21 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
             "machine, ds-advise probe a configuration.",
         )
         return
-    machine = ""
-    cells(console, _cells(list(_COLUMNS)), style="bold")
+    rows, machine = list[Row](), ""
     for record in records:
         if record.machine.key != machine:
             machine = record.machine.key
-            sentence(console, f"machine {machine}: {machine_title(record.machine)}", style="dim")
-        cells(console, _line(record))
+            rows.append(Row([f"machine {machine}: {machine_title(record.machine)}"], "faded"))
+        head: list[Cell] = [Figure(str(record.id)), age(record.age_s).removesuffix(" ago"), record.kind]
+        rows.append(Row([*head, *_result(record)]))
+    blocks: list[Block] = [Table(["id", "when", "kind", "model", "plan", "tokens/s", "GiB"], rows)]
     if more:
-        sentence(console, "Older ones: --limit N.", style="dim")
-    blank(console)
-    sentence(
-        console,
+        blocks.append(Sentence("Older ones: --limit N.", "dim"))
+    words = (
         "tokens/s and GiB are measured. GiB: the highest rank's memory on the GPU, on the CPU its tensors in RAM; of a "
-        "training the fullest GPU, or all ranks' RAM; of a dry run its result.",
-        style="dim",
+        "training the fullest GPU, or all ranks' RAM; of a dry run its result."
     )
+    print_blocks([*blocks, Gap(), Sentence(words, "dim")], console)
 
 
 def render_forgotten(gone: Sequence[int], wanted: Sequence[int], console: Console) -> None:
@@ -84,27 +82,22 @@ def render_forgotten(gone: Sequence[int], wanted: Sequence[int], console: Consol
     sentence(console, line + (f" There is no {', '.join(map(str, missing))}." if missing else ""))
 
 
-def _cells(texts: Sequence[str]) -> str:
-    return " " + " ".join(padded(text, width) for text, width in zip(texts, _COLUMNS.values(), strict=False))
-
-
-def _line(record: Record) -> str:
-    head = [str(record.id), age(record.age_s).removesuffix(" ago"), record.kind]
+def _result(record: Record) -> list[Cell]:
+    """Return the cells after the kind: the speeds of a benchmark, the reason of a failure, or the figures."""
     if record.kind == "bench":
-        speeds = "of another version"
-        if record.result.get("version") == BENCH_VERSION:
-            result = from_json(BenchResult, record.result)
-            product, memory = result.best("matrix_product"), result.memory_bytes_per_s
-            speeds = f"{result.device} x{result.ranks}"
-            speeds += f", products {amount(product, 'flop/s')}" if product else ""
-            speeds += f", memory {amount(memory, 'B/s')}" if memory else ""
-        return f"{_cells(head)} {speeds}"[:WIDTH]
+        if record.result.get("version") != BENCH_VERSION:
+            return ["of another version"]
+        result = from_json(BenchResult, record.result)
+        product, memory = result.best("matrix_product"), result.memory_bytes_per_s
+        speeds = f"{result.device} x{result.ranks}"
+        speeds += f", products {amount(product, 'flop/s')}" if product else ""
+        return [speeds + (f", memory {amount(memory, 'B/s')}" if memory else "")]
     name = record.model_name.rpartition("/")[2]
-    cells = [*head, name if len(name) <= 16 else name[:15] + "~", _plan(record)]
+    cells: list[Cell] = [name if len(name) <= 16 else name[:15] + "~", _plan(record)]
     failure = record.result.get("failure")
     if failure:
-        return (_cells(cells) + " " + str(failure.get("kind", "failed")).replace("_", " "))[:WIDTH]
-    return _cells([*cells, *_speed_and_memory(record.result)])
+        return [*cells, str(failure.get("kind", "failed")).replace("_", " ")]
+    return [*cells, *map(Figure, _speed_and_memory(record.result))]
 
 
 def _plan(record: Record) -> str:
@@ -147,11 +140,8 @@ def render_bench(record: Record, console: Console) -> None:
     if result.device == "cuda":
         devices = counted_noun(result.ranks, "GPU")
     sentence(console, f"{devices}; measured in {duration(result.seconds)} with {versions}.")
-    blank(console)
-    cells(console, f"  {'':<28}{'size':>9}{'median':>20}   lowest to highest", style="bold")
-    for figure in result.figures:
-        cells(console, _bench_line(figure))
-    blank(console)
+    rows = [Row(_bench_cells(figure)) for figure in result.figures]
+    print_blocks([Gap(), Table(["", "size", "median", "lowest to highest"], rows), Gap()], console)
     for skipped in result.skipped:
         sentence(console, f"Not measured: {skipped.what}: {skipped.reason}.")
     if record.id is not None:
@@ -167,7 +157,7 @@ def machine_title(machine: Machine) -> str:
     return ", ".join((*kinds, machine.cpu, cores, f"{gib(machine.ram_bytes)} GiB of RAM"))
 
 
-def _bench_line(figure: BenchFigure) -> str:
+def _bench_cells(figure: BenchFigure) -> list[Cell]:
     title = _BENCH_TITLES.get(figure.kind, figure.kind.replace("_", " "))
     title += f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else ""
     write: Mapping[str, str] = {
@@ -177,4 +167,4 @@ def _bench_line(figure: BenchFigure) -> str:
     }
     large = write.get(figure.kind, size(figure.size))
     spread = amounts((figure.lowest, figure.highest), figure.median)
-    return f"  {title:<28}{large:>9}{amount(figure.median, figure.unit):>20}   {spread}"
+    return [title, Figure(large), Figure(amount(figure.median, figure.unit)), spread]

@@ -1,10 +1,11 @@
-"""The end of a launch, on a terminal and as JSON."""
+"""The end of a launch or of a recorded training, and JSON of a launch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,17 +14,29 @@ from rich.text import Text
 from ...ds_configs.files import write_text
 from ...ds_configs.job import JobKind
 from ...ds_configs.job_files import job_files
+from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence
+from ...estimators.json_form import from_json
+from ...probes.store import Record
+from ..answer.verdict import Tone
+from ..document import blocks as doc
+from ..document.charts import Lines, Panel
+from ..document.terminal import print_blocks
 from ..launch.check import Objection
 from ..launch.command import dry_lines, job_of
 from ..launch.failures import tail
-from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, TrainingFailure
+from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
 from ..launch.session import Session
-from ..text.lines import blank, capitalised, cells, copyable, ended, row, sentence
+from ..text.labels import versions_label
+from ..text.lines import capitalised, copyable, ended, row, sentence
 from ..text.output import Output
 from ..text.units import gib, rate, seconds
+from .configuration import configuration
+from .history import history_of, machine_title
 
 _TAIL_LINES = 12
+
+_TONES: Mapping[LaunchStatus, Tone] = {"finished": "good", "stopped": "unsure", "failed": "bad"}
 
 _PREDICTED_BY: dict[Evidence, str] = {
     "analytic": "by the closed form",
@@ -98,91 +111,151 @@ def emit_jobs(request: LaunchRequest, kinds: tuple[JobKind, ...], output: Output
     return 0
 
 
-def render_session(session: Session, console: Console) -> None:
-    """Print the end of a session."""
+def session_document(session: Session) -> doc.Document:
+    """Return the end of a launch: its figures, the loss, the next step, and every attempt."""
     if session.objections:
+        blocks: list[doc.Block] = []
         for objection in session.objections:
-            sentence(console, ended(f"Not started: {objection.what}"), style="bold")
-            sentence(console, ended(capitalised(objection.fix)))
-        sentence(console, "--no-check starts it all the same.")
-        return
-    attempt, following = session.attempts[-1], session.following
+            blocks.append(doc.Sentence(ended(capitalised(objection.what)), "bold"))
+            blocks.append(doc.Sentence(ended(capitalised(objection.fix))))
+        blocks.append(doc.Sentence("--no-check starts it all the same."))
+        return doc.Document(
+            subject="Launch", verdict="It was not started.", tone="bad", blocks=blocks, data=launch_report(session)
+        )
+    request, outcome = session.attempts[-1].request, session.attempts[-1].outcome
+    return doc.Document(
+        subject=f"Training by {request.script.target} · {request.run.model_name or 'a model of its own'}",
+        verdict=_end_sentence(outcome),
+        tone=_TONES[outcome.status],
+        blocks=[
+            *_end(session),
+            *_next(session),
+            *_loss(outcome),
+            *configuration(request.run.config, request.config_path.name),
+        ],
+        data=launch_report(session),
+    )
+
+
+def _end(session: Session) -> Iterator[doc.Block]:
+    attempt = session.attempts[-1]
     request, outcome = attempt.request, attempt.outcome
-    took, failure, checkpoint = f", {seconds(outcome.seconds)}", outcome.failure, outcome.checkpoint
-    if failure is None:
-        sentence(console, end_sentence(outcome, took), style="bold")
-    else:
-        render_failure(failure, console, took=took)
-        log = outcome.folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
+    failure, checkpoint = outcome.failure, outcome.checkpoint
+    if failure is not None:
+        yield from _failure(failure)
     if checkpoint is not None and (failure is not None or outcome.status == "stopped"):
         goes_on = "" if failure is not None else "; --resume_from_checkpoint goes on from it"
-        sentence(console, f"The last checkpoint is {checkpoint}{goes_on}.")
+        yield doc.Sentence(f"The last checkpoint is {checkpoint}{goes_on}.")
     elif outcome.status == "stopped":
-        sentence(console, "No checkpoint of the Trainer was seen.")
-    for line in tail(log).splitlines()[-_TAIL_LINES:] if failure is not None else ():
-        row(console, Text(f"  | {line}", style="dim"))
-    if failure is not None and request.passes_config and _REFUSED.search(failure.message):
-        sentence(console, "The script does not take the configuration: --no-pass-config does not pass it.")
-    if outcome.last_step:
-        render_figures(attempt, console)
-    elif outcome.status == "finished":
-        sentence(console, "DeepSpeed's engine was not seen to step: did the script take the configuration?")
-    for warning in outcome.warnings:
-        sentence(console, f"Warned: {warning}.")
-    sentence(console, f"Output of the ranks: {outcome.folder}/rank*.log")
-    if following is not None:
-        blank(console)
-        sentence(console, session.following_sentence)
-        if following.command is not None:
-            copyable(console, [following.command])
-
-
-def end_sentence(outcome: LaunchOutcome, took: str = "") -> str:
-    """Return `Finished after step 9.`, or the failure with its rank and step. took: the duration, after a comma."""
-    failure = outcome.failure
+        yield doc.Sentence("No checkpoint of the Trainer was seen.")
     if failure is not None:
-        return _failure_sentence(failure, took)
+        log = outcome.folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
+        yield doc.Verbatim([f"| {line}" for line in tail(log).splitlines()[-_TAIL_LINES:]])
+        if request.passes_config and _REFUSED.search(failure.message):
+            yield doc.Sentence("The script does not take the configuration: --no-pass-config does not pass it.")
+    if outcome.last_step:
+        yield doc.Heading("Measured and predicted", "figures", printed=False)
+        yield from _figures(attempt)
+    elif outcome.status == "finished":
+        yield doc.Sentence("DeepSpeed's engine was not seen to step: did the script take the configuration?")
+    for warning in outcome.warnings:
+        yield doc.Sentence(f"Warned: {warning}.")
+    yield doc.Sentence(f"Output of the ranks: {outcome.folder}/rank*.log")
+
+
+def _next(session: Session) -> Iterator[doc.Block]:
+    if session.following is not None:
+        yield doc.Heading("To go on", "next", printed=False)
+        yield doc.Sentence(session.following_sentence)
+        if session.following.command is not None:
+            yield doc.Code([session.following.command])
+
+
+def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:
+    points = [(step, loss) for step, loss in outcome.losses if loss is not None]
+    if len(points) < 2:
+        return
+    steps, losses = zip(*points, strict=True)
+    rows = []
+    for step, loss in points[-20:]:
+        rows.append(doc.Row([doc.Figure(f"{step}", step), doc.figure_of(loss, "{:.4g}".format)]))
+    panel = Panel(title="loss", layers={"weights": losses})
+    chart = Lines(title="Loss by step", x_title="step", xs=steps, panels=[panel])
+    yield doc.Heading("Loss", "loss", printed=False)
+    yield doc.Chart(chart, doc.Table(["step", "loss"], rows))
+
+
+def record_document(record: Record) -> doc.Document:
+    """Return the end of a recorded training. Losses and the ranks' output are not recorded. Raises WorkloadError for a
+    record of another kind."""
+    if record.kind != "training":
+        raise WorkloadError(
+            f"record {record.id} is a {record.kind}",
+            why="a report can be made of a training",
+            fix="name one; ds-advise history lists them",
+        )
+    names = ("status", "failure", "peaks", "seconds", "step_s", "tokens_per_step", "tokens_per_s")
+    kept = {name: record.result[name] for name in names if name in record.result}
+    outcome = from_json(LaunchOutcome, {**kept, "last_step": record.result["steps"], "folder": Path()})
+    predicted = record.result.get("predicted") or {}
+    figures = ("tokens_per_s", "step_s", "device_bytes", "reserved_bytes", "allocated_bytes", "host_bytes")
+    tokens_per_s, step_s, *memory = (predicted.get(name) for name in figures)
+    if tokens_per_s and step_s and outcome.tokens_per_step:  # the record's predicted step has full samples
+        step_s = outcome.tokens_per_step / tokens_per_s
+    made = f"Made {record.made_at[:16].replace('T', ' ')} UTC by {versions_label(record.versions)}"
+    return doc.Document(
+        subject=f"Training of {record.model_name} · record {record.id}",
+        verdict=_end_sentence(outcome),
+        tone=_TONES[outcome.status],
+        blocks=[
+            *(_failure(outcome.failure) if outcome.failure is not None else ()),
+            doc.Sentence(f"{made}, on {machine_title(record.machine)}."),
+            doc.Heading("Measured and predicted", "figures", printed=False),
+            _figures_table(outcome, (tokens_per_s, step_s, *memory)),
+            *configuration(record.plan, "ds_config.json"),
+        ],
+        data=history_of([record]),
+    )
+
+
+def _end_sentence(outcome: LaunchOutcome) -> str:
+    """Return `Finished after step 9, 12 s.`, or the failure with its rank and step."""
+    if outcome.failure is not None:
+        return _failure_sentence(outcome.failure, f", {seconds(outcome.seconds)}")
     how = "Finished" if outcome.status == "finished" else "Stopped as asked"
-    return f"{how} after step {outcome.last_step}{took}."
+    return f"{how} after step {outcome.last_step}, {seconds(outcome.seconds)}."
 
 
-def _failure_sentence(failure: TrainingFailure, took: str) -> str:
+def _failure_sentence(failure: TrainingFailure, took: str = "") -> str:
     where = "" if failure.rank is None else f", first on rank {failure.rank}"
     return f"{FAILURE_TITLES[failure.kind]}{where}, after step {failure.step}{took}."
 
 
-def render_failure(failure: TrainingFailure, console: Console, *, took: str = "", style: str = "bold") -> None:
-    """Print the failure with its rank and step, its message and its evidence."""
-    sentence(console, _failure_sentence(failure, took), style=style)
-    sentence(console, failure.message)
+def _failure(failure: TrainingFailure) -> Iterator[doc.Block]:
+    yield doc.Sentence(failure.message)
     for evidence in failure.evidence:
-        sentence(console, f"Evidence: {evidence}.")
+        yield doc.Sentence(f"Evidence: {evidence}.")
     if failure.fix:
-        sentence(console, f"Fix: {failure.fix}.")
+        yield doc.Sentence(f"Fix: {failure.fix}.")
+
+
+def render_failure(failure: TrainingFailure, console: Console, *, style: str) -> None:
+    """Print the failure with its rank and step, its message and its evidence."""
+    sentence(console, _failure_sentence(failure), style=style)
+    print_blocks(_failure(failure), console)
 
 
 def render_figures(attempt: Attempt, console: Console) -> None:
-    """Print measured and predicted figures; the predicted step has the measured number of tokens. Figures without a
-    counter on the device are left out."""
-    request, outcome = attempt.request, attempt.outcome
-    cells(console, f" {'':<20}{'measured':>12}{'predicted':>12}", style="bold")
-    for name, measured, predicted, unit in measured_and_predicted(attempt):
-        if measured is not None:
-            cells(console, f" {name:<20}{unit(measured):>12}{'-' if predicted is None else unit(predicted):>12}")
-    if outcome.tokens_per_step is not None:
-        prediction = None if outcome.differences else request.prediction
-        by = "" if prediction is None else f" Predicted {_PREDICTED_BY[prediction.evidence]}, for as many."
-        sentence(console, f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
+    """Print measured and predicted figures."""
+    print_blocks(_figures(attempt), console)
 
 
-MeasuredAndPredicted = tuple[str, float | None, float | None, Callable[[Any], str]]
-"""Name of a figure, measured value, predicted value, and format."""
-
-
-def measured_and_predicted(attempt: Attempt) -> list[MeasuredAndPredicted]:
-    """Return the figures of a training. The predicted step time is scaled to the measured number of tokens per step."""
+def _figures(attempt: Attempt) -> Iterator[doc.Block]:
+    """Yield measured and predicted figures. The predicted step time is scaled to the measured number of tokens per
+    step."""
     outcome, prediction = attempt.outcome, attempt.request.prediction
     predicted: tuple[float | None, ...] = (None,) * 6
+    by = ""
     if prediction is not None and not outcome.differences:
         memory, time = prediction.memory, prediction.time
         measured_tokens = outcome.tokens_per_step or time.tokens_per_step
@@ -194,11 +267,15 @@ def measured_and_predicted(attempt: Attempt) -> list[MeasuredAndPredicted]:
             memory.allocated_bytes_per_gpu,
             attempt.request.predicted_host_bytes,
         )
-    return figures_of(outcome, predicted)
+        by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for as many."
+    yield _figures_table(outcome, predicted)
+    if outcome.tokens_per_step is not None:
+        yield doc.Sentence(f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
 
 
-def figures_of(outcome: LaunchOutcome, predicted: tuple[float | None, ...]) -> list[MeasuredAndPredicted]:
-    """Return the measured figures with the predicted ones. predicted: values in the order of the list below."""
+def _figures_table(outcome: LaunchOutcome, predicted: Sequence[float | None]) -> doc.Table:
+    """Return the measured figures with the predicted ones; figures without a counter on the device are left out.
+    predicted: values in the order of the list below."""
     peaks = outcome.peaks
     measured: list[tuple[str, float | None, Callable[[Any], str]]] = [
         ("tokens/s", outcome.tokens_per_s, rate),
@@ -208,4 +285,9 @@ def figures_of(outcome: LaunchOutcome, predicted: tuple[float | None, ...]) -> l
         ("GPU GiB, allocated", peaks.allocated_bytes, gib),
         ("host GiB", peaks.host_bytes, gib),
     ]
-    return [(name, value, other, unit) for (name, value, unit), other in zip(measured, predicted, strict=True)]
+    rows = [
+        doc.Row([name, doc.figure_of(value, write), doc.figure_of(other, write)])
+        for (name, value, write), other in zip(measured, predicted, strict=True)
+        if value is not None
+    ]
+    return doc.Table(["", "measured", "predicted"], rows, (20, 10, 10))

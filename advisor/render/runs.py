@@ -1,30 +1,60 @@
-"""A dry run or a probe on a terminal: verdict, memory by phase, measured and predicted figures, and the step's time."""
+"""A dry run (verdict, memory by phase and over the run, contents of the peak, the step's time) and a probe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from ...ds_configs.read import quantizes_collectives, unmodeled_features
-from ...estimators.phrase import listed, named, phrase
+from ...estimators.phrase import Phrase, listed, named, phrase
 from ...probes.real_run.result import ProbeResult
+from ...probes.recording.result import TimelinePoint
 from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.reasons import time_shares
+from ..answer.verdict import tone_of
+from ..document import blocks as doc
+from ..document.charts import GIB, Bar, Limit, Lines, Panel, Part, StackedBars, time_unit
 from ..search.candidate import Fit, chance
-from ..text.labels import cluster_title, component_title, versions_label
-from ..text.language import can_encode, translate
-from ..text.lines import NARROWEST, bar, blank, cells, row, sentence
+from ..text.labels import MEMORY_FAMILIES, cluster_title, component_title, memory_by_family, time_family, versions_label
+from ..text.language import can_encode
+from ..text.lines import NARROWEST, bar, row, sentence
 from ..text.units import age, counted_noun, gib, percent, rate, seconds, whole_percents
-from ..verification.dry_run import PLAIN_SPARKS, SPARKS, spark, sparkline
+from ..verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ..verification.probe import ProbeAnswer
+from .configuration import configuration
+from .plans import chart_with_table, memory_parts
 
-SMALLEST_SHARE = 0.03
+_SMALLEST_SHARE = 0.03
 """Parts of a step below this share are left out of the sentence about it."""
 
-FAILURE_SENTENCES = {
+_NEAR = 1.6
+"""The GPU's memory is drawn in the chart over the run if it is below this multiple of the highest memory."""
+
+_PHASES = ("forward", "backward", "step")
+
+_FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations", "loss", "generation", "buffers")
+"""Families from the bottom of the chart to the top: persistent ones first, temporary ones above."""
+
+_MODULES, _TENSORS = 10, 20
+"""Largest number of modules and tensors that are listed."""
+
+_PHASE_COLUMNS = {
+    "GPU peak": "gpu_peak_bytes",
+    "GPU live": "gpu_live_bytes",
+    "host live": "host_live_bytes",
+    "pinned": "host_pinned_live_bytes",
+    "NVMe read": "nvme_read_bytes",
+    "written": "nvme_written_bytes",
+}
+"""Fields of a phase by the titles of their columns; a column without any bytes is left out."""
+
+_FAILURE_SENTENCES = {
     "out_of_memory": phrase("Out of memory."),
     "crash": phrase("It failed."),
     "hang": phrase("It hung."),
@@ -35,68 +65,54 @@ FAILURE_SENTENCES = {
 }
 
 
-def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = False) -> None:
-    """Print a dry run. explain: also print the modules and tensors that are largest at the peak."""
-    result, peak = answer.result, answer.result.peak
-    sentence(console, dry_run_verdict(answer.fit))
-    for line in dry_run_summary(answer):
-        sentence(console, line)
+def dry_run_document(
+    answer: DryRunAnswer, config_name: str = "ds_config.json", *, explain: bool = False
+) -> doc.Document:
+    """Return a dry run. explain: print the modules and tensors that are largest at the peak."""
+    result, cluster = answer.result, answer.run.cluster
+    blocks: list[doc.Block] = [*map(doc.Sentence, _summary(answer))]
     if answer.age_s is not None:
         when = phrase("This was run {age}: nothing has changed since.", age=age(answer.age_s))
-        sentence(console, when, style="dim")
-    blank(console)
-    ranks = {"rank": result.rank, "ranks": result.world_size, "cluster": cluster_title(answer.run.cluster)}
+        blocks.append(doc.Sentence(when, "dim"))
+    ranks = {"rank": result.rank, "ranks": result.world_size, "cluster": cluster_title(cluster)}
     size = result.config["train_micro_batch_size_per_gpu"]
-    sentence(console, phrase("Rank {rank} of {ranks} on {cluster}; micro batch {size}", **ranks, size=size))
-    sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
-    _print_phases(answer, console, sparks)
+    where = phrase("Rank {rank} of {ranks} on {cluster}; micro batch {size}", **ranks, size=size)
+    blocks += [doc.Heading("Phase by phase", "phases", printed=False), doc.Sentence(where), *_phases(answer)]
     if result.timeline:
-        drawn, marks = sparkline(result.timeline, max(NARROWEST, console.width) - 4, sparks)
-        blank(console)
-        row(console, f"  {drawn}", style="cyan")
-        row(console, f"  {marks}", style="dim")
-        legend = phrase("(each iteration by its number; load, initialize, forward, backward, step by their initials)")
-        sentence(console, legend, style="dim", hang=1)
-    blank(console)
-    at_peak = {"size": gib(peak.allocated_bytes_per_gpu), "iteration": peak.iteration, "phase": named(peak.phase)}
-    sentence(console, phrase("What the {size} GiB at the peak are (iteration {iteration}, {phase})", **at_peak))
-    bar(peak.by_category, console)
-    if explain:
-        blank(console)
-        sentence(console, "Largest modules at the peak")
-        for module, size_bytes in sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:10]:
-            row(console, f"  {gib(size_bytes):>8} GiB  {module or '(no module)'}")
-        blank(console)
-        sentence(console, "Largest tensors at the peak")
-        for tensor in peak.largest[:20]:
-            shape, category = "x".join(map(str, tensor.shape)), component_title(tensor.category)
-            what = f"{category:<20} {tensor.dtype:<9} {shape:<20} {tensor.module} ({tensor.phase})"
-            row(console, f"  {gib(tensor.size_bytes):>8} GiB  {what}")
-    blank(console)
+        chart = doc.Chart(_timeline(answer), printed=partial(_print_timeline, result.timeline))
+        blocks += [doc.Heading("Memory over the run", "memory", printed=False), chart]
+    blocks += [*_peak(answer, explain=explain), doc.Heading("How it is known", "evidence", printed=False)]
+    blocks += configuration(result.config, config_name)
     if quantizes_collectives(answer.run.config):
         text = phrase("Quantized collectives: what their kernels allocate is derived from DeepSpeed's sources.")
-        sentence(console, text)
+        blocks.append(doc.Sentence(text))
     for feature in unmodeled_features(answer.run.config):
-        sentence(console, f"{feature.name}: {feature.predicted}.", style="yellow")
+        blocks.append(doc.Sentence(f"{feature.name}: {feature.predicted}.", "yellow"))
     evidence = {"versions": versions_label(result.versions), "time": seconds(result.seconds)}
-    text = phrase("Evidence: dry run of the real engine ({versions}) in {time}.", **evidence)
-    sentence(console, text, style="dim")
+    blocks.append(
+        doc.Sentence(phrase("Evidence: dry run of the real engine ({versions}) in {time}.", **evidence), "dim")
+    )
+    return doc.Document(
+        subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster)}",
+        verdict=_verdict(answer.fit),
+        tone=tone_of(answer.fit),
+        blocks=blocks,
+        data=answer.to_json(),
+    )
 
 
-def dry_run_verdict(fit: Fit) -> Text:
+def _verdict(fit: Fit) -> Phrase:
     """Return the verdict, with the probability if the verdict is uncertain."""
     if fit.fits:
-        return Text(translate(phrase("It fits.")), style="bold green")
+        return phrase("It fits.")
     if fit.verdict == "does not fit":
-        return Text(translate(phrase("It does not fit.")), style="bold red")
+        return phrase("It does not fit.")
     likely = phrase("It probably fits") if fit.verdict == "likely fits" else phrase("It probably does not fit")
-    text = phrase("{likely}: the probability that it does is {chance}.", likely=likely, chance=chance(fit.probability))
-    return Text(translate(text), style="bold yellow")
+    return phrase("{likely}: the probability that it does is {chance}.", likely=likely, chance=chance(fit.probability))
 
 
-def dry_run_summary(answer: DryRunAnswer, *, shares: bool = True) -> list[str]:
-    """Return a sentence each on the required memory and the time of a step. shares: add the parts of the step's
-    time."""
+def _summary(answer: DryRunAnswer) -> list[str]:
+    """Return a sentence each on the required memory and the time of a step."""
     result, peak, cluster = answer.result, answer.result.peak, answer.run.cluster
     have, host = cluster.host_memory_bytes_per_node, answer.required_host_bytes_per_node
     needed = phrase(
@@ -132,8 +148,7 @@ def dry_run_summary(answer: DryRunAnswer, *, shares: bool = True) -> list[str]:
         closed = phrase("the closed form predicts {time}", time=seconds(answer.analytic_time.step_s))
         takes = listed([takes, closed], "; ")
     sentences.append(phrase("{text}.", text=takes))
-    if shares:
-        sentences.append(phrase("Its time: {shares}.", shares=time_shares(answer.step.time, least=SMALLEST_SHARE)))
+    sentences.append(phrase("Its time: {shares}.", shares=time_shares(answer.step.time, least=_SMALLEST_SHARE)))
     computes = phrase("The GPU computes {share} of the time", share=percent(answer.step.gpu_busy_s / step_s))
     if links_s:
         busy = {"share": percent(answer.step.overlapped_s / links_s), "time": seconds(links_s)}
@@ -167,74 +182,197 @@ def _other_allocator(answer: DryRunAnswer) -> str:
     return phrase("With expandable_segments {size} are needed.", size=size)
 
 
-def _print_phases(answer: DryRunAnswer, console: Console, sparks: str) -> None:
-    """Print one row per phase, with a spark for its GPU peak; repeated iterations take one line."""
+def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
+    """Yield a table with one row per phase; a repeated iteration takes one row."""
     phases = answer.result.phases
-    top, last = max(phase.gpu_peak_bytes for phase in phases), max(phase.iteration for phase in phases)
+    last = max(phase.iteration for phase in phases)
     if answer.result.library_workspace_bytes:
         text = phrase(
             "The tensors of each phase; torch.cuda.memory_allocated counts {size} GiB more, cuBLAS's workspaces.",
             size=gib(answer.result.library_workspace_bytes),
         )
-        sentence(console, text)
-    cells(console, "  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold")
-    previous: list[tuple[str, int, int]] = []
-    for iteration in sorted({phase.iteration for phase in phases}):
-        own = [phase for phase in phases if phase.iteration == iteration]
+        yield doc.Sentence(text)
+    shown = {title: name for title, name in _PHASE_COLUMNS.items() if any(getattr(phase, name) for phase in phases)}
+    rows, previous = list[doc.Row](), list[tuple[str, int, int]]()
+    for iteration, group in groupby(phases, key=lambda phase: phase.iteration):
+        own = list(group)
         key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
         if key == previous:
             later = "; later iterations repeat it" if iteration == last < answer.result.iterations else ""
-            cells(console, f"  {iteration:>4} same as {iteration - 1}{later}", style="dim")
+            rows.append(doc.Row([doc.Figure(str(iteration)), f"same as {iteration - 1}{later}"], "faded"))
             continue
         previous = key
         for phase in own:
-            read, written = phase.nvme_read_bytes, phase.nvme_written_bytes
-            nvme = f"{gib(read)}/{gib(written)}" if read or written else "-"
-            cells(
-                console,
-                f"  {iteration or '':>4} {phase.phase:<10} {spark(phase.gpu_peak_bytes, top, sparks)} "
-                f"{gib(phase.gpu_peak_bytes):>9} {gib(phase.gpu_live_bytes):>9} {gib(phase.host_live_bytes):>10} "
-                f"{gib(phase.host_pinned_live_bytes):>9} {nvme:>8}",
-            )
+            sizes = (doc.figure_of(getattr(phase, name), gib) for name in shown.values())
+            rows.append(doc.Row([doc.Figure(str(iteration or "")), phase.phase, *sizes]))
+    yield doc.Table(["step", "phase (GiB)", *shown], rows)
+    if answer.step is not None:
+        yield doc.Folded("Time of a step, by phase", [_time(answer.step.time.components)])
 
 
-def render_probe(answer: ProbeAnswer, console: Console) -> None:
-    """Print a probe: its end, measured and predicted figures, and the parts of the step."""
-    result = answer.result
-    if result.failure is not None:
-        failure = result.failure
-        sentence(console, FAILURE_SENTENCES[failure.kind], style="bold red")
-        sentence(console, f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
-        for line in failure.details.strip().splitlines()[-12:]:
-            row(console, f"   {line}", style="dim")
+def _timeline(answer: DryRunAnswer) -> Lines:
+    """Return GPU memory by family over allocations and frees, with the phases."""
+    points, limit = answer.result.timeline, answer.run.cluster.gpu.memory_bytes
+    sizes = [memory_by_family(point.by_category) for point in points]
+    present = {family for each in sizes for family in each}
+    families = [family for family in dict.fromkeys((*_FROM_THE_BOTTOM, *MEMORY_FAMILIES)) if family in present]
+    begins = ((next(own), phase) for phase, own in groupby(points, key=lambda point: (point.iteration, point.phase)))
+    is_near = limit < _NEAR * max(point.gpu_bytes for point in points)
+    panel = Panel(
+        title="GiB",
+        layers={family: [each.get(family, 0) for each in sizes] for family in families},
+        unit=GIB,
+        limit=Limit(limit, f"{gib(limit)} GiB per GPU") if is_near else None,
+        areas=True,
+    )
+    return Lines(
+        title="GPU memory over the run, by what it is",
+        x_title="allocations and frees, in their order",
+        xs=[point.event for point in points],
+        panels=[panel],
+        labels=(),
+        spans=[(first.begins, f"{phase} {iteration or ''}".strip()) for first, (iteration, phase) in begins],
+    )
+
+
+def _print_timeline(points: Sequence[TimelinePoint], console: Console) -> None:
+    sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
+    drawn, marks = sparkline(points, max(NARROWEST, console.width) - 4, sparks)
+    row(console, f"  {drawn}", style="cyan")
+    row(console, f"  {marks}", style="dim")
+    legend = phrase("(each iteration by its number; load, initialize, forward, backward, step by their initials)")
+    sentence(console, legend, style="dim", hang=1)
+
+
+def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
+    """Yield the tensors when each phase is highest, and the largest modules and tensors at the peak."""
+    result, peak, limit = answer.result, answer.result.peak, answer.run.cluster.gpu.memory_bytes
+    by_phase = {phase: result.peak_by_phase[phase] for phase in _PHASES if phase in result.peak_by_phase}
+    bars = tuple(
+        Bar(
+            label=phase,
+            parts=memory_parts(parts),
+            note=gib(sum(parts.values())),
+            chosen=phase == peak.phase,
+        )
+        for phase, parts in by_phase.items()
+    )
+    chart = StackedBars(
+        title="Live tensors on the GPU when each phase is highest, in GiB",
+        bars=bars,
+        limit=Limit(limit, f"{gib(limit)} GiB per GPU"),
+        ends_at=1.05 * max((bar.value for bar in bars), default=1.0),
+        inks=tuple(MEMORY_FAMILIES),
+    )
+    at_peak = {"size": gib(peak.allocated_bytes_per_gpu), "iteration": peak.iteration, "phase": named(peak.phase)}
+    title = phrase("What the {size} GiB at the peak are (iteration {iteration}, {phase})", **at_peak)
+    yield doc.Heading(title, "peak")
+    yield chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=partial(bar, peak.by_category))
+    modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
+    tensors = (
+        (each.size_bytes, component_title(each.category), each.dtype, "x".join(map(str, each.shape)), each.module)
+        for each in peak.largest[:_TENSORS]
+    )
+    for name, table in (
+        (
+            "Largest modules at the peak",
+            doc.Table(["GiB", "module"], [_sized(size, name or "(no module)") for name, size in modules]),
+        ),
+        (
+            "Largest tensors at the peak",
+            doc.Table(["GiB", "what", "type", "shape", "module"], [_sized(*each) for each in tensors]),
+        ),
+    ):
+        yield from (doc.Heading(name, name.split()[1]), table) if explain else (doc.Folded(name, [table]),)
+
+
+def _sized(size_bytes: int, *words: str) -> doc.Row:
+    return doc.Row([doc.Figure(gib(size_bytes), size_bytes), *words])
+
+
+def _time(components: Mapping[str, float]) -> doc.Chart:
+    """Return what a step waits for, by phase."""
+    by_phase: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for name, taken in components.items():
+        phase, _, what = name.rpartition(": ")
+        by_phase[phase][what] += taken
+    bars = tuple(
+        Bar(
+            label=phase or "all",
+            parts=tuple(
+                Part(name=what, value=taken, ink=time_family(what), hint=f"{what}: {seconds(taken)}")
+                for what, taken in by_phase[phase].items()
+            ),
+            note=seconds(sum(by_phase[phase].values())),
+        )
+        for phase in sorted(by_phase, key=lambda phase: _PHASES.index(phase) if phase in _PHASES else len(_PHASES))
+    )
+    unit = time_unit(max(bar.value for bar in bars))
+    parts = sorted(components.items(), key=lambda pair: -pair[1])
+    table = doc.Table(["what", "time"], [doc.Row([name, doc.figure_of(taken, seconds)]) for name, taken in parts])
+    return doc.Chart(StackedBars(title="What one optimizer step waits for, by phase", bars=bars, unit=unit), table)
+
+
+def probe_document(answer: ProbeAnswer, config_name: str = "ds_config.json") -> doc.Document:
+    """Return a probe: its end, measured and predicted figures, and the parts of the step."""
+    result, failure = answer.result, answer.result.failure
+    return doc.Document(
+        subject=f"Probe of {answer.run.model_name or 'a module'}",
+        verdict=phrase("It runs.") if failure is None else _FAILURE_SENTENCES[failure.kind],
+        tone="good" if failure is None else "bad",
+        blocks=[*_probe_blocks(answer), *configuration(result.config, config_name)],
+        data=answer.to_json(),
+    )
+
+
+def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
+    result, failure = answer.result, answer.result.failure
+    if failure is not None:
+        yield doc.Sentence(f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
+        yield doc.Verbatim(failure.details.strip().splitlines()[-12:])
         return
-    sentence(console, phrase("It runs."), style="bold green")
-    fields = {"speed": rate(result.tokens_per_s), "time": seconds(result.step_s), "place": probe_place(answer)}
-    steps = len(result.ranks[0].losses)
-    text = phrase("{speed} tokens/s; {time} per optimizer step; {place}, {steps} steps.", **fields, steps=steps)
-    sentence(console, text)
+    fields = {"speed": rate(result.tokens_per_s), "time": seconds(result.step_s), "place": _place(answer)}
+    text = phrase(
+        "{speed} tokens/s; {time} per optimizer step; {place}, {steps} steps.",
+        **fields,
+        steps=len(result.ranks[0].losses),
+    )
+    yield doc.Sentence(text)
     if result.solo:
         text = phrase("The times are without communication, the memory is without NCCL: there are no other ranks.")
-        sentence(console, text)
-    blank(console)
-    cells(console, "                       measured   analytic           dry run", style="bold")
+        yield doc.Sentence(text)
+    yield doc.Heading("Measured and predicted", "figures", printed=False)
+    rows = []
     for figure in answer.figures:
-        known = figure.measured, figure.analytic, figure.dry_run
-        measured, analytic, dry = ("-" if value is None else UNITS[figure.unit](value) for value in known)
-        predicted = f"{analytic:>11} {signed(figure.analytic_error):>7}{dry:>11} {signed(figure.dry_run_error):>7}"
-        cells(console, f"  {figure.name:<18}{measured:>13}{predicted}")
-    blank(console)
-    sentence(console, _step_parts(result))
-    blank(console)
+        write = _UNITS[figure.unit]
+        errors = (doc.Figure(_signed(error)) for error in (figure.analytic_error, figure.dry_run_error))
+        known = [doc.figure_of(value, write) for value in (figure.measured, figure.analytic, figure.dry_run)]
+        rows.append(doc.Row([figure.name, *known[:2], next(errors), known[2], next(errors)]))
+    yield doc.Table(["", "measured", "analytic", "", "dry run", ""], rows)
+    yield doc.Gap()
+    yield doc.Sentence(_step_parts(result))
+    names = ("forward_s", "backward_s", "optimizer_s", "total_s")
+    ranks = [
+        doc.Row(
+            [
+                f"rank {report.rank}",
+                *(doc.figure_of(sum(map(attrgetter(name), steps)) / len(steps), seconds) for name in names),
+            ]
+        )
+        for report in result.ranks
+        if (steps := report.steps)
+    ]
+    yield doc.Folded("Rank by rank", [doc.Table(["", "forward", "backward", "optimizer", "a step"], ranks)])
     text = phrase(
         "Evidence: probe ({versions}) in {time}; random weights and tokens unless a checkpoint was given.",
         versions=versions_label(result.versions),
         time=seconds(result.seconds),
     )
-    sentence(console, text, style="dim")
+    yield doc.Heading("How it is known", "evidence", printed=False)
+    yield doc.Sentence(text, "dim")
 
 
-def probe_place(answer: ProbeAnswer) -> str:
+def _place(answer: ProbeAnswer) -> str:
     """Return `2 ranks on 2 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC 7742)`, or `rank 3 of 8, alone, of 8 x
     H100-SXM5`."""
     result, place = answer.result, cluster_title(answer.run.cluster)
@@ -243,7 +381,7 @@ def probe_place(answer: ProbeAnswer) -> str:
     return place if answer.run.cluster.gpu.is_cpu else f"{counted_noun(result.world_size, 'rank')} on {place}"
 
 
-UNITS: Mapping[str, Callable[[Any], str]] = {
+_UNITS: Mapping[str, Callable[[Any], str]] = {
     "bytes": lambda size_bytes: f"{gib(int(size_bytes))} GiB",
     "s": seconds,
     "tokens/s": rate,
@@ -251,7 +389,7 @@ UNITS: Mapping[str, Callable[[Any], str]] = {
 """Format of a figure by its unit."""
 
 
-def signed(error: float | None) -> str:
+def _signed(error: float | None) -> str:
     """Return a relative error such as `+3 %`; "" for none."""
     return "" if error is None else f"{'+' if error >= 0 else '-'}{percent(abs(error))}"
 

@@ -1,4 +1,4 @@
-"""Terminal report of the advice: the machine to rent, then the table."""
+"""The document of the advice: the machine to rent, then the table."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import floor, log10
 
-from rich.cells import cell_len
-from rich.console import Console
-
 from ...estimators.phrase import Phrase, phrase
 from ..answer.verdict import training_subject
+from ..document.blocks import Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table
+from ..document.charts import Bar, Limit, Part, StackedBars, Unit
 from ..text.job import hours, money, with_ends
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
-from ..text.language import translate
-from ..text.lines import blank, named_row, padded, sentence
 from ..text.units import gib, rate
 from .rent import Offer, RentAdvice
 
@@ -23,32 +20,50 @@ _LESS_TIME, _MORE_COST = 0.6, 1.1
 its cost. Twice the GPUs often take half the time for slightly more."""
 
 
-_CELLS = (5, 7, 6)
-"""Widths of the columns of hours, cost and cost per million tokens."""
-
-
-def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) -> None:
-    """Print the advice. all_offers: whether to print offers that are not on the Pareto front."""
-    for line, style in verdict(advice):
-        sentence(console, line, style=style)
-    blank(console)
+def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
+    """Return the machine to rent, then the table and the chart of cost and hours. all_offers: whether the table has
+    offers that are not on the Pareto front."""
     chosen = advice.recommended or advice.cheapest
+    first, *more = _verdict(advice)
+    blocks: list[Block] = [*map(Sentence, more), Heading("Cost and hours", "cost", printed=False)]
     if chosen is None:
         for reason, number in Counter(one.reason for one in advice.left_out).items():
-            sentence(console, phrase("On {count} of the choices: {reason}.", count=number, reason=reason))
-        return
-    for subject in (*training_subject(chosen.question), *advice.basis):
-        sentence(console, subject)
-    blank(console)
-    shown = advice.offers if all_offers else advice.front
-    _table(advice, shown, console)
-    blank(console)
-    for note in _notes(advice, shown):
-        sentence(console, note, style="dim")
+            blocks.append(Sentence(phrase("On {count} of the choices: {reason}.", count=number, reason=reason)))
+    else:
+        shown = advice.offers if all_offers else advice.front
+        blocks += [Sentence(subject) for subject in (*training_subject(chosen.question), *advice.basis)]
+        blocks += [Gap(), Chart(_chart(advice)), _table(advice, shown), Gap()]
+        blocks += [Sentence(note, "dim") for note in _notes(advice, shown)]
+    return Document(
+        subject="Rent" if chosen is None else f"Rent for {chosen.question.model.name}",
+        verdict=first,
+        tone="bad" if advice.recommended is None else "good",
+        blocks=blocks,
+        data=advice.figures(all_offers=all_offers),
+    )
 
 
-def verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
-    """The first sentences of the advice, with their styles."""
+def _chart(advice: RentAdvice) -> StackedBars:
+    """Return the cost of each machine of the Pareto front, by rising hours, with the budget."""
+    sign, bars = advice.table.sign, []
+    for offer in sorted(advice.front, key=lambda offer: offer.figures.duration_s):
+        job, title = offer.figures, _title(offer)
+        note = f"{money(job.cost, sign)} in {hours(job.duration_s)}"
+        hint = f"{title}: {note}\n{job.plan.rung}, {rate(offer.candidate.tokens_per_s)} tokens/s"
+        part = Part(name="cost", value=job.cost, ink="weights", hint=hint)
+        chosen = offer is advice.recommended
+        bars.append(Bar(label=title, parts=(part,), note=note, chosen=chosen, faded=not job.meets_limits))
+    return StackedBars(
+        title="Cost of the job, the fastest machines first",
+        bars=tuple(bars),
+        unit=Unit(advice.table.currency, 1),
+        limit=None if advice.budget is None else Limit(advice.budget, money(advice.budget, sign)),
+        has_legend=False,
+    )
+
+
+def _verdict(advice: RentAdvice) -> Iterator[Phrase]:
+    """The first sentences of the advice."""
     chosen, sign = advice.recommended, advice.table.sign
     if chosen is None:
         yield from _nothing(advice)
@@ -60,42 +75,33 @@ def verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
     if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
         cost = with_ends(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
         duration = with_ends(duration, (hours(ends[2]), hours(ends[3])))
-    best = phrase("The cheapest: {machine}.", machine=named(chosen))
+    best = phrase("The cheapest: {machine}.", machine=_title(chosen))
     if _limits(advice):
-        best = phrase("The cheapest that {limits}: {machine}.", limits=_limits(advice), machine=named(chosen))
+        best = phrase("The cheapest that {limits}: {machine}.", limits=_limits(advice), machine=_title(chosen))
     if advice.budget is not None and advice.deadline_s is None:
-        best = phrase("The fastest that {limits}: {machine}.", limits=_limits(advice), machine=named(chosen))
-    yield best, "bold green"
-    yield (
-        phrase(
-            "{cost} in {duration}, at {price} an hour. About {speed} tokens/s; a million tokens cost {tokens_cost}.",
-            cost=cost,
-            duration=duration,
-            price=money(figures.price_per_hour, sign),
-            speed=rate(candidate.tokens_per_s),
-            tokens_cost=f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}",
-        ),
-        "",
+        best = phrase("The fastest that {limits}: {machine}.", limits=_limits(advice), machine=_title(chosen))
+    yield best
+    yield phrase(
+        "{cost} in {duration}, at {price} an hour. About {speed} tokens/s; a million tokens cost {tokens_cost}.",
+        cost=cost,
+        duration=duration,
+        price=money(figures.price_per_hour, sign),
+        speed=rate(candidate.tokens_per_s),
+        tokens_cost=f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}",
     )
-    yield from ((line, "") for line in _much_faster(advice, chosen))
-    yield (
-        phrase(
-            "Plan: {plan}, micro batch {batch}, {checkpointing}; it needs {need} GiB per GPU and {ram}.",
-            plan=plan_title(candidate.plan),
-            batch=batch_label(candidate.plan),
-            checkpointing=checkpointing_title(candidate.plan),
-            need=gib(candidate.device_bytes),
-            ram=_ram(chosen),
-        ),
-        "",
+    yield from _much_faster(advice, chosen)
+    yield phrase(
+        "Plan: {plan}, micro batch {batch}, {checkpointing}; it needs {need} GiB per GPU and {ram}.",
+        plan=plan_title(candidate.plan),
+        batch=batch_label(candidate.plan),
+        checkpointing=checkpointing_title(candidate.plan),
+        need=gib(candidate.device_bytes),
+        ram=_ram(chosen),
     )
-    yield (
-        phrase(
-            "More about it: ds-advise {model} --gpus {gpus}, with the same options.",
-            model=chosen.question.model.name,
-            gpus=figures.gpus,
-        ),
-        "",
+    yield phrase(
+        "More about it: ds-advise {model} --gpus {gpus}, with the same options.",
+        model=chosen.question.model.name,
+        gpus=figures.gpus,
     )
 
 
@@ -107,22 +113,22 @@ def _much_faster(advice: RentAdvice, chosen: Offer) -> Iterator[Phrase]:
         is_cheap = figures.cost <= _MORE_COST * own.cost and figures.meets_limits
         if is_cheap and figures.duration_s <= _LESS_TIME * own.duration_s:
             more, time = money(figures.cost - own.cost, sign), hours(figures.duration_s)
-            yield phrase("For {more} more in {time}: {machine}.", more=more, time=time, machine=named(offer))
+            yield phrase("For {more} more in {time}: {machine}.", more=more, time=time, machine=_title(offer))
             return
 
 
-def _nothing(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
+def _nothing(advice: RentAdvice) -> Iterator[Phrase]:
     cheapest, fastest, sign = advice.cheapest, advice.fastest, advice.table.sign
     if cheapest is None or fastest is None:
-        yield phrase("On none of these machines anything fits."), "bold red"
+        yield phrase("On none of these machines anything fits.")
         return
-    yield phrase("No machine {limits}.", limits=_limits(advice)), "bold red"
+    yield phrase("No machine {limits}.", limits=_limits(advice))
     fields = [
-        {"machine": named(offer), "time": hours(offer.figures.duration_s), "cost": money(offer.figures.cost, sign)}
+        {"machine": _title(offer), "time": hours(offer.figures.duration_s), "cost": money(offer.figures.cost, sign)}
         for offer in (fastest, cheapest)
     ]
-    yield phrase("The fastest is {machine}: {time}, {cost}.", **fields[0]), ""
-    yield phrase("The cheapest is {machine}: {time}, {cost}.", **fields[1]), ""
+    yield phrase("The fastest is {machine}: {time}, {cost}.", **fields[0])
+    yield phrase("The cheapest is {machine}: {time}, {cost}.", **fields[1])
 
 
 def _limits(advice: RentAdvice) -> Phrase | None:
@@ -143,30 +149,22 @@ def _ram(offer: Offer) -> Phrase:
     return phrase("{need}, which has {have}", need=text, have=gib(have))
 
 
-def _table(advice: RentAdvice, shown: Sequence[Offer], console: Console) -> None:
-    width = 3 + max((cell_len(named(offer)) for offer in shown), default=0)
-    longest = max((len(offer.figures.plan.rung) for offer in shown), default=0) + 1
-    titles = zip((phrase("hours"), phrase("cost"), phrase("/M tok")), _CELLS, strict=True)
-    figures = " ".join([*(padded(translate(title), cell) for title, cell in titles), f" {translate(phrase('plan'))}"])
-    named_row(console, f"  {translate(phrase('machines'))}", figures.ljust(longest), width=width, style="bold")
+def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
+    rows = []
     for offer in shown:
         job = offer.figures
         duration_h = job.duration_s / 3600
         digits = 2 if duration_h < 9.995 else 1 if duration_h < 99.95 else 0
-        cost = f"{job.cost:,.{2 if job.cost < 99.995 else 0}f}"
-        values = f"{duration_h:,.{digits}f}", cost, _cents(job.cost_per_million_tokens)
-        figures = " ".join(padded(value, cell) for value, cell in zip(values, _CELLS, strict=True))
-        plan = strategy(offer).ljust(longest)
-        is_chosen = offer is advice.recommended
-        style = "bold green" if is_chosen else "" if job.meets_limits else "dim"
-        name = f"{'>' if is_chosen else ' '} {named(offer)}"
-        named_row(console, name, f"{figures}  {plan}", width=width, style=style)
-
-
-def all_notes(advice: RentAdvice) -> list[str]:
-    """Sentences on the amount of training and on the contents of the figures."""
-    _units, *others = _notes(advice, advice.front)
-    return [*advice.basis, *others]
+        cells = (
+            _title(offer),
+            Figure(f"{duration_h:,.{digits}f}", job.duration_s),
+            Figure(f"{job.cost:,.{2 if job.cost < 99.995 else 0}f}", job.cost),
+            Figure(_cents(job.cost_per_million_tokens), job.cost_per_million_tokens),
+            f"{job.plan.rung}{'?' * _needs_unknown_ram(offer)}",
+        )
+        rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
+    titles = phrase("machines"), phrase("hours"), phrase("cost"), phrase("/M tok"), phrase("plan")
+    return Table(titles, rows)
 
 
 def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
@@ -192,16 +190,10 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
     )
 
 
-def named(offer: Offer) -> str:
+def _title(offer: Offer) -> str:
     """The name of an offer's machines, such as `RunPod Secure 2 x B200`."""
     cluster = cluster_title(offer.question.cluster, speed=False)
     return f"{offer.machine.title} {cluster}".strip().replace(" nodes of ", " x ")
-
-
-def strategy(offer: Offer) -> str:
-    """The plan's rung, such as `zero3-offload?`; the mark means that the plan needs RAM and the table does not give the
-    machine's."""
-    return f"{offer.figures.plan.rung}{'?' * _needs_unknown_ram(offer)}"
 
 
 def _needs_unknown_ram(offer: Offer) -> bool:

@@ -15,7 +15,7 @@ from .language import can_encode, is_translated, translate
 from .units import gib, printable
 
 WIDTH = 80
-"""Width of tables and bars in columns; a narrower terminal folds them (`cells`)."""
+"""Width of tables and bars in columns; a narrower terminal folds them."""
 
 LONGEST = 120
 """Largest width of sentences in columns: longer lines are hard to read."""
@@ -148,24 +148,6 @@ def row(console: Console, line: str | Text, *, style: str = "") -> None:
         plain = text.plain.replace("·", "|")
         text = Text(plain.encode("ascii", "replace").decode("ascii"))
     console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True, highlight=False)
-
-
-def cells(console: Console, line: str, *, style: str = "") -> None:
-    """Print a table's line; on a narrow terminal, its cells continue on further lines in the same order."""
-    if len(line) <= max(console.width, NARROWEST):
-        row(console, line, style=style)
-    else:
-        sentence(console, re.sub(" {2,}", "  ", line.strip()), style=style, hang=4)
-
-
-def named_row(console: Console, name: str, figures: str, *, width: int, style: str = "") -> None:
-    """Print a table's line: a name, and figures from column `width` on; a longer name stands above them. On a terminal
-    too narrow for both, the figures keep their columns at the right edge."""
-    width = min(width, max(console.width, NARROWEST) - cell_len(figures))
-    if cell_len(name) > width:
-        sentence(console, name[1:], style=style, hang=4)
-        name = ""
-    row(console, (padded(name, -width) + figures).rstrip(), style=style)
 
 
 def ended(text: str) -> str:

@@ -92,11 +92,6 @@ def no_such_rank(rank: int, world_size: int) -> WorkloadError:
     )
 
 
-def spark(size_bytes: int, top_bytes: int, sparks: str) -> str:
-    """Return the spark for a share of the top; the lowest spark means less than an eighth."""
-    return sparks[min(len(sparks) - 1, size_bytes * len(sparks) // max(1, top_bytes))]
-
-
 def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tuple[str, str]:
     """Return GPU memory over the run, each column the peak of its interval, and a line that marks the start of
     iterations (by number) and phases (by initial), in their column or, for lack of room, up to three later."""
@@ -117,7 +112,9 @@ def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tup
         if phase != "start" and column <= begins + 3 and column + len(label) <= columns:
             marks[column : column + len(label)] = label
             free = column + len(label)
-    return "".join(spark(height, max(heights), sparks) for height in heights), "".join(marks).rstrip()
+    top, levels = max(1, *heights), len(sparks)
+    drawn = "".join(sparks[min(levels - 1, height * levels // top)] for height in heights)
+    return drawn, "".join(marks).rstrip()
 
 
 def trace(answer: DryRunAnswer) -> dict[str, Any]:

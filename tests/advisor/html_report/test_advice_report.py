@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.html_report import document
+from ds_advise.advisor.html_report import report
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.helpers import TINY
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(
 ) -> None:
     """Before anything is computed: a file that exists, a folder that is missing, closed or none, another format."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(document, "find_spec", lambda _name: None)
+    monkeypatch.setattr(report, "find_spec", lambda _name: None)
     Path("mine.svg").write_text("mine")
     assert run([*QUESTION, "--no-write", option, where]) == 2
     out, error = capsys.readouterr()

@@ -10,25 +10,29 @@ import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.scaling import scaling_of
-from ds_advise.advisor.html_report.bar_charts import Bar, Part, StackedBars, draw_stacked_bars
+from ds_advise.advisor.document.charts import Bar, Limit, Lines, Panel, Part, StackedBars, Unit
 from ds_advise.advisor.html_report.canvas import (
     INKS,
     NARROW,
     WIDE,
-    Unit,
     element,
     round_steps,
     standing_alone,
     text_width,
 )
-from ds_advise.advisor.html_report.line_charts import Axis, Point, draw_points, draw_series, front
-from ds_advise.advisor.html_report.plans import best_plans, host_bars, memory_bars, time_bars
-from ds_advise.advisor.html_report.runs import draw_timeline
+from ds_advise.advisor.html_report.charts import draw
+from ds_advise.advisor.render.plans import (
+    best_plans,
+    host_bars,
+    memory_bars,
+    series_chart,
+    speed_against_memory,
+    time_bars,
+)
 from ds_advise.advisor.text.labels import memory_family, time_family
 from ds_advise.advisor.text.units import gib
 from ds_advise.estimators.schedule.recorded import RecordedOperation
 from ds_advise.estimators.schedule.simulate import name_of
-from ds_advise.probes.recording.result import TimelinePoint
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -38,17 +42,9 @@ def answer() -> Recommendation:
     return advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False)
 
 
-def _moment(event: int, phase: str = "forward", **categories: int) -> TimelinePoint:
-    return TimelinePoint(
-        iteration=1,
-        phase=phase,
-        begins=event,
-        event=event,
-        gpu_bytes=sum(categories.values()),
-        host_bytes=0,
-        host_pinned_bytes=0,
-        by_category=categories,
-    )
+def _lines(**changes: Any) -> Lines:
+    panel = Panel(title="loss", layers={"weights": [1.0, 2.0]})
+    return Lines(**{"title": "t", "x_title": "x", "xs": [0, 1], "panels": [panel], **changes})
 
 
 def _bars(**changes: Any) -> StackedBars:
@@ -69,7 +65,7 @@ def _rows(picture: str) -> list[ET.Element]:
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_parts_are_as_wide_as_their_shares_and_fill_their_bar(width: int) -> None:
-    first, second = _rows(draw_stacked_bars(_bars(), width))
+    first, second = _rows(draw(_bars(), width))
     parts = [[float(box.get("width", 0)) for box in row.findall(f"{SVG}g/{SVG}rect")] for row in (first, second)]
     assert parts[0][0] / parts[0][1] == pytest.approx(3, rel=0.06)
     assert parts[1][0] / sum(parts[0]) == pytest.approx(7.5, rel=0.06)
@@ -77,14 +73,14 @@ def test_parts_are_as_wide_as_their_shares_and_fill_their_bar(width: int) -> Non
 
 def test_the_heading_of_a_picture_is_folded_and_not_cut() -> None:
     parts = ["Qwen/Qwen2.5-14B", "14.77 B parameters", "full fine-tuning", "bf16", "adamw", "sequence 2048", "2 x H100"]
-    picture = ET.fromstring(standing_alone(draw_stacked_bars(_bars()), " · ".join(parts)))
+    picture = ET.fromstring(standing_alone(draw(_bars()), " · ".join(parts)))
     lines = [text.text or "" for text in picture.findall(f"{SVG}text")]
     assert len(lines) > 1 and " · ".join(lines) == " · ".join(parts)
     assert max(text_width(line, 15) for line in lines) <= float(picture.get("width", 0))
 
 
 def test_a_bar_beyond_the_scale_is_cut_and_its_figure_written() -> None:
-    rows = _rows(draw_stacked_bars(_bars(ends_at=60)))
+    rows = _rows(draw(_bars(ends_at=60)))
     assert [len(row.findall(f"{SVG}path")) for row in rows] == [0, 2], "the chosen one is marked, too"
     assert "300" in [text.text for text in rows[1].findall(f"{SVG}text")]
 
@@ -93,24 +89,15 @@ def test_text_of_users_stays_text() -> None:
     """In elements and in attributes; what XML forbids is replaced."""
     evil = "</title><script>alert(1)</script>\" onload='x' \x00\x1b"
     bars = (Bar(label=evil, parts=(Part(name=evil, value=1, ink="weights", hint=evil),), note=evil),)
-    point, axis = Point(label=evil, x=1, y=1, hint=evil), Axis(title=evil, ticks=[(1, evil)], last=2)
     for picture in (
-        draw_stacked_bars(_bars(title=evil, bars=bars)),
-        draw_points(evil, [point], axis, axis, 9000, height=300, best=[], named=[point]),
-        draw_timeline([_moment(0, phase=evil, **{evil: 2**30}), _moment(1)], limit_bytes=2**40),
-        standing_alone(draw_stacked_bars(_bars()), evil),
+        draw(_bars(title=evil, bars=bars)),
+        draw(_lines(title=evil, x_title=evil, labels=[evil, evil], hints=[evil, evil], spans=[(0, evil)])),
+        standing_alone(draw(_bars()), evil),
     ):
         root = ET.fromstring(picture)
         assert not [node for node in root.iter() if node.tag.endswith("script") or "onload" in node.attrib]
         assert "<script" not in picture
     assert element("p", evil, title=evil).count("<") == 2
-
-
-def test_the_front_holds_what_no_other_point_beats() -> None:
-    points = [
-        Point(label=str(index), x=x, y=y, hint="") for index, (x, y) in enumerate([(3, 5), (1, 2), (2, 1), (3, 6)])
-    ]
-    assert [(point.x, point.y) for point in front(points)] == [(1, 2), (3, 6)]
 
 
 def test_steps_of_an_axis_are_round_in_its_unit() -> None:
@@ -128,10 +115,18 @@ def test_bars_hold_the_figures_of_the_plans(answer: Recommendation) -> None:
         assert (bar.value, bar.note) == (plan.device_bytes, gib(plan.device_bytes))
         assert timed.value == pytest.approx(1000 / plan.tokens_per_s)
     assert [bar.label for bar in memory.bars if bar.chosen] == ["zero3-offload"]
-    assert len(_rows(draw_stacked_bars(memory))) == len(plans)
+    assert len(_rows(draw(memory))) == len(plans)
     hosts = host_bars(plans, answer.question.cluster).bars  # loading the model may take more than training
     assert [bar.value for bar in hosts] == [plan.memory.host_bytes_per_node for plan in plans.values()]
     assert any(part.name == "loading the model" for part in hosts[0].parts)
+
+
+def test_speed_against_memory_holds_what_no_other_plan_beats(answer: Recommendation) -> None:
+    chart = speed_against_memory(answer.candidates, answer.question.cluster, answer.recommended)
+    (speeds,) = chart.panels[0].layers.values()
+    assert list(chart.xs) == sorted(chart.xs) and list(speeds) == sorted(speeds) and len(speeds) > 1
+    assert chart.own is not None and answer.recommended is not None
+    assert chart.xs[chart.own] == answer.recommended.device_bytes
 
 
 def test_every_component_has_an_ink() -> None:
@@ -144,15 +139,17 @@ def test_every_component_has_an_ink() -> None:
         assert time_family(name_of(RecordedOperation(kind="host", name=name))) == "host"
 
 
-def test_areas_add_up_to_the_memory_of_each_moment() -> None:
-    """The highest edge is at the total, the limit is drawn where it is near, and each phase has a stretch."""
-    points = [_moment(0, parameters=2 * 2**30), _moment(1, phase="step", parameters=2 * 2**30, gradients=6 * 2**30)]
-    picture = ET.fromstring(draw_timeline(points, limit_bytes=9 * 2**30))
+def test_areas_add_up_to_their_sum() -> None:
+    """The highest edge is at the total, the limit at its value, and each stretch has its name."""
+    layers = {"weights": [2.0, 2.0], "gradients": [0.0, 6.0]}
+    panel = Panel(title="GiB", layers=layers, limit=Limit(9, "9 per GPU"), areas=True)
+    text = draw(_lines(labels=(), panels=[panel], spans=[(0, "forward"), (1, "step")]))
+    picture = ET.fromstring(text)
     paths = [node.get("d", "") for node in picture.iter(f"{SVG}path")]
-    low, limit = (float(picture.findall(f"{SVG}line")[at].get("y1", 0)) for at in (0, -1))
+    low, limit = (float(picture.findall(f"{SVG}line")[at].get("y1", 0)) for at in (1, -1))
     top = min(float(y) for path in paths for _, y in re.findall(r"([\d.]+),([\d.]+)", path))
     assert (low - top) / (low - limit) == pytest.approx(8 / 9, abs=0.01)
-    assert len(paths) == 2 and len(list(picture.iter(f"{SVG}title"))) == 1 + 2
+    assert len(paths) == 2 and ">forward<" in text and ">step<" in text
 
 
 def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strategy_changes() -> None:
@@ -165,7 +162,7 @@ def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strateg
     for one in series.values():
         own = one.plans[one.own]
         assert own is not None and own.device_bytes == answer.recommended.device_bytes
-        picture = draw_series(answer.question.cluster, one)
+        picture = draw(series_chart(one, answer.question.cluster))
         assert {plan.rung for plan in one.plans if plan is not None} <= set(
             re.findall(r">([a-z0-9-]+)</text>", picture)
         )

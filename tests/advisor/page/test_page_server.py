@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.html_report.advice import advice_report
-from ds_advise.advisor.html_report.document import write_report
+from ds_advise.advisor.html_report.report import write_report
 from ds_advise.advisor.page.serve import page_server
+from ds_advise.advisor.render.advice_report import advice_report
 from ds_advise.estimators.errors import DsAdviseError
 
 ASKED = json.dumps({"state": {"model": "Qwen2.5-7B", "gpus": "2x24GB"}, "picture": "memory", "width": 700})

@@ -141,19 +141,19 @@ def test_the_answer_names_the_machine_and_what_it_costs(
     assert "6 machines, with the prices of prices.csv" in printed
 
 
-def test_the_report_has_every_machine_as_a_point_and_the_deadline(
+def test_the_report_has_the_machines_of_the_front_as_bars_and_in_a_table(
     prices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of the front are in its table, with the exact cost; where nothing fits it has no picture."""
+    """With the exact cost; where nothing fits there is no picture."""
     path = tmp_path / "report.html"
-    _printed(f"--deadline 10h --all --json --html {path} --plot {tmp_path / 'cost.svg'}", prices, capsys)
+    _printed(f"--deadline 10h --json --html {path} --plot {tmp_path / 'cost.svg'}", prices, capsys)
     page, picture = Page(path.read_text()), (tmp_path / "cost.svg").read_text()
     front = [offer for offer in page.data["offers"] if offer["on_pareto_front"]]
     assert [row[2][1] for row in page.sections["cost"][1:]] == [offer["cost"] for offer in front]
-    assert picture.count("<circle") >= len(front) and ">10 h</text>" in picture
+    assert picture.count('class="row"') == len(front)
     (tmp_path / "small.csv").write_text("gpus,price_per_gpu\n1x4GB,1\n")
     _printed(f"--html {path} --force", tmp_path / "small.csv", capsys)
-    assert set(Page(path.read_text()).sections) == {"evidence"}
+    assert "svg" not in Page(path.read_text()).names
 
 
 @pytest.mark.parametrize(

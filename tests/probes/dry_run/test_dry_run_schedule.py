@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from ds_advise.advisor.document.terminal import print_document
 from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.advisor.render.runs import dry_run_summary, render_dry_run
+from ds_advise.advisor.render.runs import dry_run_document
 from ds_advise.advisor.text.units import gib
 from ds_advise.advisor.verification.dry_run import compare_with_closed_form, trace
 from ds_advise.estimators.memory.trainable import tensor_set
@@ -165,7 +166,7 @@ def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
     assert printed["step_s"] == pytest.approx(sum(printed["step_s_by_component"].values()))
     assert printed["tokens_per_s"] == pytest.approx(2 * MICRO_BATCHES * 4 * WORKLOAD.seq_len / printed["step_s"])
     console = Console(width=200, record=True, file=StringIO())
-    render_dry_run(answer, console)
+    print_document(dry_run_document(answer), console)
     text = " ".join(console.export_text().split())
     assert re.search(r"A step takes about \S+ m?s by its recorded schedule; the closed form predicts \S+ m?s\.", text)
     assert re.search(r"Its time: .*optimizer on the host \d+ %", text)
@@ -180,7 +181,7 @@ def test_nvidia_smi_shows_no_more_than_the_gpu_has(recorded: DryRunResult) -> No
     answer = compare_with_closed_form(
         Run(config=recorded.config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), replace(recorded, peak=peak)
     )
-    assert f"shows up to {gib(CLUSTER.gpu.memory_bytes)} GiB." in dry_run_summary(answer)[0]
+    assert f"shows up to {gib(CLUSTER.gpu.memory_bytes)} GiB." in str(dry_run_document(answer).blocks[0])
 
 
 def test_the_trace_shows_the_lanes_of_one_step(recorded: DryRunResult) -> None:

@@ -1,14 +1,19 @@
-"""Charts of plans: memory, time, and speed against memory."""
+"""Charts of plans: memory, host RAM, time, speed against memory, and a series of a varied quantity."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ...estimators.estimate import MemoryTerm, TimeTerm
 from ...estimators.hardware import Cluster
 from ..answer.explanation import in_words
 from ..answer.recommendation import Recommendation
+from ..answer.scaling import Series
 from ..answer.view import host_parts
+from ..document.blocks import Chart, Row, Table, figure_of
+from ..document.charts import GIB, Bar, Limit, Lines, Panel, Part, StackedBars, time_unit
 from ..search.candidate import Candidate
 from ..text.labels import (
     MEMORY_FAMILIES,
@@ -21,9 +26,9 @@ from ..text.labels import (
     time_family,
 )
 from ..text.units import gib, rate, seconds
-from .bar_charts import Bar, Part, StackedBars
-from .canvas import time_unit
-from .line_charts import MOST_MEMORY
+
+MOST_MEMORY = 2.0
+"""Plans that need more than this multiple of the GPU's memory are left out or cut."""
 
 _SLOWEST = 3.0
 """Bars of time are cut at this multiple of the time of the fastest plan that fits."""
@@ -45,7 +50,7 @@ def memory_bars(
         terms = plan.memory.gpu_terms if with_sources else ()
         bars.append(_bar(name, plan, plan.memory.components, terms, f"GiB per {device}", chosen))
     title = f"Memory per {device} of every plan, in GiB, against the {gib(limit)} GiB that it offers"
-    return _sizes(title, bars, limit, f"{gib(limit)} GiB per {device}")
+    return _sizes(title, bars, Limit(limit, f"{gib(limit)} GiB per {device}"))
 
 
 def host_bars(plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candidate | None = None) -> StackedBars:
@@ -55,8 +60,8 @@ def host_bars(plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candi
         terms = (*plan.memory.host_pinned_terms, *plan.memory.host_pageable_terms)
         bars.append(_bar(name, plan, host_parts(plan.memory), terms, "GiB of RAM", chosen))
     limit = cluster.host_memory_bytes_per_node
-    words = "" if limit is None else f"{gib(limit)} GiB of RAM"
-    return _sizes("Host RAM per node of every plan, in GiB, by what it holds", bars, limit, words)
+    drawn = None if limit is None else Limit(limit, f"{gib(limit)} GiB of RAM")
+    return _sizes("Host RAM per node of every plan, in GiB, by what it holds", bars, drawn)
 
 
 def _bar(
@@ -80,14 +85,13 @@ def _bar(
     )
 
 
-def _sizes(title: str, bars: Sequence[Bar], limit: int | None, limit_words: str) -> StackedBars:
+def _sizes(title: str, bars: Sequence[Bar], limit: Limit | None) -> StackedBars:
     most = max((bar.value for bar in bars), default=0)
-    end = most if limit is None else min(max(most, limit), MOST_MEMORY * limit / 1.02)
+    end = most if limit is None else min(max(most, limit.value), MOST_MEMORY * limit.value / 1.02)
     return StackedBars(
         title=title,
         bars=tuple(bars),
         limit=limit,
-        limit_words=limit_words,
         ends_at=1.02 * end,
         inks=tuple(MEMORY_FAMILIES),
     )
@@ -147,3 +151,93 @@ def _parts(
         hint = dict.fromkeys([f"{component_title(name)}: {figure(value)}", *sources.get(component_key(name), ())])
         parts.append(Part(name=name, value=value * factor, ink=family(name), hint="\n".join(hint)))
     return tuple(parts)
+
+
+def chart_with_table(
+    chart: StackedBars, parts: Mapping[str, Mapping[str, float]], what: str, write: Callable[[Any], str]
+) -> Chart:
+    """Return the chart with a table of its figures: components in rows, the largest first, and bars in columns. parts:
+    values of the components by bar."""
+    most = Counter[str]()
+    for components in parts.values():
+        most |= Counter(components)
+    rows = [
+        Row([component_title(name), *(figure_of(each.get(name) or None, write) for each in parts.values())])
+        for name, _ in most.most_common()
+    ]
+    return Chart(chart, Table([what, *parts], rows))
+
+
+def memory_chart(plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candidate | None = None) -> Chart:
+    """Return memory of a GPU by component, with formulas and sources."""
+    bars = memory_bars(plans, cluster, chosen=chosen, with_sources=True)
+    return chart_with_table(bars, {name: plan.memory.components for name, plan in plans.items()}, "GiB", gib)
+
+
+def time_chart(plans: Mapping[str, Candidate], *, chosen: Candidate | None = None) -> Chart:
+    """Return the time of 1,000 tokens by component, with formulas and sources; its table has the time of a step."""
+    bars = time_bars(plans, chosen=chosen, with_sources=True)
+    parts = {name: plan.time.components for name, plan in plans.items()}
+    return chart_with_table(bars, parts, "of one step", seconds)
+
+
+def speed_against_memory(plans: Sequence[Candidate], cluster: Cluster, chosen: Candidate | None) -> Lines:
+    """Return speed against memory of the plans that no other beats in both, with their strategies. Plans that need more
+    than twice the GPU's memory are left out."""
+    limit, device = cluster.gpu.memory_bytes, device_label(cluster)
+    best: list[Candidate] = []
+    for plan in sorted(plans, key=lambda plan: (plan.device_bytes, -plan.tokens_per_s)):
+        if plan.device_bytes <= MOST_MEMORY * limit and (not best or plan.tokens_per_s > best[-1].tokens_per_s):
+            best.append(plan)
+    names = [plan.rung for plan in best]
+    return Lines(
+        title=f"Speed against memory per {device} of the plans that no other beats in both",
+        x_title=f"GiB per {device}",
+        x_unit=GIB,
+        x_limit=Limit(limit, f"{gib(limit)} GiB per {device}"),
+        xs=[plan.device_bytes for plan in best],
+        panels=[Panel(title="tokens/s", layers={"weights": [plan.tokens_per_s for plan in best]})],
+        hints=[_hint(plan) for plan in best],
+        own=best.index(chosen) if chosen in best else None,
+        spans=[(best[at].device_bytes, names[at]) for at in _changes(names)],
+    )
+
+
+def _hint(plan: Candidate) -> str:
+    sizes = f"{rate(plan.tokens_per_s)} tokens/s, {gib(plan.device_bytes)} GiB, {plan.fit.reason}"
+    return f"{plan.rung}, {shape_label(plan.plan)}, {sizes}"
+
+
+def _changes(names: Sequence[str]) -> list[int]:
+    """Return the positions at which a name differs from the one before."""
+    return [at for at, name in enumerate(names) if at == 0 or name != names[at - 1]]
+
+
+def series_chart(series: Series, cluster: Cluster) -> Lines:
+    """Return speed above memory for each value of a series, with the strategies."""
+    limit, device = cluster.gpu.memory_bytes, device_label(cluster)
+    names = ["nothing fits" if plan is None else plan.rung for plan in series.plans]
+    speed = Panel(
+        title=f"tokens/s, by {series.title}",
+        layers={"weights": [None if plan is None else plan.tokens_per_s for plan in series.plans]},
+    )
+    memory = Panel(
+        title=f"GiB per {device}",
+        layers={"weights": [None if plan is None else plan.device_bytes for plan in series.plans]},
+        unit=GIB,
+        limit=Limit(limit, f"{gib(limit)} GiB per {device}"),
+    )
+    hints = [
+        "" if plan is None else f"{series.title} {value}: {_hint(plan)}"
+        for value, plan in zip(series.values, series.plans, strict=True)
+    ]
+    return Lines(
+        title=f"Speed and memory per {device} against {series.title}, with the strategy",
+        x_title=series.title,
+        xs=range(len(series.values)),
+        panels=[speed, memory],
+        labels=series.values,
+        hints=hints,
+        own=series.own,
+        spans=[(max(0, at - 0.5), names[at]) for at in _changes(names)],
+    )

@@ -1,0 +1,112 @@
+"""Charts as plain data: stacked bars, and lines over steps or values. `html_report` draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple, TypeAlias
+
+
+class Unit(NamedTuple):
+    """Unit of an axis: tick values are round in this unit, and labels are written in it."""
+
+    title: str
+    size: float
+
+    def write(self, value: float) -> str:
+        figure = value / self.size
+        return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.4g}"
+
+
+GIB: Final = Unit("GiB", 2**30)
+NUMBER: Final = Unit("", 1)
+
+
+def time_unit(longest_s: float) -> Unit:
+    """Return seconds, or milliseconds if the longest time is below a second."""
+    return Unit("s", 1) if longest_s >= 1 else Unit("ms", 1e-3)
+
+
+class Limit(NamedTuple):
+    """A value that is drawn as a dashed line with a label."""
+
+    value: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a bar. ink: a name of the palette. hint: text shown on hover."""
+
+    name: str
+    value: float
+    ink: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A row of the chart. note: figure at the bar's end. words: description for screen readers."""
+
+    label: str
+    parts: tuple[Part, ...]
+    note: str
+    words: str = ""
+    chosen: bool = False
+    faded: bool = False
+
+    @cached_property
+    def value(self) -> float:
+        return sum(part.value for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedBars:
+    """Bars in their order, on a common scale from 0."""
+
+    title: str
+    bars: tuple[Bar, ...]
+    unit: Unit = GIB
+    limit: Limit | None = None
+    ends_at: float | None = None
+    """End of the scale, at which longer bars are cut; None selects the longest bar."""
+    inks: tuple[str, ...] = ()
+    """Families in the order of the legend and of each bar's parts."""
+    has_legend: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Values of one figure over the common horizontal axis. areas: whether its layers are stacked as areas, which
+    change in steps; otherwise it has one layer, a line."""
+
+    title: str
+    layers: Mapping[str, Sequence[float | None]]
+    """Values by ink, from the bottom; None: no value, which only a line can have."""
+    unit: Unit = NUMBER
+    limit: Limit | None = None
+    areas: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Panels one below the other."""
+
+    title: str
+    x_title: str
+    xs: Sequence[float]
+    panels: Sequence[Panel]
+    labels: Sequence[str] | None = None
+    """A label for each position, or none; None selects round numbers of `x_unit`."""
+    x_unit: Unit = NUMBER
+    x_limit: Limit | None = None
+    hints: Sequence[str] = ()
+    """Text on hover for each position, which then has a point."""
+    own: int | None = None
+    """The emphasized position."""
+    spans: Sequence[tuple[float, str]] = ()
+    """Names of stretches above the panels, each with its beginning."""
+
+
+Drawing: TypeAlias = StackedBars | Lines

@@ -1,0 +1,226 @@
+"""Charts as SVG: stacked bars with a limit, and lines over a common axis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from ..document.charts import Bar, Drawing, Limit, Lines, Panel, StackedBars
+from . import canvas as svg
+from .canvas import SMALL, WIDE, Markup, Scale
+
+_SHADES = (1.0, 0.78, 0.6)
+"""Opacities of adjacent parts of one colour."""
+
+_LEAST_WIDTH = 0.4
+"""Least width of a drawn part in pixels."""
+
+_MOST_POINTS = 1000
+"""Largest number of points of a line; longer lines are thinned evenly."""
+
+_GAP = 34.0
+"""Height of the space between two panels."""
+
+
+def draw(chart: Drawing | Sequence[Drawing], width: int = WIDE) -> Markup:
+    """Return a chart as SVG; several charts stand one below the other."""
+    if isinstance(chart, Sequence):
+        parts, top = list[Markup](), 0.0
+        for each in (draw(one, width) for one in chart):
+            parts.append(svg.element("g", each, transform=f"translate(0 {top:g})"))
+            top += svg.size_of(each)[1]
+        return svg.frame("; ".join(one.title for one in chart), width, top, *parts)
+    if isinstance(chart, StackedBars):
+        return _draw_bars(chart, width)
+    return _draw_lines(chart, width)
+
+
+def _draw_bars(chart: StackedBars, width: int) -> Markup:
+    """Return the chart as SVG. In a narrow chart, the label of a row stands above its bar."""
+    narrow, longest = svg.is_narrow(width), max((bar.value for bar in chart.bars), default=0.0)
+    scale = (chart.ends_at or max(longest, chart.limit.value if chart.limit else 0.0)) or 1.0
+    limit = chart.limit if chart.limit is not None and chart.limit.value <= scale else None
+    left = 0.0 if narrow else min(280.0, 26 + max((svg.text_width(bar.label) for bar in chart.bars), default=0))
+    right = 10 if narrow else 12 + max((svg.text_width(bar.note) for bar in chart.bars), default=0)
+    row = 40 if narrow else 28
+    inks = [part.ink for bar in chart.bars for part in bar.parts if part.value > 0]
+    ordered = [ink for ink in dict.fromkeys((*chart.inks, *inks)) if ink in inks]
+    keys, used = svg.legend(ordered, width) if chart.has_legend else (None, 0.0)
+    top = used + (4 if limit is None else 20)
+    tops = [top + row * index for index in range(len(chart.bars))]
+    bottom = top + row * len(chart.bars)
+    x_of = Scale(0, scale, left, width - right)
+    values = svg.ticks(svg.round_steps(scale, 4 if narrow else 7, chart.unit.size), chart.unit.write, chart.unit.title)
+    # In a narrow chart, figures stand above the bars: the line does not cross them.
+    stretches = [(y + 18, y + 36) for y in tops] if narrow else [(top - 4, bottom)]
+    return svg.frame(
+        chart.title,
+        width,
+        bottom + 24,
+        keys,
+        svg.horizontal_axis(values, x_of, top, bottom),
+        *(_row(bar, chart.inks, limit, x_of, y, width) for bar, y in zip(chart.bars, tops, strict=True)),
+        None if limit is None else svg.vertical_limit(x_of(limit.value), limit.words, top - 8, stretches, width),
+    )
+
+
+def _row(bar: Bar, inks: Sequence[str], limit: Limit | None, x_of: Scale, y: float, width: int) -> Markup:
+    """Return one bar with its label and figure; it can have the keyboard focus."""
+    narrow, scale = svg.is_narrow(width), x_of.last
+    thick, above, height = (14, 20, 38) if narrow else (16, 6, 28)
+    end = x_of(min(bar.value, scale))
+    ink = ("text" if bar.chosen else "soft") if bar.faded else "good" if bar.chosen else "text"
+    opacity = 0.42 if bar.faded and not bar.chosen else None
+    marks = (
+        [svg.element("rect", x=0, y=y + 1, width=width, height=height - 2, **svg.fill("band"))] if bar.chosen else []
+    )
+    marks.append(svg.element("g", *_parts(bar, inks, x_of, y + above, thick), opacity=opacity))
+    if bar.value > scale:  # two slanted lines mark a bar that is cut
+        tear = f"M{end - 9:.1f} {y + above + thick + 2:.1f}l5 {-thick - 4}h4l-5 {thick + 4}z"
+        marks.append(svg.element("path", d=tear, **svg.fill("paper")))
+    if bar.chosen:
+        marks.append(svg.element("path", d=f"M4 {y + (4.5 if narrow else 9):g}l8 5-8 5z", **svg.fill(ink)))
+    if narrow:
+        marks.append(svg.label(16 if bar.chosen else 2, y + 14, bar.label, ink=ink, bold=bar.chosen, size=12.5))
+        marks.append(svg.label(width - 2, y + 14, bar.note, anchor="end", ink=ink, bold=bar.chosen, size=12.5))
+    else:
+        at = end + 8
+        if limit is not None and at - 2 < x_of(limit.value) < at + svg.text_width(bar.note) + 4:
+            at = x_of(limit.value) + 8  # keeps the limit's line from crossing the figure
+        marks.append(svg.label(16, y + 19, bar.label, ink=ink, bold=bar.chosen))
+        marks.append(svg.label(at, y + 19, bar.note, ink=ink, bold=bar.chosen))
+    return svg.element(
+        "g", *marks, tabindex="0", role="img", aria_label=bar.words or f"{bar.label}: {bar.note}", class_="row"
+    )
+
+
+def _parts(bar: Bar, inks: Sequence[str], x_of: Scale, y: float, thick: float) -> list[Markup]:
+    order = {ink: index for index, ink in enumerate(inks)}
+    drawn, before, seen = [], 0.0, Counter[str]()
+    for part in sorted(bar.parts, key=lambda part: (order.get(part.ink, len(order)), -part.value)):
+        begins, ends = (x_of(min(value, x_of.last)) for value in (before, before + part.value))
+        before += part.value
+        if ends - begins < _LEAST_WIDTH:
+            continue
+        shade = _SHADES[seen[part.ink] % len(_SHADES)]
+        seen[part.ink] += 1
+        drawn.append(
+            svg.element(
+                "rect",
+                svg.element("title", part.hint) if part.hint else None,
+                x=begins,
+                y=y,
+                width=ends - begins - (0.8 if ends - begins > 3 else 0),
+                height=thick,
+                fill_opacity=None if shade == 1 else shade,
+                **svg.fill(part.ink),
+            )
+        )
+    return drawn
+
+
+def _draw_lines(chart: Lines, width: int) -> Markup:
+    """Return the panels, one below the other, with the names of stretches above them."""
+    narrow, alone, right = svg.is_narrow(width), len(chart.panels) == 1, width - 12.0
+    areas = [ink for panel in chart.panels if panel.areas for ink in panel.layers]
+    keys, used = svg.legend(areas, width) if areas else (None, 0.0)
+    top = used + 24.0 + 24 * bool(chart.spans) + 14 * (chart.x_limit is not None)
+    tall = (150.0 if narrow else 190.0) if alone else 110.0
+    axes = [_panel_axis(panel, top + row * (tall + _GAP), tall, right) for row, panel in enumerate(chart.panels)]
+    left, pad = max(axis[1] for axis in axes), 18 if chart.labels else 0
+    bottom, last = (
+        top + len(axes) * (tall + _GAP) - _GAP,
+        max(chart.xs[-1], chart.x_limit.value if chart.x_limit else 0),
+    )
+    x_of = Scale(0 if chart.labels is None else chart.xs[0], last or 1, left + pad, right - pad)
+    parts = [keys]
+    if chart.labels is None:
+        steps = [
+            value for value in svg.round_steps(last, 4 if narrow else 7, chart.x_unit.size) if float(value).is_integer()
+        ]
+        parts.append(svg.horizontal_axis(svg.ticks(steps, chart.x_unit.write), x_of, top, bottom))
+    if chart.x_limit is not None:
+        x, words = x_of(chart.x_limit.value), chart.x_limit.words
+        parts.append(svg.vertical_limit(x, words, top - 34, [(top - 30, bottom)], width))
+    for index, words in enumerate(chart.labels or ()):
+        ink = "text" if index == chart.own else "soft"
+        parts.append(svg.small(x_of(chart.xs[index]), bottom + 16, words, anchor="middle", ink=ink))
+    parts += _span_names(chart.spans, x_of, top, bottom)
+    for panel, (rows, _, y_of) in zip(chart.panels, axes, strict=True):
+        parts += [svg.small(0, y_of.end - (top - used - 12 if y_of.end == top else 10), panel.title), rows]
+        parts += _areas(panel, chart.xs, x_of, y_of) if panel.areas else _line(panel, chart, x_of, y_of)
+        if panel.limit is not None:
+            y = y_of(panel.limit.value)
+            parts += [svg.line(left, y, right, y, "limit"), svg.small(left + 4, y - 5, panel.limit.words, ink="limit")]
+    parts.append(svg.small(right, bottom + 34, chart.x_title, anchor="end"))
+    return svg.frame(chart.title, width, bottom + 42, *parts)
+
+
+def _panel_axis(panel: Panel, top: float, tall: float, right: float) -> tuple[Markup, float, Scale]:
+    sums = (sum(value or 0 for value in column) for column in zip(*panel.layers.values(), strict=True))
+    highest = 1.1 * max([*sums, panel.limit.value if panel.limit else 0]) or 1.0
+    values = svg.ticks(svg.round_steps(highest, 4 if tall > 110 else 3, panel.unit.size), panel.unit.write)
+    return svg.vertical_axis(values, (0, highest), top, top + tall, right)
+
+
+def _line(panel: Panel, chart: Lines, x_of: Scale, y_of: Scale) -> Iterator[Markup]:
+    """Yield a line, with a point at each position that has a hint."""
+    ((ink, values),) = panel.layers.items()
+    known = [(index, value) for index, value in enumerate(values) if value is not None]
+    every = -(-len(known) // _MOST_POINTS)
+    shown = [*known[::every], *known[-1:]] if every > 1 else known
+    yield svg.curve((x_of(chart.xs[index]), y_of(value)) for index, value in shown)
+    for index, value in shown if chart.hints else ():
+        colour, radius = ("good", 6) if index == chart.own else (ink, 4)
+        hint = chart.hints[index]
+        yield svg.element(
+            "circle",
+            svg.element("title", hint),
+            cx=x_of(chart.xs[index]),
+            cy=y_of(value),
+            r=radius,
+            tabindex="0",
+            role="img",
+            aria_label=hint,
+            **svg.fill(colour),
+        )
+
+
+def _areas(panel: Panel, xs: Sequence[float], x_of: Scale, y_of: Scale) -> Iterator[Markup]:
+    """Yield each layer as the area between the sum of the layers below and its own sum, in steps."""
+    sums = [
+        list(accumulate((value or 0 for value in column), initial=0))
+        for column in zip(*panel.layers.values(), strict=True)
+    ]
+    places = [x_of(x) for x in xs]
+    outlines = [_steps(places, [y_of(row[level]) for row in sums]) for level in range(len(panel.layers) + 1)]
+    for ink, (below, above) in zip(panel.layers, pairwise(outlines), strict=True):
+        path = f"M{' '.join(above)}L{' '.join(reversed(below))}Z"
+        yield svg.element("path", d=path, fill_opacity=0.88, **svg.fill(ink))
+
+
+def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
+    """Return a line that changes its height at the next point; points without a change are left out."""
+    points: list[tuple[float, float]] = []
+    for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        if index and abs(y - points[-1][1]) < 0.05 and index < len(xs) - 1:
+            continue
+        if index:
+            points.append((x, points[-1][1]))
+        points.append((x, y))
+    return [f"{x:.2f},{y:.1f}" for x, y in points]
+
+
+def _span_names(spans: Sequence[tuple[float, str]], x_of: Scale, top: float, bottom: float) -> Iterator[Markup]:
+    """Yield the name of each stretch above its beginning, on two lines and where there is room, and a line at it."""
+    free = [0.0, 0.0]
+    for index, (begin, name) in enumerate(spans):
+        x, long = x_of(begin), svg.text_width(name, SMALL)
+        if index:
+            yield svg.line(x, top - 4, x, bottom, "soft")
+        begins = min(x + 4, x_of.end + 18 - long)
+        row = next((row for row, taken in enumerate(free) if begins >= taken), None)
+        if row is not None:
+            yield svg.small(begins, top - 8 - 14 * row, name, ink="text")
+            free[row] = begins + long + 8

@@ -1,0 +1,226 @@
+"""A document as one HTML file with inline style and script and no external resources, and its chart as SVG or PNG.
+
+The paths of report and chart are checked before the long computations. Existing files are overwritten only with
+--force.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+
+from ... import __version__
+from ...ds_configs.files import replace_file
+from ...estimators.errors import ConfigFileError
+from ...estimators.json_form import to_json
+from ...estimators.phrase import phrase
+from ..document import blocks as doc
+from ..text.lines import glued
+from .canvas import NARROW, WIDE, Markup, dark_style, element, escaped, joined, standing_alone
+from .charts import draw
+
+_ZOOM = 2
+"""Pixels of a PNG per pixel of the SVG, for high-resolution screens."""
+
+_CLASSES = {"": "lead", "bold": "lead strong", "yellow": "lead unsure", "dim": "note"}
+
+_HINT = re.compile(r"<title>[^<]*</title>")
+
+
+def html_of(document: doc.Document) -> str:
+    """Return the file's text. Its content security policy forbids the browser to load anything."""
+    sections: list[tuple[doc.Heading, list[doc.Block]]] = [(doc.Heading("", ""), [])]
+    for block in document.blocks:
+        if isinstance(block, doc.Heading):
+            sections.append((block, []))
+        else:
+            sections[-1][1].append(block)
+    (_, lead), *others = sections
+    drawn = [(heading, body) for heading, blocks in others if (body := _drawn(blocks))]
+    data = json.dumps(to_json(document.data), separators=(",", ":"))
+    return Template(_text("report.html")).substitute(
+        version=__version__,
+        subject=escaped(document.subject),
+        verdict=escaped(document.verdict),
+        tone=document.tone,
+        lead=_drawn(lead),
+        links=joined(*(element("a", heading.title, href=f"#{heading.name}") for heading, _ in drawn)),
+        sections=joined(
+            *(element("section", element("h2", heading.title), body, id=heading.name) for heading, body in drawn),
+        ),
+        style=f"{_text('report.css')}\n{dark_style('screen and (prefers-color-scheme: dark)')}",
+        script=_text("report.js"),
+        data=data.replace("<", "\\u003c").replace("&", "\\u0026"),  # keeps browsers from parsing it as markup
+    )
+
+
+def _text(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _drawn(blocks: Sequence[doc.Block]) -> Markup:
+    return joined(*map(_block, blocks))
+
+
+def _block(block: doc.Block) -> Markup | None:
+    match block:
+        case doc.Sentence(text, style):
+            return element("p", glued(text.strip(), "\N{NO-BREAK SPACE}"), class_=_CLASSES[style])
+        case doc.Table():
+            return _table(block)
+        case doc.Code(lines):
+            button = element("button", "Copy", type="button", data_copy=True)
+            code = element("pre", element("code", "\n".join(lines)), tabindex="0")
+            return element("div", button, code, class_="copy")
+        case doc.Verbatim(lines):
+            return element("pre", "\n".join(lines), tabindex="0")
+        case doc.Chart():
+            return _figure(block)
+        case doc.Tiles(tiles):
+            boxes = (
+                element("div", element("dt", title), element("dd", figure, element("small", words) if words else None))
+                for title, figure, words in tiles
+            )
+            return element("dl", *boxes, class_="tiles")
+        case doc.Folded(title, inner):
+            return element("details", element("summary", title), _drawn(inner)) if inner else None
+    return None
+
+
+def _figure(chart: doc.Chart) -> Markup:
+    """Return the chart for screens and for phones, with its figures as a table below. The narrow chart has no hints,
+    because touch screens do not hover and the table has the figures."""
+    head, _, rest = draw(chart.drawing, NARROW).partition("</title>")
+    narrow = Markup(f"{head}</title>{_HINT.sub('', rest)}")
+    wide = element("div", draw(chart.drawing, WIDE), class_="wide")
+    table = None if chart.table is None else _block(doc.Folded("Figures as a table", [chart.table]))
+    return element("figure", wide, element("div", narrow, class_="narrow"), table)
+
+
+def _table(table: doc.Table) -> Markup | None:
+    """Return a table with right-aligned columns of figures; None without rows."""
+    if not table.rows:
+        return None
+    titles = [
+        element("th", title, scope="col", class_="n" if table.is_numeric(column) else None)
+        for column, title in enumerate(table.head)
+    ]
+    return element(
+        "div",
+        element(
+            "table",
+            element("thead", element("tr", *titles)),
+            element("tbody", *(_row(row, len(titles)) for row in table.rows)),
+        ),
+        class_="scroll",
+        tabindex="0",
+        role="group",
+        aria_label=", ".join(title for title in table.head if title),
+    )
+
+
+def _row(row: doc.Row, columns: int) -> Markup:
+    """Return a row; remarks stand below the first cell."""
+    remarks = [element("div", remark, class_="soft") for remark in row.remarks]
+    cells, last = list[Markup](), len(row.cells) - 1
+    for column, cell in enumerate(row.cells):
+        span = str(columns - last) if column == last < columns - 1 else None
+        if isinstance(cell, doc.Figure):  # with its exact value as an attribute for programs
+            exact = None if cell.value is None else repr(cell.value)
+            cells.append(element("td", cell.text, class_="n", data_value=exact, colspan=span))
+        else:
+            cells.append(element("td", cell.strip(), *([] if column else remarks), colspan=span))
+    return element("tr", *cells, class_=row.look or None)
+
+
+def write_report(
+    document: doc.Document, html: Path | None, say: Callable[[str], None], *, plot: Path | None = None
+) -> None:
+    """Write the report and its chart if they have a path. Raises ConfigFileError if a file cannot be
+    written."""
+    if html is not None:
+        write_file(html_of(document).encode(), html, "--html")
+        say(phrase("wrote {file}", file=html))
+    picture = document.picture or next(
+        (block.drawing for block in document.blocks if isinstance(block, doc.Chart)), None
+    )
+    if plot is not None and picture is not None:
+        write_picture(draw(picture), document.subject, plot)
+        say(phrase("wrote {file}", file=plot))
+
+
+def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
+    """Check that the report and the chart can be written.
+
+    Raises ConfigFileError for a path that is not a file in an existing writable folder, for an existing file unless
+    `force`, for a chart with a suffix other than .svg and .png, and for .png without the renderer.
+    """
+    if html is not None:
+        check_target(html, "--html", force=force)
+    if plot is None:
+        return
+    if plot.suffix.lower() not in (".svg", ".png"):
+        raise ConfigFileError(
+            phrase("{plot} is no picture that can be drawn", plot=plot),
+            why="--plot draws SVG and PNG",
+            fix="name it .svg or .png",
+        )
+    if plot.suffix.lower() == ".png" and find_spec("resvg_py") is None:
+        raise ConfigFileError(
+            "PNG cannot be drawn",
+            why="the renderer resvg-py is not installed",
+            fix='pip install "ds-advise[png]", or name the file .svg',
+        )
+    check_target(plot, "--plot", force=force)
+
+
+def check_target(path: Path, option: str, *, force: bool) -> None:
+    """Raise ConfigFileError if the file that an option names cannot be written, or exists and `force` is not set."""
+    what, why = phrase("{path} cannot be written", path=path), ""
+    fix: str = f"pass another file to {option}"
+    if path.exists() and not path.is_file():
+        what = phrase("{path} is not a regular file", path=path)
+        why = "it cannot be replaced"
+    elif not path.parent.is_dir():
+        why = "its folder does not exist"
+    elif path.exists() and not force:
+        what = phrase("{path} exists", path=path)
+        why = "it would be lost"
+        fix = phrase("pass --force, or another file to {option}", option=option)
+    else:
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                return
+        except OSError as error:
+            why = (error.strerror or "the folder refuses it").lower()
+    raise ConfigFileError(what, why=why, fix=fix)
+
+
+def write_file(content: bytes, path: Path, option: str) -> None:
+    """Write the file atomically. Raises ConfigFileError if it cannot be written."""
+    try:
+        replace_file(Path(os.path.realpath(path)), content)
+    except OSError as error:
+        raise ConfigFileError(
+            phrase("{path} cannot be written", path=path),
+            why=(error.strerror or "").lower(),
+            fix=phrase("pass another file to {option}", option=option),
+        ) from error
+
+
+def write_picture(picture: Markup, heading: str, path: Path) -> None:
+    """Write a chart with a heading, as SVG or PNG by the path's suffix; a PNG has light colours."""
+    text = standing_alone(picture, heading)
+    content = text.encode()
+    if path.suffix.lower() == ".png":
+        import resvg_py
+
+        content = bytes(resvg_py.svg_to_bytes(svg_string=text, zoom=_ZOOM))
+    write_file(content, path, "--plot")
