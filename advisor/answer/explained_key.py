@@ -17,7 +17,7 @@ from ...estimators.plan import Plan, stages_of
 from ...estimators.time.step_time import estimate_plan
 from ...estimators.unsupported import unsupported
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
-from ...validate.lint.linted_config import nearest, shown, wanted
+from ...validate.lint.values import nearest, shown, wanted
 from .config_settings import ConfigSettings
 from .recommendation import Recommendation
 

@@ -83,7 +83,7 @@ def lint_file(path: Path, *, fix: bool = False, **settings: Any) -> LintAnswer:
     settings: arguments of `lint_settings`. Raises DsAdviseError for a file that cannot be read or corrected, and as
     `lint_settings`."""
     file = read_config_file(path)
-    known = lint_settings(file.document.root.value, **settings)
+    known = lint_settings(file.document.value, **settings)
     facts = load_facts()
     report = lint(file.document, facts=facts, **known)
     old_text, copy = file.document.text, None
@@ -110,5 +110,5 @@ def lint_file(path: Path, *, fix: bool = False, **settings: Any) -> LintAnswer:
         old_text=old_text,
         text=file.document.text,
         copy=copy,
-        unknown_optimizer=optimizer_in(file.document.root.value) or "" if unchecked else "",
+        unknown_optimizer=optimizer_in(file.document.value) or "" if unchecked else "",
     )

@@ -21,8 +21,8 @@ def edit_json(text: str, changes: Mapping[str, Value]) -> str:
     comment."""
     for name, value in changes.items():
         document = read_document(text.encode(), name="the file")
-        members = document.root.members
-        if document.root.member(name) is not None:
+        members = document.members_of(())
+        if document.member((name,)) is not None:
             text, made = apply(document, [Remove((name,)) if value is None else Replace((name,), value)])
             if not made:
                 raise ConfigFileError(
@@ -30,7 +30,7 @@ def edit_json(text: str, changes: Mapping[str, Value]) -> str:
                     fix="remove the comment next to it",
                 )
         elif value is not None:
-            end, blank = members[-1].node.end, document.text[document.root.start + 1 : members[0].start]
+            end, blank = members[-1].value_end, document.text[document.start + 1 : members[0].start]
             text = f"{document.text[:end]},{blank}{json.dumps(name)}: {json.dumps(value)}{document.text[end:]}"
     return text
 

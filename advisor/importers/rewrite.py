@@ -71,7 +71,7 @@ def written_as(
         config_path = Path(named).with_name(config_path.name)
     part = None
     if config_text is not None:
-        config = read_document(config_text.encode(), name="the new file").root.value
+        config = read_document(config_text.encode(), name="the new file").value
         part = DeepSpeedPart(name=str(config_path), config=config)
     text = source.edited(form.changes(source, run, plan, part))
     _check(source, form, text, plan, has_config=part is not None)

@@ -95,8 +95,8 @@ def parsed(path: Path, text: str, kind: Kind) -> Source:
     if kind == "yaml":
         return Source(path=path, text=text, kind=kind, values=read_yaml(text, str(path)))
     if kind == "json":
-        root = read_document(text.encode(), name=str(path)).root
-        return Source(path=path, text=text, kind=kind, values=root.value)
+        values = read_document(text.encode(), name=str(path)).value
+        return Source(path=path, text=text, kind=kind, values=values)
     job = read_slurm(text)
     lines = training_lines(read_shell(text, job.variables() if job is not None else None))
     if not lines:

@@ -216,7 +216,7 @@ def _linted(text: str, state: State | None) -> LintReport:
     if state is not None:
         length = state.get("seq-len", "")
         settings = lint_settings(
-            document.root.value,
+            document.value,
             model=model_of(state),
             gpus=state["gpus"],
             ram=state.get("ram") or None,

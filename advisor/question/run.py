@@ -22,7 +22,7 @@ from .workload import as_asked, configured_workload
 def read_ds_config(path: Path) -> dict[str, Any]:
     """The configuration in a file, which may have comments, parsed like DeepSpeed does. Raises ConfigFileError if it
     cannot be read or is not an object."""
-    value: dict[str, Any] = read_config_file(path).document.root.value
+    value: dict[str, Any] = read_config_file(path).document.value
     return value
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...estimators.estimate import MemoryTerm
 from ...estimators.phrase import listed, named, phrase
-from ...validate.lint.linted_config import shown
+from ...validate.lint.values import shown
 from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import Explanation, Section, Term, head, in_words, number, with_numbers
 from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Table, figure_of

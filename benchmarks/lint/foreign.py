@@ -59,7 +59,7 @@ class ForeignConfig:
             return (str(error),)
         nodes = self.ranks // 8 if self.ranks % 8 == 0 else 1
         settings = lint_settings(
-            document.root.value,
+            document.value,
             framework=self.framework,
             model=None,
             gpus=f"{nodes}x{self.ranks // nodes}xA100-80GB",

@@ -63,8 +63,8 @@ READ = {
     "accelerate's own": (TWO, "hf", ""),
     "dropped by DeepSpeed": (DROPPED, "deepspeed", ""),
     "choices of the autotuner": (LISTED, "deepspeed", ""),
-    "no number of ranks": (INDIVISIBLE, "deepspeed", "DS104"),
-    "nor of the Trainer's": ({**AUTO, **INDIVISIBLE, "zero_optimization": {"stage": 2}}, "hf", "DS104"),
+    "no number of ranks": (INDIVISIBLE, "deepspeed", "DS101"),
+    "nor of the Trainer's": ({**AUTO, **INDIVISIBLE, "zero_optimization": {"stage": 2}}, "hf", "DS101"),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from ...ds_configs.files import read_file, replace_file
 from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import phrase
-from .document import FIX, MAX_BYTES, Document, DocumentNode, Member, read_document
+from .document import FIX, MAX_BYTES, Document, KeyPath, Member, read_document
 
 STANDARD_INPUT = Path("-")
 
@@ -25,20 +26,20 @@ STANDARD_INPUT = Path("-")
 class Remove(NamedTuple):
     """Remove a key."""
 
-    path: tuple[str, ...]
+    path: KeyPath
 
 
 class Rename(NamedTuple):
     """Rename a key in its place."""
 
-    path: tuple[str, ...]
+    path: KeyPath
     name: str
 
 
 class Replace(NamedTuple):
     """Replace the value of a key."""
 
-    path: tuple[str, ...]
+    path: KeyPath
     value: Any
 
 
@@ -68,29 +69,29 @@ def can_be_made(document: Document, edits: Sequence[Edit]) -> bool:
 
 def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
     """(start, end, new text) of an edit."""
-    *above, name = edit.path
-    block = document.member(tuple(above)) if above else None
-    owner = document.root if not above else block.node if block is not None else None
-    member = owner.member(name) if owner is not None else None
-    if owner is None or member is None:
+    member, owner = document.member(edit.path), edit.path[:-1]
+    if member is None:
         return None
     if isinstance(edit, Rename):
-        return None if owner.member(edit.name) else (member.start, member.end, json.dumps(edit.name))
+        taken = document.member((*owner, edit.name)) is not None
+        return None if taken else (member.start, member.end, json.dumps(edit.name))
     if isinstance(edit, Replace):
-        return member.node.start, member.node.end, json.dumps(edit.value)
-    start, end = _removal(document.text, owner, member)
+        return member.value_start, member.value_end, json.dumps(edit.value)
+    start, end = _removal(document, member, owner)
     commented = any(start < found.end and found.start < end for found in document.departures if found.kind == "comment")
     return None if commented else (start, end, "")
 
 
-def _removal(text: str, owner: DocumentNode, member: Member) -> tuple[int, int]:
+def _removal(document: Document, member: Member, owner: KeyPath) -> tuple[int, int]:
     """The span of a member with one comma and its line break."""
-    index = next(index for index, other in enumerate(owner.members) if other is member)
-    if index + 1 < len(owner.members):  # up to the next key, which moves to its place
-        return member.start, owner.members[index + 1].start
-    start = owner.members[index - 1].node.end if index else owner.start + 1
-    comma = text.find(",", member.node.end, owner.end)
-    return start, comma if comma != -1 and not text[member.node.end : comma].strip() else member.node.end
+    siblings = document.members_of(owner)
+    index = siblings.index(member)
+    if index + 1 < len(siblings):  # up to the next key, which moves to its place
+        return member.start, siblings[index + 1].start
+    block = document.member(owner)
+    start = siblings[index - 1].value_end if index else (block.value_start if block else document.start) + 1
+    comma = re.compile(r"\s*,").match(document.text, member.value_end)
+    return start, comma.end() if comma else member.value_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ def correct(
     Raises ConfigFileError if either cannot be written; the file is then unchanged.
     """
     text, made = apply(file.document, edits)
-    if not made and (keep_byte_order_mark or not file.document.byte_order_mark):
+    if not made and (keep_byte_order_mark or not file.document.has_byte_order_mark):
         return None
     if file.path == STANDARD_INPUT:
         raise ConfigFileError(

@@ -32,7 +32,8 @@ _MAX_DIGITS = 400
 FIX = "give the JSON file that you pass to DeepSpeed or to TrainingArguments(deepspeed=...), or see ds-advise from"
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_NUMBER = re.compile(r"(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?(?=[ \t]*(?:[,}\]#/\r\n]|$))", re.ASCII)
+"""A number, followed by a comma, a bracket, a comment or the end of the line: hjson reads `1 2` as text."""
 _STRING = {'"': re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"'), "'": re.compile(r"'((?:[^'\\\x00-\x1f]|\\.)*)'")}
 _LITERAL = re.compile(r"(true|false|null)(?=[\s,}\]#/]|$)")
 _NON_FINITE = re.compile(r"(NaN|-?Infinity)(?=[\s,}\]#/]|$)")
@@ -41,43 +42,32 @@ _PYTHON_CONSTANT = re.compile(r"(True|False|None)[ \t]*[,}\]]")
 
 _BARE_KEY = re.compile(r"[^\s:,{}\[\]\"'#]+(?=[ \t\r\n]*:)")
 _BARE_STRING = re.compile(r"[^\r\n]+")
-_BLANKS = re.compile(r"[ \t]*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that Python's json accepts and JSON does not have."""
 
+BYTE_ORDER_MARK = "byte order mark"
+
+KeyPath = tuple[str, ...]
+
 
 class Departure(NamedTuple):
-    """Syntax beyond JSON: its kind ("comment", "trailing comma", ...) and place."""
+    """Syntax beyond JSON: its kind ("comment", "missing comma", ...) and place."""
 
     kind: str
     start: int
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentNode:
-    """A value as a Python object, its place, and its members or items."""
+class Member(NamedTuple):
+    """The place of a key, and of its value."""
 
-    value: Any
     start: int
     end: int
-    members: tuple[Member, ...] = ()
-    items: tuple[DocumentNode, ...] = ()
-
-    def member(self, key: str) -> Member | None:
-        """The member of this name, the last one of several; None if there is none."""
-        return next((member for member in reversed(self.members) if member.key == key), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A key with its place and its value."""
-
-    key: str
-    start: int
-    end: int
-    node: DocumentNode
+    value_start: int
+    value_end: int
+    path: KeyPath
+    """The names from the top; the name of an item of a list is its index."""
 
 
 @dataclass(frozen=True)
@@ -85,45 +75,46 @@ class Document:
     """A parsed configuration."""
 
     text: str
-    root: DocumentNode
+    """The text without a byte order mark."""
+    value: dict[str, Any]
+    start: int
+    """Position of the first brace."""
+    members: tuple[Member, ...]
+    """Every key in the order of the text, repeated ones too."""
     departures: tuple[Departure, ...]
-    byte_order_mark: bool
-    """Whether the file begins with one; it is not part of `text`."""
 
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column of a position, both from 1."""
         line = bisect.bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
 
-    def member(self, path: tuple[str, ...]) -> Member | None:
-        """The key at a path of names, None if there is none."""
-        node, member = self.root, None
-        for name in path:
-            member = node.member(name)
-            if member is None:
-                return None
-            node = member.node
-        return member
+    def member(self, path: KeyPath) -> Member | None:
+        """The key at a path of names, the last one of several; None if there is none."""
+        return self._by_path.get(path)
 
-    def duplicates(self) -> Iterator[tuple[tuple[str, ...], Member]]:
-        """(path, member) of every repeated key in its object."""
-        return _duplicates(self.root, ())
+    def members_of(self, owner: KeyPath) -> list[Member]:
+        """The keys of an object."""
+        return [member for member in self.members if member.path[:-1] == owner]
+
+    def duplicates(self) -> Iterator[Member]:
+        """Every repeated key in its object."""
+        seen: set[KeyPath] = set()
+        for member in self.members:
+            if member.path in seen:
+                yield member
+            seen.add(member.path)
+
+    @property
+    def has_byte_order_mark(self) -> bool:
+        return any(found.kind == BYTE_ORDER_MARK for found in self.departures)
+
+    @cached_property
+    def _by_path(self) -> dict[KeyPath, Member]:
+        return {member.path: member for member in self.members}
 
     @cached_property
     def _line_starts(self) -> list[int]:
         return [0, *(match.end() for match in re.finditer("\n", self.text))]
-
-
-def _duplicates(node: DocumentNode, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Member]]:
-    seen: set[str] = set()
-    for member in node.members:
-        here = (*path, member.key)
-        if member.key in seen:
-            yield here, member
-        seen.add(member.key)
-        yield from _duplicates(member.node, here)
-    for index, item in enumerate(node.items):
-        yield from _duplicates(item, (*path, str(index)))
 
 
 def read_document(raw: bytes, *, name: str) -> Document:
@@ -141,30 +132,29 @@ def read_document(raw: bytes, *, name: str) -> Document:
         raise ConfigFileError(
             phrase("{name}: not UTF-8 text (byte {position})", name=name, position=problem.start), **utf_8
         ) from problem
-    marked = text.startswith("\ufeff")
-    reader = _Reader(text[1:] if marked else text, name)
-    root = reader.document()
-    return Document(reader.text, root, tuple(reader.departures), marked)
+    return _Reader(text, name).document()
 
 
 class _Reader:
-    """A recursive-descent parser of one text."""
+    """A recursive-descent parser of one text. Each method returns a value and the position behind it."""
 
     def __init__(self, text: str, name: str) -> None:
-        self.text, self.name = text, name
-        self.departures: list[Departure] = []
+        marked = text.startswith("\ufeff")
+        self.text, self.name = text.removeprefix("\ufeff"), name
+        self.members: list[Member] = []
+        self.departures = [Departure(BYTE_ORDER_MARK, 0, 1)] if marked else []
 
-    def document(self) -> DocumentNode:
+    def document(self) -> Document:
         start = self._skip(0)
         if start == len(self.text):
             self._fail("the file is empty", start)
         if self.text[start] != "{":
             self._fail("it does not begin with {", start)
-        root = self._object(start, 1)
-        end = self._skip(root.end)
+        value, end = self._object(start, ())
+        end = self._skip(end)
         if end != len(self.text):
             self._fail("something follows the closing }", end)
-        return root
+        return Document(self.text, value, start, tuple(sorted(self.members)), tuple(self.departures))
 
     def _fail(self, what: str, offset: int) -> NoReturn:
         line = self.text.count("\n", 0, offset) + 1
@@ -194,26 +184,25 @@ class _Reader:
             self._note("comment", at, end)
             at = end
 
-    def _value(self, at: int, depth: int) -> DocumentNode:
+    def _value(self, at: int, path: KeyPath) -> tuple[Any, int]:
         text = self.text
         first = text[at : at + 1]
         if first == "{":
-            return self._object(at, depth + 1)
+            return self._object(at, path)
         if first == "[":
-            return self._array(at, depth + 1)
+            return self._array(at, path)
         if first in _STRING:
-            value, end = self._string(at)
-            return DocumentNode(value=value, start=at, end=end)
-        literal = _LITERAL.match(text, at)
-        if literal:
-            return DocumentNode(value=_CONSTANTS[literal[1]], start=at, end=literal.end())
-        number = _NUMBER.match(text, at)
-        if number and self._value_ends(number.end()):
-            return DocumentNode(value=self._number(number), start=at, end=number.end())
-        strange = _NON_FINITE.match(text, at)
-        if strange:
+            return self._string(at)
+        if literal := _LITERAL.match(text, at):
+            return _CONSTANTS[literal[1]], literal.end()
+        if number := _NUMBER.match(text, at):
+            digits, fraction, exponent = number.groups()
+            if len(number[0]) > _MAX_DIGITS:
+                self._fail(f"a number of {len(number[0])} digits", at)
+            return float(number[0]) if fraction or exponent else int(digits), number.end()
+        if strange := _NON_FINITE.match(text, at):
             self._note(strange[1], at, strange.end())
-            return DocumentNode(value=NON_FINITE[strange[1]], start=at, end=strange.end())
+            return NON_FINITE[strange[1]], strange.end()
         if not first or first in ",:}]":
             self._fail("a value is missing", at)
         if python := _PYTHON_CONSTANT.match(text, at):
@@ -221,18 +210,7 @@ class _Reader:
         bare = _BARE_STRING.match(text, at)
         assert bare is not None
         self._note("text without quotes", at, bare.end())
-        return DocumentNode(value=bare[0].strip(), start=at, end=at + len(bare[0].rstrip()))
-
-    def _value_ends(self, at: int) -> bool:
-        """Whether only white space precedes the next comma, bracket, comment or end of line."""
-        end = _BLANKS.match(self.text, at).end()  # type: ignore[union-attr]  # it also matches ""
-        return self.text[end : end + 1] in ("", ",", "}", "]", "#", "/", "\n", "\r")
-
-    def _number(self, match: re.Match[str]) -> int | float:
-        digits, fraction, exponent = match.groups()
-        if len(match[0]) > _MAX_DIGITS:
-            self._fail(f"a number of {len(match[0])} digits", match.start())
-        return float(match[0]) if fraction or exponent else int(digits)
+        return bare[0].strip(), at + len(bare[0].rstrip())
 
     def _string(self, at: int) -> tuple[str, int]:
         quote = self.text[at]
@@ -257,29 +235,34 @@ class _Reader:
         self._note("key without quotes", at, bare.end())
         return bare[0], bare.end()
 
-    def _object(self, at: int, depth: int) -> DocumentNode:
-        self._check(depth, at)
-        members: list[Member] = []
-        here = self._skip(at + 1)
+    def _object(self, at: int, path: KeyPath) -> tuple[dict[str, Any], int]:
+        values: dict[str, Any] = {}
+        here = self._first(at, path)
         while self.text[here : here + 1] != "}":
             key, key_end = self._key(here)
             colon = self._skip(key_end)
             if self.text[colon : colon + 1] != ":":
                 self._fail("a colon is missing after the key", colon)
-            node = self._value(self._skip(colon + 1), depth)
-            members.append(Member(key=key, start=here, end=key_end, node=node))
-            here = self._separator(node.end, "}")
-        value = {member.key: member.node.value for member in members}
-        return DocumentNode(value=value, start=at, end=here + 1, members=tuple(members))
+            start = self._skip(colon + 1)
+            values[key], end = self._value(start, (*path, key))
+            self.members.append(Member(here, key_end, start, end, (*path, key)))
+            here = self._separator(end, "}")
+        return values, here + 1
 
-    def _array(self, at: int, depth: int) -> DocumentNode:
-        self._check(depth, at)
-        items: list[DocumentNode] = []
-        here = self._skip(at + 1)
+    def _array(self, at: int, path: KeyPath) -> tuple[list[Any], int]:
+        values: list[Any] = []
+        here = self._first(at, path)
         while self.text[here : here + 1] != "]":
-            items.append(self._value(here, depth))
-            here = self._separator(items[-1].end, "]")
-        return DocumentNode(value=[item.value for item in items], start=at, end=here + 1, items=tuple(items))
+            value, end = self._value(here, (*path, str(len(values))))
+            values.append(value)
+            here = self._separator(end, "]")
+        return values, here + 1
+
+    def _first(self, at: int, path: KeyPath) -> int:
+        """The position behind an opening bracket."""
+        if len(path) >= MAX_DEPTH:
+            self._fail(f"brackets are nested more than {MAX_DEPTH} deep", at)
+        return self._skip(at + 1)
 
     def _separator(self, at: int, closing: str) -> int:
         """Skip the comma, if there is one, up to the next key, value or closing bracket."""
@@ -297,7 +280,3 @@ class _Reader:
                 self._fail(f"a comma or {closing} is missing", comma)
             self._note("missing comma", at, at)
         return comma
-
-    def _check(self, depth: int, at: int) -> None:
-        if depth > MAX_DEPTH:
-            self._fail(f"brackets are nested more than {MAX_DEPTH} deep", at)

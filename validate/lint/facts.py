@@ -8,19 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from .. import parse_version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldType:
-    """The type of a key's value."""
-
-    name: str
-    """bool, int, float, str, path, dict, any; unwritable (an object that no file can hold); list (items of the type in
-    `parts`); union (of `parts`); choice (an enumeration; values are converted to one of `choices`); literal (one of
-    `choices`)."""
-    optional: bool = False
-    choices: tuple[Any, ...] = ()
-    parts: tuple[FieldType, ...] = ()
+from .values import FieldType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +21,6 @@ class ConfigField:
     """The usual name in files; "" if it is `name`."""
     default: Any = None
     default_known: bool = False
-    bounds: tuple[tuple[str, float], ...] = ()
-    """(sign, number) pairs; the signs are "gt", "ge", "lt" and "le"."""
     description: str = ""
     """DeepSpeed's own description; "" if it has none."""
     block: str = ""
@@ -131,6 +117,12 @@ class DeepSpeedFacts:
         owner, _, name = path.rpartition(".")
         block = self.block(owner)
         return block.field(name) if block else None
+
+    def knows(self, path: str) -> bool:
+        """Whether this version has a key; True for keys of blocks that are not read here."""
+        owner, _, name = path.rpartition(".")
+        block = self.block(owner)
+        return block is None or owner in self.owners(name)
 
     def default(self, path: str) -> Any:
         """DeepSpeed's default of a key; None if it has no plain one."""

@@ -10,51 +10,23 @@ from unicodedata import east_asian_width
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
-from . import rules_batch as batch
-from . import rules_features as features
-from . import rules_file as file
-from . import rules_keys as keys
-from . import rules_offload as offload
-from . import rules_optimizer as optimizer
-from . import rules_precision as precision
-from . import rules_resources as resources
-from . import rules_zero as zero
 from .config_file import Edit, Remove, can_be_made
-from .document import Document, DocumentNode
+from .document import Document, KeyPath
 from .facts import DeepSpeedFacts
 from .linted_config import NOTHING_FILLED, FilledBatch, LintedConfig
-from .rule import REMOVAL, KeyPath, Rule, Severity, Violation
-from .rules_batch import is_for_the_trainer
+from .rule import REMOVAL, Rule, Severity, Violation
+from .rules_batch import BATCH_RULES, TRAINER_RULES, is_for_the_trainer
+from .rules_file import FILE_RULES, KEY_RULES
+from .rules_optimizer import EXPERT_RULES, LOGGING_RULES, OPTIMIZER_RULES
+from .rules_resources import RESOURCE_RULES
+from .rules_types import TYPE_RULES
+from .rules_zero import OFFLOAD_RULES, PRECISION_RULES, ZERO_RULES
 
-RULES: tuple[Rule, ...] = tuple(
-    sorted(
-        (
-            rule
-            for subject in (
-                file.FILE_RULES,
-                keys.KEY_RULES,
-                file.TYPE_RULES,
-                batch.BATCH_RULES,
-                batch.TRAINER_RULES,
-                features.COMMUNICATION_RULES,
-                precision.PRECISION_RULES,
-                zero.ZERO_RULES,
-                zero.ZEROPP_RULES,
-                offload.OFFLOAD_RULES,
-                offload.AIO_RULES,
-                optimizer.OPTIMIZER_RULES,
-                optimizer.SCHEDULER_RULES,
-                features.EXPERT_RULES,
-                features.CHECKPOINT_RULES,
-                features.LOGGING_RULES,
-                resources.RESOURCE_RULES,
-            )
-            for rule in subject.rules
-        ),
-        key=lambda rule: rule.code,
-    )
+RULES: tuple[Rule, ...] = (
+    *(*FILE_RULES, *KEY_RULES, *TYPE_RULES, *BATCH_RULES, *TRAINER_RULES, *PRECISION_RULES, *ZERO_RULES),
+    *(*OFFLOAD_RULES, *OPTIMIZER_RULES, *EXPERT_RULES, *LOGGING_RULES, *RESOURCE_RULES),
 )
-"""All rules, by subject. The code of a removed rule is never reused."""
+"""All rules, in the order of their codes. The code of a removed rule is never reused."""
 
 MOST_FINDINGS = 200
 """Maximum number of findings; a file with more is not a configuration."""
@@ -150,11 +122,11 @@ def lint(
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     batch:     fills `auto` for memory and speed.
     """
-    by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.root.value, facts)
+    by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.value, facts)
     chosen: Framework = "hf" if by_trainer else "deepspeed"
     config = LintedConfig(
         document=document,
-        values=_first_tuned(_as_read(document.root, chosen)),
+        values=_first_tuned(_as_read(document.value, chosen)),
         facts=facts,
         framework=chosen,
         cluster=cluster,
@@ -181,13 +153,10 @@ def lint(
 
 
 def _finding(document: Document, rule: Rule, violation: Violation) -> LintFinding:
-    start, end = document.root.start, document.root.start + 1
-    node = document.root
-    for name in violation.path:  # the key, or the innermost of its blocks that exists
-        member = node.member(name)
-        if member is None:
-            break
-        start, end, node = member.start, member.end, member.node
+    start, end = document.start, document.start + 1
+    for depth in range(1, len(violation.path) + 1):  # the key, or the innermost of its blocks that exists
+        if member := document.member(violation.path[:depth]):
+            start, end = member.start, member.end
     start, end = violation.span or (start, end)
     line, column = document.place(start)
     fix = violation.fix or rule.fix
@@ -209,22 +178,21 @@ def _finding(document: Document, rule: Rule, violation: Violation) -> LintFindin
     )
 
 
-def _as_read(node: DocumentNode, framework: Framework) -> Any:
+def _as_read(value: Any, framework: Framework) -> Any:
     """The value that the file's reader produces: hjson converts whole floats below 1e10 to integers."""
-    if node.members:
-        return {member.key: _as_read(member.node, framework) for member in node.members}
-    if node.items:
-        return [_as_read(item, framework) for item in node.items]
-    value = node.value
+    if isinstance(value, dict):
+        return {key: _as_read(each, framework) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_read(each, framework) for each in value]
     if framework == "deepspeed" and isinstance(value, float) and abs(value) < 1e10 and value == int(value):
         return int(value)
     return value
 
 
-def _first_tuned(values: Any) -> Any:
+def _first_tuned(values: dict[str, Any]) -> dict[str, Any]:
     """The values with the first item of each list in zero_optimization if `autotuning` is on: such a list holds
     candidates, which the autotuner tries in turn (DeepSpeed 0.19.8, autotuning/utils.py get_all_configs)."""
-    tuned, zero = (values.get("autotuning"), values.get("zero_optimization")) if isinstance(values, dict) else ({}, {})
+    tuned, zero = values.get("autotuning"), values.get("zero_optimization")
     if not (isinstance(tuned, dict) and tuned.get("enabled") is True and isinstance(zero, dict)):
         return values
     first = {name: value[0] if isinstance(value, list) and value else value for name, value in zero.items()}

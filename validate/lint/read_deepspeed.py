@@ -13,7 +13,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from .facts import ConfigBlock, ConfigField, DeepSpeedFacts, FieldType, Parameter, Signatures
+from .facts import ConfigBlock, ConfigField, DeepSpeedFacts, Parameter, Signatures
+from .values import FieldType
 
 UNKNOWN = object()
 """A value that is known only by running the code."""
@@ -256,11 +257,12 @@ class _Sources:
         words = known.get("description", "")
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             words = following.value.value  # a string expression describes the field above it
+        kind = FieldType(name="dict", optional=optional) if is_block else self._type(node.annotation)
+        bounds = tuple((sign, float(known[sign])) for sign in ("gt", "ge", "lt", "le") if sign in known)
         return ConfigField(
             name=name,
             alias=alias,
-            bounds=tuple((sign, float(known[sign])) for sign in ("gt", "ge", "lt", "le") if sign in known),
-            type=FieldType(name="dict", optional=optional) if is_block else self._type(node.annotation),
+            type=replace(kind, bounds=bounds) if bounds else kind,
             default=None if is_block or value is UNKNOWN else value,
             default_known=value is not UNKNOWN,
             description=" ".join(str(words).split()),

@@ -1,10 +1,10 @@
-"""A lint rule: its code, texts and check."""
+"""A lint rule: its texts, its check, and the violations that the check yields."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -12,12 +12,13 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from ...estimators.phrase import filled, phrase
-from .config_file import Edit, Remove, Replace
+from .config_file import Edit
+from .document import KeyPath
 from .facts import DeepSpeedFacts
-from .linted_config import LintedConfig, nearest, number_in, shown
+from .linted_config import LintedConfig
+from .values import nearest
 
 Severity = Literal["error", "warning", "advice"]
-KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,29 +58,10 @@ def violation(
     return Violation(path=tuple(path.split(".")), what=what, fix=fix, severity=severity, edits=edits)
 
 
-def bad_value(
-    config: LintedConfig, path: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()
-) -> Violation:
-    """A violation for the value at a path."""
-    what = phrase("{name} is {value}", name=path.rpartition(".")[2], value=shown(config.get(path)))
-    return violation(path, what, fix=fix, severity=severity, edits=edits)
-
-
-def removed(path: str) -> tuple[Edit, ...]:
-    """The edit that removes a key."""
-    return (Remove(tuple(path.split("."))),)
-
-
 def unknown_name(path: KeyPath, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "") -> Violation:
     """A violation for an unknown name. The fix is the closest known name, or `fix` if none is close."""
     near = nearest(path[-1], known, cutoff=cutoff)
     return Violation(path=path, what=what, fix=phrase("rename it to {near}", near=near) if near else fix)
-
-
-def unquoted(path: str, value: Any) -> tuple[Edit, ...]:
-    """The edit that replaces a number written as text by the number; none for any other value."""
-    number = number_in(value)
-    return () if number is None else (Replace(tuple(path.split(".")), number),)
 
 
 RuleCheck = Callable[[LintedConfig], Iterator[Violation]]
@@ -109,9 +91,7 @@ class Rule:
     code: str
     severity: Severity
     title: str
-    subject: str
-    """Heading of the rule's table in the manual."""
-    check: RuleCheck
+    checks: tuple[RuleCheck, ...]
     why: str
     """Why the violation matters."""
     source: str
@@ -121,6 +101,8 @@ class Rule:
     since: str = "0.18"
     until: str = ""
     """The first DeepSpeed version to which the rule no longer applies."""
+    subject: str = ""
+    """Heading of the rule's table in the manual."""
 
     @property
     def example(self) -> RuleExample:
@@ -136,31 +118,21 @@ class Rule:
         """Whether the rule applies to this version."""
         return facts.at_least(self.since) and not (self.until and facts.at_least(self.until))
 
+    def check(self, config: LintedConfig) -> Iterator[Violation]:
+        return chain.from_iterable(check(config) for check in self.checks)
 
-class Rules:
-    """The rules of one subject, in the order of their definition.
 
-    `error`, `warning` and `advice` create a rule from the checks in their arguments or from the decorated function.
-    Code and title are one string; the other keyword arguments are the fields of `Rule` with the same names.
-    """
+def _rule(severity: Severity, code_and_title: str, *checks: RuleCheck, **words: str) -> Rule:
+    code, _, title = code_and_title.partition(" ")
+    return Rule(code=code, severity=severity, title=title, checks=checks, **words)
 
-    def __init__(self, subject: str) -> None:
-        self.subject = subject
-        self.rules: list[Rule] = []
-        self.error = partial(self._register, "error")
-        self.warning = partial(self._register, "warning")
-        self.advice = partial(self._register, "advice")
 
-    def _register(
-        self, severity: Severity, title: str, *checks: RuleCheck, **words: Any
-    ) -> Callable[[RuleCheck], RuleCheck]:
-        code, _, title = title.partition(" ")
+error_rule = partial(_rule, "error")
+"""A rule from its code and title, its checks, and the other texts of `Rule`. `warning_rule` and `advice_rule` are the
+same for the other severities."""
+warning_rule, advice_rule = partial(_rule, "warning"), partial(_rule, "advice")
 
-        def registered(check: RuleCheck) -> RuleCheck:
-            rule = Rule(code=code, severity=severity, title=title, subject=self.subject, check=check, **words)
-            self.rules.append(rule)
-            return check
 
-        if checks:
-            registered(lambda config: chain.from_iterable(check(config) for check in checks))
-        return registered
+def section(subject: str, *rules: Rule) -> tuple[Rule, ...]:
+    """The rules of one subject."""
+    return tuple(replace(rule, subject=subject) for rule in rules)

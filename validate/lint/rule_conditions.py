@@ -1,8 +1,8 @@
 """Checks of a key's value: `at`, and its conditions.
 
-    at("zero_optimization.legacy_stage1", on & stages(1, 2, 3))
+    at("zero_optimization.reduce_scatter", ~off & per_matrix & stages(3), "gradients are scattered")
 
-reports the key if it is on at one of these stages.
+reports the key unless it is off, for an optimizer that needs whole matrices, at stage 3.
 """
 
 from __future__ import annotations
@@ -11,17 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .linted_config import LintedConfig, shown
-from .rule import RuleCheck, Violation, violation
-
-_DTYPE_NAMES = {
-    "fp16": ("fp16", "float16", "half", "torch.float16"),
-    "fp32": ("fp32", "float32", "float", "torch.float32"),
-    "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
-    "int8": ("int8", "torch.int8"),
-}
-DTYPES = {name: dtype for dtype, names in _DTYPE_NAMES.items() for name in names}
-"""Dtype names of `runtime/config.py DtypeEnum`."""
+from .linted_config import LintedConfig
+from .rule import RuleCheck, Severity, Violation, violation
+from .values import shown
 
 
 @dataclass(frozen=True)
@@ -40,42 +32,41 @@ class Condition:
         return Condition(lambda config, path: not self.holds(config, path))
 
 
+def that(test: Callable[[LintedConfig], bool]) -> Condition:
+    """A condition of the configuration alone."""
+    return Condition(lambda config, _: test(config))
+
+
+always = that(lambda _: True)
 given = Condition(lambda config, path: config.has(path))
-not_null = Condition(lambda config, path: config.get(path) is not None)
-empty = Condition(lambda config, path: not config.get(path))
+null = Condition(lambda config, path: config.get(path) is None)
+"""The key is absent or null."""
+truthy = Condition(lambda config, path: bool(config.get(path)))
+"""The key has a value that Python takes as true, as keys that no class validates are read."""
 on = Condition(lambda config, path: config.flag(path))
 off = Condition(lambda config, path: config.off(path))
-any_set = Condition(lambda config, path: any(config.block(path).values()))
-without_type = Condition(lambda config, path: isinstance(config.get(path), dict) and config.get(f"{path}.type") is None)
-for_trainer = Condition(lambda config, _: config.framework == "hf")
-fp16 = Condition(lambda config, _: config.fp16)
-bf16 = Condition(lambda config, _: config.bf16)
-accumulates_in_fp32 = Condition(lambda config, _: DTYPES.get(config.text("data_types.grad_accum_dtype")) == "fp32")
-has_adam = Condition(lambda config, _: config.has_adam)
-may_have_adam = Condition(lambda config, _: config.may_have_adam)
-torch_adam = Condition(lambda config, _: config.flag("optimizer.params.torch_adam"))
-per_matrix = Condition(lambda config, _: config.optimizer_spec is not None and config.optimizer_spec.per_matrix)
-offloaded = Condition(lambda config, _: config.offload("optimizer") != "none")
-states_in_ram = Condition(lambda config, _: config.offload("optimizer") == "cpu")
-param_on_nvme = Condition(lambda config, _: config.offload("param") == "nvme")
-swaps = Condition(
-    lambda config, _: config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param"))
+for_trainer = that(lambda config: config.framework == "hf")
+fp16 = that(lambda config: config.fp16)
+bf16 = that(lambda config: config.bf16)
+decided = ~for_trainer | that(
+    lambda config: not config.precision_is_auto and any(map(config.has, ("fp16.enabled", "bf16.enabled")))
 )
+"""The file decides the precision, not the Trainer or accelerate."""
+has_adam = that(lambda config: config.has_adam)
+may_have_adam = has_adam | that(lambda config: not config.optimizer)
+"""The optimizer is DeepSpeed's Adam (optimizer block), or the Trainer's own AdamW (no block)."""
+cpu_adam = may_have_adam & that(lambda config: not config.flag("optimizer.params.torch_adam"))
+"""Under offload the optimizer is DeepSpeed's CPU Adam."""
+per_matrix = that(lambda config: config.optimizer_spec is not None and config.optimizer_spec.per_matrix)
+offloaded = that(lambda config: config.offload("optimizer") != "none")
+swaps = that(lambda config: config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param")))
 to_nvme = Condition(lambda config, path: config.offload(_offload_of(path)) == "nvme")
 """The key's offload block is on NVMe."""
-
 in_use = Condition(lambda config, path: config.offload(_offload_of(path)) != "none")
 """The key's offload block offloads."""
-
-one_node = Condition(lambda config, _: config.cluster is not None and config.cluster.nodes == 1)
-
-
 splits_ranks_unevenly = Condition(
     lambda config, path: (
-        (size := config.number(path) or 0) > 1
-        and not size % 1
-        and config.world_size is not None
-        and config.world_size % size > 0
+        (size := config.positive(path)) > 1 and config.world_size is not None and config.world_size % size > 0
     )
 )
 """The value is a group size that does not divide the number of GPUs."""
@@ -86,7 +77,7 @@ def _offload_of(path: str) -> str:
 
 
 def stages(*wanted: int) -> Condition:
-    return Condition(lambda config, _: config.stage in wanted)
+    return that(lambda config: config.stage in wanted)
 
 
 def equals(*values: Any) -> Condition:
@@ -105,25 +96,34 @@ def number(test: Callable[[float], bool]) -> Condition:
 
 def is_on(other: str) -> Condition:
     """Another key is on."""
-    return Condition(lambda config, _: config.flag(other))
+    return that(lambda config: config.flag(other))
 
 
 def is_off(other: str) -> Condition:
     """Another key is off."""
-    return Condition(lambda config, _: config.off(other))
+    return that(lambda config: config.off(other))
 
 
 def is_missing(other: str) -> Condition:
     """Another key is absent or null."""
-    return Condition(lambda config, _: config.get(other) is None)
+    return that(lambda config: config.get(other) is None)
 
 
-def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {value}", /, **more: object) -> RuleCheck:
+def at(
+    paths: str | Sequence[str],
+    when: Condition,
+    what: str = "{name} is {value}",
+    /,
+    *,
+    severity: Severity | None = None,
+    **more: object,
+) -> RuleCheck:
     """A check that reports each key that satisfies the condition.
 
-    what:   a sentence with {name}, the key's last name; {block}, the name before it; {value}, its value as JSON;
-        {number}, its value as a number; {stage}, {optimizer} and {ranks}, the number of GPUs; and the fields in `more`,
-        which may be functions of the configuration.
+    what:     a sentence with {name}, the key's last name; {block}, the name before it; {value}, its value as JSON;
+        {number}, its value as a number; {stage}, {optimizer}, {scheduler} and {ranks}, the number of GPUs; and the
+        fields in `more`, which may be functions of the configuration.
+    severity: None for the rule's.
     """
 
     def check(config: LintedConfig) -> Iterator[Violation]:
@@ -137,9 +137,10 @@ def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {valu
                     "number": "" if number is None else f"{number:g}",
                     "stage": config.stage,
                     "optimizer": config.optimizer,
+                    "scheduler": config.scheduler,
                     "ranks": config.world_size,
                 }
                 words |= {name: value(config) if callable(value) else value for name, value in more.items()}
-                yield violation(path, what, **words)
+                yield violation(path, what, severity=severity, **words)
 
     return check

@@ -1,200 +1,249 @@
-"""The text of a file, and the types and ranges of its values (DS00x, DS02x)."""
+"""The text of a file and its keys: unknown, misplaced, removed, deprecated (DS00x, DS01x)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
-from ...estimators.phrase import Phrase, phrase
-from .config_file import Edit, Replace
-from .document import NON_FINITE, Departure, DocumentNode
-from .facts import ConfigField
-from .linted_config import TRUTHS, LintedConfig, is_converted_text, number_in, problem, shown
-from .rule import KeyPath, Rules, Violation, bad_value, unquoted, violation
+from ...estimators.phrase import phrase
+from .config_file import Edit, Remove, Rename, Replace
+from .document import NON_FINITE, KeyPath
+from .facts import ConfigBlock, ConfigField
+from .linted_config import LintedConfig
+from .rule import Severity, Violation, error_rule, section, unknown_name, violation, warning_rule
 
-FILE_RULES = Rules("The file")
-_HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
-
-
-@FILE_RULES.error(
-    "DS001 more than JSON in a file that is read as JSON",
-    why="DeepSpeed reads Hjson, but the Trainer and accelerate read the file with Python's json and stop",
-    fix="write plain JSON, or pass the file to deepspeed.initialize",
-    source=_HF,
+_TELLING = (
+    "",
+    "zero_optimization",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+    "fp16",
+    "activation_checkpointing",
+    "aio",
+    "checkpoint",
+    "data_types",
 )
-def more_than_json(config: LintedConfig) -> Iterator[Violation]:
+"""Blocks with unambiguous keys. In others names are common words ("mode", "group", "debug") or specific to one service
+("api_key")."""
+_LONGEST_NAME = 60
+
+
+def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
     departures = [found for found in config.document.departures if found.kind not in NON_FINITE]
     if config.framework == "hf" and departures:
         first = departures[0]
         kinds = ", ".join(dict.fromkeys(found.kind for found in departures))
-        path = _path_at(config.document.root, first)
-        yield Violation(path=path, what=phrase("the file has: {kinds}", kinds=kinds), span=(first.start, first.end))
+        before = [member.path for member in config.document.members if member.start <= first.start]
+        path = before[-1] if before else ()
+        what = phrase("the file contains: {kinds}", kinds=kinds)
+        yield Violation(path=path, what=what, span=(first.start, first.end))
 
 
-@FILE_RULES.error(
-    "DS003 a byte order mark in front of the file",
-    why="DeepSpeed's reader skips it, but Python's json, with which the Trainer and accelerate read, stops at it",
-    fix="save the file as UTF-8 without a byte order mark",
-    source=_HF,
+def _duplicates(config: LintedConfig) -> Iterator[Violation]:
+    for member in config.document.duplicates():
+        what = phrase("{name} is repeated here", name=f"{member.path[-1]!r}")
+        severity: Severity | None = "warning" if config.framework == "hf" else None
+        yield Violation(path=member.path, what=what, severity=severity, span=(member.start, member.end))
+
+
+FILE_RULES = section(
+    "The file",
+    error_rule(
+        "DS001 a JSON file with comments or other extensions",
+        _more_than_json,
+        why="DeepSpeed reads Hjson, but the Trainer and accelerate read the file with Python's json, which raises an "
+        "error",
+        fix="write plain JSON in UTF-8 without a byte order mark, or pass the file to deepspeed.initialize",
+        source="accelerate/utils/deepspeed.py HfDeepSpeedConfig",
+    ),
+    error_rule(
+        "DS004 a repeated key",
+        _duplicates,
+        why="DeepSpeed rejects the file; the Trainer and accelerate use the last value without a message",
+        fix="remove one of them",
+        source="runtime/config_utils.py dict_raise_error_on_duplicate_keys",
+    ),
 )
-def byte_order_mark(config: LintedConfig) -> Iterator[Violation]:
-    if config.document.byte_order_mark and config.framework == "hf":
-        yield Violation(path=(), what="the file begins with a byte order mark")
 
 
-@FILE_RULES.error(
-    "DS004 a key twice in one object",
-    why="DeepSpeed refuses the file; the Trainer and accelerate silently take the last one",
-    fix="remove one of them",
-    source="runtime/config_utils.py dict_raise_error_on_duplicate_keys",
-)
-def duplicate(config: LintedConfig) -> Iterator[Violation]:
-    for path, member in config.document.duplicates():
-        yield Violation(
-            path=path,
-            what=phrase("{name} is repeated here", name=f"{path[-1]!r}"),
-            severity="warning" if config.framework == "hf" else None,
-            span=(member.start, member.end),
-        )
+def _rejected(config: LintedConfig) -> Iterator[Violation]:
+    for path, block, place in _unknown(config):
+        if block.strict and not place:
+            dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these first
+            yield replace(_no_such_key(path, block, fix="remove it"), severity="warning" if dropped else None)
 
 
-def _path_at(node: DocumentNode, found: Departure) -> KeyPath:
-    """The key whose name or value contains this position, or the key before it."""
-    before = [member for member in node.members if member.start <= found.start]
-    if not before:
-        return ()
-    return (before[-1].key, *_path_at(before[-1].node, found))
+def _ignored(config: LintedConfig) -> Iterator[Violation]:
+    for path, block, place in _unknown(config):
+        if not block.strict and not place:
+            yield _no_such_key(path, block, fix="remove it, unless the training script reads it")
 
 
-TYPE_RULES = Rules("Types and ranges")
-_LEAF = "zero_optimization.leaf_module"
-"""The block that accepts a name instead of a list of names, and null for itself (runtime/zero/leaf_module_config.py
-`_coerce_container_types`)."""
-_NESTED = ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write")
-_NOT_READ_HERE = (
-    "pipeline",
-    "data_efficiency",
-    "expert_parallel",
-    "compression_training",
-    "elasticity",
-    "curriculum_learning",
-    "nebula",
-)
-"""Blocks whose keys are not among the facts."""
-_MAY_BE_NULL = ("bf16", "aio", "checkpoint.writer", "expert_parallel")
+def _misplaced(config: LintedConfig) -> Iterator[Violation]:
+    for path, block, place in _unknown(config):
+        if place:
+            yield Violation(
+                path=path,
+                what=phrase("{name} belongs in {place}", name=path[-1], place=place),
+                fix=phrase("move it into {place}", place=place),
+                severity="error" if block.strict and config.get(".".join(path)) != "auto" else None,
+            )
 
 
-@TYPE_RULES.error(
-    "DS020 a value that DeepSpeed does not take",
-    why="its pydantic class cannot convert it, or it is out of range, and DeepSpeed stops",
-    source="runtime/zero/config.py, runtime/precision_config.py and the other classes of DeepSpeedConfigModel",
-)
-def wrong_value(config: LintedConfig) -> Iterator[Violation]:
-    for path, field, value in _checked_values(config):
-        owner, _, key = path.rpartition(".")
-        if (owner == _LEAF and isinstance(value, str)) or (path == _LEAF and value is None):
+def _removed(config: LintedConfig) -> Iterator[Violation]:
+    for path, words in config.facts.removed.items():
+        if config.has(path):
+            value = config.get(path)
+            unused = not value or (isinstance(value, dict) and config.off(f"{path}.enabled"))
+            fix = "remove the block" if unused else "remove the block, and configure its replacement"
+            yield violation(path, words.partition(" See http")[0].strip(), fix=fix)
+
+
+def _deprecated(config: LintedConfig) -> Iterator[Violation]:
+    for path, block, field in _given_fields(config):
+        if not field.deprecated or (field.moves and _other_name(config, block, field)):
             continue
-        if wrong := problem(field, value):
-            number = number_in(value)
-            mended = number is not None and not problem(field, number)
-            edits = unquoted(path, value) if mended else ()
-            yield violation(path, "{key} {problem}", key=key, problem=wrong, fix=_fix(wrong), edits=edits)
-
-
-@TYPE_RULES.error(
-    "DS021 not an object where DeepSpeed expects one",
-    why="DeepSpeed takes keys from it, and stops with a TypeError or an AttributeError that does not name the key",
-    source="runtime/config.py, runtime/precision_config.py",
-)
-def no_object(config: LintedConfig) -> Iterator[Violation]:
-    paths = [block.path for block in config.facts.blocks if block.path and "." not in block.path]
-    for path in (*paths, *_NESTED, *filter(config.knows, _NOT_READ_HERE)):
-        value = config.get(path)
-        may_be = (path == "zero_optimization" and isinstance(value, bool)) or (value is None and path in _MAY_BE_NULL)
-        if config.has(path) and not isinstance(value, dict) and not may_be and not _unread(config, path):
-            fix = phrase("write an object, or remove the key")
-            if isinstance(value, bool):
-                fix = phrase('write {{"enabled": {value}}}', value=shown(value))
-            yield violation(path, "{path} is {value}", path=path, value=shown(value), fix=fix)
-
-
-@TYPE_RULES.warning(
-    "DS022 a number or truth value written as text",
-    why='DeepSpeed\'s class converts it, but the Trainer and accelerate compare the text with numbers: a stage "3" is '
-    "not stage 3 to them",
-    source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
-)
-def text(config: LintedConfig) -> Iterator[Violation]:
-    for path, field, value in _checked_values(config):
-        if is_converted_text(field, value):
-            plain = _plain(field.type.name, value)
-            yield violation(
-                path,
-                "{key} is the text {value}",
-                key=path.rpartition(".")[2],
-                value=shown(value),
-                fix=phrase("write {value}", value=shown(plain)),
-                edits=(Replace(tuple(path.split(".")), plain),),
+        successor = block.field(field.successor)
+        name = successor.usual_name if successor is not None else field.successor
+        edits = _succession(config, tuple(path.split(".")), name)
+        what = phrase("{name} is deprecated", name=field.name)
+        if name:
+            what = phrase("{what}; its successor is {successor}", what=what, successor=name)
+        unseen = field.name == "cpu_offload" and config.framework == "hf" and config.flag(path) and config.stage
+        unseen = unseen and not config.has("optimizer") and not config.off("zero_force_ds_cpu_optimizer")
+        if unseen:
+            what = phrase(
+                "{what}, and accelerate, which ignores it, passes torch's AdamW, which DeepSpeed rejects under offload",
+                what=what,
             )
+        fix = phrase("write {successor} instead", successor=name)
+        if not name or any(isinstance(edit, Remove) for edit in edits):
+            fix = phrase("remove it")
+        yield violation(path, what, fix=fix, severity="error" if unseen else None, edits=edits)
+    if config.has("bfloat16"):
+        if config.get("bf16") is not None:
+            yield violation("bfloat16", "bfloat16 is ignored because bf16 exists", fix="remove it")
+        else:
+            edit = Rename(("bfloat16",), "bf16")
+            yield violation("bfloat16", "bfloat16 is the old name of bf16", fix="name the block bf16", edits=(edit,))
 
 
-def _checked_values(config: LintedConfig) -> Iterator[tuple[str, ConfigField, Any]]:
-    """(path, field, value) of each key of the validated blocks, without `auto`, which DeepSpeed drops before
-    validation."""
+def _two_names(config: LintedConfig) -> Iterator[Violation]:
+    for path, block, field in _given_fields(config):
+        other = _other_name(config, block, field)
+        if other and not config.is_auto(path):
+            same = config.get(path) is True and config.get(f"{block.path_of(other)}.device") == "cpu"
+            fix = "remove it" if same else ""
+            yield violation(path, "{name} and {other} are the same setting", name=field.name, other=other, fix=fix)
+
+
+KEY_RULES = section(
+    "Keys",
+    error_rule(
+        "DS010 an unknown key in a block that DeepSpeed validates",
+        _rejected,
+        why="the block is read by a pydantic class that forbids other keys, so DeepSpeed raises an error",
+        source="runtime/config_utils.py DeepSpeedConfigModel (extra=forbid)",
+    ),
+    warning_rule(
+        "DS011 an unknown key that DeepSpeed ignores",
+        _ignored,
+        why="DeepSpeed never reads it, so it has no effect, and there is no message",
+        source="runtime/config.py (get_scalar_param)",
+    ),
+    warning_rule(
+        "DS012 a key in the wrong block",
+        _misplaced,
+        why="DeepSpeed reads it from another block: here it is ignored, or rejected if the block is validated",
+        source="runtime/config.py, runtime/zero/config.py",
+    ),
+    error_rule(
+        "DS013 a feature that was removed from DeepSpeed",
+        _removed,
+        why="DeepSpeed raises an error for the key instead of ignoring it",
+        source="runtime/config.py _reject_removed_config_keys",
+        since="0.19.7",
+    ),
+    warning_rule(
+        "DS014 a deprecated key",
+        _deprecated,
+        why="DeepSpeed still reads it, with a warning in its log, and will remove it; the Trainer and accelerate never "
+        "read bfloat16",
+        source="runtime/zero/config.py (json_schema_extra deprecated), runtime/precision_config.py get_bfloat16_config",
+    ),
+    error_rule(
+        "DS015 one setting under two names",
+        _two_names,
+        why="a key has an alias, or a deprecated key and its successor are both set; DeepSpeed accepts one of them",
+        fix="remove one of them",
+        source="runtime/config_utils.py _process_deprecated_field; runtime/zero/config.py (alias, populate_by_name)",
+    ),
+)
+
+
+def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, ConfigField]]:
+    """(path, block, field) of every field of a validated block that the file has under the field's own name."""
     for block in config.facts.blocks:
-        for key, value in config.block(block.path).items() if block.strict and not _unread(config, block.path) else ():
-            field = block.field(key)
-            if field is not None and value != "auto":
-                yield f"{block.path}.{key}", field, value
+        for field in block.fields:
+            path = block.path_of(field.name)
+            if config.has(path):
+                yield path, block, field
 
 
-@TYPE_RULES.error(
-    "DS023 text where DeepSpeed computes with a number",
-    why="this key is not checked when the file is read: the training stops later with a TypeError",
-    source="runtime/engine.py, runtime/config.py",
-)
-def unchecked(config: LintedConfig) -> Iterator[Violation]:
-    for name in ("wall_clock_breakdown", "flops_profiler.enabled"):  # DeepSpeed joins them by | when it reads the file
-        value = config.get(name)
-        if not isinstance(value, bool | int) and config.has(name):
-            yield violation(
-                name,
-                "{name} is {value}",
-                name=name,
-                value=shown(value),
-                fix="write true or false",
-                edits=_truth(name, value),
-            )
-    size = config.get("vocabulary_size")
-    if size and not isinstance(size, int | float):  # DeepSpeed computes its remainder by 8
-        edits = unquoted("vocabulary_size", size)
-        yield bad_value(config, "vocabulary_size", fix="write a whole number", edits=edits)
-    for name in ("gradient_clipping", "gradient_predivide_factor"):
-        value = config.get(name)
-        if isinstance(value, str | list | dict) and not (value == "auto" and name == "gradient_clipping"):
-            yield bad_value(config, name, fix="write a number", edits=unquoted(name, value))
-        elif value is None and config.has(name):
-            yield violation(name, "{name} is null", name=name, fix="remove it, or write a value")
+def _other_name(config: LintedConfig, block: ConfigBlock, field: ConfigField) -> str:
+    """Another name of the same setting that the file has too: the alias, or the successor of a deprecated key."""
+    successor = block.field(field.successor) if field.deprecated and field.moves else None
+    names = (field.alias, *(successor.names if successor is not None else ()))
+    paths = {name: block.path_of(name) for name in names if name}
+    return next((name for name, path in paths.items() if config.has(path) and not config.is_auto(path)), "")
 
 
-def _truth(path: str, value: object) -> tuple[Edit, ...]:
-    """The edit that writes true or false in place of its text."""
-    truth = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else None
-    return () if truth is None else (Replace(tuple(path.split(".")), truth),)
+def _unknown(config: LintedConfig) -> Iterator[tuple[KeyPath, ConfigBlock, str]]:
+    """(path, its block, the block where it belongs or "") of every key that its block does not have."""
+    for block in config.facts.blocks:
+        if block.path == "bfloat16" and config.get("bf16") is not None:
+            continue  # DeepSpeed does not read bfloat16 then
+        for key in config.block(block.path):
+            path = block.path_of(key)
+            remark = not block.strict and key.startswith(("_", "//", "#", "comment"))
+            known = block.path in config.facts.owners(key) or path in config.facts.removed
+            if not known and not remark and path != "wandb.api_key":  # DS855 reports it
+                yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
 
 
-def _unread(config: LintedConfig, path: str) -> bool:
-    """Whether the block is bfloat16 and bf16 exists too, so that DeepSpeed ignores it."""
-    return path == "bfloat16" and config.get("bf16") is not None
+def _no_such_key(path: KeyPath, block: ConfigBlock, *, fix: str) -> Violation:
+    key = repr(path[-1][:_LONGEST_NAME])
+    what = phrase("{block} has no key {key}", block=block.path or "DeepSpeed", key=key)
+    return unknown_name(path, what, block.names(), cutoff=0.75, fix=fix)
 
 
-def _fix(wrong: Phrase) -> Phrase:
-    if "wanted" in wrong.fields:
-        return phrase("write {value}", value=wrong.fields["wanted"])
-    return phrase("write a value that is {sign} {bound}", **wrong.fields)
+def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
+    """The only other block that has this key; "" if there are none or several. At the top level zero_optimization takes
+    precedence.
+
+    Only blocks that contain this one or lie in it count, and blocks in `_TELLING`: in others a key of the same name has
+    another meaning.
+    """
+    if block.path in ("bf16", "bfloat16"):
+        return ""  # it lacks only keys of fp16's loss scaling, which bf16 does not need
+    owners = config.facts.owners(key)
+    places = [path for path in owners if path != block.path and path in _TELLING]
+    if "zero_optimization" in places and not block.path:
+        return "zero_optimization"
+    if len(places) != 1 or len(owners) != 1:
+        return ""
+    around = all(a == b for a, b in zip(places[0].split("."), block.path.split("."), strict=False))
+    if around or not places[0] or not block.path or "_" in key:
+        return places[0] or phrase("the top level")
+    return ""
 
 
-def _plain(kind: str, text: str) -> bool | int | float:
-    if kind == "bool":
-        return TRUTHS[text.lower()]
-    return float(text) if kind == "float" else int(float(text))
+def _succession(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:
+    """Edits that express the same setting under its new name."""
+    name, value = path[-1], config.get(".".join(path))
+    if name in ("cpu_offload", "cpu_offload_param"):
+        renamed = (*path[:-1], successor)
+        return (Rename(path, successor), Replace(renamed, {"device": "cpu"})) if value is True else (Remove(path),)
+    if name == "stage3_gather_fp16_weights_on_model_save":
+        return (Rename(path, successor),)
+    return ()

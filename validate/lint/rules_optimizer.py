@@ -1,46 +1,40 @@
-"""The optimizer and scheduler blocks (DS5xx, DS6xx)."""
+"""Optimizer, scheduler, experts, checkpointing and logging (DS5xx to DS8xx)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
+from ...estimators.models.families import leaf_classes_to_write
 from ...estimators.phrase import named, phrase
+from ...probes.machine import installed_version
+from .. import parse_version
 from . import rule_conditions as when
-from .config_file import Replace
 from .facts import Parameter
-from .linted_config import LintedConfig, nearest, number_in, shown
-from .rule import Rules, Severity, Violation, bad_value, unknown_name, unquoted, violation
-from .rule_conditions import Condition, at
+from .installed_facts import source_folder
+from .linted_config import LintedConfig
+from .rule import Severity, Violation, advice_rule, error_rule, section, unknown_name, violation, warning_rule
+from .rule_conditions import at, that
+from .values import nearest, shown
 
-OPTIMIZER_RULES = Rules("Optimizer")
-
-_lamb = Condition(lambda config, _: config.optimizer == "lamb")
 _ENGINE = "runtime/engine.py _configure_basic_optimizer"
 _SCHEDULES = "runtime/lr_schedules.py"
 _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
 """1-bit optimizers, which DeepSpeed 0.18 still has (runtime/config.py ONEBIT_ADAM_OPTIMIZER and the two after it)."""
 
 
-@OPTIMIZER_RULES.error(
-    "DS501 an unknown optimizer or scheduler",
-    why="DeepSpeed asserts that the type is one of its own names or a class of torch",
-    fix="correct the name, or create it in the script and remove the block",
-    source="runtime/engine.py _is_supported_optimizer, _scheduler_from_config",
-)
-def unknown(config: LintedConfig) -> Iterator[Violation]:
+def _unknown(config: LintedConfig) -> Iterator[Violation]:
     facts = config.facts
     for block, name, own, of_torch in (
         ("optimizer", config.optimizer, facts.optimizers, facts.torch_optimizers),
-        ("scheduler", config.text("scheduler.type"), facts.schedulers, facts.torch_schedulers),
+        ("scheduler", config.scheduler, facts.schedulers, facts.torch_schedulers),
     ):
-        path, kind, names = f"{block}.type", config.get(f"{block}.type"), (*own, *of_torch)
-        if kind is not None and not isinstance(kind, str):
-            yield bad_value(config, path, fix=phrase("write the name of the {block}", block=named(block)))
-        elif kind is None or not of_torch or name in names:
+        path, kind, names = f"{block}.type", config.text(f"{block}.type"), (*own, *of_torch)
+        if not kind or not of_torch or name in names:
             continue
-        elif kind.lower() in _ONE_BIT:
+        if kind.lower() in _ONE_BIT:
             what = phrase(
-                "the 1-bit optimizers are gone from DeepSpeed, and {version} has no {value}",
+                "the 1-bit optimizers were removed from DeepSpeed, and {version} has no {value}",
                 version=facts.version,
                 value=shown(kind),
             )
@@ -51,258 +45,267 @@ def unknown(config: LintedConfig) -> Iterator[Violation]:
             yield violation(path, what, fix=phrase("write {value}", value=shown(near)) if near else "")
 
 
-OPTIMIZER_RULES.warning(
-    "DS502 an optimizer or scheduler block without a type",
-    at(("optimizer", "scheduler"), when.without_type, "the block has no type"),
-    why="DeepSpeed then ignores the whole block",
-    fix='add "type"',
-    source="runtime/config.py get_optimizer_name, get_scheduler_name",
-)
-OPTIMIZER_RULES.error(
-    "DS503 max_grad_norm in the optimizer",
-    at("optimizer.params.max_grad_norm", when.given & ~when.is_missing("optimizer.type")),
-    why="DeepSpeed itself clips the gradients, and refuses the key in optimizer.params",
-    fix='move it to the top level as "gradient_clipping"',
-    source=_ENGINE,
-)
-
-
-_exists = Condition(lambda config, _: config.optimizer in (*config.facts.optimizers, *config.facts.torch_optimizers))
-_tested = Condition(lambda config, _: config.optimizer_spec is not None and config.optimizer_spec.tested_with_zero)
-_allowed = Condition(lambda config, _: bool(config.get("zero_allow_untested_optimizer")))
-
-OPTIMIZER_RULES.error(
-    "DS504 an optimizer that ZeRO has not tested",
-    at("optimizer.type", _exists & ~_tested & ~_allowed & when.stages(1, 2, 3), "{optimizer} is untested with ZeRO"),
-    why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; for any other it asserts that you allowed it",
-    fix='add "zero_allow_untested_optimizer": true',
-    source="runtime/engine.py _do_optimizer_sanity_check",
-)
-
-
-@OPTIMIZER_RULES.error(
-    "DS505 an argument that the optimizer or scheduler does not take",
-    why="DeepSpeed passes params to the class, which raises a TypeError",
-    fix="remove it, or correct its name",
-    source=_ENGINE + "; " + _SCHEDULES,
-)
-def wrong_argument(config: LintedConfig) -> Iterator[Violation]:
-    given = config.get("optimizer.params")
-    if config.optimizer and given is not None and not isinstance(given, dict):
-        yield bad_value(config, "optimizer.params", fix="write an object")
+def _arguments(config: LintedConfig) -> Iterator[Violation]:
     for block, kind, taken in (
-        ("optimizer", config.optimizer, _arguments(config)),
-        ("scheduler", config.text("scheduler.type"), _names(_parameters(config))),
+        ("optimizer", config.optimizer, _optimizer_parameters(config)),
+        (
+            "scheduler",
+            config.scheduler,
+            config.facts.schedulers.get(config.scheduler) or config.facts.torch_schedulers.get(config.scheduler),
+        ),
     ):
-        if taken is None:
-            continue
-        for name in config.block(f"{block}.params"):
-            if name not in taken and (block, name) != ("optimizer", "max_grad_norm"):  # DS503 reports it
-                yield unknown_name(
-                    (block, "params", name),
-                    phrase("{kind} takes no {name}", kind=kind, name=f"{name[:40]!r}"),
-                    taken,
-                    cutoff=0.5,
-                )
+        path = f"{block}.params"
+        given, names = config.block(path), [parameter.name for parameter in taken or ()]
+        for name in given if taken is not None else ():
+            if name not in names and (block, name) != ("optimizer", "max_grad_norm"):  # DS503 reports it
+                what = phrase("{kind} has no argument {name}", kind=kind, name=f"{name[:40]!r}")
+                yield unknown_name((block, "params", name), what, names, cutoff=0.5)
+        if block == "scheduler" and taken is not None:
+            missing = ", ".join(known.name for known in taken if known.required and known.name not in given)
+            fix = phrase("add {missing}", missing=missing)
+            if not isinstance(config.get(path), dict):
+                yield violation(path, "the scheduler has no params", fix='add "params": {} with its arguments')
+            elif missing:
+                if config.framework == "hf":
+                    fix = phrase('{fix} (the Trainer replaces "auto")', fix=fix)
+                yield violation(path, "{name} needs {missing}", name=kind, missing=missing, fix=fix)
 
 
-@OPTIMIZER_RULES.error(
-    "DS506 amsgrad",
-    why="DeepSpeed's Adams do not have it and raise a RuntimeError",
-    fix="set it to false",
-    source="ops/adam/fused_adam.py, ops/adam/cpu_adam.py",
-)
-def amsgrad(config: LintedConfig) -> Iterator[Violation]:
-    path = "optimizer.params.amsgrad"
-    adam = config.has_adam and not config.flag("optimizer.params.torch_adam")
-    refuses = adam or (config.optimizer == "lamb" and config.offload("optimizer") == "none")
-    if refuses and config.get(path):
-        severity: Severity | None = "warning" if config.is_auto(path) else None
-        yield violation(
-            path, "DeepSpeed has no {optimizer} with AMSGrad", optimizer=config.optimizer, severity=severity
-        )
-
-
-OPTIMIZER_RULES.error(
-    "DS507 LAMB with a static loss scale",
-    at("fp16.loss_scale", when.number(lambda scale: scale > 0) & _lamb, "the loss scale is always {number}"),
-    why="DeepSpeed asserts that LAMB comes with dynamic loss scaling",
-    fix='set "loss_scale": 0 in fp16',
-    source="runtime/engine.py _do_sanity_check",
-)
-OPTIMIZER_RULES.error(
-    "DS508 Muon with reduce_scatter at stage 3",
-    at("zero_optimization.reduce_scatter", when.per_matrix & when.stages(3) & ~when.off, "gradients are scattered"),
-    why="Muon needs whole gradient matrices, and stage 3 refuses it where gradients are scattered (the default)",
-    fix='set "reduce_scatter": false',
-    source="runtime/zero/stage3.py __init__",
-    since="0.19",
-)
-
-
-_before_0_19_7 = Condition(lambda config, _: not config.facts.at_least("0.19.7"))
-
-OPTIMIZER_RULES.warning(
-    "DS511 Muon as DeepSpeed before 0.19.8 steps it",
-    at(
-        "optimizer.type",
-        when.per_matrix & _before_0_19_7 & when.stages(3) & when.for_trainer,
-        "no parameter is updated by Muon, all are by AdamW",
-    ),
-    at(
-        "optimizer.type",
-        when.per_matrix & _before_0_19_7 & when.stages(0),
-        "matrices are updated by their gradient alone",
-    ),
-    at(
-        "gradient_accumulation_steps",
-        when.per_matrix & when.stages(3) & when.number(lambda steps: steps > 1),
-        "Muon's momentum advances {number} times a step",
-    ),
-    why="before 0.19.7 zero.Init at stage 3 leaves Muon no matrix (PR 8438), and stage 0 orthogonalizes nothing (PR "
-    "8442); before 0.19.8 stage 3 orthogonalizes each micro batch instead of their sum (PR 8600)",
-    fix="install DeepSpeed 0.19.8, or use stage 1 or 2",
-    since="0.19",
-    until="0.19.8",
-    source="__init__.py set_optimizer_flags; runtime/zero/muon/muon_optimizer.py step; runtime/zero/stage3.py",
-)
-
-
-@OPTIMIZER_RULES.error(
-    "DS510 a number of the optimizer or the warm-up that is text",
-    why="the compiled optimizer and the scheduler compute with it, and raise a TypeError",
-    fix="write a number",
-    source="csrc/adam: multi_tensor_adam, create_adam; " + _SCHEDULES,
-)
-def text(config: LintedConfig) -> Iterator[Violation]:
-    paths = [f"optimizer.params.{name}" for name in ("lr", "weight_decay", "eps")] if config.has_adam else []
-    if config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR"):
-        paths += [f"scheduler.params.{name}" for name in ("warmup_min_lr", "warmup_max_lr", "total_num_steps")]
-        if not config.facts.at_least("0.19.6"):  # since then the scheduler refuses it itself (DS604)
-            paths.append("scheduler.params.warmup_num_steps")
-    for path in paths:
-        value, number = config.get(path), number_in(config.get(path))
-        if value != "auto" and isinstance(value, str | list | dict):
-            set_later = path == "optimizer.params.lr" and config.has("scheduler")  # before the first step
-            fix = "" if number is None else phrase("write {number} without quotes", number=f"{number:g}")
-            severity: Severity | None = "warning" if set_later else None
-            yield bad_value(config, path, severity=severity, fix=fix, edits=unquoted(path, value))
-    betas = config.get("optimizer.params.betas")
-    if config.has_adam and isinstance(betas, list) and any(isinstance(beta, str) for beta in betas):
-        numbers = [beta if number_in(beta) is None else number_in(beta) for beta in betas]
-        mended = not any(isinstance(number, str) for number in numbers)
-        edits = (Replace(("optimizer", "params", "betas"), numbers),) if mended else ()
-        yield bad_value(config, "optimizer.params.betas", fix="write the numbers without quotes", edits=edits)
-
-
-def _arguments(config: LintedConfig) -> list[str] | None:
+def _optimizer_parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
     """The arguments that the configuration can pass to the optimizer's class; None if unknown."""
-    facts, name = config.facts, config.optimizer
-    offloaded = config.offload("optimizer") != "none"
-    spec = config.optimizer_spec
+    facts, spec = config.facts, config.optimizer_spec
     if spec is None:
-        return _names(facts.torch_optimizers.get(name))
-    cls = (spec.cpu_class if offloaded else "") or spec.gpu_class
-    if spec.is_adam:
-        own = ["torch_adam", "adam_w_mode", "fp32_optimizer_states"]
-        if config.flag("optimizer.params.torch_adam"):
-            return _names(facts.torch_optimizers.get(spec.block_type), own)
-        return _names(facts.optimizer_classes.get(cls), own, but=("adamw_mode",))
-    return _names(facts.optimizer_classes.get(cls) if cls else facts.torch_optimizers.get(spec.block_type))
+        return facts.torch_optimizers.get(config.optimizer)
+    cls = (spec.cpu_class if config.offload("optimizer") != "none" else "") or spec.gpu_class
+    found = facts.optimizer_classes.get(cls) if cls else facts.torch_optimizers.get(spec.block_type)
+    if not spec.is_adam or found is None:
+        return found
+    if config.flag("optimizer.params.torch_adam"):
+        found = facts.torch_optimizers.get(spec.block_type, ())
+    own = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
+    arguments = (parameter for parameter in found if parameter.name != "adamw_mode")
+    return (*arguments, *(Parameter(name=name, required=False) for name in own))
 
 
-def _names(
-    found: tuple[Parameter, ...] | None, own: list[str] | None = None, but: tuple[str, ...] = ()
-) -> list[str] | None:
-    if found is None:
-        return None
-    return [parameter.name for parameter in found if parameter.name not in but] + (own or [])
+_exists = that(lambda config: config.optimizer in (*config.facts.optimizers, *config.facts.torch_optimizers))
+_tested = that(lambda config: config.optimizer_spec is not None and config.optimizer_spec.tested_with_zero)
+_allowed = that(lambda config: bool(config.get("zero_allow_untested_optimizer")))
+_old_muon = when.per_matrix & that(lambda config: not config.facts.at_least("0.19.7"))
 
-
-SCHEDULER_RULES = Rules("Scheduler")
-
-
-@SCHEDULER_RULES.error(
-    "DS602 a scheduler without an argument that it needs",
-    why="DeepSpeed passes scheduler.params to the class, which raises a TypeError where an argument without a default "
-    "is missing",
-    source=_SCHEDULES,
+OPTIMIZER_RULES = section(
+    "Optimizer and scheduler",
+    error_rule(
+        "DS501 an unknown optimizer or scheduler",
+        _unknown,
+        why="DeepSpeed asserts that the type is one of its own names or a class of torch",
+        fix="correct the name, or create it in the script and remove the block",
+        source="runtime/engine.py _is_supported_optimizer, _scheduler_from_config",
+    ),
+    warning_rule(
+        "DS502 an optimizer or scheduler block without a type",
+        at(
+            ("optimizer", "scheduler"),
+            when.Condition(lambda config, path: isinstance(config.get(path), dict))
+            & when.Condition(lambda config, path: config.get(f"{path}.type") is None),
+            "the block has no type",
+        ),
+        why="DeepSpeed then ignores the whole block",
+        fix='add "type"',
+        source="runtime/config.py get_optimizer_name, get_scheduler_name",
+    ),
+    error_rule(
+        "DS503 max_grad_norm in the optimizer",
+        at("optimizer.params.max_grad_norm", when.given & ~when.is_missing("optimizer.type")),
+        why="DeepSpeed itself clips the gradients, and rejects the key in optimizer.params",
+        fix='move it to the top level as "gradient_clipping"',
+        source=_ENGINE,
+    ),
+    error_rule(
+        "DS504 an optimizer that is untested with ZeRO",
+        at("optimizer.type", ~when.stages(0) & _exists & ~_tested & ~_allowed, "{optimizer} is untested with ZeRO"),
+        why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; others need zero_allow_untested_optimizer",
+        fix='add "zero_allow_untested_optimizer": true',
+        source="runtime/engine.py _do_optimizer_sanity_check",
+    ),
+    error_rule(
+        "DS505 arguments that do not match the optimizer or scheduler",
+        _arguments,
+        why="DeepSpeed passes params to the class, which raises a TypeError for an unknown or missing argument",
+        fix="remove it, or correct its name",
+        source=_ENGINE + "; " + _SCHEDULES,
+    ),
+    error_rule(
+        "DS508 Muon with reduce_scatter at stage 3",
+        at("zero_optimization.reduce_scatter", when.per_matrix & when.stages(3) & ~when.off, "gradients are scattered"),
+        why="Muon needs whole gradient matrices, and stage 3 rejects it if gradients are scattered (the default)",
+        fix='set "reduce_scatter": false',
+        source="runtime/zero/stage3.py __init__",
+        since="0.19",
+    ),
+    warning_rule(
+        "DS511 Muon in DeepSpeed before 0.19.8",
+        at(
+            "optimizer.type",
+            _old_muon & when.stages(3) & when.for_trainer,
+            "no parameter is updated by Muon, all are by AdamW",
+        ),
+        at("optimizer.type", _old_muon & when.stages(0), "matrices are updated by their gradient alone"),
+        at(
+            "gradient_accumulation_steps",
+            when.per_matrix & when.stages(3) & when.number(lambda steps: steps > 1),
+            "Muon's momentum advances {number} times a step",
+        ),
+        why="before 0.19.7 Muon gets no matrix from zero.Init at stage 3 (PR 8438), and stage 0 orthogonalizes nothing "
+        "(PR 8442); before 0.19.8 stage 3 orthogonalizes each micro batch instead of their sum (PR 8600)",
+        fix="install DeepSpeed 0.19.8, or use stage 1 or 2",
+        since="0.19",
+        until="0.19.8",
+        source="__init__.py set_optimizer_flags; runtime/zero/muon/muon_optimizer.py step; runtime/zero/stage3.py",
+    ),
+    warning_rule(
+        "DS608 a scheduler that overrides the learning rate",
+        at(
+            "scheduler.params.warmup_max_lr",
+            that(lambda config: config.scheduler in ("WarmupLR", "WarmupDecayLR"))
+            & that(lambda config: bool(config.number("optimizer.params.lr")))
+            & when.Condition(
+                lambda config, path: config.number(path) not in (None, config.number("optimizer.params.lr"))
+            ),
+            "lr is {rate}, but warmup_max_lr is {number}",
+            rate=lambda config: f"{config.number('optimizer.params.lr'):g}",
+        ),
+        why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",
+        fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
+        source=_SCHEDULES,
+    ),
+    error_rule(
+        "DS609 a torch scheduler with DeepSpeed's optimizer",
+        at(
+            "scheduler.type",
+            that(lambda config: config.scheduler in {*config.facts.torch_schedulers} - {*config.facts.schedulers})
+            & (when.stages(1, 2, 3) | when.fp16 | when.bf16),
+            "{scheduler} is a class of torch, and DeepSpeed wraps the optimizer",
+        ),
+        why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed, for which torch's schedulers raise a "
+        "TypeError; DeepSpeed's schedulers use the wrapped optimizer",
+        fix="use one of DeepSpeed's schedulers, or create torch's in the script from the wrapped optimizer",
+        source="runtime/engine.py _configure_lr_scheduler",
+    ),
 )
-def incomplete(config: LintedConfig) -> Iterator[Violation]:
-    taken = _parameters(config)
-    if taken is None:
+
+
+def _no_leaf(config: LintedConfig) -> Iterator[Violation]:
+    if config.stage != 3 or config.model is None or config.workload is None or config.world_size == 1:
         return
-    given = config.get("scheduler.params")
-    if not isinstance(given, dict):
-        yield bad_value(config, "scheduler.params", fix='add "params": {} with what it needs')
-        return
-    missing = ", ".join(known.name for known in taken if known.required and known.name not in given)
-    if missing:
-        fix = phrase("add {missing}", missing=missing)
-        if config.framework == "hf":
-            fix = phrase('{fix} (the Trainer fills "auto")', fix=fix)
-        yield violation(
-            "scheduler.params", "{name} needs {missing}", name=config.text("scheduler.type"), missing=missing, fix=fix
+    needed = leaf_classes_to_write(config.model, config.workload.software)
+    given = config.block("zero_optimization.leaf_module")
+    classes = {str(name).rpartition(".")[2] for name in given.get("classes") or ()}
+    if needed and not classes & {*needed} and not given.get("names") and not given.get("name_suffixes"):
+        fix = phrase(
+            'write "leaf_module": {{"classes": [{classes}]}}, or call set_z3_leaf_modules in the script',
+            classes=", ".join(f'"{name}"' for name in needed),
         )
+        what = phrase("each expert of {name} is a module", name=config.model.name)
+        yield violation("zero_optimization.leaf_module", what, fix=fix)
 
 
-@SCHEDULER_RULES.error(
-    "DS604 a warm-up of no steps",
-    why="the warm-up schedulers refuse anything but a whole number above zero",
-    fix="write 1 for no warm-up",
-    source=_SCHEDULES,
-    since="0.19.6",
-)
-def no_warmup(config: LintedConfig) -> Iterator[Violation]:
-    path = "scheduler.params.warmup_num_steps"
-    value, number = config.get(path), number_in(config.get(path))
-    warms = config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
-    if warms and config.has(path) and value != "auto" and (not isinstance(value, int) or value <= 0):
-        mended = isinstance(number, int) and number > 0
-        fix = phrase("write {number} without quotes", number=number) if mended else ""
-        yield bad_value(config, path, fix=fix, edits=unquoted(path, value) if mended else ())
+def _transformers_without_autoep(_: LintedConfig) -> bool:
+    return parse_version(installed_version("transformers") or "0").release >= FIRST_WITHOUT_AUTOEP
 
 
-_warms_up = Condition(lambda config, _: config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR"))
-_rate = Condition(lambda config, _: bool(config.number("optimizer.params.lr")))
-_other_rate = _rate & Condition(
-    lambda config, path: config.number(path) not in (None, config.number("optimizer.params.lr"))
-)
-
-SCHEDULER_RULES.warning(
-    "DS608 a scheduler that overrides the learning rate",
-    at(
-        "scheduler.params.warmup_max_lr",
-        _warms_up & _other_rate,
-        "lr is {rate}, but warmup_max_lr is {number}",
-        rate=lambda config: f"{config.number('optimizer.params.lr'):g}",
+EXPERT_RULES = section(
+    "Mixtures of experts",
+    error_rule(
+        "DS651 AutoEP with a newer transformers",
+        at(
+            "expert_parallel",
+            when.is_on("expert_parallel.enabled") & that(_transformers_without_autoep),
+            "AutoEP cannot be initialized with transformers {version}",
+            version=lambda _: installed_version("transformers"),
+        ),
+        why="DeepSpeed replaces internals of transformers' modules; from 5.23 on, initialize raises "
+        "`_CanRecordRegistry.get() takes 2 positional arguments but 3 were given`",
+        fix="install transformers 5.8",
+        since="0.19",
+        source="module_inject/auto_ep_presets/base.py _install_instance_transformers_output_recorders",
     ),
-    why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",
-    fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
-    source=_SCHEDULES,
-)
-
-_is_wrapped = when.stages(1, 2, 3) | when.fp16 | when.bf16
-_torchs = Condition(
-    lambda config, path: config.text(path) in {*config.facts.torch_schedulers} - {*config.facts.schedulers}
-)
-
-SCHEDULER_RULES.error(
-    "DS609 torch's scheduler around DeepSpeed's optimizer",
-    at(
-        "scheduler.type",
-        _torchs & _is_wrapped,
-        "{kind} is torch's, and the optimizer is wrapped",
-        kind=lambda config: config.text("scheduler.type"),
+    warning_rule(
+        "DS655 experts at stage 3 that are not leaf modules",
+        _no_leaf,
+        why="ranks call different experts, and a rank that gathers an expert's weights waits for the ranks that do not "
+        "call it: the training hangs. DeepSpeed makes leaf modules of Mixtral, Qwen2-MoE and Qwen3-MoE only",
+        source="runtime/zero/leaf_module_config.py DEFAULT_LEAF_MODULE_CLASSES; utils/z3_leaf_module.py",
     ),
-    why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed's, which torch's schedulers refuse with a "
-    "TypeError; DeepSpeed's own look inside it",
-    fix="use one of DeepSpeed's schedulers, or create torch's in the script from the optimizer that it wraps",
-    source="runtime/engine.py _configure_lr_scheduler",
 )
 
+_BLOCK = "activation_checkpointing"
+_contiguous = when.is_on(f"{_BLOCK}.contiguous_memory_optimization")
+_partitioned = when.is_on(f"{_BLOCK}.partition_activations")
+_CHECKPOINTING = "runtime/activation_checkpointing/checkpointing.py configure"
 
-def _parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
-    """The arguments of the scheduler's class; None if the class is unknown."""
-    kind = config.text("scheduler.type")
-    return config.facts.schedulers.get(kind) or config.facts.torch_schedulers.get(kind)
+_MONITOR_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
+"""Block -> package that it imports (monitor/utils.py)."""
+
+
+def _missing_package(config: LintedConfig) -> Iterator[Violation]:
+    for block, package in _MONITOR_PACKAGES.items():
+        if config.flag(f"{block}.enabled") and source_folder(package) is None:
+            what = phrase(
+                "{block} is enabled, and the package {package} is not installed here", block=block, package=package
+            )
+            # Without an installed DeepSpeed the training may run elsewhere.
+            severity: Severity | None = None if config.facts.origin == "installed" else "advice"
+            yield violation(f"{block}.enabled", what, severity=severity)
+
+
+_written = when.given & ~when.equals("", "auto")
+
+LOGGING_RULES = section(
+    "Checkpointing, logging and profiling",
+    advice_rule(
+        "DS804 activation_checkpointing without effect",
+        at(
+            _BLOCK,
+            when.for_trainer & that(lambda config: any(config.block(_BLOCK).values())),
+            "the block does not checkpoint a transformers model",
+        ),
+        why="it configures deepspeed.checkpointing, but transformers' models use torch's checkpointing",
+        fix="set gradient_checkpointing in TrainingArguments, and remove the block",
+        source=_CHECKPOINTING,
+    ),
+    warning_rule(
+        "DS805 contiguous checkpoints without the required settings",
+        at(f"{_BLOCK}.contiguous_memory_optimization", when.on & ~_partitioned, "partition_activations is off"),
+        at(f"{_BLOCK}.number_checkpoints", when.null & _contiguous & _partitioned, "{name} is missing"),
+        why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
+        fix='set "partition_activations": true and "number_checkpoints"',
+        source=_CHECKPOINTING,
+    ),
+    advice_rule(
+        "DS852 profiling in a training",
+        at(("wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled"), when.on, "{block} {name} is on"),
+        why="timing a phase or a collective waits for the GPU; the FLOPs profiler also turns wall_clock_breakdown on",
+        fix="set it to false after profiling",
+        source="utils/timer.py, profiling/config.py, comm/comm.py timed_op",
+    ),
+    warning_rule(
+        "DS855 a secret in the file",
+        at("comet.api_key", _written, "the configuration contains an API key"),
+        at(
+            "wandb.api_key",
+            _written,
+            "the configuration contains an API key, and the wandb block rejects it",
+            severity="error",
+        ),
+        why="DeepSpeed prints the whole configuration to the log when it starts",
+        fix="remove it, and set COMET_API_KEY or WANDB_API_KEY in the environment",
+        source="runtime/config.py print_user_config",
+    ),
+    warning_rule(
+        "DS858 a monitor without its package",
+        _missing_package,
+        why="rank 0 imports the package when the engine is built, and raises an ImportError",
+        fix="install the package where the training runs, or disable the block",
+        source="monitor/utils.py",
+    ),
+)

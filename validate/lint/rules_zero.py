@@ -1,93 +1,138 @@
-"""ZeRO's stages and their settings, ZeRO++ (DS3xx)."""
+"""Precision, ZeRO and offload (DS2xx to DS4xx)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
+from ...estimators.memory.plan_memory import has_room_for_pinned
 from ...estimators.phrase import phrase
 from . import rule_conditions as when
+from .config_file import Remove
 from .linted_config import LintedConfig
-from .rule import Rules, Violation, removed, violation
-from .rule_conditions import Condition, at
+from .rule import Violation, advice_rule, error_rule, section, violation, warning_rule
+from .rule_conditions import Condition, at, that
+from .rules_types import DTYPES
 
-ZERO_RULES = Rules("ZeRO")
-_CONFIG = "runtime/zero/config.py"
-_GATHER_BUCKET = "zero_optimization.allgather_bucket_size"
 _STAGE_12 = "runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "runtime/zero/stage3.py"
-_ENGINE = "runtime/engine.py _configure_zero_optimizer"
+_SWAPPER = "runtime/swap_tensor/partitioned_param_swapper.py"
+_FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
+_MASTERS, _STATES = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"
 
 
-@ZERO_RULES.warning(
-    "DS302 a setting of another stage",
-    why="DeepSpeed reads it and hands it to an optimizer that does not use it",
-    fix="remove it, or use that stage",
-    source=_ENGINE,
+def _capability(config: LintedConfig) -> float:
+    """The compute capability of the GPUs; 0 if unknown."""
+    return (config.cluster.gpu.compute_capability or 0) if config.cluster is not None else 0
+
+
+def _grad_dtype(config: LintedConfig) -> str | None:
+    return DTYPES.get(config.text("data_types.grad_accum_dtype"))
+
+
+_no_block = that(lambda config: not any(map(config.has, ("fp16", "bf16", "bfloat16"))))
+"""accelerate then adds the block that mixed_precision names."""
+_states_in_bf16_on_gpu = when.is_on(_STATES) & ~when.offloaded
+
+PRECISION_RULES = section(
+    "Precision",
+    error_rule(
+        "DS201 fp16 and bf16 are both enabled",
+        at("fp16.enabled", when.fp16 & when.bf16, "fp16 and bf16 are both enabled"),
+        why="DeepSpeed asserts that at most one of them is",
+        fix='keep one of them; "auto" lets the Trainer choose',
+        source="runtime/config.py _initialize_params",
+    ),
+    warning_rule(
+        "DS202 bf16 on GPUs without bf16",
+        at(
+            "bf16.enabled",
+            when.bf16 & that(lambda config: 0 < _capability(config) < 8),
+            "the {gpu} has compute capability {capability}",
+            gpu=lambda config: config.cluster.gpu.name,
+            capability=lambda config: f"{_capability(config):.1f}",
+        ),
+        why="GPUs before Ampere (compute capability 8.0) emulate it at a fraction of their fp16 speed",
+        fix="use fp16",
+        source="torch.cuda.is_bf16_supported (emulation counts); NVIDIA data sheets",
+    ),
+    advice_rule(
+        "DS203 training in fp32",
+        at(
+            "bf16",
+            ~(when.fp16 | when.bf16 | that(lambda config: config.precision_is_auto) | (when.for_trainer & _no_block))
+            & ~when.is_on("torch_autocast.enabled"),
+            "neither bf16 nor fp16 is enabled",
+        ),
+        why="weights and gradients take four bytes each, and matrix products run without half-precision tensor cores",
+        fix='add "bf16": {"enabled": true}, or fp16 before Ampere',
+        source="runtime/engine.py get_data_types",
+    ),
+    error_rule(
+        "DS208 half-precision master weights that DeepSpeed rejects",
+        at((_FP16_MASTERS, _MASTERS, _STATES), when.on & when.stages(0), "{name} is on at stage 0"),
+        at(
+            (_FP16_MASTERS, _MASTERS),
+            when.on & ~when.stages(0) & ~(when.offloaded & when.cpu_adam) & ~_states_in_bf16_on_gpu,
+            "the optimizer is not DeepSpeed's CPU Adam",
+        ),
+        at(_STATES, when.on & ~when.stages(0) & ~when.is_on(_MASTERS), "bf16_master_weights_and_grads is off"),
+        why="ZeRO supports them with its CPU Adam; bf16 masters may stay on the GPU if bf16_optimizer_states is on",
+        fix='use ZeRO with AdamW and "offload_optimizer": {"device": "cpu"}, or remove the key',
+        source="runtime/config.py _do_error_check; runtime/base_optimizer.py _configure_master_weights",
+    ),
+    error_rule(
+        "DS213 gradients of another type without ZeRO",
+        at(
+            "data_types.grad_accum_dtype",
+            when.decided & when.stages(0) & that(lambda config: _grad_dtype(config) not in (None, config.model_type)),
+            "gradients are accumulated in {wanted}, but the weights are {own}, at stage 0",
+            wanted=_grad_dtype,
+            own=lambda config: config.model_type,
+        ),
+        why="at stage 0 DeepSpeed accumulates in the model's type only, and raises NotImplementedError",
+        fix="use ZeRO stage 1 or more, or remove grad_accum_dtype",
+        source="runtime/engine.py _do_optimizer_sanity_check",
+    ),
+    advice_rule(
+        "DS214 stage 1 with unsharded fp32 gradients",
+        at(
+            "data_types.grad_accum_dtype",
+            when.stages(1) & when.bf16 & that(lambda config: _grad_dtype(config) == "fp32") & ~when.offloaded,
+            "every GPU holds the fp32 gradients of all parameters",
+        ),
+        why="for bf16 with fp32 accumulation DeepSpeed uses its BF16_Optimizer at stage 1, which holds four bytes per "
+        "parameter on every GPU that stage 2 does not need",
+        fix="use stage 2",
+        source="runtime/bf16_optimizer.py _setup_for_real_optimizer",
+    ),
 )
-def other_stage(config: LintedConfig) -> Iterator[Violation]:
+
+
+def _other_stage(config: LintedConfig) -> Iterator[Violation]:
     unused = []
     for known in CONFIG_KEYS.values():
         owner, _, name = known.path.rpartition(".")
         if owner == "zero_optimization" and known.stages in ((3,), (1, 2)) and config.stage not in known.stages:
             path = config.zero_path(name)
-            if path and config.get(path) not in ("auto", config.facts.default(path)):
-                unused.append((path, known.stages))
-    if config.stage < 3 and config.offload("param") != "none" and config.has("zero_optimization.offload_param"):
-        unused.append(("zero_optimization.offload_param", (3,)))
-    if config.stage < 3 and config.flag("zero_optimization.offload_optimizer.super_offload"):
-        unused.append(("zero_optimization.offload_optimizer.super_offload", (3,)))
+            if config.has(path) and config.get(path) not in ("auto", config.facts.default(path)):
+                unused.append((path, phrase("stage 3") if known.stages == (3,) else phrase("stages 1 and 2")))
+    block = "zero_optimization.offload_param"
+    if config.stage < 3 and config.offload("param") != "none" and config.has(block):
+        unused.append((block, phrase("stage 3")))
     for path, stages in unused:
-        fields = {"name": path.rpartition(".")[2], "stage": config.stage}
-        fields["stages"] = phrase("stage 3") if stages == (3,) else phrase("stages 1 and 2")
-        what = phrase("{name} is for {stages}, and this is stage {stage}", **fields)
-        yield violation(path, what, edits=removed(path))
+        yield violation(
+            path,
+            "{name} is for {stages}, and this is stage {stage}",
+            name=path.rpartition(".")[2],
+            stages=stages,
+            stage=config.stage,
+            edits=(Remove(tuple(path.split("."))),),
+        )
 
 
-@ZERO_RULES.error(
-    "DS303 an offloaded optimizer at stage 0",
-    why="DeepSpeed makes the CPU optimizer, but only ZeRO moves the weights to it: the first step fails on GPU tensors",
-    fix="use stage 1, 2 or 3, or remove offload_optimizer",
-    source="ops/adam/cpu_adam.py step; runtime/engine.py",
-)
-def offload_at_0(config: LintedConfig) -> Iterator[Violation]:
-    if config.optimizer:
-        spec = config.optimizer_spec
-        moved = spec is not None and spec.has_cpu_kernel and not config.flag("optimizer.params.torch_adam")
-    else:  # an optimizer of the script, which must be DeepSpeed's CPU Adam or Lion
-        moved = not config.off("zero_force_ds_cpu_optimizer")
-    offloaded = config.stage == 0 and config.offload("optimizer") != "none"
-    if offloaded and isinstance(config.get("zero_optimization"), dict):
-        what = "the optimizer runs on the CPU, the weights stay on the GPU"
-        yield violation("zero_optimization.offload_optimizer", what, severity=None if moved else "warning")
-
-
-ZERO_RULES.error(
-    "DS305 an odd allgather_bucket_size",
-    at(_GATHER_BUCKET, when.stages(1, 2) & when.number(lambda size: size % 2 == 1), "{number} is odd"),
-    why="stages 1 and 2 assert that it is a multiple of 2, although nothing else uses it",
-    fix="remove it",
-    source=_STAGE_12 + " (nccl_start_alignment_factor)",
-)
-
-
-ZERO_RULES.warning(
-    "DS306 sub_group_size 0",
-    at("zero_optimization.sub_group_size", when.stages(3) & when.equals(0), "every sub-group has one parameter"),
-    why="every parameter then is a sub-group of its own, for which the optimizer steps once",
-    fix="remove it, or write a number such as 100000000",
-    source=_STAGE_3 + " _create_fp16_sub_groups",
-)
-
-
-@ZERO_RULES.advice(
-    "DS307 sub-groups of 1e9 elements",
-    why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element on top of everything "
-    "else, for as many as the rank's share has",
-    fix="write 100000000, which costs 0.6 GB at most",
-    source=_STAGE_3 + " _prepare_fp32_grad_for_sub_group",
-)
-def large_sub_group(config: LintedConfig) -> Iterator[Violation]:
+def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
     model, ranks = config.model, config.world_size
     if config.stage != 3 or model is None or ranks is None or config.offload("optimizer") == "nvme":
         return
@@ -96,133 +141,301 @@ def large_sub_group(config: LintedConfig) -> Iterator[Violation]:
     elements = min(config.zero_number("sub_group_size"), model.parameters // ranks)
     if elements >= 5e8:
         what = phrase("a sub-group takes {size} GB per GPU during the step", size=f"{elements * 6 / 1e9:.1f}")
-        yield violation(config.zero_place("sub_group_size"), what)
+        yield violation(config.zero_path("sub_group_size"), what)
 
 
-@ZERO_RULES.advice(
-    "DS308 ZeRO-3 that keeps every weight gathered",
-    why="a weight that is used again within max_reuse_distance parameters is not released; with the defaults of 1e9, "
-    "a model below 1e9 parameters is whole on every GPU",
-    fix="write both below the model's parameters, such as a few of its layers",
-    source="runtime/zero/partitioned_param_coordinator.py",
-)
-def all_live(config: LintedConfig) -> Iterator[Violation]:
-    model = config.model
-    if config.stage != 3 or model is None:
-        return
-    live, distance = config.zero_number("max_live_parameters"), config.zero_number("max_reuse_distance")
-    if min(live, distance) >= model.parameters:
+def _all_live(config: LintedConfig) -> Iterator[Violation]:
+    names = "max_live_parameters", "max_reuse_distance"
+    if config.stage == 3 and config.model and min(map(config.zero_number, names)) >= config.model.parameters:
         what = phrase(
             "max_live_parameters and max_reuse_distance are at least the model's {parameters} parameters",
-            parameters=f"{model.parameters:,}",
+            parameters=f"{config.model.parameters:,}",
         )
-        yield violation(config.zero_place("max_live_parameters"), what)
+        yield violation(config.zero_path("max_live_parameters"), what)
 
 
-_averages = when.stages(3) | Condition(lambda config, _: config.text("gradient_allreduce_op").lower() != "sum")
-_scatters_means = when.stages(2, 3) & ~when.is_off("zero_optimization.reduce_scatter") & _averages
-
-ZERO_RULES.error(
-    "DS312 scaled gradients with reduce_scatter",
-    at("prescale_gradients", ~when.empty & _scatters_means, "gradients are pre-scaled at stage {stage}"),
-    at(
-        "gradient_predivide_factor",
-        when.number(lambda factor: factor != 1) & _scatters_means,
-        "gradients are pre-divided by {number} at stage {stage}",
-    ),
-    why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
-    "pre-divided",
-    fix="remove it",
-    source=_STAGE_12 + ", " + _STAGE_3,
-)
-
-
-@ZERO_RULES.advice(
-    "DS314 two buckets of reduce_bucket_size",
-    why="at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, so both are allocated",
-    fix="write a smaller reduce_bucket_size, such as 50000000",
-    source=_STAGE_12 + " setup_buckets",
-)
-def two_buckets(config: LintedConfig) -> Iterator[Violation]:
+def _two_buckets(config: LintedConfig) -> Iterator[Violation]:
     path = "zero_optimization.reduce_bucket_size"
     filled, elements = config.framework == "hf" and config.is_auto(path), config.zero_number("reduce_bucket_size")
     if config.stage in (1, 2) and config.flag("zero_optimization.overlap_comm") and not filled and elements >= 2e8:
-        by_trainer = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
-        width = 2 if config.fp16 or config.bf16 or by_trainer else 4
+        width = 2 if config.fp16 or config.bf16 or config.precision_is_auto else 4
         sizes = {"elements": f"{elements:,}", "width": width, "needed": f"{2 * width * elements / 1e9:.1f}"}
         what = phrase("2 x {elements} elements x {width} bytes are {needed} GB per GPU", **sizes)
         yield violation(path, what)
 
 
-@ZERO_RULES.advice(
-    "DS316 ZeRO-3 that saves only shards",
-    why="without stage3_gather_16bit_weights_on_model_save a saved model holds no weights to load; zero_to_fp32.py "
-    "must make them from the checkpoint",
-    fix='set "stage3_gather_16bit_weights_on_model_save": true',
-    source=_CONFIG,
+def _saves_shards(config: LintedConfig) -> bool:
+    gathers = any(map(config.flag, (*_GATHERS, "zero_optimization.stage3_gather_fp16_weights_on_model_save")))
+    return config.stage == 3 and not gathers and config.offload("param") != "nvme"
+
+
+def _weights_gb(config: LintedConfig) -> float:
+    return config.model.parameters * 2 / 1e9 if config.model is not None else 0
+
+
+def _ram_gb(config: LintedConfig) -> float:
+    """The RAM of a node; 0 if unknown."""
+    return (config.cluster.host_memory_bytes_per_node or 0) / 1e9 if config.cluster is not None else 0
+
+
+def _cpu_kernel_steps(config: LintedConfig) -> bool:
+    """Whether an offloaded optimizer is one of DeepSpeed's CPU optimizers, also if the script makes it."""
+    if not config.optimizer:
+        return not config.off("zero_force_ds_cpu_optimizer")
+    spec = config.optimizer_spec
+    return spec is not None and spec.has_cpu_kernel and not config.flag("optimizer.params.torch_adam")
+
+
+_GATHERS = (
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    "zero_optimization.gather_16bit_weights_on_model_save",
 )
-def shards_only(config: LintedConfig) -> Iterator[Violation]:
-    name = "gather_16bit_weights_on_model_save"
-    gathers = config.zero(name) or config.flag("zero_optimization.stage3_gather_fp16_weights_on_model_save")
-    if config.framework == "hf" and config.stage == 3 and not gathers and config.offload("param") != "nvme":
-        yield violation(config.zero_place(name), "weights are not gathered for saving")
+"""Both names of the key."""
+_averages = when.stages(3) | that(lambda config: config.text("gradient_allreduce_op").lower() != "sum")
+_scatters_means = when.stages(2, 3) & ~when.is_off("zero_optimization.reduce_scatter") & _averages
+_params_on_nvme = that(lambda config: config.offload("param") == "nvme")
+_lacks_ram = that(lambda config: 0 < _ram_gb(config) < _weights_gb(config))
 
-
-@ZERO_RULES.warning(
-    "DS317 weights gathered into RAM that is too small",
-    why="saving gathers all 16-bit weights in the first rank's RAM",
-    fix='set "stage3_gather_16bit_weights_on_model_save": false',
-    source="runtime/engine.py save_16bit_model",
-)
-def gathered_in_ram(config: LintedConfig) -> Iterator[Violation]:
-    ram = config.cluster.host_memory_bytes_per_node if config.cluster is not None else None
-    path = config.zero_path("gather_16bit_weights_on_model_save")
-    need = 2 * config.model.parameters if config.model is not None else 0
-    if config.stage == 3 and ram and need > ram and path and config.flag(path):
-        need_gb, ram_gb = f"{need / 1e9:.0f}", f"{ram / 1e9:.0f}"
-        yield violation(path, "the weights have {need} GB, the RAM has {ram} GB", need=need_gb, ram=ram_gb)
-
-
-ZEROPP_RULES = Rules("ZeRO++")
-_HPZ = "zero_optimization.zero_hpz_partition_size"
-_QUANTIZED = "zero_optimization.zero_quantized_gradients"
-_reduced_in_fp16 = Condition(lambda config, _: config.text("communication_data_type") == "fp16")
-_above_ranks = Condition(lambda config, path: (config.number(path) or 0) > (config.world_size or 0))
-_GROUPS = "utils/groups.py _create_zero_param_parallel_group"
-
-
-ZEROPP_RULES.error(
-    "DS352 hpZ groups that do not divide the GPUs",
-    at(_HPZ, when.stages(3) & when.splits_ranks_unevenly & ~_above_ranks, "{number} does not divide {ranks} GPUs"),
-    why="the ranks are divided into groups of zero_hpz_partition_size, each with a second copy of the weights",
-    fix="write the number of GPUs per node",
-    source=_GROUPS,
-)
-
-
-ZEROPP_RULES.error(
-    "DS355 hpZ with parameters on NVMe",
-    at(_HPZ, when.number(lambda size: size > 1) & when.stages(3) & when.param_on_nvme, "the parameters are on NVMe"),
-    why="the second copy of the weights is allocated where the first one goes, and torch has no device nvme",
-    fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
-    source="runtime/zero/partition_parameters.py _partition_param_sec",
-)
-ZEROPP_RULES.error(
-    "DS354 quantized gradients without reduce_scatter",
-    at(_QUANTIZED, when.on & when.stages(3) & when.is_off("zero_optimization.reduce_scatter"), "reduce_scatter is off"),
-    why="the quantized all-to-all is a reduce-scatter, and stage 3 asserts that both are on",
-    fix='set "reduce_scatter": true',
-    source="runtime/zero/stage3.py __init__ (all2all_process_group)",
-)
-ZEROPP_RULES.warning(
-    "DS356 quantized gradients of bf16",
-    at(
-        _QUANTIZED,
-        when.on & when.stages(3) & when.bf16 & ~when.one_node & ~_reduced_in_fp16,
-        "gradients in bf16 are quantized as if they were fp16",
+ZERO_RULES = section(
+    "ZeRO",
+    warning_rule(
+        "DS302 a setting of another stage",
+        _other_stage,
+        why="DeepSpeed passes it to an optimizer that does not use it",
+        fix="remove it, or use that stage",
+        source="runtime/engine.py _configure_zero_optimizer",
     ),
-    why="the kernel reads the bits of any 16-bit gradient as fp16, so bf16 gradients become other numbers",
-    fix='write "communication_data_type": "fp16", or leave gradients as they are',
-    source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
-    "all_to_all_quant_reduce",
+    error_rule(
+        "DS303 an offloaded optimizer at stage 0",
+        at(
+            "zero_optimization.offload_optimizer",
+            when.stages(0) & when.offloaded & that(_cpu_kernel_steps),
+            "the optimizer runs on the CPU, the weights stay on the GPU",
+        ),
+        why="DeepSpeed makes the CPU optimizer, but only ZeRO moves the weights to it: the first step fails on GPU "
+        "tensors",
+        fix="use stage 1, 2 or 3, or remove offload_optimizer",
+        source="ops/adam/cpu_adam.py step; runtime/engine.py",
+    ),
+    warning_rule(
+        "DS306 sub_group_size is 0",
+        at("zero_optimization.sub_group_size", when.stages(3) & when.equals(0), "every sub-group has one parameter"),
+        why="the optimizer then steps once per parameter",
+        fix="remove it, or write a number such as 100000000",
+        source=_STAGE_3 + " _create_fp16_sub_groups",
+    ),
+    advice_rule(
+        "DS307 large sub-groups",
+        _large_sub_group,
+        why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element of the sub-group, "
+        "or of the rank's share if that is smaller",
+        fix="write 100000000, which costs 0.6 GB at most",
+        source=_STAGE_3 + " _prepare_fp32_grad_for_sub_group",
+    ),
+    advice_rule(
+        "DS308 ZeRO-3 that keeps all weights gathered",
+        _all_live,
+        why="a weight that is used again within max_reuse_distance parameters is not released; with the defaults of "
+        "1e9 every GPU holds a whole model of fewer than 1e9 parameters",
+        fix="write both below the model's parameters, such as a few of its layers",
+        source="runtime/zero/partitioned_param_coordinator.py",
+    ),
+    error_rule(
+        "DS312 scaled gradients with reduce_scatter",
+        at("prescale_gradients", when.truthy & _scatters_means, "gradients are pre-scaled at stage {stage}"),
+        at(
+            "gradient_predivide_factor",
+            when.number(lambda factor: factor != 1) & _scatters_means,
+            "gradients are pre-divided by {number} at stage {stage}",
+        ),
+        why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
+        "pre-divided",
+        fix="remove it",
+        source=_STAGE_12 + ", " + _STAGE_3,
+    ),
+    advice_rule(
+        "DS314 two large reduce buckets",
+        _two_buckets,
+        why="at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, so both are allocated",
+        fix="write a smaller reduce_bucket_size, such as 50000000",
+        source=_STAGE_12 + " setup_buckets",
+    ),
+    advice_rule(
+        "DS316 ZeRO-3 that saves only shards",
+        at(_GATHERS[0], when.for_trainer & that(_saves_shards), "weights are not gathered for saving"),
+        why="without stage3_gather_16bit_weights_on_model_save a saved model contains no weights to load; "
+        "zero_to_fp32.py must extract them from the checkpoint",
+        fix='set "stage3_gather_16bit_weights_on_model_save": true',
+        source="runtime/zero/config.py",
+    ),
+    warning_rule(
+        "DS317 weights gathered into too little RAM",
+        at(
+            _GATHERS,
+            when.stages(3) & when.on & _lacks_ram,
+            "the weights have {need} GB, the RAM has {ram} GB",
+            need=lambda config: f"{_weights_gb(config):.0f}",
+            ram=lambda config: f"{_ram_gb(config):.0f}",
+        ),
+        why="saving gathers all 16-bit weights in the first rank's RAM",
+        fix='set "stage3_gather_16bit_weights_on_model_save": false',
+        source="runtime/engine.py save_16bit_model",
+    ),
+    error_rule(
+        "DS355 hpZ with parameters on NVMe",
+        at(
+            "zero_optimization.zero_hpz_partition_size",
+            when.number(lambda size: size > 1) & when.stages(3) & _params_on_nvme,
+            "the parameters are on NVMe",
+        ),
+        why="the second copy of the weights is allocated on the device of the first one, and torch has no device nvme",
+        fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
+        source="runtime/zero/partition_parameters.py _partition_param_sec",
+    ),
+    warning_rule(
+        "DS356 quantized gradients in bf16",
+        at(
+            "zero_optimization.zero_quantized_gradients",
+            when.on
+            & when.stages(3)
+            & when.bf16
+            & that(lambda config: config.cluster is None or config.cluster.nodes > 1)
+            & that(lambda config: config.text("communication_data_type") != "fp16"),
+            "gradients in bf16 are quantized as if they were fp16",
+        ),
+        why="the kernel reads the bits of any 16-bit gradient as fp16, so bf16 gradients get wrong values",
+        fix='write "communication_data_type": "fp16", or do not quantize gradients',
+        source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
+        "all_to_all_quant_reduce",
+    ),
+)
+
+_RATIO = "zero_optimization.offload_optimizer.ratio"
+
+
+def _both(name: str) -> tuple[str, ...]:
+    """A key of both offload blocks."""
+    return tuple(f"zero_optimization.{block}.{name}" for block in ("offload_optimizer", "offload_param"))
+
+
+def _small_buffers(config: LintedConfig) -> Iterator[Violation]:
+    model, ranks = config.model, config.world_size
+    if config.stage != 3 or config.offload("param") != "nvme" or model is None or ranks is None:
+        return
+    path = "zero_optimization.offload_param.buffer_size"
+    size = config.number(path)
+    size = config.facts.default(path) if size is None else size
+    largest = -(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks)
+    if size < largest:
+        what = phrase(
+            "a buffer holds {size} elements, the largest parameter's shard has {largest}",
+            size=f"{size:,.0f}",
+            largest=f"{largest:,}",
+        )
+        yield violation(path, what, fix=phrase('write "buffer_size": {largest} or more', largest=largest))
+
+
+def _fits_pinned(config: LintedConfig) -> bool:
+    """Whether the RAM can hold the offloaded tensors in page-locked memory; True if unknown."""
+    known = config.situation
+    return known is None or has_room_for_pinned(known.model, known.workload, known.cluster, known.plan)
+
+
+def _is_part(ratio: Any) -> bool:
+    return isinstance(ratio, bool | int | float) and 0 <= ratio < 1
+
+
+_part = Condition(lambda config, path: _is_part(config.get(path)))
+_partly_offloaded = when.number(_is_part) & when.stages(3) & when.offloaded
+_without_cpu_class = that(
+    lambda config: bool(config.optimizer) and not (config.optimizer_spec and config.optimizer_spec.cpu_class)
+)
+_NO_CPU_CLASS = "{optimizer} has no CPU implementation"
+_lamb = that(lambda config: config.optimizer == "lamb")
+_steps_on_cpu = ~when.stages(0) & when.offloaded
+
+OFFLOAD_RULES = section(
+    "Offload and NVMe",
+    error_rule(
+        "DS401 NVMe without a path",
+        at(
+            _both("nvme_path"),
+            when.stages(3) & when.to_nvme & when.equals(None, "auto"),
+            "{name} of {block} is missing",
+        ),
+        why="DeepSpeed joins the path with the name of its swap folder, and raises a TypeError or fails an assertion",
+        fix='add "nvme_path": a folder on the local NVMe drive',
+        source=_STAGE_3 + " _configure_tensor_swapping; " + _SWAPPER,
+    ),
+    warning_rule(
+        "DS402 an optimizer on NVMe below stage 3",
+        at(
+            "zero_optimization.offload_optimizer.device",
+            when.stages(1, 2) & when.to_nvme,
+            "at stage {stage} the states stay in host RAM",
+        ),
+        why='stages 1 and 2 have one kind of offload: any device but "none" keeps the states in host RAM',
+        fix='use stage 3, or write "device": "cpu"',
+        source=_STAGE_12 + " __init__ (cpu_offload)",
+    ),
+    error_rule(
+        "DS404 NVMe buffers that are too small or too few",
+        _small_buffers,
+        at(
+            "zero_optimization.offload_optimizer.buffer_count",
+            when.stages(3) & when.to_nvme & when.number(lambda count: count < 4) & when.may_have_adam,
+            "there are {number} buffers for Adam's parameter, gradient and two states",
+            severity="warning",
+        ),
+        why="a buffer must hold the shard of a parameter; a swapped sub-group needs one for its parameter, one for its "
+        "gradient and one for each state",
+        fix='write "buffer_count": 4 or more for Adam',
+        source=_SWAPPER + " (elements_per_buffer), runtime/swap_tensor/partitioned_optimizer_swapper.py "
+        "swap_in_optimizer_state",
+    ),
+    error_rule(
+        "DS408 a partly offloaded optimizer that is not Adam at stage 3",
+        at(_RATIO, _part & ~when.stages(3), "ratio is {value} at stage {stage}"),
+        at(_RATIO, _partly_offloaded & ~when.cpu_adam, "the optimizer is {optimizer}"),
+        why="DeepSpeed asserts that a ratio below 1 is used with stage 3 and its CPU Adam",
+        fix="use AdamW and stage 3, or remove ratio",
+        source="runtime/zero/config.py offload_ratio_check; " + _STAGE_3 + " __init__ (Hybrid Optimizer)",
+    ),
+    advice_rule(
+        "DS414 an offloaded optimizer without a CPU implementation",
+        at("optimizer.type", _steps_on_cpu & _without_cpu_class & ~_lamb, _NO_CPU_CLASS),
+        at("optimizer.type", _steps_on_cpu & _lamb, _NO_CPU_CLASS, severity="warning"),
+        at(
+            "optimizer.params.torch_adam",
+            _steps_on_cpu & when.has_adam & when.on,
+            "torch's Adam steps on the CPU",
+            severity="warning",
+        ),
+        why="DeepSpeed implements Adam, AdamW, Adagrad and Lion for the CPU; torch's optimizers run there slowly, and "
+        "LAMB is a GPU kernel",
+        fix="use AdamW without torch_adam, or do not offload the optimizer",
+        source="runtime/engine.py _configure_basic_optimizer",
+    ),
+    advice_rule(
+        "DS415 offload to memory that is not pinned",
+        at(_both("pin_memory"), when.off & when.in_use & that(_fits_pinned), "{block} is not pinned"),
+        why="copies from and to pageable memory are slower and do not overlap with computation",
+        fix='set "pin_memory": true',
+        source="runtime/zero/offload_config.py",
+    ),
+    warning_rule(
+        "DS417 a partly offloaded optimizer",
+        at(_RATIO, _partly_offloaded & when.may_have_adam),
+        why="a second AdamW steps the part on the GPU: it reads the learning rate once, so schedules do not change it, "
+        "and checkpoints do not contain its states, so a resumed training starts them at zero",
+        fix="remove ratio, unless the learning rate is constant and training never resumes",
+        source=_STAGE_3 + " __init__, state_dict (backup_optimizer)",
+    ),
+    advice_rule(
+        "DS453 NVMe with one thread",
+        at("aio.intra_op_parallelism", when.swaps & when.equals(None, 1), "one thread reads and writes"),
+        why="DeepSpeed's defaults, 8 requests in flight from one thread, do not use the bandwidth of a modern drive",
+        fix='set "intra_op_parallelism": 8 and "queue_depth": 32, or the values that ds_nvme_tune finds',
+        source="runtime/swap_tensor/aio_config.py",
+    ),
 )

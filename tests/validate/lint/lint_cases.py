@@ -14,6 +14,32 @@ from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_deeps
 from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import Rule
 
+MORE_BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("DS020", {"bf16": True, "zero_optimization": {"stage": 2}}, "bf16 is true, which is not an object"),
+    ("DS020", {"train_micro_batch_size_per_gpu": 0, "zero_optimization": {"stage": 2}}, "must be above 0"),
+    ("DS020", {"steps_per_print": 0, "zero_optimization": {"stage": 2}}, "must be other than 0"),
+    ("DS020", {"gradient_clipping": "1.0", "zero_optimization": {"stage": 2}}, 'is "1.0", which is not a number'),
+    ("DS020", {"communication_data_type": "float16", "zero_optimization": {"stage": 2}}, 'one of "fp32"'),
+    ("DS020", {"data_types": {"grad_accum_dtype": "fp8"}, "zero_optimization": {"stage": 2}}, 'is "fp8"'),
+    (
+        "DS020",
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}, "zero_optimization": {"stage": 2}},
+        "warmup_num_steps is 0, but must be above 0",
+    ),
+    ("DS015", {"zero_optimization": {"stage": 3, "prefetch_bucket_size": 9, "stage3_prefetch_bucket_size": 9}}, "same"),
+    ("DS106", {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}}, "3 does not divide 4 GPUs"),
+    ("DS213", {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}}, "fp32"),
+    ("DS312", {"gradient_predivide_factor": 2, "zero_optimization": {"stage": 2}}, "pre-divided by 2 at stage 2"),
+    ("DS408", {"zero_optimization": {"stage": 2, "offload_optimizer": {"ratio": 0.5}}}, "ratio is 0.5 at stage 2"),
+    ("DS505", {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 9}}}, "needs total_num_steps"),
+    (
+        "DS805",
+        {"activation_checkpointing": {"contiguous_memory_optimization": True, "partition_activations": True}},
+        "number_checkpoints",
+    ),
+]
+"""(code, keys that replace those of the rule's bad example, words of the finding): further ways to violate a rule."""
+
 
 @functools.cache
 def facts() -> DeepSpeedFacts:
@@ -33,7 +59,7 @@ def judged(config: Mapping[str, Any] | str, known: DeepSpeedFacts | None = None,
     text = config if isinstance(config, str) else json.dumps(config, indent=2)
     document = read_document(text.encode(), name="ds_config.json")
     given = {"framework": None, "model": None, "gpus": None, "ram": None, "seq_len": None, "offline": True, **options}
-    return lint(document, facts=known or facts(), **lint_settings(document.root.value, **given))
+    return lint(document, facts=known or facts(), **lint_settings(document.value, **given))
 
 
 def codes(report: LintReport, *severities: str) -> set[str]:

@@ -37,7 +37,7 @@ def judged(raw: bytes) -> None:
     apply(document, report.edits)
     given = {"framework": None, "model": "gpt2", "gpus": "2x24GB", "ram": None, "seq_len": None, "offline": True}
     try:
-        lint(document, facts=facts(), **lint_settings(document.root.value, **given))
+        lint(document, facts=facts(), **lint_settings(document.value, **given))
     except DsAdviseError as error:
         assert "\n" not in str(error)
 

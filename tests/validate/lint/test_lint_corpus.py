@@ -84,7 +84,7 @@ def _mutations() -> Iterator[Mutation]:
             yield f"typo {block.path}.{key}", _changed(base, f"{block.path}.{key}_", 1), "DS010"
             if field.type.name not in ("any", "list", "dict", "union"):
                 yield f"list {block.path}.{key}", _changed(base, f"{block.path}.{key}", [1]), "DS020"
-            if field.bounds:
+            if field.type.bounds:
                 yield f"bound {block.path}.{key}", _changed(base, f"{block.path}.{key}", -1), "DS020"
             if field.type.name == "bool" and not field.deprecated:
                 yield f"text {block.path}.{key}", _changed(base, f"{block.path}.{key}", "true"), "DS022"
@@ -93,7 +93,7 @@ def _mutations() -> Iterator[Mutation]:
             path = f"{block.path}.{key}" if block.path else key
             yield f"typo {path}", _changed(base, f"{path}_", 1), "DS011"
             if not block.path and facts().block(key) is not None and key not in ("bf16", "aio", "bfloat16"):
-                yield f"null {path}", _changed(base, path, None), "DS021"
+                yield f"null {path}", _changed(base, path, None), "DS020"
     for name in (
         "overlap_comm",
         "reduce_bucket_size",

@@ -4,6 +4,7 @@ rest."""
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from ds_advise.estimators.errors import ConfigFileError
@@ -42,10 +43,13 @@ def test_json_is_read_as_pythons_json_reads_it(config: dict[str, object], indent
     """Every value, and every key's place: the text there is the key."""
     text = json.dumps(config, indent=indent, ensure_ascii=ascii_only)
     document = read_document(text.encode(), name="x")
-    assert document.root.value == config and not document.departures
-    for member in document.root.members:
-        assert json.loads(text[member.start : member.end]) == member.key
-        assert json.loads(text[member.node.start : member.node.end]) == member.node.value
+    assert document.value == config and not document.departures
+    for member in document.members:
+        value: Any = config
+        for name in member.path:
+            value = value[int(name) if isinstance(value, list) else name]
+        assert json.loads(text[member.start : member.end]) == member.path[-1]
+        assert json.loads(text[member.value_start : member.value_end]) == value
         line, column = document.place(member.start)
         assert text.split("\n")[line - 1][column - 1] == '"'
 
@@ -75,7 +79,7 @@ def test_hjson_is_read_as_deepspeed_reads_it(text: str) -> None:
     """The same value as the hjson package's; what is more than JSON is noted."""
     hjson = pytest.importorskip("hjson")
     document = read_document(text.encode(), name="x")
-    assert document.root.value == hjson.loads(text)
+    assert document.value == hjson.loads(text)
     assert bool(document.departures) == (not _is_json(text))
 
 
@@ -128,8 +132,8 @@ def test_a_file_without_a_configuration_is_one_line(raw: bytes, message: str) ->
 def test_duplicates_are_found_at_every_depth() -> None:
     """The path and the second place of each."""
     document = read_document(b'{"a": {"b": 1, "b": 2}, "a": 3, "c": [{"d": 1, "d": 1}]}', name="x")
-    assert [path for path, _ in document.duplicates()] == [("a", "b"), ("a",), ("c", "0", "d")]
-    assert document.root.value["a"] == 3
+    assert [member.path for member in document.duplicates()] == [("a", "b"), ("a",), ("c", "0", "d")]
+    assert document.value["a"] == 3
 
 
 TEXT = """{

@@ -1,0 +1,199 @@
+"""Types and ranges of values (DS02x): those of DeepSpeed's pydantic classes, and those that its code needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ...estimators.phrase import phrase
+from . import rule_conditions as when
+from .config_file import Replace
+from .linted_config import LintedConfig
+from .rule import Violation, error_rule, section, violation, warning_rule
+from .rule_conditions import Condition, that
+from .values import FieldType, problem, shown, unquoted
+
+_DTYPE_NAMES = {
+    "fp16": ("fp16", "float16", "half", "torch.float16"),
+    "fp32": ("fp32", "float32", "float", "torch.float32"),
+    "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
+    "int8": ("int8", "torch.int8"),
+}
+DTYPES = {name: dtype for dtype, names in _DTYPE_NAMES.items() for name in names}
+"""Dtype names of `runtime/config.py DtypeEnum`."""
+
+_ABOVE_ZERO = (("gt", 0.0),)
+_POSITIVE = FieldType(name="int", bounds=_ABOVE_ZERO)
+_COUNT = FieldType(name="int", bounds=_ABOVE_ZERO, optional=True)
+_NUMBER = FieldType(name="float", optional=True)
+_OBJECT = FieldType(name="dict")
+_NAME = FieldType(name="str", optional=True)
+_NAMES = FieldType(name="list", parts=(FieldType(name="str"),))
+_DTYPE = FieldType(name="literal", choices=tuple(DTYPES), optional=True)
+_COLLECTIVE_DTYPE = FieldType(name="choice", choices=("fp32", "fp16", "bf16"), optional=True)
+
+
+def _one_of(*choices: Any, optional: bool = False) -> FieldType:
+    """A word in any case of letters, or another constant."""
+    return FieldType(name="choice", choices=choices, optional=optional)
+
+
+def _warms_up(*types: str) -> Condition:
+    return that(lambda config: config.scheduler in types)
+
+
+_ADAM = "optimizer.params."
+_WARM_UP = "scheduler.params.warmup_"
+_no_scheduler = that(lambda config: not config.has("scheduler"))
+_since_0_19_6 = that(lambda config: config.facts.at_least("0.19.6"))
+_linear = _warms_up("WarmupLR", "WarmupDecayLR")
+
+CODE_TYPES: dict[str, tuple[FieldType, Condition]] = {
+    # runtime/config.py
+    "train_batch_size": (_COUNT, when.always),
+    "train_micro_batch_size_per_gpu": (_COUNT, when.always),
+    "gradient_accumulation_steps": (_COUNT, when.always),
+    "sequence_parallel_size": (_POSITIVE, when.always),
+    "wall_clock_breakdown": (FieldType(name="bool"), when.always),
+    "flops_profiler.enabled": (FieldType(name="bool"), when.always),
+    "vocabulary_size": (_NUMBER, when.always),
+    "gradient_clipping": (FieldType(name="float"), when.always),
+    "gradient_predivide_factor": (FieldType(name="float"), when.always),
+    "communication_data_type": (_COLLECTIVE_DTYPE, when.always),
+    "seq_parallel_communication_data_type": (_COLLECTIVE_DTYPE, when.always),
+    "gradient_allreduce_op": (_one_of("mean", "sum"), when.always),
+    "data_types.grad_accum_dtype": (_DTYPE, when.always),
+    "data_types.param_dtype": (_DTYPE, when.always),
+    "data_types.buffer_dtype": (_DTYPE, when.fp16 | when.bf16),
+    "data_types.keep_in_fp32_modules": (FieldType(name="union", parts=(_one_of("auto"), _NAMES)), when.always),
+    "torch_autocast.dtype": (FieldType(name="literal", choices=tuple(DTYPES)), when.always),
+    "torch_autocast.lower_precision_safe_modules": (
+        FieldType(name="union", parts=(_NAMES, FieldType(name="str"), _OBJECT)),
+        when.always,
+    ),
+    # runtime/engine.py _take_model_step: step % steps_per_print
+    "steps_per_print": (FieldType(name="float", optional=True, bounds=(("ne", 0.0),)), when.always),
+    # runtime/model_checkpointing/config.py
+    "checkpoint.tag_validation": (_one_of("warn", "ignore", "fail"), when.always),
+    "checkpoint.writer.type": (_one_of("mock", "python", "fast", optional=True), when.always),
+    "checkpoint.writer.data_parallel": (_one_of("replica", "socket", "machine", optional=True), when.always),
+    "checkpoint.parallel_write.pipeline_stage": (_one_of(True, False), when.always),
+    # runtime/swap_tensor/partitioned_param_swapper.py _configure_aio
+    "aio.block_size": (_COUNT, when.swaps),
+    "aio.queue_depth": (_COUNT, when.swaps),
+    "aio.intra_op_parallelism": (_COUNT, when.swaps),
+    # runtime/engine.py _is_supported_optimizer, _scheduler_from_config, _configure_basic_optimizer
+    "optimizer.type": (_NAME, when.always),
+    "scheduler.type": (_NAME, when.always),
+    "optimizer.params": (FieldType(name="dict", optional=True), that(lambda config: bool(config.optimizer))),
+    # csrc/adam: multi_tensor_adam, create_adam; a scheduler replaces lr before the first step
+    _ADAM + "lr": (_NUMBER, when.has_adam & _no_scheduler),
+    _ADAM + "weight_decay": (_NUMBER, when.has_adam),
+    _ADAM + "eps": (_NUMBER, when.has_adam),
+    _ADAM + "betas": (FieldType(name="list", parts=(_NUMBER,)), when.has_adam),
+    # runtime/lr_schedules.py; before 0.19.6 it computes with the steps, since then it validates them
+    _WARM_UP + "min_lr": (_NUMBER, _linear),
+    _WARM_UP + "max_lr": (_NUMBER, _linear),
+    "scheduler.params.total_num_steps": (_NUMBER, _linear),
+    _WARM_UP + "num_steps": (_POSITIVE, _since_0_19_6 & _warms_up("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")),
+}
+"""Path -> the type that DeepSpeed's code needs where no class validates the value, and when it uses the value."""
+
+_LEAF = "zero_optimization.leaf_module"
+"""The block that accepts a name instead of a list of names, and null for itself (runtime/zero/leaf_module_config.py
+`_coerce_container_types`)."""
+_NESTED = ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write")
+_NOT_READ_HERE = (
+    "pipeline",
+    "data_efficiency",
+    "expert_parallel",
+    "compression_training",
+    "elasticity",
+    "curriculum_learning",
+    "nebula",
+)
+"""Blocks whose keys are not among the facts."""
+_MAY_BE_NULL = ("bf16", "aio", "checkpoint.writer", "expert_parallel")
+
+
+class _Typed(NamedTuple):
+    """A key of the file with its type. by_class: whether a pydantic class reads it, which converts texts."""
+
+    path: str
+    kind: FieldType
+    value: Any
+    by_class: bool
+
+
+def _typed(config: LintedConfig) -> Iterator[_Typed]:
+    """The keys with a known type, without `auto`, which DS151 is about."""
+    unread = "bfloat16" if config.get("bf16") is not None else ""
+    for block in config.facts.blocks:
+        for key, value in config.block(block.path).items() if block.strict and block.path != unread else ():
+            field, path = block.field(key), block.path_of(key)
+            is_names = block.path == _LEAF and isinstance(value, str)
+            if field is not None and value != "auto" and not is_names and not (path == _LEAF and value is None):
+                yield _Typed(path, field.type, value, True)
+    blocks = [block.path for block in config.facts.blocks if block.path and "." not in block.path]
+    for path in (*blocks, *_NESTED, *filter(config.facts.knows, _NOT_READ_HERE)):
+        value = config.get(path)
+        old_form = path == "zero_optimization" and isinstance(value, bool)
+        if config.has(path) and path != unread and not old_form:
+            yield _Typed(path, FieldType(name="dict", optional=path in _MAY_BE_NULL), value, False)
+    for path, (kind, used) in CODE_TYPES.items():
+        value = config.get(path)
+        if config.has(path) and value != "auto" and config.facts.knows(path) and used.holds(config, path):
+            word = value.lower() if kind.name == "choice" and isinstance(value, str) else value
+            yield _Typed(path, kind, word, False)
+
+
+def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
+    for path, kind, value, by_class in _typed(config):
+        wrong = problem(kind, value, converts_text=by_class)
+        if wrong is None:
+            continue
+        plain = unquoted(kind, value)
+        if plain is not None:
+            fix = phrase("write {value}", value=shown(plain))
+        elif "bound" in wrong.fields:
+            fix = phrase("write a value that is {sign} {bound}", sign=wrong.fields["sign"], bound=wrong.fields["bound"])
+        elif kind.name == "dict" and isinstance(value, bool):
+            fix = phrase('write {{"enabled": {value}}}', value=shown(value))
+        else:
+            fix = phrase("write {value}", value=wrong.fields["wanted"])
+        edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
+        yield violation(path, "{key} {problem}", key=path.rpartition(".")[2], problem=wrong, fix=fix, edits=edits)
+
+
+def _converted_text(config: LintedConfig) -> Iterator[Violation]:
+    for path, kind, value, by_class in _typed(config):
+        plain = unquoted(kind, value) if isinstance(value, str) else None
+        if by_class and plain is not None and problem(kind, value) is None:
+            yield violation(
+                path,
+                "{key} is the text {value}",
+                key=path.rpartition(".")[2],
+                value=shown(value),
+                fix=phrase("write {value}", value=shown(plain)),
+                edits=(Replace(tuple(path.split(".")), plain),),
+            )
+
+
+TYPE_RULES = section(
+    "Types and ranges",
+    error_rule(
+        "DS020 a value of the wrong type or out of range",
+        _wrong_values,
+        why="the pydantic class rejects it, or, for keys without a class, the code that uses it raises an error, often "
+        "one that does not name the key",
+        source="runtime/zero/config.py and the other classes of DeepSpeedConfigModel; runtime/config.py, "
+        "runtime/engine.py, runtime/lr_schedules.py, csrc/adam",
+    ),
+    warning_rule(
+        "DS022 a number or truth value written as text",
+        _converted_text,
+        why='DeepSpeed\'s class converts it, but the Trainer and accelerate compare the text with numbers: a stage "3" '
+        "is not stage 3 to them",
+        source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
+    ),
+)

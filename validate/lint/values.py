@@ -1,0 +1,175 @@
+"""Values of keys: the types that DeepSpeed accepts, and how they are shown.
+
+`problem` decides by pydantic's rules whether DeepSpeed accepts a value, without importing pydantic, which browsers
+lack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import reduce
+from typing import Any
+
+from ...estimators.phrase import Phrase, named, phrase
+
+_SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most", "ne": "other than"}
+
+_WORDS: Mapping[str, str] = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "path": "a path",
+    "list": "a list",
+    "dict": "an object",
+}
+"""Name of a type -> its description."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldType:
+    """The type of a key's value."""
+
+    name: str
+    """bool, int, float, str, path, dict, any; unwritable (an object that no file can hold); list (items of the type in
+    `parts`); union (of `parts`); choice (an enumeration; values are converted to one of `choices`); literal (one of
+    `choices`)."""
+    optional: bool = False
+    choices: tuple[Any, ...] = ()
+    parts: tuple[FieldType, ...] = ()
+    bounds: tuple[tuple[str, float], ...] = ()
+    """(sign, number) pairs; the signs are "gt", "ge", "lt", "le" and "ne"."""
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether it is a number or a truth value."""
+        numbers = self.name == "choice" and all(isinstance(choice, int) for choice in self.choices)
+        return numbers or self.name in ("bool", "int", "float")
+
+
+def problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> Phrase | None:
+    """Why DeepSpeed rejects a value; None if it accepts it.
+
+    value: never "auto", which DeepSpeed drops before validation. converts_text: whether a pydantic class reads the
+    value, which accepts numbers written as text.
+    """
+    try:
+        taken = _taken(kind, value, converts_text)
+    except ValueError:
+        return phrase("is {value}, which is not {wanted}", value=shown(value), wanted=wanted(kind))
+    for sign, bound in kind.bounds if isinstance(taken, int | float) else ():
+        if not getattr(operator, sign)(taken, bound):
+            fields = {"value": shown(value), "sign": named(_SIGNS[sign]), "bound": f"{bound:g}"}
+            return phrase("is {value}, but must be {sign} {bound}", **fields)
+    return None
+
+
+def unquoted(kind: FieldType, value: Any) -> Any:
+    """The number or truth value that a text stands for, for a list its items; None if DeepSpeed does not accept it."""
+    if isinstance(value, list) and kind.parts and any(isinstance(item, str) for item in value):
+        items = [unquoted(kind.parts[0], item) if isinstance(item, str) else item for item in value]
+        return None if None in items else items
+    if not isinstance(value, str) or not kind.is_numeric:
+        return None
+    plain = TRUTHS.get(value.lower()) if kind.name == "bool" else number_in(value)
+    return None if plain is None or problem(kind, plain) else _taken(kind, plain, True)
+
+
+def number_in(value: Any) -> int | float | None:
+    """The finite number written in a text, an integer if it has no decimal point; None for anything else."""
+    if not isinstance(value, str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if not abs(number) < 1e300 or "_" in value:
+        return None
+    return int(number) if number == int(number) and not ("." in value or "e-" in value.lower()) else number
+
+
+def shown(value: Any) -> str:
+    """A value in JSON, cut to a short length."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except ValueError:
+        text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The known name closest to a misspelled one; "" if none is close."""
+    return next(iter(get_close_matches(name[:60], list(known), n=1, cutoff=cutoff)), "")
+
+
+def wanted(kind: FieldType) -> Phrase:
+    """The description of a type: `a whole number`, `one of "none", "cpu", "nvme"`."""
+    if kind.choices:
+        return phrase("one of {values}", values=", ".join(map(shown, kind.choices)))
+    if kind.name == "union":
+        return reduce(lambda one, other: phrase("{one} or {other}", one=one, other=other), map(wanted, kind.parts))
+    words = named(_WORDS.get(kind.name, "a value that a file can hold"))
+    return phrase("{one} or {other}", one=words, other="null") if kind.optional and kind.name == "dict" else words
+
+
+def _plainly_right(kind: FieldType, value: Any) -> bool:
+    if value is None or kind.name == "any":
+        return kind.optional or kind.name == "any"
+    if kind.choices:
+        return any(value == choice and type(value) is type(choice) for choice in kind.choices)
+    if kind.name == "list":
+        return isinstance(value, list) and all(_plainly_right(part, item) for part in kind.parts for item in value)
+    if kind.name == "float":
+        return type(value) in (int, float) and abs(value) < 1e300
+    return type(value) is {"bool": bool, "int": int, "str": str, "path": str, "dict": dict}.get(kind.name)
+
+
+_YES, _NO = ("1", "on", "t", "true", "y", "yes"), ("0", "off", "f", "false", "n", "no")
+TRUTHS = dict.fromkeys(_YES, True) | dict.fromkeys(_NO, False)
+"""Words in lower case that pydantic accepts as a truth value."""
+
+_INTEGER = re.compile(r"\s*([+-]?\d+(?:_\d+)*)(?:\.0+)?\s*", re.ASCII)
+
+
+def _taken(kind: FieldType, value: Any, converts_text: bool) -> Any:
+    """The value that pydantic converts a value of another type to. Raises ValueError if it rejects the value.
+
+    Source: pydantic-core 2 (input/shared.rs, validators/enum_.rs).
+    """
+    if _plainly_right(kind, value):
+        return value
+    if kind.name == "union":
+        for part in kind.parts:
+            with contextlib.suppress(ValueError):
+                return _taken(part, value, converts_text)
+    elif kind.name == "list" and isinstance(value, list):
+        return [_taken(part, item, converts_text) for part in kind.parts for item in value]
+    elif kind.is_numeric and isinstance(value, str) and not converts_text:
+        raise ValueError
+    elif kind.name == "choice" and not all(isinstance(choice, str) for choice in kind.choices):
+        if (number := _whole(value)) in kind.choices:
+            return number
+    elif kind.name == "bool":
+        if isinstance(value, str) and value.lower() in TRUTHS:
+            return TRUTHS[value.lower()]
+        if isinstance(value, int | float) and value in (0, 1):
+            return bool(value)
+    elif kind.name == "int":
+        return _whole(value)
+    elif kind.name == "float" and isinstance(value, int | float | str) and str(value).isascii():
+        return float(value)
+    raise ValueError
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str) and (match := _INTEGER.fullmatch(value)):
+        return int(match[1])
+    if isinstance(value, bool | int) or (isinstance(value, float) and abs(value) < 2**63 and not value % 1):
+        return int(value)
+    raise ValueError
