@@ -97,8 +97,6 @@ class ToolFormat:
     approximated: Mapping[str, str] = field(default_factory=dict)
     """Remarks -> the switches to which they apply."""
     deepspeed: Callable[[ScriptArguments, Path], DeepSpeedPart | None] = deepspeed_part
-    rollouts: Callable[[ScriptArguments], ScriptArguments] = lambda arguments: arguments
-    """The arguments that hold the options of completions."""
     has_own_keys: bool = False
     """Whether a file may hold options of the user's own."""
     refuses_two_precisions: bool = True
@@ -156,7 +154,7 @@ class ToolFormat:
         self.details(run, arguments, source)
         if training.get("framework") == "trl" and run.objective in OBJECTIVES:
             training["objective"] = run.objective if run.objective != NEXT_TOKEN else None  # the default
-            training.update(rollout_options(self.rollouts(arguments), run.objective))
+            training.update(rollout_options(arguments, run.objective))
         elif run.objective != NEXT_TOKEN:
             run.lacks(
                 f"{run.objective.upper()} training, whose step has more than one model or pass; "

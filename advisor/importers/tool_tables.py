@@ -5,10 +5,8 @@ Keys and defaults are those of LLaMA-Factory ff6d4d1, axolotl 067b021 and ms-swi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,7 +268,11 @@ def _axolotl_details(run: ImportedRun, arguments: ScriptArguments, _: Source) ->
 def _axolotl_objectives(run: ImportedRun, arguments: ScriptArguments) -> None:
     """axolotl's objectives (core/builders/rl.py): subclasses of TRL's trainers with their own losses."""
     training, objective = run.training, run.objective
-    if objective not in (*_PREFERENCES, "grpo"):
+    if objective == "grpo":
+        run.lacks(
+            "GRPO by axolotl, whose options of completions are not read; ds-advise MODEL --objective grpo predicts it"
+        )
+    if objective not in _PREFERENCES:
         return
     training |= {"framework": "trl", "loss": None}
     run.use_software(trl="1.8")
@@ -282,19 +284,6 @@ def _axolotl_objectives(run: ImportedRun, arguments: ScriptArguments) -> None:
         run.lacks("Liger's fused loss of preferences")
     if arguments.flag("rl_adapter_ref_model"):
         run.lacks(_OWN_REFERENCE)
-    if any(_axolotl_rollouts(arguments).flag(name) for name in ("use_data_producer", "async_prefetch")):
-        run.lacks("completions that axolotl generates while it trains")
-
-
-def _axolotl_rollouts(arguments: ScriptArguments) -> ScriptArguments:
-    """The options of GRPOConfig, which are under `trl`, and those of its engine, under `vllm`."""
-    values: dict[str, Any] = {}
-    engine: dict[str, Any] = {}
-    for found, name in ((values, "trl"), (engine, "vllm")):
-        with suppress(ValueError):
-            found.update(json.loads(arguments.text(name) or "{}"))
-    names = ("gpu_memory_utilization", "tensor_parallel_size")
-    return ScriptArguments.of_values(values | {f"vllm_{name}": engine[name] for name in names if name in engine})
 
 
 def _axolotl_adapter(run: ImportedRun, arguments: ScriptArguments) -> None:
@@ -348,7 +337,6 @@ AXOLOTL = ToolFormat(
     program="axolotl",
     is_file=lambda source: "base_model" in source.values,
     details=_axolotl_details,
-    rollouts=_axolotl_rollouts,
     # utils/__init__.py `set_pytorch_cuda_alloc_conf`; utils/schemas/config.py and training.py for the defaults.
     defaults={"launcher": "accelerate", "expandable_segments": True},
     model=("base_model",),
