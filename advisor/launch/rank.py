@@ -21,7 +21,6 @@ import runpy
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -43,9 +42,6 @@ _STEPS_AHEAD = 3
 """Number of steps between the choice of the last step and that step. Rank 0 chooses it. A rank that has completed step
 k + 1 has used the weights of step k, which took all ranks' gradients. When it completes step s + 3, rank 0 has
 therefore completed step s, in which it chose."""
-
-_MEMORY_EVERY_S = 1.0
-"""Interval between memory queries. torch collects all its counters for each query, and keeps the peaks in between."""
 
 
 def main() -> None:
@@ -292,16 +288,9 @@ class _EngineObserver:
         self._global_steps = 0
         self._pending: list[tuple[int, Any, Any]] = []
         """(step, loss, CUDA event after the loss's copy to the host)."""
-        self._memory_at = 0.0
-        self._reported_ranks = False
         self._reported_settings = False
 
     def before_forward(self, engine: Any, *args: Any, **kwargs: Any) -> None:
-        if not self._reported_ranks:
-            import torch.distributed as dist
-
-            self._reported_ranks = True
-            self._events.note({"engine_ranks": dist.get_world_size()})
         inputs: Any = kwargs.get("input_ids", args[0] if args else None)
         shape = getattr(inputs, "shape", ())
         if engine.module.training and len(shape) >= 2 and not inputs.is_floating_point():
@@ -331,7 +320,7 @@ class _EngineObserver:
                 # Counted, because under the Trainer the engine's own value is 1 if the configuration lacks the key.
                 "gradient_accumulation_steps": len(losses) or int(engine.gradient_accumulation_steps()),
             }
-            self._events.note({"engine": settings})
+            self._events.note({"engine": settings, "engine_ranks": torch.distributed.get_world_size()})
         self._report_pending()
         if losses:
             stacked = torch.stack([value.float().reshape(()) for value in losses])
@@ -345,25 +334,14 @@ class _EngineObserver:
             else:
                 line["loss"] = float(loss)
         if engine.device.type == "cuda":
-            line |= self._memory(torch)
+            counters = torch.cuda.memory_stats()
+            line |= {f"{name}_peak_bytes": counters[f"{name}_bytes.all.peak"] for name in ("allocated", "reserved")}
         self._events.note({"step": step, **line})
 
     def _report_pending(self) -> None:
         while self._pending and self._pending[0][2].query():
             step, loss, _ = self._pending.pop(0)
             self._events.note({"step": step, "loss": float(loss)})
-
-    def _memory(self, torch: Any) -> dict[str, float]:
-        now = time.monotonic()
-        if now - self._memory_at < _MEMORY_EVERY_S:
-            return {}
-        self._memory_at = now
-        return {
-            "allocated_bytes": torch.cuda.memory_allocated(),
-            "allocated_peak_bytes": torch.cuda.max_memory_allocated(),
-            "reserved_bytes": torch.cuda.memory_reserved(),
-            "reserved_peak_bytes": torch.cuda.max_memory_reserved(),
-        }
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ class RankRecord:
     """State of one rank, from the events in its file. Keys of the events:
 
     rank, pid, host   of the rank; the first event.
-    engine_ranks  the ranks that train together, before the first step.
+    engine_ranks  the ranks that train together, with `engine`.
     engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
     step          the completed optimizer step, with this rank's tokens in it.
     step, loss    the loss of a step, which a GPU reports later than the step itself.
-    allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes   of torch's allocator, at intervals.
+    allocated_peak_bytes, reserved_peak_bytes   of torch's allocator, with each step.
     trainer       {total_steps, output_dir}: the start of the Hugging Face Trainer.
     checkpoint    the folder of a checkpoint that the Trainer has saved.
     error         {type, message, errno, details}: the exception that ended the script.
