@@ -48,6 +48,10 @@ NOT_READ = {
         "torchrun train.py olmo.yaml",
         "olmo.yaml: its keys (run_name, model) are those of no known tool",
     ),
+    "accelerate's FSDP with offload": (
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_offload_params: true}\nnum_processes: 4\n",
+        "not predicted: fsdp_offload_params: true",
+    ),
     "ms-swift's rlhf": ("swift rlhf --rlhf_type gkd --model gpt2 --train_type lora", "GKD by ms-swift"),
 }
 
@@ -190,13 +194,6 @@ def test_the_trainers_fsdp_settings_are_followed_or_named(
     assert answer.run.sharding == sharding and lacks in str(answer.obstacle or "")
     assert (answer.figures is None) == bool(lacks)
     assert answer.run.gradient_checkpointing is ("activation_checkpointing" in options)
-
-
-def test_accelerates_fsdp_with_offload_has_no_figures(tmp_path: Path) -> None:
-    text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_offload_params: true\nnum_processes: 4\n"
-    (tmp_path / "a.yaml").write_text(text)
-    answer = import_file(tmp_path / "a.yaml", model="Qwen2.5-7B", gpus="A100-80GB", offline=True)
-    assert answer.figures is None and "not predicted: fsdp_offload_params: true" in str(answer.obstacle)
 
 
 def test_assumptions_about_an_imported_run_are_named(tmp_path: Path) -> None:

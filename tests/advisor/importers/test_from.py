@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -113,18 +112,6 @@ def test_a_slurm_script_has_its_gpus_and_its_faults(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_condition_on_host_ram_is_part_of_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    """As in the main answer: a plan whose RAM is larger than the memory of the GPUs fits only if the host has it."""
-    command = ("train.slurm", "--gpus", "2x1xRTX4090", "--micro-batch", "1", "--seq-len", "512")
-    run(["from", *command, "--offline"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"As it is: ZeRO-3 with optimizer in host RAM fits if the host has \d+ GiB of RAM\.", shown)
-    run(["from", *command, "--offline", "--ram", "1TB"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "As it is: ZeRO-3 with optimizer in host RAM fits." in shown
-
-
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("place", [".", "/", ""])
 def test_a_folder_is_refused_as_output(capsys: pytest.CaptureFixture[str], place: str) -> None:
     code, answer, error = _imported(capsys, LORA, "--gpus", "4xA100-80GB", "-o", place)
@@ -191,6 +178,11 @@ BAD = {
     "a count is none": ("x.yaml", "distributed_type: MULTI_GPU\nnum_processes: many", "num_processes"),
     "a block is none": ("x.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: 3", "deepspeed_config"),
     "its training has no figures": ("x.yaml", "base_model: Qwen2.5-1.5B\nrl: gdpo", "GDPO training"),
+    "DeepSpeed stops at its optimizer": (
+        "x.yaml",
+        "model_name_or_path: gpt2\nstage: sft\ndo_train: true\nfinetuning_type: full\nuse_muon: true\n",
+        "not predicted: LLaMA-Factory's own Muon",
+    ),
 }
 
 
@@ -256,7 +248,14 @@ def test_a_script_on_plain_deepspeed_is_linted_as_one_and_has_no_figures(capsys:
 
 @pytest.mark.usefixtures("folder")
 def test_two_precisions_are_a_fault_that_the_new_file_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    """TrainingArguments stop at bf16 and fp16 at once."""
+    """TrainingArguments stop at bf16 and fp16 at once; tf32 counts in fp32 alone."""
+    for precision, words in (("fp32", "--tf32 true"), ("bf16", "--bf16 true --tf32 true")):
+        Path("tf32.sh").write_text(SCRIPT.replace("--bf16 true", words))
+        training = _imported(capsys, "tf32.sh", "--gpus", "A100-80GB")[1]["run"]["training"]
+        assert (training["precision"], training.get("software")) == (
+            precision,
+            {"tf32": True} if "bf" not in words else None,
+        )
     Path("both.sh").write_text(SCRIPT.replace("--bf16 true", "--bf16 true --fp16"))
     code, answer, _ = _imported(capsys, "both.sh", "--gpus", "A100-80GB", "-o", "new.sh")
     assert code == 1 and answer["faults"] == ["the Trainer refuses bf16 and fp16 at once: it is counted as bf16"]
@@ -275,36 +274,13 @@ def test_the_environment_of_a_script_counts(capsys: pytest.CaptureFixture[str]) 
     assert any("expandable_segments" in remark for remark in unset["remarks"]) and given["remarks"] == []
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_tf32_counts_where_the_training_is_in_fp32(folder: Path, precision: str) -> None:
-    chosen = "--tf32 true" if precision == "fp32" else "--bf16 true --tf32 true"
-    (folder / "tf32.sh").write_text(SCRIPT.replace("--bf16 true", chosen))
-    answer = import_file(folder / "tf32.sh", gpus="A100-80GB", offline=True)
-    assert answer.figures is not None
-    workload = answer.figures.question.workload
-    assert (workload.precision, workload.software.tf32) == (precision, precision == "fp32")
-
-
 def test_options_of_from_override_the_file(folder: Path) -> None:
-    answer = import_file(folder / LORA, gpus="4xA100-80GB", offline=True, seq_len=512, method="full", micro_batch=3)
+    """Also its format, and a configuration that is elsewhere."""
+    given = {"format": "llama-factory", "ds_config": folder / "ds_z3.json", "seq_len": 512, "method": "full"}
+    answer = import_file(folder / LORA, gpus="4xA100-80GB", offline=True, micro_batch=3, **given)
+    assert answer.run.deepspeed is not None and answer.run.deepspeed.path == folder / "ds_z3.json"
     assert answer.figures is not None
     workload, plan = answer.figures.question.workload, answer.figures.plan
     assert (workload.seq_len, workload.method, plan.micro_batch_size) == (512, "full", 3)
-
-
-def test_the_format_and_a_configuration_that_is_elsewhere_can_be_named(folder: Path) -> None:
-    answer = import_file(folder / LORA, format="llama-factory", ds_config=folder / "ds_z3.json", gpus="4xA100-80GB")
-    assert answer.run.deepspeed is not None and answer.run.deepspeed.path == folder / "ds_z3.json"
     with pytest.raises(ConfigFileError, match="is not that of axolotl"):
         import_file(folder / "train.slurm", format="axolotl")
-
-
-def test_an_optimizer_that_stops_under_deepspeed_gets_no_plan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """LLaMA-Factory's own Muon: `KeyError: 'use_muon'` in the first step of DeepSpeed's engine."""
-    example = EXAMPLES / "LLaMA-Factory/examples/extras/muon/qwen2_full_sft.yaml"
-    (tmp_path / "muon.yaml").write_text(example.read_text(encoding="utf-8"), encoding="utf-8")
-    assert run(["from", str(tmp_path / "muon.yaml"), "--gpus", "2xRTX4090", "--offline"]) != 0
-    shown = capsys.readouterr()
-    assert "not predicted: LLaMA-Factory's own Muon" in shown.err and "Better" not in shown.out

@@ -258,21 +258,15 @@ def test_a_failure_is_named_with_its_evidence(tmp_path: Path, name: str) -> None
     assert any(evidence in each for each in failure.evidence)
 
 
-EVALUATION = """Traceback (most recent call last):
-  File "/venv/lib/python3.11/site-packages/transformers/trainer.py", line 2863, in evaluate
+EVALUATION = """  File "transformers/trainer.py", line 2863, in evaluate
     output = eval_loop(
-  File "/venv/lib/python3.11/site-packages/transformers/trainer.py", line 3015, in evaluation_loop
+  File "transformers/trainer.py", line 3015, in evaluation_loop
     all_preds.add(logits)
-  File "/venv/lib/python3.11/site-packages/transformers/trainer_pt_utils.py", line 93, in torch_pad_and_concatenate
-    return torch.cat((tensor1, tensor2), dim=0)
-torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.55 GiB.
 """
-SAVING = """Traceback (most recent call last):
-  File "/venv/lib/python3.11/site-packages/transformers/trainer.py", line 3369, in _save_checkpoint
+SAVING = """  File "transformers/trainer.py", line 3369, in _save_checkpoint
     self.save_model(output_dir, _internal_call=True)
-  File "/venv/lib/deepspeed/runtime/engine.py", line 4507, in _zero3_consolidated_16bit_state_dict
+  File "deepspeed/runtime/engine.py", line 4507, in _zero3_consolidated_16bit_state_dict
     get_layer_state_dict(self.module, prefix="")
-torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB.
 """
 
 
