@@ -15,6 +15,7 @@ import io
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -68,6 +69,7 @@ def model_argument(name: str) -> str:
     return name if source == name else f"benchmarks/data/models/{Path(source).name}"
 
 
+@cache
 def model_of(name: str) -> ModelShape:
     """The model that the argument means, under the name that the source gives it."""
     source = model_source(name)

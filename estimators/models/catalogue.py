@@ -148,6 +148,7 @@ def _stripped(pieces: list[str]) -> str:
     return _keys([[piece for piece in pieces if piece not in _VARIANTS]])[0]
 
 
+@cache
 def _squeeze(organisation: str) -> str:
     return re.sub(r"[^a-z0-9]", "", organisation.lower())
 
