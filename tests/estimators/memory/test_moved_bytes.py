@@ -22,14 +22,12 @@ from tests.estimators.small_models import sizes
 BATCH, SEQ_LEN = 1, 256
 LAYERS = 3
 LLAMA = sizes(128, 320, LAYERS, 8, 4, 64, max_position_embeddings=512, head_dim=16, pad_token_id=0)
-EXPERTS = {"num_local_experts": 8, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
 NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "qwen2": LLAMA,
-    "qwen3": LLAMA,
     "gemma2": LLAMA,
-    "mixtral": {**LLAMA, **EXPERTS, "sliding_window": None},
     "qwen3_moe": {**LLAMA, **EXPERTS, "decoder_sparse_step": 1},
     "gpt2": {"n_layer": LAYERS, "n_embd": 128, "n_head": 8, "vocab_size": 64, "n_positions": 512, **NO_DROPOUT},
     "opt": sizes(128, 320, LAYERS, 8, 8, 64, max_position_embeddings=512)

@@ -50,6 +50,7 @@ def test_no_other_rank_peaks_higher() -> None:
     assert not too_low([(config(2), "lora")])
 
 
+@pytest.mark.slow
 def test_a_large_head_makes_its_ranks_the_fullest_while_layers_run_backward() -> None:
     """Rank 1 touches the most elements; rank 6 the head and a layer, whose gradients come first."""
     deep = MODEL | {"num_hidden_layers": 8, "vocab_size": 6656, "max_position_embeddings": 1024}

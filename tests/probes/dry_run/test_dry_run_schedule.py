@@ -139,6 +139,7 @@ def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
     assert {"forward: all-gather", "backward: reduce-scatter"} <= {term.name for term in step.time.terms}
 
 
+@pytest.mark.slow
 def test_bytes_that_zero3_concatenates() -> None:
     """Bytes of `cat` against those of prefetches that take one tensor each. A rank's own part is put together, too."""
 

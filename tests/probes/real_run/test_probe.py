@@ -119,6 +119,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     assert not [path for path in temporary.iterdir() if path.name.startswith("ds-advise")]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_report() -> None:
     """Memory, time and the loss of every rank; the result survives JSON."""
     phases: list[str] = []
