@@ -101,7 +101,7 @@ def ranks_alive() -> list[psutil.Process]:
     return processes_of(os.environ["TMPDIR"])
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(scope="module")
 def compiled(extensions: Callable[..., None]) -> None:
     extensions("ShareMemCommBuilder", "FusedAdamBuilder")
 
@@ -120,6 +120,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
 def test_two_ranks_train_and_report() -> None:
     """Memory, time and the loss of every rank; the result survives JSON."""
     phases: list[str] = []
@@ -142,6 +143,7 @@ def test_two_ranks_train_and_report() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
 def test_one_rank_of_many_runs_alone() -> None:
     """With torch's fake process group one process is rank 3 of 16, steps are taken although the values are junk."""
     result = run("zero3", ranks=16, solo=True, rank=3)
@@ -151,6 +153,7 @@ def test_one_rank_of_many_runs_alone() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
 def test_a_rank_beyond_its_memory_limit_is_out_of_memory(tmp_path: Path) -> None:
     """On the CPU the limit stands for a GPU's memory."""
     body = "keep = torch.ones(100_000_000)"  # 400 MB
@@ -160,6 +163,7 @@ def test_a_rank_beyond_its_memory_limit_is_out_of_memory(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small drive")
 def test_a_full_drive_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extensions: Callable[..., None]
