@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from ...ds_configs.config_keys import CONFIG_KEYS, meaning
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.phrase import listed, named, phrase
+from ...estimators.phrase import listed, phrase
 from ...estimators.plan import Plan, stages_of
 from ...estimators.time.step_time import estimate_plan
 from ...estimators.unsupported import unsupported
-from ...validate.lint import RULES, DeepSpeedFacts, load_facts
+from ...validate.lint import DeepSpeedFacts, load_facts
 from ...validate.lint.values import nearest, shown, wanted
 from .config_settings import ConfigSettings
 from .recommendation import Recommendation
 
 _MOST_PLACES = 6
-
-_OF_ANY_KEY = ("The file", "Keys", "Types and ranges", "Model and GPUs")
-"""Subjects of rules that apply to any key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +55,6 @@ class KeyExplanation:
     """Further conditions, and the source of the value for `auto`, one sentence each."""
     keys: Mapping[str, str]
     """Keys of a block with their meanings."""
-    rules: tuple[str, ...]
-    """Lint rules about the key, "DS101 title"."""
     plan: str
     """The plan for which the costs are predicted; "" without a question."""
     costs: tuple[KeyCost, ...]
@@ -133,11 +126,6 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
         stages=known.stages if known is not None else stages_of(path),
         acts=tuple(acts),
         keys={} if block is None else {key: described(f"{path}.{key}") for key in block.names()},
-        rules=tuple(
-            phrase("{code} {title}", code=rule.code, title=named(rule.title))
-            for rule in RULES
-            if rule.holds_for(facts) and path in _about(rule.code)
-        ),
         plan=plan,
         costs=costs,
         no_cost=no_cost,
@@ -176,26 +164,6 @@ def _acts(path: str, answer: Recommendation | None) -> Iterator[str]:
         yield phrase('"auto": the Trainer computes it from the hidden size.')
     else:
         yield phrase('"auto": the Trainer fills it in from TrainingArguments.')
-
-
-@cache
-def _about(code: str) -> frozenset[str]:
-    """Return the keys that differ between a rule's bad and good example, or that the rule's text names."""
-    rule = next(rule for rule in RULES if rule.code == code)
-    example = rule.example
-    if rule.subject in _OF_ANY_KEY or isinstance(example.bad, str) or isinstance(example.good, str):
-        return frozenset()
-    bad, good = dict(_values(example.bad, "")), dict(_values(example.good, ""))
-    words = f"{rule.title} {rule.why} {rule.fix}"
-    return frozenset(p for p, value in bad.items() if value != good.get(p) or p.rpartition(".")[2] in words)
-
-
-def _values(block: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
-    for key, value in block.items():
-        here = f"{path}.{key}".lstrip(".")
-        yield here, json.dumps(value) if not isinstance(value, Mapping) else ""
-        if isinstance(value, Mapping):
-            yield from _values(value, here)
 
 
 def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost, ...], str]:

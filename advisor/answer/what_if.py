@@ -18,7 +18,6 @@ from ...estimators.objectives import LOSSES, offered_loss, reference_passes
 from ...estimators.optimizers import optimizer
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.collective_time import ring
-from ...estimators.workload import DEFAULT
 from ..question.cluster import parse_ram
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep, duration_of
@@ -69,7 +68,7 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
 def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
     yield from _storage(question, ladder, chosen)
     enough = 0.0 if chosen is None else WORTH_LISTING * chosen.tokens_per_s
-    for series in _kinds(question, ladder, chosen):
+    for series in _kinds(question, chosen):
         rungs: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
             best = fastest(altered, enough=enough)
@@ -84,7 +83,7 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
                 break
 
 
-def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
+def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
     back = "" if question.options["experts"] == "zero" else " --experts zero"
     without_autoep = question.with_options(experts="zero")  # AutoEP supports none of these methods, losses and states
     yield ((flags + back, altered) for flags, altered in _methods(without_autoep))
@@ -105,12 +104,6 @@ def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
             yield [(f"--global-batch {samples}", _altered(question, global_batch_size=samples))]
         return
     yield ((flags + back, altered) for flags, altered in _tiles(without_autoep))
-    software = question.workload.software
-    limited = (step.candidate for step in ladder if step.candidate is not None and step.candidate.fit.limit == "host")
-    if software == DEFAULT and any(candidate.plan.cpu_checkpointing for candidate in limited):
-        # The host may be too small for page-locked blocks alone.
-        pageable = replace(software, pinned_inputs=False)
-        yield [("--software pinned-inputs=no", _altered(question, software=pageable))]
     if not with_server:
         yield _larger_gpus(question)
 

@@ -97,7 +97,7 @@ def _details(term: Term) -> list[str]:
 
 
 def key_blocks(key: KeyExplanation) -> Iterator[Block]:
-    """Yield meaning, type, default, conditions, rules, and the figures by value."""
+    """Yield meaning, type, default, conditions, and the figures by value."""
     yield Sentence(key.path, "bold")
     if key.meaning:
         yield Sentence(ended(capitalised(translate(named(key.meaning)))))
@@ -118,10 +118,6 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         width = max(map(len, key.keys))
         for name, words in key.keys.items():
             yield Sentence(f"{name:<{width}}  {translate(named(words))}".rstrip(), hang=width + 2)
-    if key.rules:
-        yield Gap()
-        yield Sentence(phrase("Rules of lint about it (lint --explain CODE):"))
-        yield from (Sentence(f"  {translate(rule)}", hang=8) for rule in key.rules)
     if key.plan:
         yield Gap()
         words = key.no_cost or phrase("predicted figures by value")

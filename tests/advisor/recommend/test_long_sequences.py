@@ -153,7 +153,7 @@ def test_published_longest_sequences_with_tiles(run: tuple[str, str, int, int]) 
     assert not published(model, gpus, 2 * seq_len, **pageable).fits
 
 
-def test_inputs_that_page_locking_keeps_off_the_host_are_named_and_left_pageable() -> None:
+def test_inputs_that_page_locking_keeps_off_the_host_are_left_pageable() -> None:
     """With the lines of the script that see to it, which replace what transformers calls."""
     long: dict[str, Any] = {"gpus": "8x8xH100", "ram": "1900GB", "seq_len": 15_000_000}
     long |= {"attention": "flash", "kernels": "liger"}
@@ -161,7 +161,6 @@ def test_inputs_that_page_locking_keeps_off_the_host_are_named_and_left_pageable
     long |= {"gradient_checkpointing": "offload"}
     answer = ask("Qwen3-32B", **long)
     assert answer.recommended is None
-    assert "--software pinned-inputs=no" in [change.flags for change in answer.changes]
     answer = ask("Qwen3-32B", **long, software="pinned-inputs=no")
     assert answer.recommended is not None
     shown = printed(answer, width=120, details=True)

@@ -34,7 +34,7 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
     assert run(["explain", "overlap_comm"]) == 0
     out = capsys.readouterr().out
     assert "zero_optimization.overlap_comm" in out and "default false, true at stage 3." in out
-    assert "Used at ZeRO stage 1, 2, 3." in out and "DS314" in out and "overlap the reduction" in out
+    assert "Used at ZeRO stage 1, 2, 3." in out and "overlap the reduction" in out
     assert max(map(len, out.splitlines())) <= 80
     assert run(["lint", "--explain", "overlap_comm"]) == 0
     assert capsys.readouterr().out == out
