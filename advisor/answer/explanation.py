@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
@@ -12,7 +12,6 @@ from ...estimators.json_form import from_attributes
 from ...estimators.phrase import named, phrase
 from ...estimators.plan import RUNGS, PlainPyTorch, PlanSettings, Rung
 from ..search.candidate import Candidate, Verdict
-from ..text.labels import component_title
 from ..text.language import translate
 from .recommendation import Recommendation
 
@@ -197,15 +196,15 @@ def _term(term: Term) -> MemoryTermFigures | TimeTermFigures:
     return from_attributes(TimeTermFigures, term, hidden_seconds=term.hidden_s, **texts)
 
 
-def explain(answer: Recommendation, *, rung: str | None = None, component: str | None = None) -> Explanation:
-    """Return the explanation of the recommended plan, or of the best plan of a rung. component: keeps only the terms of
-    that name. Raises WorkloadError for a rung without a plan and for a component that the plan does not have."""
+def explain(answer: Recommendation, *, rung: str | None = None) -> Explanation:
+    """Return the explanation of the recommended plan, or of the best plan of a rung. Raises WorkloadError for a rung
+    without a plan."""
     if rung is None:
         if answer.shown is None:
             raise WorkloadError(
                 "no strategy can run this at all", why=answer.ladder[0].reason, fix="change the question"
             )
-        return explain_plan(answer.shown, component=component)
+        return explain_plan(answer.shown)
     step = next((step for step in answer.ladder if step.rung == rung), None)
     if step is None:
         raise WorkloadError(
@@ -213,38 +212,17 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
         )
     if step.candidate is None:
         raise WorkloadError(phrase("{rung} cannot run here", rung=rung), why=step.reason, fix="pass another --rung")
-    return explain_plan(step.candidate, component=component)
+    return explain_plan(step.candidate)
 
 
-def explain_plan(candidate: Candidate, *, component: str | None = None) -> Explanation:
-    """Return the explanation of one plan. Raises WorkloadError for a component that the plan does not have."""
+def explain_plan(candidate: Candidate) -> Explanation:
     memory, time = candidate.memory, candidate.time
     on_host = memory.host_pinned_terms + memory.host_pageable_terms
-    sections = [
+    sections = (
         Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
         Section(name="gpu_cache", terms=memory.cache_terms, total=memory.cached_bytes_per_gpu),
         Section(name="host_memory", terms=on_host, total=memory.host_training_bytes_per_node),
         Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
         Section(name="time", terms=time.terms, total=time.step_s),
-    ]
-    if component is not None:
-        sections = _only(sections, component)
+    )
     return Explanation(candidate=candidate, sections=tuple(section for section in sections if section.terms))
-
-
-def _only(sections: Sequence[Section], component: str) -> list[Section]:
-    def letters(name: str) -> str:
-        return component_title(name).lower().replace("-", " ").replace("_", " ")
-
-    wanted = letters(component)
-    names = dict.fromkeys(letters(term.name) for section in sections for term in section.terms)
-    chosen = {wanted} if wanted in names else {name for name in names if wanted in name}
-    if not chosen:
-        raise WorkloadError(
-            phrase("the plan has no component {component!r}", component=component[:40]),
-            fix=phrase("pass one of {names}", names=", ".join(names)),
-        )
-    return [
-        replace(section, terms=tuple(term for term in section.terms if letters(term.name) in chosen))
-        for section in sections
-    ]

@@ -38,7 +38,6 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
 @click.option(
     "--set", "settings", metavar="NAME=VALUE,...", help="Settings of the plan: reduce_bucket_size=2e8,overlap_comm=no."
 )
-@click.option("--component", metavar="NAME", help="Component, such as gradients or matrix products.  [default: all]")
 @click.option(
     "--model", "costs_of", metavar="MODEL", help="Where MODEL is a key: the model that its cost is shown for."
 )
@@ -48,7 +47,6 @@ def explain(
     question: dict[str, Any],
     rung: str | None,
     settings: str | None,
-    component: str | None,
     costs_of: str | None,
     output: Output,
 ) -> int:
@@ -58,7 +56,7 @@ def explain(
 
     \b
     ds-advise explain Qwen2.5-14B --gpus 2x32GB
-    ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients
+    ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload
     ds-advise explain Qwen2.5-14B --gpus 2x80GB --rung fsdp --micro-batch 1
     ds-advise explain overlap_comm --model Qwen2.5-14B --gpus 2x80GB
 
@@ -78,9 +76,9 @@ def explain(
         raise click.UsageError("--set needs --rung: name the plan to change")
     if settings is not None or rung in get_args(PlainPyTorch):
         asked = ask(model, **question, say=output.say)
-        explanation = explain_plan(plan_of(asked, rung or "", settings), component=component)
+        explanation = explain_plan(plan_of(asked, rung or "", settings))
     else:
         answer = advise(model, **question, deepspeed_estimate=False, say=output.say)
-        explanation = explain_answer(answer, rung=rung, component=component)
+        explanation = explain_answer(answer, rung=rung)
     output.show(explanation.figures, lambda console: print_blocks(explanation_blocks(explanation), console))
     return 0

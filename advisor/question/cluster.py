@@ -23,9 +23,6 @@ _UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "mi
 _MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50}
 """Units of memory, which is sold in powers of two; drives are sold in powers of ten."""
 
-_INFINIBAND_GBIT = {"qdr": 32, "fdr": 56, "edr": 100, "hdr100": 100, "hdr": 200, "ndr200": 200, "ndr": 400, "xdr": 800}
-"""Data rates in Gbit/s by InfiniBand generation, 4 lanes (QDR's 40 Gb/s of signal carry 32 of data)."""
-
 _NAME_AND_SIZE = re.compile(
     r"((?:[a-z]|\d{4})[\w .-]*?\w)[\s_-]*(?<![\d.])(\d+(?:\.\d+)?)\s*gi?b", flags=re.IGNORECASE | re.ASCII
 )
@@ -101,7 +98,7 @@ def parse_cluster(
     ram: host memory per node: `256GB` or `0.5TB` as sold, `200GiB` as usable (`parse_ram`). By default this machine's
         if gpus is `auto` (the container's limit first), else unknown.
     nvme: `PATH:SIZE` or `SIZE`, per node; by default unknown.
-    interconnect: bandwidth between nodes, per node: `200Gb/s`, `400gbps`, `25GB/s`, `10GbE`, `ib-hdr`, each with an
+    interconnect: bandwidth between nodes, per node: `200Gb/s`, `400gbps`, `25GB/s`, `10GbE`, each with an
         optional `8x`. `GB/s` is bytes and everything else bits. By default `network_bytes_per_s`.
 
     Raises ClusterError for anything that is unknown, contradictory, not positive or beyond the size of real machines.
@@ -243,24 +240,21 @@ def _this_machine() -> Cluster:
 
 
 def _rate(text: str) -> float:
-    """Bytes per second from a network's name or rate."""
-    fix = "write it as 200Gb/s, 25GB/s, 100GbE or ib-hdr (8x200Gb/s for eight adapters per node)"
-    match = re.fullmatch(r"(?:(\d{1,3})\s*x\s*)?(.+)", text.strip(), flags=re.IGNORECASE)
-    adapters, link = (int(match[1] or 1), match[2].strip()) if match else (1, text)
-    generation = re.fullmatch(r"(?:ib|infiniband)[ _-]?(\w+)", link.lower())
-    if generation is not None and generation[1] in _INFINIBAND_GBIT:
-        rate = _INFINIBAND_GBIT[generation[1]] * 1e9 / 8
-    else:
-        number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([gm](?:b|bit|ib)(?:/s|ps|e)?)", link, flags=re.IGNORECASE)
-        if number is None:
-            raise ClusterError(
-                phrase("--interconnect {text!r} is not a known rate or network", text=text[:40]),
-                why="the time of every collective depends on it",
-                fix=fix,
-            )
-        in_bytes = re.fullmatch(r"[GM]i?B(/s|ps)", number[2]) is not None
-        rate = float(number[1]) * (1e9 if number[2][0] in "gG" else 1e6) / (1 if in_bytes else 8)
-    rate *= adapters
+    """Bytes per second of a node's adapters."""
+    fix = "write it as 200Gb/s, 25GB/s or 100GbE (8x200Gb/s for eight adapters per node)"
+    number = re.fullmatch(
+        r"(?:(\d{1,3})\s*x\s*)?(\d{1,9}(?:\.\d{1,9})?)\s*([gm](?:b|bit|ib)(?:/s|ps|e)?)",
+        text.strip(),
+        flags=re.IGNORECASE,
+    )
+    if number is None:
+        raise ClusterError(
+            phrase("--interconnect {text!r} is not a rate", text=text[:40]),
+            why="the time of every collective depends on it",
+            fix=fix,
+        )
+    in_bytes = re.fullmatch(r"[GM]i?B(/s|ps)", number[3]) is not None
+    rate = float(number[2]) * (1e9 if number[3][0] in "gG" else 1e6) / (1 if in_bytes else 8) * int(number[1] or 1)
     if not 1e8 <= rate <= 2e12:
         raise ClusterError(
             phrase("--interconnect {text!r} is {rate:g} GB/s per node", text=text, rate=rate / 1e9),

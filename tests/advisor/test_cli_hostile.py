@@ -34,7 +34,7 @@ SAMPLES = {
     "--gpus": "2x32GB 8xA100-80GB 4x8xH100 RTX4090 T4 auto 1024x16xH100 0x24GB 1x1GB",
     "--ram": "256GB 0.5TB 64GiB 1e3GB 99999999999GB",
     "--nvme": "/nvme:2TB 2TB C:\\x:1TB ::: /x:0TB",
-    "--interconnect": "200Gb/s 25GB/s 100GbE 8xib-ndr ib-hdr",
+    "--interconnect": "200Gb/s 25GB/s 100GbE 8x400Gb/s",
     "--lora-targets": "q_proj,v_proj c_attn all q_proj,, ,",
     "--lora-rank": "8 0 -1 999999999 1e9 \u0663",
     "--lora-dropout": "0.05 0 1 -0.1 nan 1e-400",
