@@ -62,7 +62,7 @@ class AccelerateFormat:
     name = "accelerate"
     title = "an accelerate configuration"
     tool = ""
-    offloads_checkpoints = False
+    offload = None
 
     def matches(self, source: Source) -> bool:
         return bool({"distributed_type", "compute_environment"} & set(source.values)) and source.line is None

@@ -175,7 +175,7 @@ def import_file(
     elif obstacle is None:
         try:
             shape = load_model(run.model, offline=offline)
-            figures = figures_of(run, shape, cluster, risk=risk, offloads_checkpoints=known.offloads_checkpoints)
+            figures = figures_of(run, shape, cluster, risk=risk, offloads_checkpoints=known.offload is not None)
         except DsAdviseError as error:
             obstacle = error
     document = None if run.deepspeed is None else _document(run.deepspeed)

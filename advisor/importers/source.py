@@ -64,12 +64,8 @@ class Source:
         if self.started_by is not None and self.started_by.line is not None:
             script, overrides = self.started_by.path, self.started_by.line.overrides
             if name := next((name for name in changes if name in overrides), None):
-                what = phrase(
-                    "the command in {path} sets {name}, which overrides {path2}",
-                    path=script,
-                    name=name,
-                    path2=self.path,
-                )
+                paths = {"path": script, "path2": self.path}
+                what = phrase("the command in {path} sets {name}, which overrides {path2}", name=name, **paths)
                 raise ConfigFileError(what, fix="set it only in that file")
         if self.line is None:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
@@ -110,18 +106,14 @@ def parsed(path: Path, text: str, kind: Kind) -> Source:
 
 
 def _kind(path: Path, text: str) -> Kind:
-    if text.lstrip().startswith("{"):
+    if text.lstrip().startswith("{") or path.suffix == ".json":
         return "json"
     if text.startswith("#!") or path.suffix in (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job"):
         return "shell"
-    if path.suffix in (".yaml", ".yml"):
-        return "yaml"
-    if path.suffix == ".json":
-        return "json"
     try:
         read_yaml(text, str(path))
     except ConfigFileError:
-        return "shell"
+        return "yaml" if path.suffix in (".yaml", ".yml") else "shell"
     return "yaml"
 
 

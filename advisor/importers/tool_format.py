@@ -12,9 +12,9 @@ from typing import Any, Literal
 from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
-from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN
+from ...validate.lint.document import read_document
 from .accelerate import AccelerateFormat, add_launch
 from .imported_run import DeepSpeedPart, ImportedRun, Value, fsdp_of, unpredicted_fsdp, unused_keys
 from .launch_line import Program
@@ -34,18 +34,12 @@ _PARTLY_SHARDED = frozenset(("shard_grad_op", "no_shard", "hybrid_shard", "hybri
 def deepspeed_part(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
     """The configuration that `--deepspeed` names or holds as JSON; None without one.
 
-    Raises ConfigFileError if the named file exists and cannot be read.
+    Raises ConfigFileError if it cannot be read.
     """
     text = next((text for text in arguments.configs.values() if text.lower() != "false"), None)
     if text is None or not text.lstrip().startswith("{"):
         return None if text is None else named_part(text, folder)
-    try:
-        config = json.loads(text)
-    except ValueError as problem:
-        raise ConfigFileError(
-            phrase("deepspeed: its JSON cannot be read ({problem})", problem=problem), fix="write one object"
-        ) from problem
-    return DeepSpeedPart(name="deepspeed", config=config)
+    return DeepSpeedPart(name="deepspeed", config=read_document(text.encode(), name="deepspeed").value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +94,6 @@ class ToolFormat:
     has_own_keys: bool = False
     """Whether a file may hold options of the user's own."""
     refuses_two_precisions: bool = True
-
-    @property
-    def offloads_checkpoints(self) -> bool:
-        return self.offload is not None
 
     def matches(self, source: Source) -> bool:
         line = source.start
