@@ -18,14 +18,15 @@ _OUTPUT = r"""\$\((?:[^()'"]|'[^']*'|"[^"]*"|\((?:[^()'"]|'[^']*'|"[^"]*"|\([^()
 """The output of a command. Brackets may be nested at most three deep."""
 
 _EXPANSION = rf"""(?P<escape>\\.)
-    |\$\(\((?P<sum>.*?)\)\)
+    |\$\(\((?P<sum>[^()\n]{{0,200}})\)\)
     |(?P<output>{_OUTPUT})
-    |\$(?:(?P<name>{_NAME})|\{{(?P<braced>{_NAME})(?P<all>\[[@*]\])?(?::?-(?P<default>[^}}]*))?\}})"""
+    |\$(?:(?P<name>{_NAME})|\{{(?P<braced>{_NAME})(?P<all>\[[@*]\])?(?::?-(?P<default>[^}}]{{0,2000}}))?\}})"""
 _IN_QUOTES = re.compile(_EXPANSION, re.VERBOSE | re.DOTALL)
 _OUTSIDE = re.compile(rf"""'(?P<single>[^']*)'|"(?P<double>(?:\\.|{_OUTPUT}|[^"\\])*+)"|{_EXPANSION}""", re.X | re.S)
 
 _WORD = (
-    rf"""(?:\\.|'[^']*'|"(?:\\.|{_OUTPUT}|[^"\\])*+"|\$\(\(.*?\)\)|{_OUTPUT}|\$\{{[^}}\n]*\}}|[^\s;&|()<>'"`\\])++"""
+    rf"""(?:\\.|'[^']*'|"(?:\\.|{_OUTPUT}|[^"\\])*+"|\$\(\([^()\n]{{0,200}}\)\)|{_OUTPUT}"""
+    r"""|\$\{[^}\n]{0,2000}\}|[^\s;&|()<>'"`\\])++"""
 )
 _TOKEN = re.compile(
     rf"""(?P<blank>[ \t\r]+|\\\n|\#[^\n]*)
