@@ -78,11 +78,9 @@ class Table(NamedTuple):
 
 
 class Code(NamedTuple):
-    """Lines to copy. breaks: whether a narrow terminal continues a long line after a backslash, as shells and Python
-    allow."""
+    """Lines to copy."""
 
     lines: Sequence[str]
-    breaks: bool = False
 
 
 class Verbatim(NamedTuple):

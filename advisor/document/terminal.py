@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..text.language import translate
-from ..text.lines import NARROWEST, blank, commands, copyable, padded, row, sentence
+from ..text.lines import NARROWEST, blank, copyable, padded, row, sentence
 from .blocks import (
     TONES,
     Block,
@@ -46,8 +46,8 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                     sentence(console, title, style="bold")
             case Table():
                 _print_table(block, console)
-            case Code(lines, breaks):
-                (commands if breaks else copyable)(console, lines)
+            case Code(lines):
+                copyable(console, lines)
             case Verbatim(lines):
                 for line in lines:
                     row(console, Text(f"  {line}", style="dim"))
@@ -86,7 +86,11 @@ def _print_table(table: Table, console: Console) -> None:
             others = [name, *line[1:]]
             last = others.pop() if extends else None
             columns = [padded(text, width) for text, width in zip(others, aligned, strict=extends is False)]
-            row(console, mark + "  ".join([*columns, *([] if last is None else [last])]).rstrip(), style=style)
+            text = (mark + "  ".join([*columns, *([] if last is None else [last])])).rstrip()
+            if extends and cell_len(text) > max(console.width, NARROWEST):
+                sentence(console, text[1:], style=style, hang=4)
+            else:
+                row(console, text, style=style)
         for remark in remarks:
             sentence(console, f"    {translate(remark)}", style="dim", hang=6)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -187,12 +187,6 @@ def line(x1: float, y1: float, x2: float, y2: float, ink: str = "grid") -> Marku
     width, dashes = (1.5, "5 4") if ink == "limit" else (None, None)
     ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
     return element("line", **ends, stroke_width=width, stroke_dasharray=dashes, **stroke(ink))
-
-
-def curve(points: Iterable[tuple[float, float]]) -> Markup:
-    """Return a line through points in pixels."""
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    return element("path", d=path, fill="none", stroke_width=1.8, **stroke("weights"))
 
 
 class Scale(NamedTuple):

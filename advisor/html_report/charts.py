@@ -129,17 +129,14 @@ def _draw_lines(chart: Lines, width: int) -> Markup:
     tall = (150.0 if narrow else 190.0) if alone else 110.0
     axes = [_panel_axis(panel, top + row * (tall + _GAP), tall, right) for row, panel in enumerate(chart.panels)]
     left, pad = max(axis[1] for axis in axes), 18 if chart.labels else 0
-    bottom, last = (
-        top + len(axes) * (tall + _GAP) - _GAP,
-        max(chart.xs[-1], chart.x_limit.value if chart.x_limit else 0),
-    )
+    bottom = top + len(axes) * (tall + _GAP) - _GAP
+    last = max(chart.xs[-1], chart.x_limit.value if chart.x_limit else 0)
     x_of = Scale(0 if chart.labels is None else chart.xs[0], last or 1, left + pad, right - pad)
     parts = [keys]
     if chart.labels is None:
-        steps = [
-            value for value in svg.round_steps(last, 4 if narrow else 7, chart.x_unit.size) if float(value).is_integer()
-        ]
-        parts.append(svg.horizontal_axis(svg.ticks(steps, chart.x_unit.write), x_of, top, bottom))
+        steps = svg.round_steps(last, 4 if narrow else 7, chart.x_unit.size)
+        whole = [value for value in steps if float(value).is_integer()]
+        parts.append(svg.horizontal_axis(svg.ticks(whole, chart.x_unit.write), x_of, top, bottom))
     if chart.x_limit is not None:
         x, words = x_of(chart.x_limit.value), chart.x_limit.words
         parts.append(svg.vertical_limit(x, words, top - 34, [(top - 30, bottom)], width))
@@ -170,7 +167,8 @@ def _line(panel: Panel, chart: Lines, x_of: Scale, y_of: Scale) -> Iterator[Mark
     known = [(index, value) for index, value in enumerate(values) if value is not None]
     every = -(-len(known) // _MOST_POINTS)
     shown = [*known[::every], *known[-1:]] if every > 1 else known
-    yield svg.curve((x_of(chart.xs[index]), y_of(value)) for index, value in shown)
+    path = "L".join(f"{x_of(chart.xs[index]):.1f} {y_of(value):.1f}" for index, value in shown)
+    yield svg.element("path", d=f"M{path}", fill="none", stroke_width=1.8, **svg.stroke(ink))
     for index, value in shown if chart.hints else ():
         colour, radius = ("good", 6) if index == chart.own else (ink, 4)
         hint = chart.hints[index]
@@ -189,10 +187,8 @@ def _line(panel: Panel, chart: Lines, x_of: Scale, y_of: Scale) -> Iterator[Mark
 
 def _areas(panel: Panel, xs: Sequence[float], x_of: Scale, y_of: Scale) -> Iterator[Markup]:
     """Yield each layer as the area between the sum of the layers below and its own sum, in steps."""
-    sums = [
-        list(accumulate((value or 0 for value in column), initial=0))
-        for column in zip(*panel.layers.values(), strict=True)
-    ]
+    columns = zip(*panel.layers.values(), strict=True)
+    sums = [list(accumulate((value or 0 for value in column), initial=0)) for column in columns]
     places = [x_of(x) for x in xs]
     outlines = [_steps(places, [y_of(row[level]) for row in sums]) for level in range(len(panel.layers) + 1)]
     for ink, (below, above) in zip(panel.layers, pairwise(outlines), strict=True):

@@ -12,6 +12,7 @@ from rich.text import Text
 from ...estimators.phrase import listed, phrase
 from ..answer.recommendation import Recommendation
 from ..answer.view import AnswerView, LadderRow
+from ..document.blocks import TONES
 from ..text.language import translate
 from ..text.lines import WIDTH, bar, blank, commands, padded, row, sentence
 
@@ -34,8 +35,6 @@ _MOST_LINES = 45
 _GIVE_WAY = ("time", "memory", "phases", "ladder")
 """Parts that are left out, in this order, if the script needs many lines; the ladder loses the plans that do not
 fit."""
-
-TONES = {"good": "bold green", "unsure": "bold yellow", "bad": "bold red"}
 
 
 def print_answer(

@@ -13,6 +13,7 @@ from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.phrase import Phrase, phrase
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, subject_of, tone_of
+from ..document.blocks import TONES
 from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
 from ..search.candidate import Candidate, fits_sentence
@@ -20,7 +21,6 @@ from ..text.labels import plan_title
 from ..text.language import translate
 from ..text.lines import blank, capitalised, commands, ended, sentence
 from ..text.units import printable, times
-from .answer import TONES
 from .lint import FindingFigures, finding_figures, render_diff, render_findings
 
 _MOST_KEYS = 12

@@ -290,4 +290,4 @@ def _figures_table(outcome: LaunchOutcome, predicted: Sequence[float | None]) ->
         for (name, value, write), other in zip(measured, predicted, strict=True)
         if value is not None
     ]
-    return doc.Table(["", "measured", "predicted"], rows, (20, 10, 10))
+    return doc.Table(["", "measured", "predicted"], rows)

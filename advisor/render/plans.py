@@ -45,10 +45,10 @@ def memory_bars(
     """Return device memory of each plan by component, against the GPU's memory. plans: keyed by the labels of their
     bars. chosen: the plan to mark. with_sources: hints include formulas and sources."""
     limit, device = cluster.gpu.memory_bytes, device_label(cluster)
-    bars = []
-    for name, plan in plans.items():
-        terms = plan.memory.gpu_terms if with_sources else ()
-        bars.append(_bar(name, plan, plan.memory.components, terms, f"GiB per {device}", chosen))
+    bars = [
+        _bar(name, plan, plan.memory.components, plan.memory.gpu_terms * with_sources, f"GiB per {device}", chosen)
+        for name, plan in plans.items()
+    ]
     title = f"Memory per {device} of every plan, in GiB, against the {gib(limit)} GiB that it offers"
     return _sizes(title, bars, Limit(limit, f"{gib(limit)} GiB per {device}"))
 
@@ -88,13 +88,7 @@ def _bar(
 def _sizes(title: str, bars: Sequence[Bar], limit: Limit | None) -> StackedBars:
     most = max((bar.value for bar in bars), default=0)
     end = most if limit is None else min(max(most, limit.value), MOST_MEMORY * limit.value / 1.02)
-    return StackedBars(
-        title=title,
-        bars=tuple(bars),
-        limit=limit,
-        ends_at=1.02 * end,
-        inks=tuple(MEMORY_FAMILIES),
-    )
+    return StackedBars(title=title, bars=tuple(bars), limit=limit, ends_at=1.02 * end, inks=tuple(MEMORY_FAMILIES))
 
 
 def memory_parts(components: Mapping[str, int], terms: Iterable[MemoryTerm] = ()) -> tuple[Part, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -19,9 +18,9 @@ from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.reasons import time_shares
 from ..answer.verdict import tone_of
 from ..document import blocks as doc
-from ..document.charts import GIB, Bar, Limit, Lines, Panel, Part, StackedBars, time_unit
+from ..document.charts import GIB, Bar, Limit, Lines, Panel, StackedBars
 from ..search.candidate import Fit, chance
-from ..text.labels import MEMORY_FAMILIES, cluster_title, component_title, memory_by_family, time_family, versions_label
+from ..text.labels import MEMORY_FAMILIES, cluster_title, component_title, memory_by_family, versions_label
 from ..text.language import can_encode
 from ..text.lines import NARROWEST, bar, row, sentence
 from ..text.units import age, counted_noun, gib, percent, rate, seconds, whole_percents
@@ -53,6 +52,8 @@ _PHASE_COLUMNS = {
     "written": "nvme_written_bytes",
 }
 """Fields of a phase by the titles of their columns; a column without any bytes is left out."""
+
+_STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "total_s")
 
 _FAILURE_SENTENCES = {
     "out_of_memory": phrase("Out of memory."),
@@ -207,7 +208,9 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
             rows.append(doc.Row([doc.Figure(str(iteration or "")), phase.phase, *sizes]))
     yield doc.Table(["step", "phase (GiB)", *shown], rows)
     if answer.step is not None:
-        yield doc.Folded("Time of a step, by phase", [_time(answer.step.time.components)])
+        parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
+        times = [doc.Row([name, doc.figure_of(taken, seconds)]) for name, taken in parts]
+        yield doc.Folded("Time of a step", [doc.Table(["what", "time"], times)])
 
 
 def _timeline(answer: DryRunAnswer) -> Lines:
@@ -249,12 +252,7 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
     result, peak, limit = answer.result, answer.result.peak, answer.run.cluster.gpu.memory_bytes
     by_phase = {phase: result.peak_by_phase[phase] for phase in _PHASES if phase in result.peak_by_phase}
     bars = tuple(
-        Bar(
-            label=phase,
-            parts=memory_parts(parts),
-            note=gib(sum(parts.values())),
-            chosen=phase == peak.phase,
-        )
+        Bar(label=phase, parts=memory_parts(parts), note=gib(sum(parts.values())), chosen=phase == peak.phase)
         for phase, parts in by_phase.items()
     )
     chart = StackedBars(
@@ -273,44 +271,17 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         (each.size_bytes, component_title(each.category), each.dtype, "x".join(map(str, each.shape)), each.module)
         for each in peak.largest[:_TENSORS]
     )
+    module_rows = [_sized(size, name or "(no module)") for name, size in modules]
+    tensor_rows = [_sized(*each) for each in tensors]
     for name, table in (
-        (
-            "Largest modules at the peak",
-            doc.Table(["GiB", "module"], [_sized(size, name or "(no module)") for name, size in modules]),
-        ),
-        (
-            "Largest tensors at the peak",
-            doc.Table(["GiB", "what", "type", "shape", "module"], [_sized(*each) for each in tensors]),
-        ),
+        ("Largest modules at the peak", doc.Table(["GiB", "module"], module_rows)),
+        ("Largest tensors at the peak", doc.Table(["GiB", "what", "type", "shape", "module"], tensor_rows)),
     ):
         yield from (doc.Heading(name, name.split()[1]), table) if explain else (doc.Folded(name, [table]),)
 
 
 def _sized(size_bytes: int, *words: str) -> doc.Row:
     return doc.Row([doc.Figure(gib(size_bytes), size_bytes), *words])
-
-
-def _time(components: Mapping[str, float]) -> doc.Chart:
-    """Return what a step waits for, by phase."""
-    by_phase: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for name, taken in components.items():
-        phase, _, what = name.rpartition(": ")
-        by_phase[phase][what] += taken
-    bars = tuple(
-        Bar(
-            label=phase or "all",
-            parts=tuple(
-                Part(name=what, value=taken, ink=time_family(what), hint=f"{what}: {seconds(taken)}")
-                for what, taken in by_phase[phase].items()
-            ),
-            note=seconds(sum(by_phase[phase].values())),
-        )
-        for phase in sorted(by_phase, key=lambda phase: _PHASES.index(phase) if phase in _PHASES else len(_PHASES))
-    )
-    unit = time_unit(max(bar.value for bar in bars))
-    parts = sorted(components.items(), key=lambda pair: -pair[1])
-    table = doc.Table(["what", "time"], [doc.Row([name, doc.figure_of(taken, seconds)]) for name, taken in parts])
-    return doc.Chart(StackedBars(title="What one optimizer step waits for, by phase", bars=bars, unit=unit), table)
 
 
 def probe_document(answer: ProbeAnswer, config_name: str = "ds_config.json") -> doc.Document:
@@ -351,18 +322,11 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
     yield doc.Table(["", "measured", "analytic", "", "dry run", ""], rows)
     yield doc.Gap()
     yield doc.Sentence(_step_parts(result))
-    names = ("forward_s", "backward_s", "optimizer_s", "total_s")
-    ranks = [
-        doc.Row(
-            [
-                f"rank {report.rank}",
-                *(doc.figure_of(sum(map(attrgetter(name), steps)) / len(steps), seconds) for name in names),
-            ]
-        )
-        for report in result.ranks
-        if (steps := report.steps)
-    ]
-    yield doc.Folded("Rank by rank", [doc.Table(["", "forward", "backward", "optimizer", "a step"], ranks)])
+    rows = []
+    for report in (each for each in result.ranks if each.steps):
+        means = (sum(map(attrgetter(name), report.steps)) / len(report.steps) for name in _STEP_PARTS)
+        rows.append(doc.Row([f"rank {report.rank}", *(doc.figure_of(mean, seconds) for mean in means)]))
+    yield doc.Folded("Rank by rank", [doc.Table(["", "forward", "backward", "optimizer", "a step"], rows)])
     text = phrase(
         "Evidence: probe ({versions}) in {time}; random weights and tokens unless a checkpoint was given.",
         versions=versions_label(result.versions),
@@ -401,7 +365,7 @@ def _step_parts(result: ProbeResult) -> str:
     def share(name: str) -> float:
         return float(sum(getattr(step, name) for step in slowest.steps) / sum(step.total_s for step in slowest.steps))
 
-    parts = [share(name) for name in ("forward_s", "backward_s", "optimizer_s")]
+    parts = [share(name) for name in _STEP_PARTS[:3]]
     forward, backward, optimizer, _ = whole_percents([*parts, max(0.0, 1 - sum(parts))])
     text = phrase(
         "Of a step, {forward} % are the forward pass, {backward} % the backward pass, {optimizer} % the optimizer",

@@ -1,0 +1,97 @@
+"""A document on a terminal and as HTML: every block, and text that stays text."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from ds_advise.advisor.document import blocks as doc
+from ds_advise.advisor.document.charts import Bar, Part, StackedBars
+from ds_advise.advisor.document.terminal import print_document
+from ds_advise.advisor.html_report.report import html_of
+from rich.console import Console
+
+from tests.advisor.html_report.report_page import Page
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+TABLE = doc.Table(
+    ["machine", "hours", "plan"],
+    [
+        doc.Row(["one", doc.Figure("1.5", 1.5), "zero1"], "chosen", ["a remark on it"]),
+        doc.Row(["a machine with a name that is rather long", doc.Figure("20.0", 20), "zero3"], "faded"),
+        doc.Row(["two", "the last cell extends"]),
+        doc.Row(["a group of rows"]),
+    ],
+)
+
+
+def _document(text: str = "words", table: doc.Table = TABLE) -> doc.Document:
+    bars = StackedBars(title=text, bars=(Bar(label=text, parts=(Part(name=text, value=1, ink="loss"),), note=text),))
+    return doc.Document(
+        subject=text,
+        verdict=f"It fits. {text}",
+        tone="good",
+        blocks=[
+            doc.Sentence(text, "bold"),
+            doc.Tiles([(text, text, text)]),
+            doc.Heading(f"Hours {text}", "hours"),
+            table,
+            doc.Code([text]),
+            doc.Chart(bars, table),
+            doc.Heading("not printed", "more", printed=False),
+            doc.Verbatim([text]),
+            doc.Folded(f"more {text}", [doc.Sentence(text, "dim")]),
+        ],
+        data={"text": text},
+    )
+
+
+def _printed(document: doc.Document, width: int = 80) -> list[str]:
+    page = io.StringIO()
+    print_document(document, Console(file=page, width=width))
+    return page.getvalue().splitlines()
+
+
+def test_text_of_users_stays_text_in_every_block() -> None:
+    row = doc.Row([EVIL, doc.Figure(EVIL, 1)], remarks=[EVIL])
+    page = Page(html_of(_document(EVIL, doc.Table([EVIL, EVIL], [row]))))
+    assert page.names.count("script") == 2 and "img" not in page.names
+    assert "onerror" not in {name for name, _ in page.attributes}
+    assert page.data == {"text": EVIL} and page.text.count(EVIL) > 12
+
+
+def test_a_report_has_every_block_and_the_exact_figures() -> None:
+    page = Page(html_of(_document()))
+    assert set(page.sections) == {"hours", "more"}
+    assert [row[1] for row in page.sections["hours"][1:3]] == [("1.5", 1.5), ("20.0", 20.0)]
+    assert {"svg", "details", "pre", "dl"} <= set(page.names) and ("colspan", "2") in page.attributes
+    assert "a remark on it" in page.text
+
+
+def test_a_terminal_shows_a_table_in_columns() -> None:
+    lines = _printed(_document())
+    assert lines[:5] == [
+        " It fits. words",
+        " words",
+        "",
+        " Hours words",
+        "  machine                                    hours  plan",
+    ]
+    assert "> one                                          1.5  zero1" in lines
+    assert f"  two{' ' * 40}the last cell extends" in lines and "     a remark on it" in lines
+    assert "  a group of rows" in lines and "not printed" not in " ".join(lines)
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_terminal_shows_long_names_above_their_figures(width: int) -> None:
+    lines = _printed(_document(), width)
+    assert max(map(len, lines)) <= width
+    at = next(number for number, line in enumerate(lines) if "20.0" in line)
+    assert ("rather long" in lines[at]) == (width == 60) and lines[at].endswith("20.0  zero3")
+
+
+def test_a_table_wider_than_the_terminal_is_printed_as_sentences() -> None:
+    wide = doc.Table(["id", "first", "second"], [doc.Row(["7", "x" * 30, "y" * 30])])
+    lines = _printed(_document(table=wide), 40)
+    assert max(map(len, lines)) <= 40 and any("7: first" in line for line in lines)
