@@ -319,7 +319,7 @@ def nearest_names(name: str) -> list[str]:
     """Return the three names most similar to `name`."""
     from difflib import SequenceMatcher
 
-    wanted = _normal(name)
+    wanted = _normal(name)[:100]  # the comparison takes quadratic time
     likeness = {
         gpu.name: max(SequenceMatcher(None, wanted, spelling).ratio() for spelling in _spellings(row))
         for gpu, row in zip(gpus(), _rows(), strict=True)

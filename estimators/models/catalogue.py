@@ -97,7 +97,7 @@ def nearest(name: str, n: int = 5) -> list[str]:
     """Return the n most similar names of the catalogue."""
     from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
 
-    wanted = _keys([_pieces(name.rpartition("/")[2])])[0]
+    wanted = _keys([_pieces(name.rpartition("/")[2])])[0][:100]  # the comparison takes quadratic time
 
     def likeness(known: _Name) -> float:
         return SequenceMatcher(None, wanted, known.key).ratio()

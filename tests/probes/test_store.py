@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 from ds_advise.estimators.json_form import from_json
-from ds_advise.estimators.models.catalogue import find
 from ds_advise.probes.machine import Machine, this_machine
-from ds_advise.probes.store import Record, Store, StoreError, model_key, try_store
+from ds_advise.probes.store import Record, Store, StoreError, try_store
 from ds_advise.probes.store_path import store_path
 
 MACHINE = Machine(
@@ -266,10 +265,3 @@ def test_a_machine_is_identified_by_its_parts_and_not_by_its_name() -> None:
     assert replace(MACHINE, driver="580.2", ram_bytes=MACHINE.ram_bytes - 5 * 2**20).key == MACHINE.key
     changes = {"gpus": ("L4", "T4"), "cpu": "another", "cpu_cores": 4, "ram_bytes": 1, "gpu_memory_bytes": (2**34,) * 2}
     assert len({MACHINE.key, *(replace(MACHINE, **{name: value}).key for name, value in changes.items())}) == 6
-
-
-def test_a_model_is_known_by_its_tensors() -> None:
-    """The same model under another name has the same key, another model has not."""
-    small = find("gpt2")
-    assert model_key(small) == model_key(replace(small, name="my-model"))
-    assert model_key(small) != model_key(find("gpt2-medium"))

@@ -60,10 +60,6 @@ def test_samples_are_padded_to_the_longest_that_is_drawn_with_them(draws: int) -
     assert Job(samples=5, lengths=LENGTHS).padded_len(1024, draws) == pytest.approx(expected)
 
 
-def test_no_sample_is_padded_beyond_the_sequence_length() -> None:
-    assert Job(samples=1, lengths=(SamplesOfLength(1021, 1),)).padded_len(1021, 4) == 1021
-
-
 @pytest.mark.parametrize(("stage", "accumulation"), [(0, 1), (1, 1), (2, 3), (3, 3)])
 def test_ranks_wait_for_the_longest_sample_of_all_where_they_exchange(stage: int, accumulation: int) -> None:
     job, plan = Job(samples=5, lengths=LENGTHS), replace(PLAN, gradient_accumulation_steps=accumulation)
@@ -93,22 +89,6 @@ def test_a_run_of_full_samples_takes_its_steps_and_the_named_parts() -> None:
     parts = found.training_s + found.loading_s + found.saving.total_s + found.evaluation_s
     assert found.duration_s == pytest.approx(parts)
     assert (found.tokens, found.padding) == (2400 * 1024, 0)
-
-
-def test_an_evaluation_has_batches_of_its_own() -> None:
-    """One by one, samples take as many forward passes on each GPU as it evaluates of them."""
-    found = duration(Job(samples=2400, evaluation_samples=48, evaluation_batch=1))
-    one = replace(PLAN, micro_batch_size=1, gradient_accumulation_steps=1)
-    passes = 48 / CLUSTER.world_size
-    expected = found.saving.count * passes * estimate_forward_s(MODEL, WORKLOAD, CLUSTER, one)
-    assert found.evaluation_s == pytest.approx(expected)
-
-
-def test_shorter_samples_take_less_time_and_more_than_their_tokens() -> None:
-    """Padding, waiting and what does not depend on the length are in it."""
-    full, short = duration(Job(samples=2400)), duration(Job(samples=2400, lengths=_times(480)))
-    assert short.tokens / full.tokens < short.training_s / full.training_s < 1
-    assert short.padding == pytest.approx(1 - short.tokens / short.computed_tokens) and 0 < short.padding < 1
 
 
 def _times(number: int) -> tuple[SamplesOfLength, ...]:

@@ -175,16 +175,6 @@ def test_fixed_segments_of_zero3_hold_what_no_free_block_is_large_enough_for(
     assert memory.cached_bytes_per_gpu == pytest.approx(most.total() - memory.reserved_bytes_per_gpu, rel=0.01)
 
 
-def test_inputs_that_fsdp_retains_are_cached_once() -> None:
-    """Reentrant checkpointing under FSDP keeps L inputs and L - 1 of their gradients; the cache has none twice."""
-    question = {"gpus": "2xA100-80GB", "method": "lora", "micro_batch": 2, "seq_len": 4096}
-    memory = asked("fsdp", "Llama-2-7b-hf", software="reentrant=yes,expandable-segments=no", **question)
-    most = reduce(or_, held(memory).values())
-    inputs = most["decoder layer inputs"]
-    assert inputs < most["retained_inputs"] < 2 * inputs
-    assert 0 < memory.cached_bytes_per_gpu == most.total() - inputs - memory.reserved_bytes_per_gpu
-
-
 def test_deepspeeds_engine_casts_what_others_keep_in_fp32() -> None:
     """Adapters and the habit of casting in every pass make no difference under ZeRO."""
     plain, given = (

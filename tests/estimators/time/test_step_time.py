@@ -17,7 +17,7 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import RUNGS, Plan
 from ds_advise.estimators.time import roofline
-from ds_advise.estimators.time.collective_time import gathered_shares, reduce_calls, ring
+from ds_advise.estimators.time.collective_time import gathered_shares
 from ds_advise.estimators.time.memory_bound import COPIED_PASSES, RECAST_FP32_BYTES
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import AttentionKernel, Software, Workload
@@ -94,34 +94,6 @@ def test_terms_are_finite_add_up_and_carry_their_formula(
     tokens = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size * 512
     assert estimate.tokens_per_step == tokens
     assert estimate.tokens_per_s == pytest.approx(tokens / estimate.step_s)
-
-
-def test_stage_2_reduces_in_every_micro_batch_and_stage_1_in_the_last() -> None:
-    """deepspeed 0.19.8 runtime/engine.py: "ZeRO stage >= 2 communicates during non gradient accumulation
-    boundaries"."""
-    for stage, times in ((0, 1), (1, 1), (2, 8), (3, 8)):
-        once = estimate_time(MODEL, WORKLOAD, EIGHT, plan(zero_stage=stage))
-        eight = estimate_time(MODEL, WORKLOAD, EIGHT, plan(zero_stage=stage, gradient_accumulation_steps=8))
-        assert seconds(eight, "gradient reduction") == pytest.approx(times * seconds(once, "gradient reduction"))
-
-
-def test_volumes_over_the_ring() -> None:
-    """Stages 0 to 2 all-reduce 2 e P (N - 1) / N, stage 3 half of it; after the step 1 and 2 gather e P (N - 1) / N, 3
-    each tensor that it keeps whole."""
-    link, element = ring(EIGHT), 2
-    volume = element * MODEL.parameters * 7 / 8 / link.bytes_per_s
-    for stage in (0, 1, 2, 3):
-        settings_ = plan(zero_stage=stage)
-        estimate = estimate_time(MODEL, WORKLOAD, EIGHT, settings_)
-        calls = reduce_calls(tensor_set(MODEL, WORKLOAD), settings_).shared * link.call_s
-        expected = volume + calls if stage == 3 else 2 * (volume + calls)
-        assert seconds(estimate, "gradient reduction") == pytest.approx(expected)
-        tensors, threshold = tensor_set(MODEL, WORKLOAD), settings_.stage3_param_persistence_threshold
-        kept = [numel for numel in tensors.trainable if numel <= threshold]
-        assert kept
-        whole = element * sum(kept) * 7 / 8 / link.bytes_per_s + len(kept) * link.call_s
-        expected = (0, volume + link.call_s, volume + link.call_s, whole)[stage]
-        assert seconds(estimate, "updated weights gathered") == pytest.approx(expected)
 
 
 def test_stage_3_gathers_more_when_less_may_stay_alive() -> None:
@@ -245,21 +217,6 @@ def test_shared_samples_reduce_gradients_in_fp32() -> None:
 
     assert copied(2, 2) == pytest.approx(copied(2, 1) * (COPIED_PASSES * 2 + RECAST_FP32_BYTES) / (COPIED_PASSES * 2))
     assert copied(3, 2) == copied(3, 1)
-
-
-def test_each_offload_adds_its_traffic_and_time() -> None:
-    """Down the ladder's offloads, what moves over PCIe and to NVMe grows, and so does the step."""
-
-    def step(**offload: Any) -> TimeEstimate:
-        return estimate_time(MODEL, WORKLOAD, PAIR, plan(zero_stage=3, gradient_accumulation_steps=4, **offload))
-
-    plain, optimizer, param = step(), step(offload_optimizer="cpu"), step(offload_param="cpu")
-    both, nvme = (step(offload_optimizer=device, offload_param=device) for device in ("cpu", "nvme"))
-    resources = [{term.resource for term in estimate.terms} for estimate in (plain, optimizer, param, nvme)]
-    slow = {"pcie", "cpu", "nvme"}
-    assert [found & slow for found in resources] == [set(), {"pcie", "cpu"}, {"pcie"}, slow]
-    assert plain.step_s < param.step_s < both.step_s < nvme.step_s
-    assert plain.step_s < optimizer.step_s < step(offload_optimizer="cpu", pin_memory=False).step_s
 
 
 @pytest.mark.parametrize("rung", RUNGS)
