@@ -69,7 +69,6 @@ def probes_of(answer: Recommendation) -> tuple[str, tuple[ProbeRow, ...], str]:
 
 
 def _probe_row(probe: ProbedPlan, unit: str) -> ProbeRow:
-    """Return a row for a probe: its outcome, and its reason or age."""
     plan, failure = probe.candidate.plan, probe.result.failure
     if failure is not None:
         outcome: str = f"{failure.kind.replace('_', ' ')}: {failure.message}"

@@ -133,7 +133,6 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
 
 
 def _default(path: str, facts: DeepSpeedFacts) -> str:
-    """Return the key's default, by stage if it depends on the stage."""
     by_stage = {
         stage: ConfigSettings({"zero_optimization": {"stage": stage}}, facts).default(path).value for stage in range(4)
     }

@@ -171,7 +171,6 @@ def _layer_inputs(chosen: Candidate, of_rung: Sequence[Candidate], device: Phras
 
 
 def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: Phrase, least: float) -> str:
-    """Return the need or speed of the rung's plans with the opposite choice of gradient checkpointing."""
     plan = chosen.plan
     others = [each for each in of_rung if each.plan.gradient_checkpointing != plan.gradient_checkpointing]
     fitting = [each for each in others if each.fit.probability >= least]
@@ -203,7 +202,6 @@ def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: Phra
 
 
 def _micro_batch(question: Question, chosen: Candidate, of_rung: Sequence[Candidate]) -> str:
-    """Return why the micro batch is not larger."""
     plan, cluster = chosen.plan, question.cluster
     if question.micro_batch_size is not None:
         return ""

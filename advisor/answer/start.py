@@ -173,7 +173,6 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str, node
 
 
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
-    """Yield the script's arguments, further lines, and one start command."""
     question, workload, plan = answer.question, answer.question.workload, chosen.plan
     if workload.uses_trainer:
         arguments = script_arguments(workload, plan, question.cluster, config_path)
@@ -204,7 +203,6 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
 
 
 def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
-    """Yield all lines that the script needs, and every launcher's command."""
     cluster = answer.question.cluster
     yield from _script_blocks(answer, chosen, config_path)
     if answer.question.workload.uses_trainer:
@@ -229,7 +227,6 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
 
 
 def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
-    """Yield the lines that the script needs."""
     plan, question, workload = chosen.plan, answer.question, answer.question.workload
     cluster = question.cluster
     if lines := script_lines(question.model, workload, plan, cluster, config_path):
@@ -244,7 +241,6 @@ def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) 
 
 
 def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]:
-    """Yield the lines to add after the creation of the Trainer."""
     if lines := trainer_lines(answer.question.model, answer.question.workload, chosen.plan):
         yield Block(text=phrase("After the Trainer is created, before trainer.train():"), code=tuple(lines))
     if chosen.plan.sequence_parallel_size > 1:

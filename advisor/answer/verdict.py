@@ -95,7 +95,6 @@ def verdict_of(answer: Recommendation) -> Verdict:
 
 
 def _gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> Phrase:
-    """Return what a plan that only likely fits would gain over the recommended one."""
     fields = {
         "rung": risky.rung,
         "size": risky.plan.micro_batch_size,
@@ -117,7 +116,6 @@ def _gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None
 
 
 def _first_failure(answer: Recommendation) -> str | None:
-    """Return the message of the first probe that failed for a reason other than memory."""
     probes = () if answer.probe_series is None else answer.probe_series.probes
     failures = (probe.result.failure for probe in probes if probe.result.failure is not None)
     message = next((failure.message for failure in failures if failure.kind != "out_of_memory"), None)
@@ -152,7 +150,6 @@ def speed_sentence(question: Question, chosen: Candidate) -> Phrase:
 
 
 def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
-    """Return the memory and time of a preference objective's reference model."""
     if not reference_passes(question.workload) or question.workload.rollouts:
         return ()
     share = percent(chosen.time.components.get("reference model", 0.0) / chosen.time.step_s)
@@ -176,7 +173,6 @@ def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
 
 
 def _evaluation(question: Question, plan: Candidate) -> tuple[Phrase, ...]:
-    """Return the memory of an evaluation on each GPU and on the host, with the arguments that it assumes."""
     workload, memory = question.workload, plan.memory
     phase = next((phase for phase in memory.phases if phase.name == "evaluation"), None)
     if phase is None:
@@ -205,7 +201,6 @@ def _evaluation(question: Question, plan: Candidate) -> tuple[Phrase, ...]:
 
 
 def _loss(answer: Recommendation) -> tuple[Phrase, ...]:
-    """Return the loss that the search chose, and the answer without it."""
     without, loss = answer.without_loss, answer.question.workload.loss
     if without is None:
         return ()
@@ -299,7 +294,6 @@ def what_lacks(question: Question, missed: Candidate) -> Phrase:
 
 
 def _largest_found(found: Largest | None, chosen: Candidate | None) -> tuple[str, ...]:
-    """Return the value found for the option that was "max"."""
     if found is None:
         return ()
 
@@ -342,7 +336,6 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[Phrase, Phr
 
 
 def _unusual(workload: Workload, tool: str) -> Iterator[Phrase]:
-    """Yield documents, loss, kernels and software that differ from the defaults."""
     if workload.document_len is not None:
         yield phrase("documents of {tokens}", tokens=workload.document_len)
     if workload.objective != NEXT_TOKEN:

@@ -211,7 +211,6 @@ def _gpus(question: Question) -> Iterator[Asked]:
 
 
 def _larger_gpus(question: Question) -> Iterator[Asked]:
-    """Yield the same number of GPUs of each larger size, then more nodes of the largest."""
     cluster = question.cluster
     for name in LARGER_GPUS:
         gpu = find_gpu(name)
@@ -300,7 +299,6 @@ def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
 
 
 def _with_storage(cluster: Cluster, plan: Candidate) -> Cluster:
-    """Return the cluster with RAM and NVMe raised to a plan's need, in whole GiB."""
     changes, memory = dict[str, Any](), plan.memory
     if memory.host_bytes_per_node > cluster.most_host_bytes_per_node:
         changes["host_memory_bytes_per_node"] = whole_gib(memory.host_bytes_per_node) * 2**30
@@ -310,7 +308,6 @@ def _with_storage(cluster: Cluster, plan: Candidate) -> Cluster:
 
 
 def _storage_flags(cluster: Cluster, larger: Cluster) -> str:
-    """Return the flags for the RAM and NVMe of the larger cluster."""
     amounts = (
         ("--ram ", cluster.host_memory_bytes_per_node, larger.host_memory_bytes_per_node),
         ("--nvme PATH:", cluster.nvme_bytes_per_node, larger.nvme_bytes_per_node),

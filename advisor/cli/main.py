@@ -237,7 +237,6 @@ def _discard_output() -> None:
 
 
 def _report(args: Sequence[str], what: str, why: str = "", fix: str = "") -> None:
-    """Print the error in the language of the arguments or the environment."""
     asked = re.search(r"--lang[= ](en|zh)\b", " ".join(args))
     with use_language(cast(Language, asked[1]) if asked else language_of_environment()):
         line = translate(named(what))

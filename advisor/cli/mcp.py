@@ -185,7 +185,6 @@ def command_line(name: str, command: click.Command, arguments: Mapping[str, Any]
 
 
 def _parameters(command: click.Command) -> dict[str, click.Parameter]:
-    """The parameters of a command that its tool has."""
     return {
         each.name: each
         for each in command.params

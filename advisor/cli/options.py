@@ -12,8 +12,7 @@ from click.core import ParameterSource
 
 from ...ds_configs.job import JOB_KINDS
 from ...estimators.phrase import phrase
-from ..question.option import Option, parse_count
-from ..question.options import GROUPS, OPTIONS, MethodOptions, RolloutOptions, names_in
+from ..question.options import GROUPS, OPTIONS, MethodOptions, Option, RolloutOptions, names_in, parse_count
 from ..text.language import Language, language_of_environment
 from ..text.output import Output, OutputMode, to_stderr
 
@@ -47,8 +46,6 @@ class _Choice(click.Choice):  # type: ignore[type-arg,unused-ignore]
 
 
 class _CountOrMax(_Count):
-    """Click type of a count or `max`."""
-
     name = "N|max"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -92,7 +89,6 @@ def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomple
 
 
 def _with_prefix(names: Sequence[str], prefix: str) -> list[str]:
-    """The distinct names with this prefix, ignoring case."""
     return [name for name in dict.fromkeys(names) if name.lower().startswith(prefix.lower())][:_MOST_COMPLETIONS]
 
 

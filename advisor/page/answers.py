@@ -226,7 +226,6 @@ def _linted(text: str, state: State | None) -> LintReport:
 
 
 def _error(error: DsAdviseError) -> dict[str, str]:
-    """Return the reason why a question cannot be answered, in one or two sentences."""
     reason = f"{error.what}: {error.why}" if error.why else error.what
     return {"part": "error", "sentence": " ".join(filter(None, (_sentence(reason), _sentence(error.fix))))}
 

@@ -13,9 +13,8 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ..advise import ask
 from ..question.model_source import shape_of
-from ..question.option import Option, parse_count
 from ..question.options import OPTIONS as QUESTION_OPTIONS
-from ..question.options import CpuOptions, ModuleOptions, names_in
+from ..question.options import CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.question import Question
 
 PASTED = "./config.json"

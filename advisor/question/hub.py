@@ -97,7 +97,6 @@ def _in_cache_of_hub(name: str) -> Path | None:
 
 
 def _token() -> str:
-    """The user's token, for gated models; "" without one."""
     if given := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
         return given.strip()
     try:

@@ -193,7 +193,6 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) 
 
 
 def _price(row: Mapping[str, str], gpus: int, where: str) -> Price | None:
-    """The price of a machine; None if the row has no price."""
     if row.get("price_per_gpu") and row.get("price_per_machine"):
         raise ConfigFileError(
             phrase("{where} has both price_per_gpu and price_per_machine", where=where), fix="leave one of them empty"

@@ -21,8 +21,7 @@ from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
 from ...estimators.unsupported import context_parallel_words, undividable, unsupported
 from ...estimators.workload import NEXT_TOKEN, Workload
-from .option import LARGEST_COUNT
-from .options import PlanOptions, Risk, plan_options
+from .options import LARGEST_COUNT, PlanOptions, Risk, plan_options
 
 MAX_TOKENS_PER_STEP = 4 * 2**20
 """The largest batch that the search tries, in tokens per optimizer step: about that of the largest published

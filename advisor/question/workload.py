@@ -139,7 +139,6 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
 
 
 def _within(rollouts: Rollouts, seq_len: int) -> Rollouts:
-    """Raise WorkloadError if a completion leaves no token to the prompt."""
     if rollouts.max_completion_length < seq_len:
         return rollouts
     raise WorkloadError(

@@ -260,7 +260,6 @@ def _search(about: Question, cluster: Cluster) -> tuple[Question, Candidate, Job
 
 
 def _offer(machine: Machine, price: Price, question: Question, candidate: Candidate, duration: JobDuration) -> Offer:
-    """The offer for the job on the question's cluster, at the price of one machine."""
     cluster, cost = duration.cluster, price.cost(duration.cluster, duration.duration_s)
     low_s, high_s = duration.duration_s_range or (None, None)
     figures = from_attributes(

@@ -14,8 +14,7 @@ from ...estimators.plan import Rung
 from ...probes.run import Device
 from ..data.counting import SEED
 from ..question.job import check_epochs
-from ..question.option import Option, declared
-from ..question.options import LORA_METHODS
+from ..question.options import LORA_METHODS, Option, declared
 
 Proof = Literal["probe", "dry-run", "none"]
 

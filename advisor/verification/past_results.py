@@ -140,7 +140,6 @@ def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versio
 
 
 def _with_batch(run: Run) -> dict[str, Any]:
-    """Return the configuration with its `auto` batch sizes filled."""
     batch = {
         "train_micro_batch_size_per_gpu": run.micro_batch_size,
         "gradient_accumulation_steps": run.gradient_accumulation_steps,

@@ -263,7 +263,6 @@ class ProbeOrder:
         return predicted * (self.verdicts[nearest.plan].need_bytes or 0) / _predicted_need(nearest)
 
     def _fails(self, candidate: Candidate) -> bool:
-        """Whether a plan of the candidate's series failed for a reason other than memory."""
         return any(
             verdict.tokens_per_s is None
             and not verdict.out_of_memory

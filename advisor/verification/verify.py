@@ -285,7 +285,6 @@ def _refused(candidate: Candidate, reason: str) -> Candidate:
 def _ladder(
     candidates: Sequence[Candidate], answer: Recommendation, chosen: Candidate | None = None
 ) -> tuple[LadderStep, ...]:
-    """Return the best plan of each rung; the chosen plan is the best of its rung."""
     ladder, least = [], LEAST[answer.question.risk]
     for step in answer.ladder:
         of_rung = [candidate for candidate in candidates if candidate.rung == step.rung]
