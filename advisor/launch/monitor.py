@@ -256,7 +256,7 @@ class Monitor:
             failure = failure or self.abort_reason()  # a training that ended before the first look
         status: LaunchStatus = "failed" if failure else "stopped" if stopped else "finished"
         tokens, step_s = records.speed(request.run.cluster.world_size)
-        first_steps = [rank.steps[0][0] for rank in records.ranks if rank.steps]
+        first_steps = [next(iter(rank.steps.values()))[0] for rank in records.ranks if rank.steps]
         checkpoint = records.first("checkpoint")
         return LaunchOutcome(
             status=status,

@@ -195,10 +195,6 @@ def _method_remark(chosen: Mapping[str, Any], arguments: ScriptArguments, source
 _INITIALIZE_KEYWORDS, _INITIALIZE_POSITION = ("config", "config_params"), 10
 """Parameters of `deepspeed.initialize` that take the configuration (0.19.8 `deepspeed/__init__.py`)."""
 
-_CONFIG_NAMES: dict[Framework, str] = {"deepspeed": "deepspeed_config", "hf": "deepspeed", "trl": "deepspeed"}
-"""The parser's name for the configuration file that `launch` passes. A script that contains `args.NAME` or the text
-NAME may read the file."""
-
 
 def config_passing(
     requested: bool | None,
@@ -221,7 +217,8 @@ def config_passing(
     if requested is not None or arguments.passes_a_config:
         return requested is not False and not arguments.passes_a_config, ""
     own = next((value for call in source.calls if (value := _given_config(call, framework)) is not None), None)
-    if own is None or _CONFIG_NAMES[framework] in source.names:
+    # A script that contains `args.NAME` or the text NAME, the parser's name of the file, may read it.
+    if own is None or ("deepspeed_config" if framework == "deepspeed" else "deepspeed") in source.names:
         return True, ""
     where = f"{script.target}, line {own.lineno},"
     if isinstance(own, ast.Constant) and isinstance(own.value, str):

@@ -35,12 +35,8 @@ class RankRecord:
     number: int = 0
     pid: int = 0
     """Process id; 0 for a process of another node, whose records are in a shared folder."""
-    step: int = 0
-    """The last optimizer step that the rank completed."""
-    first_step: int | None = None
-    """The first optimizer step; greater than 1 for a resumed training."""
-    steps: list[tuple[float, int]] = field(default_factory=list)
-    """(end time, tokens) of every step."""
+    steps: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """(end time, tokens) of every completed optimizer step. The first step of a resumed training is greater than 1."""
     losses: dict[int, float] = field(default_factory=dict)
     latest: dict[str, Any] = field(default_factory=dict)
     """The last value of every key of the events."""
@@ -58,6 +54,11 @@ class RankRecord:
                 self.gone_at = now
 
     @property
+    def step(self) -> int:
+        """The last optimizer step that the rank completed."""
+        return next(reversed(self.steps), 0)
+
+    @property
     def error(self) -> dict[str, Any] | None:
         return self.latest.get("error")
 
@@ -68,9 +69,7 @@ class RankRecord:
         if "loss" in event:
             self.losses[event["step"]] = event["loss"]
         if "tokens" in event:
-            self.step = event["step"]
-            self.first_step = self.first_step or self.step
-            self.steps.append((event["time"], event["tokens"]))
+            self.steps[event["step"]] = event["time"], event["tokens"]
         if "error" in event:
             self.error_at = event["time"]
         self.latest |= event
@@ -114,7 +113,7 @@ class Records:
 
     @property
     def first_step(self) -> int | None:
-        return next((rank.first_step for rank in self.ranks if rank.first_step is not None), None)
+        return next((next(iter(rank.steps)) for rank in self.ranks if rank.steps), None)
 
     def last_losses(self, count: int) -> list[float]:
         """The most recent losses of the rank that has reported the fewest."""
@@ -127,7 +126,8 @@ class Records:
         Both are medians over the `last` steps, or over all but the first. Tokens: the mean of the ranks, padding
         included; the ranks of other nodes are assumed to have as many. Seconds: those of the slowest rank.
         """
-        steps = [rank.steps[-last - 1 if last else 0 :] for rank in self.ranks if len(rank.steps) > 1]
+        done = [list(rank.steps.values()) for rank in self.ranks if len(rank.steps) > 1]
+        steps = [each[-last - 1 if last else 0 :] for each in done]
         if not steps:
             return None, None
         tokens = fmean(median(count for _, count in each[1:]) for each in steps) * world_size
