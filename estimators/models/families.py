@@ -378,9 +378,8 @@ def leaf_classes_to_write(model: ModelShape, software: Software) -> tuple[str, .
 def layer_variant(model: ModelShape, block: Block) -> LayerVariant:
     """Return how a block's layers are computed. A vision tower has the default variant unless its row has another. A
     recorded layer itself determines what its class supports."""
-    if block.program is not None:
-        kernels = LayerVariant().kernels if block.program.has_fused_attention else frozenset[str]()
-        return LayerVariant(kernels=kernels, masked=block.program.has_mask)
+    if (program := block.program) is not None:
+        return LayerVariant(kernels=program.kernels, masked=program.has_mask, softmax_fp32=program.softmax_fp32)
     family = family_of(model)
     plain = _LLAMA if block.norm == "rms" else _GPT
     return (family.tower if block.hidden_size else family.layer) or plain

@@ -151,10 +151,17 @@ class Program(NamedTuple):
     instructions: tuple[Instruction, ...]
     held: tuple[int, ...] = ()
     """Slots of the model's output, which a training loop holds in a variable."""
+    flash: bool = True
+    """Whether the model's class supports the flash-attn package."""
+    softmax_fp32: bool = True
+    """Whether the class's eager attention computes the softmax in fp32 and casts it back."""
 
     @property
-    def has_fused_attention(self) -> bool:
-        return any(instruction.kind == "attention" for instruction in self.instructions)
+    def kernels(self) -> frozenset[str]:
+        """Attention implementations that the class supports in addition to eager."""
+        if not any(instruction.kind == "attention" for instruction in self.instructions):
+            return frozenset()
+        return frozenset({"sdpa", "flash"} if self.flash else {"sdpa"})
 
     @property
     def has_mask(self) -> bool:

@@ -45,6 +45,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 from math import prod
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ from ..hardware import Cluster, Gpu
 from ..memory.activations.kernels import kernel_and_mask
 from ..models.lora import Adapters, adapters, trains_head
 from ..models.model_shape import Attention, Block, ModelShape, Tensor, attention_of
-from ..models.program import Program
+from ..models.program import ZERO, Program
 from ..models.rank_part import of_rank
 from ..models.vision_parts import derives
 from ..objectives import LOSSES
@@ -209,6 +210,10 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
 
 def _saves_its_end(block: Block) -> bool:
     """Return whether anything after the layer's last product saves a tensor: dropout, a norm, expert weights."""
+    if block.program is not None:
+        behind = takewhile(lambda each: each.kind != "linear", reversed(block.program.instructions))
+        made = [derivative for each in behind for _, derivative in each.derivatives]
+        return any(each.saves_inputs or each.saves_outputs or each.saves_new.at(1) != ZERO for each in made)
     return bool(
         block.hidden_dropout
         or block.feed_forward.experts_per_token < block.feed_forward.experts

@@ -28,7 +28,7 @@ from ..dry_run.run import absolute_factory, answer
 from ..machine import installed_version
 from ..store_path import store_path
 
-FORMAT = 10
+FORMAT = 11
 """Increases when earlier recordings can no longer be read or are wrong."""
 
 REFUSES = "cannot be built from this configuration"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -116,7 +119,9 @@ def _shape_at(
             prefix,
             layers[paths[0]],
             len(paths),
-            program([_layer_part(model, run, paths[0]) for run in runs], shapes),
+            program([_layer_part(model, run, paths[0]) for run in runs], shapes)._replace(
+                flash=getattr(model, "_supports_flash_attn", True), softmax_fp32=_softmax_fp32(layers[paths[0]])
+            ),
             window,
             model,
             [run.calls[paths[0]].hidden.shape for run in runs],
@@ -150,6 +155,13 @@ def _shape_at(
         pair_router=any(path.endswith(("router", "gate")) and _returns_several(modules[path]) for path in modules),
         around=_around(runs, shapes, of_head[0].removesuffix(".weight") if of_head else ""),
     )
+
+
+def _softmax_fp32(layer: torch.nn.Module) -> bool:
+    """Whether the code of eager attention computes the softmax in fp32. Some classes have it in a method."""
+    module = sys.modules[type(layer).__module__]
+    code = inspect.getsource(getattr(module, "eager_attention_forward", module))
+    return re.search(r"softmax\(.*float32", code) is not None
 
 
 def _returns_several(layer: torch.nn.Module) -> bool:

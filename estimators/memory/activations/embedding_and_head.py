@@ -63,7 +63,7 @@ def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:
         return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_terms(recorder)]
     programs = [block.program for block in recorder.model.blocks if block.program is not None]
     # Code without fused attention receives its mask as an input of the layers.
-    has_masks = not recorder.model.module and any(program.has_fused_attention for program in programs)
+    has_masks = not recorder.model.module and any(program.kernels for program in programs)
     masks = _masks(recorder) if has_masks else []
     return [*_layer_inputs(recorder, programs), *masks, *_openings(recorder, around)]
 
@@ -88,7 +88,7 @@ def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
     model, terms = recorder.model, []
     for opening in around.openings:
         ops = recorder.ops(model.outside, "embedding")
-        block = next(block for block in reversed(model.blocks) if not block.tokens)
+        block = next((block for block in reversed(model.blocks) if not block.tokens), model.blocks[0])
         rows, given = recorder.rows(block), None
         if opening.input >= 0:  # the output of the previous stack
             slot = opening.slots[opening.input]

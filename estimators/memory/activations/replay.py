@@ -12,8 +12,6 @@ from .kernels import Kernel
 from .ops import Ops
 from .saved_tensors import AutogradGraph, Node, Storage, Value
 
-_VARIANT = LayerVariant()
-
 
 @dataclass(slots=True, eq=False)
 class Replay:
@@ -203,7 +201,8 @@ class Replay:
             attention, mask = attention._replace(causal=False), None
         details, states = dict(instruction.details), (query, key, value)
         dropout = bool(details["dropout"])
-        attended = kernels.attend(self.ops, kernel, _VARIANT, attention, states, mask=mask, bias=bias, dropout=dropout)
+        variant = LayerVariant(softmax_fp32=self.program.softmax_fp32)
+        attended = kernels.attend(self.ops, kernel, variant, attention, states, mask=mask, bias=bias, dropout=dropout)
         if kernel == "flash" and details["head_major"]:
             return self.ops.new("attention output", (attended,))  # flash keeps the queries' layout
         return attended
