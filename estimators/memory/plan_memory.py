@@ -286,7 +286,7 @@ def _encoder(model: ModelShape, saved: Terms) -> Terms:
     follows the decoder's, and the embedding's gradients are summed at its end."""
     if not model.tied or {block.stack for block in model.blocks} != {"encoder", "decoder"}:
         return ()
-    return tuple(part for part in saved if part.name.startswith(("encoder", "cross-attention")))
+    return tuple(part for part in saved if part.name.startswith("encoder"))
 
 
 def _without(terms: Terms, size_bytes: int) -> Terms:

@@ -88,8 +88,6 @@ class Head(NamedTuple):
 
     tensors: Tensors = ()
     """Tensors on top of the base model, with their full names."""
-    base_tensors: Tensors = ()
-    """Tensors inside the base model (BERT's pooler)."""
     bare: bool = False
     """Whether the class is the base model itself, whose tensors have no prefix."""
     logits: bool = False
@@ -138,13 +136,12 @@ def decoder_heads(
     tied: bool,
     labels: int,
     name: str = "lm_head",
-    bias: bool = False,
     suffix: str = "ForCausalLM",
 ) -> dict[str, Head]:
     """Return the heads that transformers has for nearly every decoder."""
-    output = linear(name, hidden, vocab, "head", bias=bias)
+    output = () if tied else linear(name, hidden, vocab, "head")
     return {
-        suffix: Head(tensors=output[1:] if tied else output, logits=True, tied=tied),
+        suffix: Head(tensors=output, logits=True, tied=tied),
         "ForSequenceClassification": Head(tensors=linear("score", hidden, labels, "head"), labels=labels),
         "Model": Head(bare=True),
     }
@@ -193,7 +190,7 @@ class Dims(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Attribute names of a model's parts. `final_norm` is "" without a final norm."""
+    """Attribute names of a model's parts."""
 
     base: str = "model"
     layers: str = "layers"
@@ -215,7 +212,6 @@ class Style(NamedTuple):
 
     names: Names = Names()
     head: str = "lm_head"
-    head_bias: bool = False
     suffix: str = "ForCausalLM"
     """Ending of the class name of its language model."""
     tied: bool = False
@@ -241,7 +237,6 @@ class Style(NamedTuple):
     """Whether a norm learns a scale."""
     norm_bias: bool = True
     """Whether a LayerNorm learns a shift."""
-    parallel: bool = False
     hidden_dropout: tuple[str, float] = ("", 0.0)
     """Name of the config's field for dropout, and the class's default; "" if the class has no dropout."""
     attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
@@ -283,14 +278,13 @@ def build(
     is_sparse: Sequence[bool] = (),
     window: Sequence[int | None] = (),
     outside: Tensors = (),
-    embed_width: int | None = None,
 ) -> Body:
     """Build a decoder: embedding, `dims.layers` layers, a final norm, a head.
 
     attention: replaces the grouped-query attention that dims and style describe. attentions: one for each layer.
     sparse: a mixture of experts, in the layers that `is_sparse` marks (in all if it is empty).
     window: the number of keys that a query sees in each layer, None for all (all in every layer if it is empty).
-    outside: further tensors outside the layers. embed_width: width of the embedding if it is not the hidden size.
+    outside: further tensors outside the layers.
     """
     attends = attentions or (attention or grouped_query(c, dims, style),) * dims.layers
     norm_tensors = norms(style.norms, dims.hidden, style.norm_kind, bias=style.norm_bias) if style.norm_weight else ()
@@ -306,7 +300,6 @@ def build(
             feed_forward=feed_forward,
             norm=style.norm_kind,
             norm_count=len(style.norms),
-            parallel=style.parallel,
             hidden_dropout=dropout(c, style.hidden_dropout),
             attention_dropout=dropout(c, style.attention_dropout),
         )
@@ -314,9 +307,9 @@ def build(
     experts, reaches = is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers
     kinds = list(zip(experts, reaches, attends, strict=True))
     layers = {kind: layer(*kind) for kind in set(kinds)}
-    width, tied = embed_width or dims.hidden, c.flag("tie_word_embeddings", default=style.tied)
-    outside = embedding(style.names.embed, dims.vocab, width) + outside
-    if style.norm_weight and style.names.final_norm:
+    tied = c.flag("tie_word_embeddings", default=style.tied)
+    outside = embedding(style.names.embed, dims.vocab, dims.hidden) + outside
+    if style.norm_weight:
         outside += norms((style.names.final_norm,), dims.hidden, style.norm_kind, bias=style.norm_bias)
     return Body(
         base=style.names.base,
@@ -326,7 +319,7 @@ def build(
         outside=outside,
         logit_softcap=style.is_softcapped(c, "final"),
         heads=decoder_heads(
-            width, dims.vocab, tied=tied, labels=c.labels(), name=style.head, bias=style.head_bias, suffix=style.suffix
+            dims.hidden, dims.vocab, tied=tied, labels=c.labels(), name=style.head, suffix=style.suffix
         ),
         max_positions=c.size_or_none(
             "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", limit=MAX_POSITIONS

@@ -73,7 +73,7 @@ class Fields:
         return 0 if _is_int(value) and value == 0 else self.size(name, default=default, limit=limit)
 
     def positive(self, name: str, *, limit: int = MAX_WIDTH) -> int | None:
-        """Return an integer; None if it is absent, zero or negative, as in DeBERTa's `position_buckets`."""
+        """Return an integer; None if it is absent, zero or negative."""
         value = self._values.get(name)
         return None if _is_int(value) and value <= 0 else self.size_or_none(name, limit=limit)
 

@@ -13,14 +13,10 @@ from .body import (
     Dims,
     Names,
     Style,
-    Tensors,
     WindowRule,
     build,
     decoder,
     embedding,
-    grouped_query,
-    linear,
-    norms,
     switched_window,
     window_size,
     windows,
@@ -96,30 +92,6 @@ def gemma3_text(c: Fields) -> Body:
     return body._replace(heads={"ForCausalLM": body.heads["ForCausalLM"]})
 
 
-PHI = Style(
-    names=Names(final_norm="final_layernorm"),
-    attention=(*LLAMA.attention[:3], "self_attn.dense"),
-    biases=(True, True, True),
-    gated=False,
-    feed_forward=("mlp.fc1", "mlp.fc2"),
-    activation="gelu_new",
-    norms=LLAMA.norms[:1],
-    norm_kind="layer",
-    parallel=True,
-    head_bias=True,
-    hidden_dropout=("resid_pdrop", 0.0),
-)
-
-
-def phi(c: Fields) -> Body:
-    dims = Dims.read(c)
-    attention, tensors = grouped_query(c, dims, PHI)
-    if c.flag("qk_layernorm", default=False):
-        attention = attention._replace(qk_norm=True)
-        tensors += norms(("self_attn.q_layernorm", "self_attn.k_layernorm"), dims.head_dim, "layer")
-    return build(c, dims, PHI, attention=(attention, tensors))
-
-
 def qwen(c: Fields) -> Body:
     """The first Qwen models' remote code: one fused projection, and an `intermediate_size` that includes the gate."""
     style = Style(
@@ -134,42 +106,22 @@ def qwen(c: Fields) -> Body:
     return build(c, dims._replace(feed_forward=dims.feed_forward // 2), style)
 
 
-# GPT-2 and its contemporaries: LayerNorm with a shift, biases, an ungated feed-forward, various position embeddings.
-
-WIDENED = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
-HIDDEN = ("hidden_size", "n_embd")
-LAYERS = ("num_hidden_layers", "n_layer")
-HEADS = ("num_attention_heads", "n_head")
+# GPT-2 and its contemporaries: LayerNorm with a shift, biases, an ungated feed-forward, no rotary positions.
 
 
-def dims(
-    c: Fields,
-    *,
-    hidden: tuple[str, ...] = HIDDEN,
-    layers: tuple[str, ...] = LAYERS,
-    heads: tuple[str, ...] = HEADS,
-    feed_forward: str = "",
-    factor: int | None = 4,
-    kv_heads: int | None = None,
-) -> Dims:
-    """Read the dimensions under a family's names. Without a field, the feed-forward width is `factor` x hidden size."""
-    width, count = c.size(*hidden), c.size(*heads, limit=MAX_HEADS)
-    kv_heads = kv_heads or count
-    c.divide(heads[0], count, "key/value heads", kv_heads)
+def dims(c: Fields, hidden: str, layers: str, heads: str, *, kv_heads: int | None = None) -> Dims:
+    """Read the dimensions under a family's names, or transformers' usual ones."""
+    width = c.size(hidden, "hidden_size")
+    count = c.size(heads, "num_attention_heads", limit=MAX_HEADS)
     return Dims(
         hidden=width,
         heads=count,
-        kv_heads=kv_heads,
-        head_dim=c.divide(hidden[0], width, heads[0], count),
-        feed_forward=c.size(feed_forward, default=factor and factor * width),
-        layers=c.size(*layers, limit=MAX_LAYERS),
+        kv_heads=kv_heads or count,
+        head_dim=c.divide(hidden, width, heads, count),
+        feed_forward=c.size("n_inner", default=4 * width),
+        layers=c.size(layers, "num_hidden_layers", limit=MAX_LAYERS),
         vocab=c.size("vocab_size", limit=MAX_VOCABULARY),
     )
-
-
-def positions(c: Fields, name: str, width: int, *names: str, offset: int = 0) -> Tensors:
-    """Tensor of a learned position embedding. offset: rows before the first position (2 in OPT)."""
-    return embedding(name, c.size(*names, limit=MAX_POSITIONS) + offset, width, "position")
 
 
 GPT = Style(
@@ -199,68 +151,13 @@ def gpt_bigcode(c: Fields) -> Body:
 
 def _gpt(c: Fields, style: Style, *, kv_heads: int | None = None) -> Body:
     c.refuse("add_cross_attention")
-    hidden, layers, heads = HIDDEN[::-1], LAYERS[::-1], HEADS[::-1]
-    sizes = dims(c, hidden=hidden, layers=layers, heads=heads, feed_forward="n_inner", kv_heads=kv_heads)
-    return build(c, sizes, style, outside=positions(c, "wpe", sizes.hidden, "n_positions", "max_position_embeddings"))
-
-
-def gpt_neox(c: Fields) -> Body:
-    bias = ("attention_bias", True)
-    style = Style(
-        names=Names("gpt_neox", "layers", "embed_in", "final_layer_norm"),
-        attention=("attention.query_key_value", "attention.dense"),
-        feed_forward=WIDENED,
-        biases=(bias, bias, True),
-        gated=False,
-        activation="gelu",
-        norm_kind="layer",
-        parallel=c.flag("use_parallel_residual", default=True),
-        hidden_dropout=("hidden_dropout", 0.0),
-    )
-    return build(c, dims(c, feed_forward="intermediate_size", factor=None), style)
-
-
-BLOOM = GPT._replace(
-    names=Names("transformer", "h", "word_embeddings", "ln_f"),
-    attention=("self_attention.query_key_value", "self_attention.dense"),
-    feed_forward=WIDENED,
-    activation="gelu",
-    norms=LLAMA.norms,
-    hidden_dropout=("hidden_dropout", 0.0),
-    attention_dropout=("attention_dropout", 0.0),
-)
-
-
-def bloom(c: Fields) -> Body:
-    sizes = dims(c, hidden=("hidden_size", "n_embed"), layers=LAYERS[::-1], heads=HEADS[::-1])
-    return build(c, sizes, BLOOM, outside=norms(("word_embeddings_layernorm",), sizes.hidden, "layer"))
-
-
-def falcon(c: Fields) -> Body:
-    """Three generations: sequential layers (1B), parallel with one norm (7B), parallel with a norm each (40B, 180B)."""
-    new = c.flag("new_decoder_architecture", default=False)
-    parallel = new or c.flag("parallel_attn", default=True)
-    single = c.size("num_ln_in_parallel_attn", default=2 if new else 1) == 1
-    kv_heads = c.size_or_none("num_kv_heads") if new else 1 if c.flag("multi_query", default=True) else None
-    bias = ("bias", False)
-    style = BLOOM._replace(
-        biases=(bias, bias, bias),
-        rotary=not c.flag("alibi", default=False),
-        norms=BLOOM.norms if not parallel else BLOOM.norms[:1] if single else ("ln_attn", "ln_mlp"),
-        parallel=parallel,
-    )
-    sizes = dims(c, hidden=("hidden_size", "n_embed"), feed_forward="ffn_hidden_size", kv_heads=kv_heads)
-    return build(c, sizes, style)
+    sizes = dims(c, "n_embd", "n_layer", "n_head", kv_heads=kv_heads)
+    positions = c.size("n_positions", "max_position_embeddings", limit=MAX_POSITIONS)
+    return build(c, sizes, style, outside=embedding("wpe", positions, sizes.hidden, "position"))
 
 
 def mpt(c: Fields) -> Body:
     """MPT as transformers builds it: no biases, ALiBi, feed-forward 4 x hidden size. The config's flags are ignored."""
-    sizes = dims(
-        c,
-        hidden=("d_model", "hidden_size"),
-        layers=("n_layers", "num_hidden_layers"),
-        heads=("n_heads", "num_attention_heads"),
-    )
     style = GPT._replace(
         names=Names("transformer", "blocks", "wte", "norm_f"),
         attention=("attn.Wqkv", "attn.out_proj"),
@@ -272,33 +169,4 @@ def mpt(c: Fields) -> Body:
         hidden_dropout=("resid_pdrop", 0.0),
         attention_dropout=("attention_dropout", 0.0),
     )
-    return build(c, sizes, style)
-
-
-def opt(c: Fields) -> Body:
-    sizes, bias = dims(c, feed_forward="ffn_dim", factor=None), ("enable_bias", True)
-    has_final_norm = c.flag("do_layer_norm_before", default=True) and not c.flag(
-        "_remove_final_layer_norm", default=False
-    )
-    style = Style(
-        names=Names(
-            "model", "decoder.layers", "decoder.embed_tokens", "decoder.final_layer_norm" if has_final_norm else ""
-        ),
-        tied=True,
-        attention=(*LLAMA.attention[:3], "self_attn.out_proj"),
-        feed_forward=("fc1", "fc2"),
-        biases=(bias, bias, bias),
-        rotary=False,
-        gated=False,
-        activation="relu",
-        norms=("self_attn_layer_norm", "final_layer_norm"),
-        norm_kind="layer",
-        norm_weight=c.flag("layer_norm_elementwise_affine", default=True),
-        hidden_dropout=("dropout", 0.1),
-    )
-    width = c.size("word_embed_proj_dim", default=sizes.hidden)
-    outside = positions(c, "decoder.embed_positions", sizes.hidden, "max_position_embeddings", offset=2)
-    if width != sizes.hidden:
-        outside += linear("decoder.project_in", width, sizes.hidden, "embedding")
-        outside += linear("decoder.project_out", sizes.hidden, width, "other")
-    return build(c, sizes, style, outside=outside, embed_width=width)
+    return build(c, dims(c, "d_model", "n_layers", "n_heads"), style)

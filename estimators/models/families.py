@@ -15,8 +15,8 @@ from ..errors import ModelConfigError
 from ..phrase import phrase
 from ..workload import Software
 from . import dense_decoders as dense
-from . import encoders, vision_language
 from . import expert_decoders as experts
+from . import vision_language
 from .body import BIASED, LLAMA_BIASES, Body, Names, Style, decoder
 from .config_fields import Fields
 from .dense_decoders import FUSED_GATE, GELU, GEMMA_2, OLMO_2, all_but_each, every_layer, in_layers
@@ -89,16 +89,10 @@ class FamilySpec(NamedTuple):
 
 _LLAMA = LayerVariant()
 _GPT = LayerVariant(norm="layer")
-_BERT = LayerVariant(
-    norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
-)
 _GEMMA = LayerVariant(norm="rms_plus_one", norm_operations=10)
 _GEMMA_3 = _GEMMA._replace(qk_norm="rms_plus_one", layout="sandwich")
 _JOINED = LayerVariant(joined=True)
 _OLMO_2 = LayerVariant(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32")
-_T5 = LayerVariant(
-    norm="rms_t5", kernels=frozenset({"sdpa"}), softmax_fp32=False, relative=True, embedding_dropout=True
-)
 _QWEN_3_5 = LayerVariant(norm="rms_plus_one", qk_norm="rms_plus_one", joined=True)
 _SUMMED = LayerVariant(norm="layer", summed_input=True)
 _QWEN_TOWER = LayerVariant(norm="layer", rotary="fp32", joined=True)
@@ -110,13 +104,6 @@ _ERNIE_BIAS = ("use_bias", False)
 
 FAMILIES: Mapping[str, FamilySpec] = {
     "baichuan": FamilySpec("Baichuan", decoder(Style(attention=("self_attn.W_pack", "self_attn.o_proj")))),
-    "bert": FamilySpec("Bert", encoders.bert, _BERT),
-    "bloom": FamilySpec(
-        "Bloom",
-        dense.bloom,
-        LayerVariant(norm="layer", embedding_norm=True, heads="copies", kernels=frozenset(), holds_scores=True),
-    ),
-    "deberta-v2": FamilySpec("DebertaV2", encoders.deberta_v2, LayerVariant(norm="layer", gathers_positions=True)),
     "deepseek_v2": FamilySpec(
         "DeepseekV2",
         partial(experts.deepseek, width=1407, count=64, shared=2, first=0, biased=True),
@@ -142,9 +129,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         decoder(Style(tied=True, biases=(_ERNIE_BIAS, _ERNIE_BIAS, _ERNIE_BIAS)), num_key_value_heads=2, head_dim=128),
         LayerVariant(rotary="fp32"),
         supports=("ulysses", "tiles"),
-    ),
-    "falcon": FamilySpec(
-        "Falcon", dense.falcon, LayerVariant(norm="layer", heads="copies", softmax_fp32=False, masked=True)
     ),
     "gemma": FamilySpec(
         "Gemma",
@@ -179,7 +163,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         loss_in_weight_type=True,
         cached_in_training=True,
     ),
-    "gpt_neox": FamilySpec("GPTNeoX", dense.gpt_neox, LayerVariant(norm="layer", joined=True)),
     "gpt_oss": FamilySpec(
         "GptOss",
         experts.gpt_oss,
@@ -229,8 +212,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         peft_experts=PEFT_EXPERTS["mixtral"],
         module_experts=True,
     ),
-    "mpt": FamilySpec("Mpt", dense.mpt, LayerVariant(norm="layer", kernels=frozenset(), boolean_mask=True)),
-    "mt5": FamilySpec("MT5", partial(encoders.t5, feed_forward="gated-gelu"), _T5),
+    "mpt": FamilySpec("Mpt", dense.mpt, LayerVariant(norm="layer", kernels=frozenset())),
     "olmo": FamilySpec(
         "Olmo",
         decoder(Style(norm_kind="layer", norm_weight=False, biases=BIASED)),
@@ -246,10 +228,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         peft_experts=PEFT_EXPERTS["qwen2_moe"],
         module_experts=True,
         leaf_classes=("OlmoeSparseMoeBlock",),
-    ),
-    "opt": FamilySpec("OPT", dense.opt, LayerVariant(norm="layer", scaled_query=True, summed_input=True)),
-    "phi": FamilySpec(
-        "Phi", dense.phi, LayerVariant(norm="layer", qk_norm="layer", joined=True), supports=("ulysses",)
     ),
     "phi3": FamilySpec(
         "Phi3",
@@ -302,7 +280,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
     ),
     "qwen3_vl": FamilySpec("Qwen3VL", vision_language.qwen3_vl, tower=_QWEN_TOWER),
     "qwen3_vl_moe": FamilySpec("Qwen3VLMoe", experts.qwen3_vl_moe, tower=_QWEN_TOWER),
-    "roberta": FamilySpec("Roberta", encoders.roberta, _BERT),
     "smollm3": FamilySpec(
         "SmolLM3",
         decoder(Style(tied=True, biases=LLAMA_BIASES), window=dense.unrotated_layers, num_key_value_heads=4),
@@ -325,21 +302,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         ),
         supports=("ulysses",),
     ),
-    "t5": FamilySpec("T5", encoders.t5, _T5),
-    "vit": FamilySpec("ViT", encoders.vit, _SUMMED),
-    "whisper": FamilySpec(
-        "Whisper",
-        encoders.whisper,
-        LayerVariant(
-            norm="layer",
-            scaled_query=True,
-            heads="copies",
-            softmax_fp32=False,
-            embedding_dropout=True,
-            convolved_input=True,
-        ),
-    ),
-    "xlm-roberta": FamilySpec("XLMRoberta", encoders.roberta, _BERT),
 }
 
 _UNKNOWN = FamilySpec("", dense.mistral)
@@ -411,7 +373,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
     body = family.body(c)
     suffix = _class_suffix(c, family.stem, body)
     head = body.heads[suffix]
-    base = "" if head.bare or not body.base else f"{body.base}."
+    base = "" if head.bare else f"{body.base}."
     shape = ModelShape(
         name=name,
         model_type=model_type,
@@ -420,8 +382,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
         vocab_size=body.vocab_size if head.logits else 0,
         num_labels=head.labels,
         blocks=tuple(replace(block, prefix=base + block.prefix) for block in body.blocks),
-        outside=tuple(tensor._replace(name=base + tensor.name) for tensor in body.outside + head.base_tensors)
-        + head.tensors,
+        outside=tuple(tensor._replace(name=base + tensor.name) for tensor in body.outside) + head.tensors,
         tied=head.tied,
         max_positions=body.max_positions,
         encoder_len_fixed=body.encoder_len_fixed,

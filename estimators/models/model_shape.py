@@ -162,13 +162,11 @@ class Block:
     """The token stream that the layers process: "decoder" has S tokens, "encoder" `ModelShape.encoder_len(S)`."""
     norm: NormKind = "rms"
     norm_count: int = 2
-    """Norms over the hidden size in one layer: 2 for pre-norm, 4 for Gemma's sandwich, 1 for parallel blocks."""
+    """Norms over the hidden size in one layer: 2 for pre-norm, 4 for Gemma's sandwich."""
     hidden_size: int = 0
     """Width of its stream (a vision tower); 0 for the model's."""
     tokens: int = 0
     """Tokens of its stream in each sample, independent of S; 0 for the length of `stack`."""
-    parallel: bool = False
-    """Whether attention and feed-forward read the same input and their outputs are added (GPT-J, Falcon, Cohere)."""
     hidden_dropout: float = 0.0
     """The probability of dropout on the branches' outputs while training."""
     attention_dropout: float = 0.0

@@ -200,7 +200,7 @@ class Around(NamedTuple):
     """Program from the last layer to the head."""
 
 
-NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "layer_bare"]
+NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "layer_bare"]
 """The norms of `memory.activations.ops.norm`."""
 
 
@@ -213,28 +213,16 @@ class LayerVariant(NamedTuple):
     """Operations that an RMSNorm over the hidden size launches."""
     qk_norm: NormVariant = "rms"
     """The norms of queries and keys."""
-    layout: Literal["pre", "output", "sandwich", "post"] = "pre"
-    """pre: x + f(norm(x)), twice; output: x + norm(f(x)) (OLMo 2); sandwich: x + norm(f(norm(x))) (Gemma 2); post:
-    norm(x + f(x)) (BERT). Parallel blocks have no layout."""
+    layout: Literal["pre", "output", "sandwich"] = "pre"
+    """pre: x + f(norm(x)), twice; output: x + norm(f(x)) (OLMo 2); sandwich: x + norm(f(norm(x))) (Gemma 2)."""
     rotary: Literal["model", "fp32"] = "model"
     """Type in which queries and keys are rotated: the model's, or fp32 with a cast back."""
-    heads: Literal["views", "copies"] = "views"
-    """Whether the kernel gets queries, keys and values as views of the projections or as copies. Rotated ones are new
-    tensors in either case."""
-    scaled_query: bool = False
-    """Whether queries are scaled before the kernel, which creates a new tensor."""
     kernels: frozenset[str] = frozenset({"sdpa", "flash"})
     """Attention implementations that the class supports in addition to eager."""
     softmax_fp32: bool = True
     """Whether eager attention computes the softmax in fp32 and casts it back."""
-    holds_scores: bool = False
-    """Whether eager attention keeps the raw scores in a variable until it returns."""
     chosen_mask: bool = False
     """Whether eager attention before transformers 5 masks the scores with `torch.where`."""
-    gathers_positions: bool = False
-    """Whether eager attention gathers two biases by position for every score (DeBERTa)."""
-    boolean_mask: bool = False
-    """Whether eager attention has a boolean mask, applied by `masked_fill`."""
     masked: bool = False
     """Whether sdpa always gets a mask."""
     joined: bool = False
@@ -242,15 +230,10 @@ class LayerVariant(NamedTuple):
     output, which must be copied for the output projection."""
     residual_scaled: bool = False
     """Whether each branch is multiplied by a constant before it is added."""
-    relative: bool = False
-    """Whether relative positions are added to the scores of every layer (T5). The feed-forward then has a dropout."""
-    embedding_norm: bool = False
     embedding_dropout: bool = False
     """Whether dropout is applied to the embedding, with the layers' probability."""
     summed_input: bool = False
     """Whether the first layer's input is a sum or product of the embedding (learned positions, a multiplier)."""
-    convolved_input: bool = False
-    """Whether two convolutions, each with a GELU, compute the encoder's input (Whisper)."""
     router_fp32: bool = False
     """Whether a mixture of experts computes the router's logits in fp32."""
     softmax_of_top_k: bool = False

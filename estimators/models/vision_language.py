@@ -24,8 +24,53 @@ from .body import (
 )
 from .config_fields import MAX_HEADS, MAX_LAYERS, Fields
 from .dense_decoders import GELU, LLAMA, gemma3_text, ministral3, mistral, qwen2
-from .encoders import Sizes, patch_grid
 from .model_shape import Attention, Block, FeedForward, ImageSize, NormKind
+
+
+class Sizes(NamedTuple):
+    """Width, depth, attention and feed-forward of a vision tower."""
+
+    hidden: int
+    layers: int
+    attention: Attention
+    feed_forward: FeedForward
+
+    @classmethod
+    def read(cls, c: Fields, *, activation: str = "gelu", **defaults: int) -> Sizes:
+        def size(name: str, **limit: int) -> int:
+            return c.size(name, default=defaults.get(name), **limit)
+
+        hidden, heads = size("hidden_size"), size("num_attention_heads", limit=MAX_HEADS)
+        dim = c.divide("hidden_size", hidden, "num_attention_heads", heads)
+        layers, width = size("num_hidden_layers", limit=MAX_LAYERS), size("intermediate_size")
+        return cls(
+            hidden=hidden,
+            layers=layers,
+            attention=Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False, rotary=False),
+            feed_forward=FeedForward(hidden=width, gated=False, activation=c.text("hidden_act", default=activation)),
+        )
+
+    def block(self, prefix: str, layer: Tensors, norm: NormKind = "layer") -> Block:
+        """Return the tower's layers, with its own width and no dropout."""
+        return Block(
+            prefix=prefix,
+            count=self.layers,
+            stack="encoder",
+            norm=norm,
+            attention=self.attention,
+            feed_forward=self.feed_forward,
+            hidden_size=self.hidden,
+            tensors=layer,
+        )
+
+
+def patch_grid(c: Fields, *, image: int, patch: int) -> tuple[int, tuple[int, int, int]]:
+    """Return the number of patches of an image, and (channels, height, width) of one patch."""
+    height, width = c.pair("image_size", default=image)
+    rows, columns = c.pair("patch_size", default=patch)
+    if rows > height or columns > width:
+        raise c.error(f"patch_size {max(rows, columns)} is larger than image_size {min(height, width)}")
+    return (height // rows) * (width // columns), (c.size("num_channels", default=3), rows, columns)
 
 
 def gemma3(c: Fields) -> Body:
@@ -43,7 +88,7 @@ def gemma3(c: Fields) -> Body:
         + feed_forward_linears(sizes.feed_forward, hidden, ("mlp.fc1", "mlp.fc2"), bias=True)
         + norms(("layer_norm1", "layer_norm2"), hidden, "layer")
     )
-    block = tower_block(sizes, f"{at}encoder.layers", layer)
+    block = sizes.block(f"{at}encoder.layers", layer)
     project = "multi_modal_projector.mm_"
     projector = parameter(f"{project}input_projection_weight", hidden, body.hidden_size, role="other")
     projector += norm(f"{project}soft_emb_norm", hidden)
@@ -77,7 +122,7 @@ def mistral3(c: Fields) -> Body:
         + feed_forward_linears(sizes.feed_forward, hidden, feed_forward)
         + norms(("attention_norm", "ffn_norm"), hidden, "rms")
     )
-    block = replace(tower_block(sizes, f"{at}transformer.layers", layer), norm="rms")
+    block = sizes.block(f"{at}transformer.layers", layer, "rms")
     if (features := c.number("vision_feature_layer", default=-1)) != -1:
         raise c.error(f"vision_feature_layer {features} is not supported")
     merge, bias = c.size("spatial_merge_size", default=2), c.flag("multimodal_projector_bias", default=False)
@@ -233,11 +278,6 @@ def idle(c: Fields, text: Body) -> Body:
         tower += tuple(each._replace(name=f"{block.prefix}.{layer}.{each.name}") for each in block.tensors)
     tower = tuple(tensor._replace(role="tower") for tensor in tower)
     return combine(c, text, (), tower, patches=1, tied=False)._replace(encoder_len_fixed=None, idle_tower=True)
-
-
-def tower_block(sizes: Sizes, prefix: str, layer: Tensors) -> Block:
-    """Return the layers of a vision tower, with its own width and no dropout."""
-    return replace(sizes.block(prefix, layer), hidden_size=sizes.hidden, hidden_dropout=0.0, attention_dropout=0.0)
 
 
 def part(c: Fields, name: str, *model_types: str) -> Fields:

@@ -12,7 +12,6 @@ from ...models.model_shape import Block
 from ...models.program import ZERO, Around, LayerVariant, Program, Size, Slot
 from ...models.vision_parts import is_tower, trains_projector
 from ...objectives import LOSSES
-from .feed_forward import activate
 from .ops import Ops, norm
 from .recording import LayerRecorder, LinearTerm, Recording, saved_term
 from .saved_tensors import Value
@@ -20,7 +19,6 @@ from .saved_tensors import Value
 _SYMBOLS = {
     **MEMORY_SYMBOLS,
     "D": "head size",
-    "Se": "tokens of the encoder per sample",
     "b": "bytes per element of the mask",
     "x": "bytes per sample",
     "y": "bytes whatever the batch",
@@ -31,22 +29,17 @@ _MERGER = re.compile(r"\bvisual\.(merger|deepstack_merger_list\.\d+)\.")
 
 
 def end(recorder: LayerRecorder) -> Recording:
-    """Return the final norm, a masked language model's transform (dense, activation, norm), and the head's input."""
+    """Return the final norm and the head's input."""
     model, block = recorder.model, recorder.model.blocks[-1]
-    rows, variant = recorder.rows(block), recorder.variant(block)
+    rows = recorder.rows(block)
     ops = recorder.ops((tensor for tensor in model.outside if tensor.role == "head"), "head")
     width = recorder.workload.stream_bytes
     value = output = ops.graph.tensor(rows, model.hidden_size, width, "last hidden state")
     if model.around is not None:
         everything = recorder.ops(model.outside, "head")._replace(graph=ops.graph)
         output = recorder.replay(everything, model.around.closing, block).run(value)
-    elif variant.layout != "post":
-        output = norm(ops, variant.norm, output)
-        output = ops.dropout(output, variant.relative and block.hidden_dropout)
-    elif model.vocab_size:
-        saves = (output,) if ops.trains else ()
-        output = ops.graph.apply("transform", (output,), saves=saves, trains=ops.trains, product=True)
-        output = norm(ops, variant.norm, activate(ops, block.feed_forward.activation, output))
+    else:
+        output = norm(ops, recorder.variant(block).norm, output)
     adapted = any(ops.adapters.rank_of(tensor) for tensor in ops.weights.values())
     trained = trains_head(model, recorder.workload)
     kept = recorder.zero3 or LOSSES[recorder.workload.loss].head_again  # head_again: needs the head's input in any case
@@ -113,56 +106,34 @@ def _tables(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
-    """Return masks and relative positions. Checkpointed layers hold their masks for the recomputation; otherwise masks
-    end with the forward pass. Relative positions (T5) are always saved, a decoder's with the causal mask in every
-    layer."""
-    item, terms, seen = recorder.workload.weight_bytes, [], set()
-    for block in recorder.model.blocks:
-        rows, heads = recorder.rows(block), block.attention.heads
+    """Return the masks that checkpointed layers hold for the recomputation; otherwise masks end with the forward
+    pass."""
+    terms, seen = [], set()
+    for block in recorder.model.blocks if recorder.checkpointing else ():
+        rows = recorder.rows(block)
         kernel, masked = recorder.kernel(block)
         kind = (kernel, masked, block.attention.window is None, block.stack)
         if kind in seen:
             continue
         seen.add(kind)
-        inputs: dict[str, float] = {"S": rows, "w": item, "A": heads}
-        if masked and recorder.checkpointing:
-            mask = recorder.mask(recorder.ops((), "mask"), recorder.variant(block), kernel, rows)
-            fixed = mask.storage.fixed
+        if masked:
+            mask = recorder.mask(recorder.ops((), "mask"), kernel, rows)
+            fixed, inputs = mask.storage.fixed, {"S": rows, "b": mask.itemsize}
             size, text = (Size(0, mask.size), "S S b") if fixed else (Size(mask.size, 0), "B S S b")
-            terms.append(LinearTerm("attention mask", size, text, inputs | {"b": mask.itemsize}, _SYMBOLS))
-        if not recorder.variant(block).relative:
-            continue
-        if block.stack == "encoder" or recorder.checkpointing:
-            size = Size(0, heads * rows * rows * item)
-            terms.append(LinearTerm(f"{block.stack} position bias", size, "A S S w", inputs))
-        if recorder.checkpointing and block.cross_attention is not None:
-            keys = recorder.encoder_rows
-            size, inputs_of_both = Size(0, heads * rows * keys * item), inputs | {"Se": keys}
-            terms.append(LinearTerm("cross-attention position bias", size, "A S Se w", inputs_of_both, _SYMBOLS))
-        if recorder.trains and not recorder.checkpointing:
-            terms.append(LinearTerm(f"{block.stack} position buckets", Size(0, 8 * rows * rows), "8 S S", inputs))
+            terms.append(LinearTerm("attention mask", size, text, inputs, _SYMBOLS))
     return terms
 
 
 def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
-    """Return what the embedding's norm, dropout and convolutions save before the first layer of each stream."""
+    """Return what the embedding's dropout saves before the first layer of each stream."""
     model, terms = recorder.model, []
     for block in {block.stack: block for block in reversed(model.blocks)}.values():
         variant, rows = recorder.variant(block), recorder.rows(block)
         derives = recorder.derives(block)
         ops = recorder.ops((), "embedding")._replace(frozen=not derives)
-        convolved = variant.convolved_input and block.stack == "encoder"
         needs_grad = derives and (is_tower(block) or recorder.trains_embedding or recorder.checkpointing)
         item, width = recorder.workload.stream_bytes, model.stream_width(block)
         value = ops.graph.tensor(rows, width, item, "embedding", needs_grad=needs_grad)
-        if convolved:
-            # Two convolutions, the second with stride 2, each followed by a GELU that saves its input.
-            value = ops.graph.apply("convolved", (value,), rows=2 * rows)
-            value = activate(ops, "gelu", value)
-            value = ops.graph.apply("convolved", (value,), rows=rows, saves=(value,))
-            value = ops.scale(activate(ops, "gelu", value), "embedding")
-        if variant.embedding_norm:
-            value = norm(ops, variant.norm, value)
         drops = variant.embedding_dropout and block.hidden_dropout > 0
         ops.dropout(value, drops)
         if saved := ops.graph.saved():
@@ -173,7 +144,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
-    """Return an encoder's final norm and its output, which every cross-attention reads."""
+    """Return a vision tower's final norm and its output, which the projector reads."""
     encoder = [block for block in recorder.model.blocks if block.stack == "encoder"]
     if not encoder or encoder[-1] is recorder.model.blocks[-1]:
         return []
@@ -184,7 +155,6 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     item = recorder.workload.stream_bytes
     value = ops.graph.tensor(rows, width, item, "last encoder state", needs_grad=derives)
     output = norm(ops, variant.norm, value, "encoder output")
-    output = ops.dropout(output, variant.relative and encoder[-1].hidden_dropout)
     if mergers := [tensor for tensor in recorder.model.outside if _MERGER.search(tensor.name)]:
         _merge(recorder.ops(mergers, "merger")._replace(graph=ops.graph), value, output, variant)
     else:

@@ -37,7 +37,7 @@ def activate(ops: Ops, function: str, value: Value) -> Value:
     return ops.saves_input("activated", value)
 
 
-def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, dropout: bool = False) -> Value:
+def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value) -> Value:
     """Return down(act(gate(x)) * up(x)) or down(act(up(x))). names: the linear layers in order of use; gate and up may
     be fused."""
     *inputs, down = names
@@ -50,7 +50,7 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, d
         inner = _gated(ops, shape, gate, up)
     else:
         inner = activate(ops, shape.activation, ops.linear(inputs[0], value))
-    output = ops.linear(down, ops.dropout(inner, dropout))
+    output = ops.linear(down, inner)
     ops.graph.hold(value)
     return output
 

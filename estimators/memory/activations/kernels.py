@@ -45,18 +45,13 @@ def kernel_and_mask(
     answers = workload.precision == "fp32" and bool(OBJECTIVES[workload.objective].trainer)
     padded = software.padding_mask or made or answers
     masked = (windowed or variant.masked or padded) and not attention.cross
-    repeated = (
-        windowed
-        or padded
-        or software.transformers < FIRST_GROUPED
-        or (variant.heads == "copies" and attention.kv_heads > 1)
-    )
+    repeated = windowed or padded or software.transformers < FIRST_GROUPED
     repeated |= max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD
     kernel = attention_kernel(
         workload,
         attention,
         offered=variant.kernels,
-        masked=masked or variant.relative,
+        masked=masked,
         grouped=attention.kv_heads < attention.heads and not repeated,
         compute_capability=compute_capability,
     )
@@ -146,10 +141,6 @@ def attend(
             bias = mask
         elif mask is not None:
             bias = ops.graph.tensor(rows, keys, ops.itemsize, "mask", needs_grad=False)
-        elif bias is not None and (attention.causal or attention.cross):
-            # The causal mask applied to relative positions, in every layer of a decoder (T5's cross-attention too).
-            allowed = ops.graph.tensor(rows, keys, 1, "causal mask", needs_grad=False, fixed=True)
-            bias = ops.graph.apply("position bias", (bias,), saves=(allowed,))
         return _fused(ops, attention, (query, key, value), out_width, lse_rows=-(-rows // 32) * 32, bias=bias)
     if kernel == "math":
         # torch's composite path: all tensors in fp32, with whole scores and their softmax.
@@ -163,7 +154,9 @@ def attend(
         return ops.cast(output, query.itemsize)
     itemsize = query.itemsize
     raw = ops.product("scores", ops.new("q", (query,)), ops.new("k", (key,)), width=heads * keys)
-    besides = _score_bytes(ops, variant) * raw.rows * raw.width
+    # `where` read and wrote the scores (transformers 4.12 to 4.57 modeling_gpt2.py).
+    chosen = variant.chosen_mask and ops.workload.software.transformers < (5, 0)
+    besides = 2 * ops.itemsize * raw.rows * raw.width * chosen
     scores = ops.graph.apply("scores", (raw,), moves=(besides, besides))
     if attention.softcap:
         scores = ops.scale(ops.saves_output("soft cap", ops.scale(scores)))
@@ -175,19 +168,7 @@ def attend(
         scores = ops.cast(scores, 4)
     weights = _softmax(ops, scores, itemsize=4 if variant.softmax_fp32 or autocasts else scores.itemsize)
     weights = ops.dropout(ops.cast(weights, itemsize), dropout)
-    output = ops.product("attention output", weights, ops.new("v", (value,)), width=out_width)
-    if variant.holds_scores:
-        ops.graph.hold(raw)
-    return output
-
-
-def _score_bytes(ops: Ops, variant: LayerVariant) -> int:
-    """Return the bytes per score and pass moved by operations with short-lived results: `where` reads and writes the
-    scores (transformers 4.12 to 4.57 modeling_gpt2.py); two biases are gathered by 8-byte indices, divided and added
-    (transformers 5.23 modeling_deberta_v2.py)."""
-    chosen = variant.chosen_mask and ops.workload.software.transformers < (5, 0)
-    gathered = 2 * (8 + 4 * ops.itemsize) + 8 * ops.itemsize
-    return 2 * ops.itemsize * chosen + gathered * variant.gathers_positions
+    return ops.product("attention output", weights, ops.new("v", (value,)), width=out_width)
 
 
 def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value], beta: Value, decay: Value) -> Value:

@@ -21,21 +21,11 @@ class Layer:
     variant: LayerVariant
     block: Block
     kernel: Kernel
-    cross_kernel: Kernel = "flash"
     mask: Value | None = None
     """Mask added to the scores: the causal one of eager attention, or a sliding window's."""
-    bias: Value | None = None
-    """Relative positions (T5), added to the scores."""
-    cross_bias: Value | None = None
-    memory: Value | None = None
-    """The encoder's output."""
 
     def forward(self, value: Value) -> Value:
-        if self.block.parallel:
-            return self._parallel(value)
-        value = self._branch("attention", value, self._self_attention)
-        if self.memory is not None and self.block.cross_attention is not None:
-            value = self._branch("cross-attention", value, self._cross_attention)
+        value = self._branch("attention", value, self._attention)
         return self._branch("feed-forward", value, self._feed_forward)
 
     def _branch(self, part: str, value: Value, run: Callable[[Value], Value]) -> Value:
@@ -46,45 +36,21 @@ class Layer:
         output = run(inner)
         if layout in ("output", "sandwich"):
             output = norm(ops, self.variant.norm, output)
-        output = self._dropped(output)
-        total = ops.add(value, ops.scale(output) if self.variant.residual_scaled else output, "residual")
-        return norm(ops, self.variant.norm, total) if layout == "post" else total
-
-    def _parallel(self, value: Value) -> Value:
-        """Return attention and feed-forward of the same input, through one norm or one norm each."""
-        ops = self.ops
-        ops.graph.part = "attention"
-        normed = norm(ops, self.variant.norm, value)
-        attention = self._dropped(self._self_attention(normed))
-        ops.graph.part = "feed-forward"
-        if self.block.norm_count > 1:
-            normed = norm(ops, self.variant.norm, value)
-        return ops.add(ops.add(attention, self._dropped(self._feed_forward(normed))), value, "residual")
-
-    def _dropped(self, value: Value) -> Value:
-        return self.ops.dropout(value, self.block.hidden_dropout)
+        output = ops.dropout(output, self.block.hidden_dropout)
+        return ops.add(value, ops.scale(output) if self.variant.residual_scaled else output, "residual")
 
     def _names(self, role: str) -> list[str]:
         """Return the linear modules of a role, in the order of the state dict."""
         return [name for name, tensor in self.ops.weights.items() if tensor.role == role and tensor.linear]
 
-    def _attention_names(self, *, cross: bool) -> list[str]:
-        """Return the projections of one attention module; a second module is the cross-attention."""
-        names = self._names("attention")
-        parents = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-        if len(names) > 2 and self.block.cross_attention is not None:
-            parent = parents[-1 if cross else 0]
-            names = [name for name in names if name.rpartition(".")[0] == parent]
-        return names
-
-    def _self_attention(self, value: Value) -> Value:
+    def _attention(self, value: Value) -> Value:
         attention = self.block.attention
         if attention.kv_lora_rank:
             return self._latent_attention(attention, value)
         if attention.chunk:
             return self._delta_net(attention, value)
-        *inputs, output = self._attention_names(cross=False)
-        query, key, states = self._project(attention, inputs, value, value)
+        *inputs, output = self._names("attention")
+        query, key, states = self._project(attention, inputs, value)
         gate = None
         if attention.gated:
             query, gate = self.ops.graph.split(query, (query.width // 2, query.width // 2))
@@ -131,15 +97,7 @@ class Layer:
         heads = 1 if wide else value.width // self.block.attention.head_dim
         return norm(self.ops, self.variant.qk_norm, value, label, heads=heads)
 
-    def _cross_attention(self, value: Value) -> Value:
-        attention = self.block.cross_attention
-        assert attention is not None and self.memory is not None
-        *inputs, output = self._attention_names(cross=True)
-        return self._attend(output, attention, self._project(attention, inputs, value, self.memory))
-
-    def _project(
-        self, attention: Attention, names: Sequence[str], value: Value, memory: Value
-    ) -> tuple[Value, Value, Value]:
+    def _project(self, attention: Attention, names: Sequence[str], value: Value) -> tuple[Value, Value, Value]:
         """Return queries, keys and values: three linear layers, or views of a fused one."""
         ops = self.ops
         if len(names) == 1:
@@ -149,30 +107,17 @@ class Layer:
                 attention.kv_heads * attention.v_head_dim,
             )
             query, key, states = ops.graph.split(ops.linear(names[0], value, "qkv"), widths)
-        else:
-            query = ops.linear(names[0], value, "q")
-            key, states = ops.linear(names[1], memory, "k"), ops.linear(names[2], memory, "v")
-        return (ops.scale(query) if self.variant.scaled_query else query), key, states
+            return query, key, states
+        query, key, states = (ops.linear(name, value, label) for name, label in zip(names, "qkv", strict=True))
+        return query, key, states
 
     def _attend(
         self, output: str, attention: Attention, states: tuple[Value, Value, Value], gate: Value | None = None
     ) -> Value:
         """Return attention with its gate and the output projection."""
-        ops, copies = self.ops, self.variant.heads == "copies"
-        kernel = self.cross_kernel if attention.cross else self.kernel
-        mask, bias = (None, self.cross_bias) if attention.cross else (self.mask, self.bias)
-        if copies:
-            # Falcon repeats the heads of keys and values in these copies, except for a single head.
-            heads = attention.heads if attention.kv_heads > 1 else 1
-            query, key, value = states
-            states = (
-                ops.new("q", (query,)),
-                ops.new("k", (key,), width=heads * attention.head_dim),
-                ops.new("v", (value,), width=heads * attention.v_head_dim),
-            )
-        dropout = bool(self.block.attention_dropout)
-        attended = attend(ops, kernel, self.variant, attention, states, mask=mask, bias=bias, dropout=dropout)
-        if kernel == "flash" and (copies or self.variant.joined):  # its output is head-major
+        ops, kernel, dropout = self.ops, self.kernel, bool(self.block.attention_dropout)
+        attended = attend(ops, kernel, self.variant, attention, states, mask=self.mask, dropout=dropout)
+        if kernel == "flash" and self.variant.joined:  # its output is head-major
             attended = ops.new("attention output", (attended,))
         if gate is not None:
             attended = ops.multiply(attended, ops.saves_output("sigmoid", gate), "gated output")
@@ -246,7 +191,7 @@ class Layer:
         if not shape.experts and ops.workload.mlp == "tiled":
             return tiled_dense(ops, shape, names, value)
         if not shape.experts:
-            return dense(ops, shape, names, value, dropout=variant.relative and bool(self.block.hidden_dropout))
+            return dense(ops, shape, names, value)
         matrices = [name for name, tensor in ops.weights.items() if len(tensor.shape) == 2]
         router = next(name for name in matrices if ops.weights[name].role == "router")
         gate = next((name for name in matrices if name.endswith("shared_expert_gate")), None)

@@ -177,7 +177,6 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
       rms:          Llama: x in fp32 squared and scaled, cast back, times the weight.
       rms_fp32:     OLMo 2, gpt-oss: the product with the weight is in fp32, then cast.
       rms_plus_one: Gemma: as rms_fp32 with (1 + weight), which is always a new tensor of H.
-      rms_t5:       T5: the fp32 copy serves the variance only; x itself is scaled.
       layer_bare:   OLMo: torch's LayerNorm of an fp32 copy, without a weight.
 
     Fused kernels of RMS norms keep the input as it is and a reciprocal RMS per row. Except for Gemma's, they write the
@@ -196,10 +195,6 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
     squares = ops.power("squares", wide)
     mean = ops.graph.apply("reciprocal RMS squared", (squares,), width=heads, itemsize=4)
     scale = ops.saves_output("reciprocal RMS", mean)
-    if variant == "rms_t5":
-        saves = (value, scale) if value.needs_grad else ()
-        normed = ops.graph.apply("normed in fp32", (value, scale), itemsize=4, saves=saves, workspace=2 * wide.size)
-        return _weighted(ops, ops.cast(normed, ops.itemsize), label)
     normed = ops.multiply(wide, scale, "normed in fp32")
     if variant == "rms":
         return _weighted(ops, ops.cast(normed, value.itemsize), label)

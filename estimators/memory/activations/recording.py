@@ -144,10 +144,6 @@ class LayerRecorder(NamedTuple):
         """Return the tokens of the block's stream."""
         return self.model.stream_len(block, self.workload.seq_len)
 
-    @property
-    def encoder_rows(self) -> int:
-        return self.model.encoder_len(self.workload.seq_len)
-
     def variant(self, block: Block) -> LayerVariant:
         return layer_variant(self.model, block)
 
@@ -191,7 +187,7 @@ class LayerRecorder(NamedTuple):
     def layer(self, block: Block, *, first: bool) -> Recording:
         """Return the recording of one layer. Checkpointing keeps the layer's input, so the recomputation excludes
         it."""
-        variant, rows = self.variant(block), self.rows(block)
+        rows = self.rows(block)
         ops = self.ops(block.tensors, "activations" if self.model.module else "input")
         graph, hidden, item = ops.graph, self.model.stream_width(block), self.workload.stream_bytes
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
@@ -199,26 +195,17 @@ class LayerRecorder(NamedTuple):
             given = value if block.program.input >= 0 else None
             return Recording(graph, value, self.replay(ops, block.program, block).run(given))
         kernel, masked = self.kernel(block)
-        layer = Layer(ops=ops, variant=variant, block=block, kernel=kernel)
-        if masked:
-            layer.mask = self.mask(ops, variant, kernel, rows)
-        if variant.relative:
-            layer.bias = _bias(ops, block.attention, rows, rows, needs_grad=self.trains)
-        if block.cross_attention is not None:
-            keys = self.encoder_rows
-            layer.memory = graph.tensor(keys, hidden, item, "encoder output", outer=True)
-            layer.cross_kernel, _ = self.kernel(block, block.cross_attention)
-            if variant.relative:
-                layer.cross_bias = _bias(ops, block.cross_attention, rows, keys, needs_grad=self.checkpointing)
+        mask = self.mask(ops, kernel, rows) if masked else None
+        layer = Layer(ops=ops, variant=self.variant(block), block=block, kernel=kernel, mask=mask)
         return Recording(graph, value, layer.forward(value))
 
     def replay(self, ops: Ops, program: Program, block: Block, *, embedding_needs_grad: bool = False) -> Replay:
         """Return a replay of a program in the stream of a block."""
-        variant, rows = self.variant(block), self.rows(block)
+        rows = self.rows(block)
 
         def kernel_of(attention: Attention) -> tuple[Kernel, Value | None]:
             kernel, masked = self.kernel(block, attention)
-            return kernel, self.mask(ops, variant, kernel, rows) if masked else None
+            return kernel, self.mask(ops, kernel, rows) if masked else None
 
         replay = Replay(ops, program, rows, block.attention.window, kernel_of, embedding_needs_grad)
         if self.model.module:
@@ -235,21 +222,14 @@ class LayerRecorder(NamedTuple):
         return replay
 
     @staticmethod
-    def mask(ops: Ops, variant: LayerVariant, kernel: Kernel, rows: int) -> Value:
+    def mask(ops: Ops, kernel: Kernel, rows: int) -> Value:
         """Return the mask that all layers share. For sdpa: boolean (of the scores' type before transformers 4.53), and
         one for all samples unless they are padded. For eager: of the scores' type, one per sample."""
         eager, software = kernel == "eager", ops.workload.software
-        boolean = variant.boolean_mask if eager else software.transformers >= FIRST_BOOLEAN_MASKS
+        boolean = not eager and software.transformers >= FIRST_BOOLEAN_MASKS
         itemsize, fixed = 1 if boolean else ops.itemsize, not eager and not software.padding_mask
         return ops.graph.tensor(rows, rows, itemsize, "mask", needs_grad=False, fixed=fixed, outer=True)
 
     def kernel(self, block: Block, attention: Attention | None = None) -> tuple[Kernel, bool]:
         """Return `kernel_and_mask` of the block's own attention, or of another one."""
         return kernel_and_mask(self.model, block, self.workload, attention or block.attention, self.compute_capability)
-
-
-def _bias(ops: Ops, attention: Attention, rows: int, keys: int, *, needs_grad: bool) -> Value:
-    """Return T5's relative positions, shared by all samples and layers."""
-    return ops.graph.tensor(
-        rows, attention.heads * keys, ops.itemsize, "position bias", needs_grad=needs_grad, fixed=True, outer=True
-    )

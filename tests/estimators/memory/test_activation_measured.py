@@ -26,7 +26,7 @@ import torch.nn.functional as F
 import transformers as T
 from ds_advise.estimators.memory.activations import kernels, saved_tensors
 from ds_advise.estimators.memory.activations.activation_memory import ActivationMemory, activation_memory, layout_of
-from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.families import FAMILIES, shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.models.vision_parts import with_images
 from ds_advise.estimators.workload import Software, Workload
@@ -81,7 +81,6 @@ EXPERTS = ROUTED | {"shared_expert_intermediate_size": 192}
 OF_EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
 SIZES = {"hidden_size": HIDDEN, "vocab_size": VOCABULARY}
 MPT = {"d_model": HIDDEN, "n_heads": HEADS, "vocab_size": VOCABULARY, "max_seq_len": 4096}
-FALCON = SIZES | {"num_attention_heads": HEADS, "alibi": False, "bias": False}
 WHISPER = {
     "d_model": HIDDEN,
     "encoder_ffn_dim": INNER,
@@ -125,8 +124,7 @@ CASES = {
     "deepseek_v2": Case(T.DeepseekV2Config, LATENT | {"q_lora_rank": None, "head_dim": 16}, "efficient"),
     "deepseek_v3": Case(T.DeepseekV3Config, LATENT | {"q_lora_rank": 96, "n_group": 4, "topk_group": 2}, "efficient"),
     "ernie4_5": Case(T.Ernie4_5Config, GROUPED | {"head_dim": 32}),
-    "falcon-7b": Case(T.FalconConfig, FALCON | {"multi_query": True}, "math"),
-    "falcon-40b": Case(T.FalconConfig, FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True}, "efficient"),
+    "falcon": Case(T.FalconConfig, SIZES | {"num_attention_heads": HEADS, "multi_query": True}, "math"),
     "gemma": Case(T.GemmaConfig, WIDE_HEADS),
     "gemma2": Case(T.Gemma2Config, WIDE_HEADS, "eager", each_layer=FULL),
     "gemma3": Case(T.Gemma3TextConfig, WIDE_HEADS, each_layer=FULL),
@@ -134,7 +132,6 @@ CASES = {
     "gpt2": Case(T.GPT2Config, GPT, depth=("n_layer",)),
     "gpt_bigcode": Case(T.GPTBigCodeConfig, GPT, depth=("n_layer",)),
     "gpt_neox": Case(T.GPTNeoXConfig, PLAIN),
-    "gpt_neox-20b": Case(T.GPTNeoXConfig, PLAIN | {"hidden_act": "gelu_fast"}),
     "gpt_oss": Case(T.GptOssConfig, GROUPED | OF_EIGHT | {"head_dim": 32}, "eager", each_layer=FULL),
     "granite": Case(T.GraniteConfig, GROUPED),
     "llama": Case(T.LlamaConfig, GROUPED),
@@ -144,8 +141,6 @@ CASES = {
     "olmo": Case(T.OlmoConfig, GROUPED),
     "olmo2": Case(T.Olmo2Config, GROUPED),
     "olmoe": Case(T.OlmoeConfig, GROUPED | {"num_experts": 16, "num_experts_per_tok": 4}),
-    "opt": Case(T.OPTConfig, PLAIN | {"ffn_dim": INNER, "word_embed_proj_dim": HIDDEN}),
-    "phi": Case(T.PhiConfig, PLAIN),
     "phi3": Case(T.Phi3Config, GROUPED | {"pad_token_id": 0}),
     "qwen2_moe": Case(T.Qwen2MoeConfig, GROUPED | EXPERTS | {"shared_expert_intermediate_size": 384}),
     "qwen3": Case(T.Qwen3Config, WIDE_HEADS),
@@ -166,7 +161,7 @@ ADAPTED = (
     *FAST,
     "bert",
     "deepseek_v3",
-    "falcon-7b",
+    "falcon",
     "gpt_oss",
     "mixtral",
     "phi3",
@@ -309,7 +304,7 @@ def estimate(
     compute_capability: float = 8.0,
     dropout: float = 0.0,
     adapters_fp32: bool = False,
-    shape_of: Callable[..., ModelShape] = shape_from_config,
+    shape_of: Callable[..., ModelShape] | None = None,
     **overrides: int,
 ) -> ActivationMemory:
     fields = {**case.config(layers).to_dict(), **overrides}
@@ -325,6 +320,8 @@ def estimate(
         precision=precision,
         attention="eager" if case.kernel == "eager" else "sdpa",
     )
+    if shape_of is None:
+        shape_of = shape_from_config if fields["model_type"] in FAMILIES else recorded_model
     shape = shape_of(fields, name="model", source="")
     return activation_memory(shape, workload, BATCH, checkpointing, compute_capability=compute_capability)
 
@@ -368,11 +365,8 @@ def modes() -> list[Any]:
     ]
 
 
-ROUGH_PEAK = {"bert": 0.1, "bloom": 0.16, "gpt_oss": 0.06}
-"""Eager code of these keeps large intermediate results in local variables that the recorded graph does not know of."""
-
-UNRECORDABLE = ("vit", "whisper")
-"""Inputs other than tokens."""
+ROUGH_PEAK = {"gpt_oss": 0.06}
+"""Eager code keeps large intermediate results in local variables that the recorded graph does not know of."""
 
 ROUGH_RECORDED = {"qwen3_5": 0.08, "qwen3_next": 0.07, "t5": 0.015, "t5-v1.1": 0.015}
 """Loops over chunks, trained biases of attention."""
@@ -391,18 +385,19 @@ ROUGH_RECORDED_PEAK = {
 
 @pytest.mark.parametrize(("name", "method", "checkpointing"), modes())
 def test_layers_save_what_the_real_model_saves(name: str, method: str, checkpointing: bool) -> None:
-    """One more layer adds exactly the bytes that the closed form says; the total is within 3 %, the peak within 5 %.
-    Recorded as if the family had no row, within 1 %, and the peak within 5 %."""
+    """By a row, one more layer adds exactly the bytes that the closed form says; the total is within 3 %, the peak
+    within 5 %. Recorded, with or without a row, the total is within 1 %, and the peak within 5 %."""
     case, how = CASES[name], {"method": method, "checkpointing": checkpointing}
-    two, three = (measure(case, layers, **how) for layers in (2, 3))
-    small, large = (estimate(case, layers, **how) for layers in (2, 3))
-    assert large.saved_bytes - small.saved_bytes == pytest.approx(three.saved - two.saved, rel=0.005)
-    assert kept(large) == pytest.approx(three.saved, rel=0.03)
-    assert large.peak_bytes == pytest.approx(three.peak, rel=ROUGH_PEAK.get(name, 0.05))
-    if name not in UNRECORDABLE:
-        recorded = estimate(case, 2, shape_of=recorded_model, **how)
-        assert kept(recorded) == pytest.approx(two.saved, rel=ROUGH_RECORDED.get(name, 0.012))
-        assert recorded.peak_bytes == pytest.approx(two.peak, rel=ROUGH_RECORDED_PEAK.get(name, 0.05))
+    two = measure(case, 2, **how)
+    if case.config(2).model_type in FAMILIES:
+        three = measure(case, 3, **how)
+        small, large = (estimate(case, layers, **how) for layers in (2, 3))
+        assert large.saved_bytes - small.saved_bytes == pytest.approx(three.saved - two.saved, rel=0.005)
+        assert kept(large) == pytest.approx(three.saved, rel=0.03)
+        assert large.peak_bytes == pytest.approx(three.peak, rel=ROUGH_PEAK.get(name, 0.05))
+    recorded = estimate(case, 2, shape_of=recorded_model, **how)
+    assert kept(recorded) == pytest.approx(two.saved, rel=ROUGH_RECORDED.get(name, 0.012))
+    assert recorded.peak_bytes == pytest.approx(two.peak, rel=ROUGH_RECORDED_PEAK.get(name, 0.05))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -30,8 +30,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": LLAMA,
     "qwen3_moe": {**LLAMA, **EXPERTS, "decoder_sparse_step": 1},
     "gpt2": {"n_layer": LAYERS, "n_embd": 128, "n_head": 8, "vocab_size": 64, "n_positions": 512, **NO_DROPOUT},
-    "opt": sizes(128, 320, LAYERS, 8, 8, 64, max_position_embeddings=512)
-    | {"ffn_dim": 512, "word_embed_proj_dim": 128, "dropout": 0.0},
 }
 PRODUCTS = {"mm", "addmm", "_grouped_mm"}
 NOTHING_MOVED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
@@ -92,7 +90,7 @@ def dispatched(
     ("family", "attention", "precision", "rank"),
     [
         *((family, "sdpa", "bf16", 0) for family in FAMILIES if family not in ("gemma2", "qwen2")),
-        *((family, "eager", "bf16", 0) for family in ("llama", "gemma2", "opt")),
+        *((family, "eager", "bf16", 0) for family in ("llama", "gemma2")),
         ("llama", "eager", "fp32", 0),
         ("qwen2", "sdpa", "bf16", 8),
     ],
