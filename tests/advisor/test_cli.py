@@ -289,25 +289,6 @@ def test_ctrl_c_is_130_and_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert (ended.value.code, capsys.readouterr().err) == (130, "")
 
 
-@pytest.mark.usefixtures("here")
-def test_the_script_arguments_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """4-bit weights, adapters, attention and loss are chosen in the training script."""
-    asked = ["llama3.1-8b", "--gpus", "2xA100-80GB", *FAST, "--details"]
-    chosen = "--method qlora --attention flash --loss fused --lora-dropout 0.05"
-    assert run_here([*asked, *chosen.split()]) == 0
-    out = capsys.readouterr().out
-    for line in (
-        'attn_implementation="flash_attention_2"',
-        "load_in_4bit=True",
-        "use_liger_kernel=True",
-        "model = get_peft_model(",
-        'model, LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.05))',
-    ):
-        assert line in out
-    assert run_here([*asked, "--no-write"]) == 0
-    assert "LoraConfig" not in (plain := capsys.readouterr().out) and "from_pretrained" not in plain
-
-
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["advise", "--help"]])
 def test_help_is_the_main_commands_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert run_here(arguments) == 0

@@ -198,13 +198,6 @@ def test_a_job_of_few_tokens_is_not_one_large_step() -> None:
     assert duration is not None and duration.steps >= 100
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(48, "48 s"), (600, "10 min"), (3 * 3600, "3.0 h"), (1240 * 3600, "1,240 h")]
-)
-def test_durations_are_written_in_minutes_or_hours(seconds: float, text: str) -> None:
-    assert hours(seconds) == text
-
-
 @pytest.mark.parametrize("wait_s, lines", [(0.0, 1), (3600.0, 0)])
 def test_progress_of_a_large_file_is_shown_in_rows(
     chats: Path,

@@ -10,7 +10,6 @@ import pytest
 from ds_advise.advisor.advise import comparison_context
 from ds_advise.advisor.answer.comparison import compare
 from ds_advise.advisor.answer.lint_file import lint_settings
-from ds_advise.advisor.cli.main import run as run_command
 from ds_advise.advisor.question.run import read_run
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.hardware import Cluster, find_gpu
@@ -66,15 +65,6 @@ def test_true_is_what_deepspeed_reads_as_true(value: Any) -> None:
 
 def test_auto_is_fp16_without_bf16_units(tmp_path: Path) -> None:
     assert read(tmp_path, {"fp16": {"enabled": "auto"}}, cluster=V100).workload.precision == "fp16"
-
-
-def test_a_run_refuses_more_tokens_than_positions(tmp_path: Path) -> None:
-    """GPT-2 has 1024 learned positions; the advice and lint refuse a longer sequence too."""
-    with pytest.raises(WorkloadError, match="1024 learned positions"):
-        read(tmp_path, {}, seq_len=4096)
-    with pytest.raises(WorkloadError, match="1024 learned positions"):
-        lint_workload({}, seq_len=4096)
-    assert run_command(["gpt2", "--gpus", "H100", "--seq-len", "4096", "--no-write"]) == 2
 
 
 def test_targets_without_a_name_are_dropped(tmp_path: Path) -> None:

@@ -65,12 +65,6 @@ def test_tokens_and_samples_are_those_of_the_groups() -> None:
     assert (config["train_batch_size"], config["sequence_parallel_size"]) == (1, 8)
 
 
-def test_a_global_batch_below_the_gpus_lets_them_share() -> None:
-    answer = ask("Llama-3.1-8B", gpus="8xH100", seq_len=8192, global_batch=4)
-    assert {each.plan.sequence_parallel_size for each in answer.candidates} >= {2}
-    assert all(each.time.tokens_per_step == 4 * 8192 for each in answer.candidates)
-
-
 def test_layers_inputs_go_to_the_host_where_nothing_else_fits() -> None:
     long = {"gpus": "1xH100", "loss": "fused", "kernels": "liger", "ram": "1900GB"}
     answer = ask("Llama-3.1-8B", **long, seq_len=200_000)

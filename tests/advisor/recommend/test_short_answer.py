@@ -65,13 +65,6 @@ def test_a_comment_is_not_broken_by_a_backslash() -> None:
     assert len(comments) > 1 and not [line for line in comments if line.endswith("\\")]
 
 
-def test_a_batch_with_a_bar_is_explained_where_one_stands() -> None:
-    """Samples that several GPUs share are written as 1/8, which needs an explanation."""
-    note = "  batch: micro batch / GPUs that share it x accumulation; RAM, NVMe: per node"
-    assert note in _answer("Llama-3.1-8B --gpus 8xH100 --seq-len 131072")
-    assert note not in _answer("Qwen2.5-14B --gpus 2x32GB")
-
-
 def test_a_host_of_unknown_ram_is_not_assumed_to_have_terabytes() -> None:
     """405 B parameters on a single card of 24 GB would take 9 TiB of RAM, which --ram must state."""
     asked = "Llama-3.1-405B --gpus RTX3090"

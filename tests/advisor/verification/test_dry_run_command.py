@@ -206,18 +206,6 @@ def test_sparks_are_as_high_as_their_stretch_and_phases_are_marked() -> None:
     assert marks == "l    i    1f   b    s"
 
 
-def test_marks_without_room_are_left_out() -> None:
-    run = points(
-        *(
-            (1, phase, 30 * index + 10 * place, 5)
-            for index in range(20)
-            for place, phase in enumerate(("forward", "backward", "step"))
-        )
-    )
-    drawn, marks = sparkline(run, 30, PLAIN_SPARKS)
-    assert len(drawn) == 30 and len(marks) <= 30 and set(marks) <= set("1fbs ")
-
-
 def test_a_model_that_needs_values_is_probed_without_a_dry_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,12 +10,11 @@ from dataclasses import replace
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import ProbeSeries, Recommendation
-from ds_advise.advisor.question.job import parse_duration
 from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
 from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict, calibration
 from ds_advise.advisor.verification.verify import after_series, run_series, settle
-from ds_advise.estimators.errors import ClusterError, WorkloadError
+from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
 from rich.console import Console
@@ -204,19 +203,6 @@ def test_the_shortest_probe_of_equally_fast_plans_comes_first(answer: Recommenda
     assert chosen.candidate.time.step_s == min(as_fast)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("5m", 300), (" 1H ", 3600)]
-    + [(text, None) for text in ("", "5", "m", "-5m", "0s", "1e3s", "5 days", "٣m")],
-)
-def test_durations(text: str, seconds: int | None) -> None:
-    if seconds is None:
-        with pytest.raises(WorkloadError, match="is not a duration"):
-            parse_duration("--budget", text)
-    else:
-        assert parse_duration("--budget", text) == seconds
-
-
 def test_another_machine_is_not_probed(answer: Recommendation) -> None:
     with pytest.raises(ClusterError, match="this machine"):
         settle(answer, device="cuda", memory_limit_bytes=None, budget="5m", offline=True, say=lambda _: None)
@@ -262,10 +248,5 @@ def test_one_probe_predicts_the_other_rungs_of_an_unlike_machine(answer: Recomme
     truth = sum(part * factor for part, factor in zip(parts(other), factors.values(), strict=True))
     assert found.apply(other).step_s == pytest.approx(truth)
     assert found.apply(other).step_s != pytest.approx(other.step_s, rel=0.1)
-
-
-def test_a_device_that_waits_by_itself_gives_one_factor(answer: Recommendation) -> None:
-    """On CUDA the step as a whole is known."""
-    known = plan(answer, "zero2").estimate.time
-    found = calibration(probed(known, 2.0, 2.0, 2.0, waits=False), known)
+    found = calibration(probed(known, 2.0, 2.0, 2.0, waits=False), known)  # on CUDA the step as a whole is known
     assert found.device == found.optimizer == found.links == pytest.approx(2.0)
