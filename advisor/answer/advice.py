@@ -264,7 +264,7 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
         try_first=answer.try_first and _plan(question, answer.try_first),
         changes=tuple(answer.changes),
         deepspeed_estimate=estimate and from_attributes(DeepSpeedFigures, estimate),
-        verifications=tuple({"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications),
+        verifications=tuple({"rung": run.rung, **run.to_json()} for run in answer.verifications),
         probes=series and from_attributes(ProbesFigures, series, trials=tuple(map(_probe, series.probes))),
         earlier_probes=tuple(map(_probe, answer.past_probes)),
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...estimators.estimate import total_bytes
 from ...estimators.json_form import from_attributes, to_json
 from ...estimators.memory.host_memory import process_terms
+from ...estimators.plan import PlainPyTorch, Rung
 from ..search.candidate import Fit, Verdict, dry_run_fit
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ class DryRunAnswer:
     """Seconds since the dry run; None if it ran for this answer."""
     generation_bytes: int = 0
     """Device bytes per GPU during generation, by the closed form: a dry run does not generate completions."""
+
+    @property
+    def rung(self) -> Rung | PlainPyTorch | None:
+        """The kind of plan; None for a model or an optimizer without closed form."""
+        plan = self.run.plan(self.result.config)
+        return None if plan is None else plan.rung
 
     @property
     def device_bytes_per_gpu(self) -> int:

@@ -12,36 +12,38 @@ from .recommendation import Recommendation
 
 if TYPE_CHECKING:
     from ...validate.deepspeed_estimate import DeepSpeedEstimate
-    from .recommendation import ProbedPlan, Verification
+    from .dry_run_answer import DryRunAnswer
+    from .recommendation import ProbedPlan
 
 
 ProbeRow = tuple[str, str, str, str]
 """Rung, batch, checkpointing and outcome of a probe."""
 
 
-def dry_run_sentence(run: Verification) -> Phrase:
+def dry_run_sentence(run: DryRunAnswer) -> Phrase:
     """Return the result of a dry run and the prediction as a sentence."""
-    peak, memory, host = run.dry_run.result.peak, run.candidate.memory, run.dry_run.required_host_bytes_per_node
-    versions = run.dry_run.result.versions
+    peak, memory, time = run.result.peak, run.analytic, run.analytic_time
+    assert memory is not None, "it is the run of a predicted plan"
+    versions = run.result.versions
     text = phrase(
         "Dry run of {rung} (DeepSpeed {deepspeed}, transformers {transformers}): {verdict}; {allocated} GiB allocated "
         "(predicted: {predicted}), {device} GiB on the device, {host} GiB of host RAM (predicted: {predicted_host})",
-        rung=run.candidate.rung,
+        rung=run.rung,
         deepspeed=versions["deepspeed"],
         transformers=versions["transformers"],
-        verdict=run.dry_run.fit.reason,
+        verdict=run.fit.reason,
         allocated=gib(peak.allocated_bytes_per_gpu),
         predicted=gib(memory.allocated_bytes_per_gpu),
-        device=gib(run.dry_run.required_device_bytes_per_gpu),
-        host=gib(host),
+        device=gib(run.required_device_bytes_per_gpu),
+        host=gib(run.required_host_bytes_per_node),
         predicted_host=gib(memory.host_bytes_per_node),
     )
-    if run.dry_run.step is not None:
+    if run.step is not None and time is not None:
         text = phrase(
             "{run}; a step takes {time} by the recorded schedule (predicted: {predicted})",
             run=text,
-            time=seconds(run.dry_run.step.time.step_s),
-            predicted=seconds(run.candidate.time.step_s),
+            time=seconds(run.step.time.step_s),
+            predicted=seconds(time.step_s),
         )
     return phrase("{words}.", words=text)
 

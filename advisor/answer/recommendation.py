@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verification:
-    """A candidate and the dry run of its configuration."""
-
-    candidate: Candidate
-    dry_run: DryRunAnswer
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProbedPlan:
     """A candidate that was probed on this machine, with the reason for the probe and its result."""
 
@@ -131,7 +123,7 @@ class Recommendation:
     """A much faster plan that only likely fits; None if there is none."""
     deepspeed_estimate: DeepSpeedEstimate | None = None
     """DeepSpeed's own estimate for the same plan; None if it was not requested."""
-    verifications: tuple[Verification, ...] = ()
+    verifications: tuple[DryRunAnswer, ...] = ()
     """Dry runs; the last one was decisive."""
     past_probes: tuple[ProbedPlan, ...] = ()
     """Earlier probes of some candidates on this machine; they correct the candidates' predictions."""

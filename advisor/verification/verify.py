@@ -18,7 +18,8 @@ from ...estimators.phrase import named, phrase
 from ...estimators.plan import Plan
 from ...probes.real_run.result import ProbeResult
 from ...probes.run import Device
-from ..answer.recommendation import ProbedPlan, ProbeSeries, Recommendation, SeriesEnd, Verification
+from ..answer.dry_run_answer import DryRunAnswer
+from ..answer.recommendation import ProbedPlan, ProbeSeries, Recommendation, SeriesEnd
 from ..answer.what_if import changes
 from ..question.job import parse_duration
 from ..question.run import run_of
@@ -50,37 +51,32 @@ def verify(
     DsAdviseError if the model's config.json is not available.
     """
     question, least = answer.question, LEAST[answer.question.risk]
-    made: dict[Plan, Verification] = {}
+    judged: dict[Plan, Candidate] = {}
+    dry_runs = list[DryRunAnswer]()
     chosen = try_first = None
     for candidate in (*([answer.try_first] if answer.try_first else []), *by_speed(answer)):
         on_start(candidate)
-        dry_run = compared_dry_run(run_of(question, candidate.plan, offline=offline))
-        proven = replace(candidate, fit=dry_run.fit)
-        made[candidate.plan] = Verification(candidate=proven, dry_run=dry_run)
+        dry_runs.append(compared_dry_run(run_of(question, candidate.plan, offline=offline)))
+        proven = judged[candidate.plan] = replace(candidate, fit=dry_runs[-1].fit)
         if proven.fit.probability >= least:
             chosen = proven
             break
         if candidate is answer.try_first and proven.fit.probability >= LIKELY:
             try_first = proven
 
-    def judged(step: LadderStep) -> LadderStep:
-        """Return the step with the dry run's verdict; the chosen plan becomes the best of its rung."""
-        if chosen is not None and chosen.rung == step.rung:
-            return LadderStep.of(step.rung, chosen, least)
-        if step.candidate is None or step.candidate.plan not in made:
-            return step
-        return LadderStep.of(step.rung, made[step.candidate.plan].candidate, least)
-
-    ladder = tuple(judged(step) for step in answer.ladder)
-    candidates = [made[each.plan].candidate if each.plan in made else each for each in answer.candidates]
+    ladder = []
+    for step in answer.ladder:  # the chosen plan becomes the best of its rung
+        best = chosen if chosen is not None and chosen.rung == step.rung else step.candidate
+        best = best and judged.get(best.plan)
+        ladder.append(LadderStep.of(step.rung, best, least) if best else step)
     return replace(
         answer,
-        candidates=tuple(candidates),
-        ladder=ladder,
+        candidates=tuple(judged.get(each.plan, each) for each in answer.candidates),
+        ladder=tuple(ladder),
         recommended=chosen,
         changes=changes(question, ladder, chosen),
         try_first=try_first,
-        verifications=tuple(made.values()),
+        verifications=tuple(dry_runs),
     )
 
 
