@@ -109,21 +109,18 @@ def _table(table: doc.Table) -> Markup | None:
     if not table.rows:
         return None
     titles = [
-        element("th", title, scope="col", class_="n" if table.is_numeric(column) else None)
+        element(
+            "th" if title else "td",  # an empty header has no meaning for a screen reader
+            title,
+            scope="col" if title else None,
+            class_="n" if table.is_numeric(column) else None,
+        )
         for column, title in enumerate(table.head)
     ]
-    return element(
-        "div",
-        element(
-            "table",
-            element("thead", element("tr", *titles)),
-            element("tbody", *(_row(row, len(titles)) for row in table.rows)),
-        ),
-        class_="scroll",
-        tabindex="0",
-        role="group",
-        aria_label=", ".join(title for title in table.head if title),
-    )
+    head = element("thead", element("tr", *titles)) if any(table.head) else None
+    body = element("tbody", *(_row(row, len(titles)) for row in table.rows))
+    label = ", ".join(filter(None, table.head)) or "Table"
+    return element("div", element("table", head, body), class_="scroll", tabindex="0", role="group", aria_label=label)
 
 
 def _row(row: doc.Row, columns: int) -> Markup:

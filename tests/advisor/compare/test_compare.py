@@ -304,6 +304,7 @@ def test_strange_files_are_compared_or_refused_in_one_line(
     [
         ["none.json", "zero3.json"],
         ["zero3.json", "broken.json"],
+        ["zero3.json", "zero3.json", "--plot", "memory.svg"],
         ["zero2", "zero3"],
         ["zero3.json", "zero9"],
         ["zero2", "zero3-nvme", "--model", "gpt2", "--gpus", "2xA40"],

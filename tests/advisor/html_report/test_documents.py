@@ -53,20 +53,15 @@ def _printed(document: doc.Document, width: int = 80) -> list[str]:
     return page.getvalue().splitlines()
 
 
-def test_text_of_users_stays_text_in_every_block() -> None:
+def test_a_report_has_every_block_and_text_of_users_stays_text() -> None:
     row = doc.Row([EVIL, doc.Figure(EVIL, 1)], remarks=[EVIL])
     page = Page(html_of(_document(EVIL, doc.Table([EVIL, EVIL], [row]))))
     assert page.names.count("script") == 2 and "img" not in page.names
     assert "onerror" not in {name for name, _ in page.attributes}
     assert page.data == {"text": EVIL} and page.text.count(EVIL) > 12
-
-
-def test_a_report_has_every_block_and_the_exact_figures() -> None:
     page = Page(html_of(_document()))
-    assert set(page.sections) == {"hours", "more"}
+    assert set(page.sections) == {"hours", "more"} and ("colspan", "2") in page.attributes
     assert [row[1] for row in page.sections["hours"][1:3]] == [("1.5", 1.5), ("20.0", 20.0)]
-    assert {"svg", "details", "pre", "dl"} <= set(page.names) and ("colspan", "2") in page.attributes
-    assert "a remark on it" in page.text
 
 
 def test_a_terminal_shows_a_table_in_columns() -> None:

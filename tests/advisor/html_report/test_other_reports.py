@@ -56,21 +56,6 @@ def test_a_comparison_has_both_sides_figures(tmp_path: Path, capsys: pytest.Capt
     assert "A: zero2" in picture.read_text()
 
 
-def test_two_files_without_a_model_are_compared_by_their_keys(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No pictures, and none can be asked for."""
-    files = [tmp_path / f"{name}.json" for name in "ab"]
-    for file, stage in zip(files, (1, 2), strict=True):
-        file.write_text(json.dumps({"zero_optimization": {"stage": stage}}))
-    path = tmp_path / "report.html"
-    assert run(["compare", *map(str, files), "--html", str(path), "--quiet"]) == 0
-    page = Page(path.read_text())
-    assert set(page.sections) == {"figures", "differences"} and "svg" not in page.names
-    assert run(["compare", *map(str, files), "--plot", str(tmp_path / "m.svg")]) == 2
-    assert "--model" in capsys.readouterr().err
-
-
 def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failure(run_of_gpt2: Run) -> None:
     result = ran(7.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
@@ -109,6 +94,9 @@ def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run,
     assert schema_errors(page.data, schema_of_command("launch")) == []
     assert "Finished after step 9, " in page.text
     assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
+    refused = Session(objections=(Objection(what="it does not fit", fix="take more GPUs"),))
+    page = Page(html_of(session_document(refused)))
+    assert "It was not started." in page.text and "Take more GPUs" in page.text
 
 
 def test_a_past_launch_has_the_report_of_its_end(
@@ -133,12 +121,3 @@ def test_a_past_launch_has_the_report_of_its_end(
     ):
         assert run(["history", *asked, "--html", str(tmp_path / "other.html")]) == 2
         assert error in capsys.readouterr().err
-
-
-def test_the_report_of_a_failed_launch_has_the_reason(run_of_gpt2: Run, tmp_path: Path) -> None:
-    failure = TrainingFailure(kind="gpu_out_of_memory", rank=1, step=3, message="it broke", evidence=("a counter",))
-    page = Page(html_of(session_document(_session(run_of_gpt2, tmp_path, status="failed", failure=failure))))
-    assert "The GPU's memory ran out, first on rank 1" in page.text and "it broke" in page.text
-    refused = Session(objections=(Objection(what="it does not fit", fix="take more GPUs"),))
-    page = Page(html_of(session_document(refused)))
-    assert "It was not started." in page.text and "take more GPUs" in page.text
