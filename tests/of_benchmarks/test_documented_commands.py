@@ -47,7 +47,7 @@ COMMANDS = {
     "ds-advise Qwen2.5-7B --gpus 8xH100 --objective grpo": How("GPUs train"),
     "ds-advise Qwen2.5-14B --gpus 2x8xH100 --emit slurm,kubernetes": How("job.sbatch"),
     "ds-advise Qwen2.5-7B --gpus 4xA100-80GB --sharding fsdp --emit accelerate": How("accelerate_fsdp2.yaml"),
-    "ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients": How("gradients"),
+    "ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload": How("gradients"),
     "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write": How("samples/s", slow=True),
     "ds-advise dry-run cifar.json --model net.py:Net --gpus 2xRTX3090 --micro-batch 256": How("GiB", slow=True),
     "ds-advise Qwen2.5-14B --gpus auto": How("GPU", code=2),
