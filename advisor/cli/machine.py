@@ -35,10 +35,10 @@ def doctor(nvme: str | None, hostfile: Path | None, output: Output) -> int:
 
     Exit code: 0 no problem (there may be warnings), 1 problems, 2 the checks could not be made.
     """
-    from ...validate.doctor import gather, judge
+    from ...validate.doctor import examine
     from ..render.doctor import render_doctor
 
-    checkup = judge(gather(nvme=nvme, hostfile=hostfile))
+    checkup = examine(nvme=nvme, hostfile=hostfile)
     output.show(lambda: checkup, lambda console: render_doctor(checkup, console))
     return 1 if checkup.counts["problem"] else 0
 

@@ -13,114 +13,51 @@ import re
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
 
 from ...estimators.phrase import phrase
 from ...probes.real_run.supervisor import open_files
 from .. import parse_version
-from .findings import Findings, Runner, ok, problem, unknown, warning
-from .host import Folder
-from .software import InstalledSoftware
+from .findings import Findings, ok, problem, unknown, warning
+from .machine import ExaminedMachine
 
 _LIMIT_S = 3.0
 """Time limit of one small program; the result of a slower compiler is unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toolchain:
-    """The tools that compile DeepSpeed's ops at their first use.
-
-    A trial is the line of output that explains why a small program was not compiled; "" if it was, None if the compiler
-    is missing or exceeded the time limit.
-    """
-
-    cxx: str = ""
-    """torch's C++ compiler by its own description ("g++ (Debian 12.2.0-14) 12.2.0"); "" if there is none."""
-    standard: str = "c++17"
-    """The C++ standard that DeepSpeed uses."""
-    cxx_trial: str | None = None
-    """Trial of a program in that standard with OpenMP for this processor."""
-    python_trial: str | None = None
-    """Trial of a program that includes Python.h."""
-    aio_trial: str | None = None
-    """Trial of a program that calls libaio."""
-    nvcc_trial: str | None = None
-    """Trial of a program for nvcc, which rejects C++ compilers that it does not know."""
-    cuda_home: str = ""
-    """The folder of the CUDA toolkit that torch would use; "" if there is none."""
-    nvcc: str = ""
-    """Version of nvcc ("12.4"); "" if there is none."""
-    ninja: bool = False
-    """Whether the command ninja is on PATH."""
+def _compiled(machine: ExaminedMachine, command: Sequence[str], program: str) -> str | None:
+    """Compile a small program. The line of output that explains why it was not compiled; "" if it was, None if the
+    compiler is missing or exceeded the time limit. "OUT" in the command is a file that is removed afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        ran = machine.run([f"{folder}/out" if word == "OUT" else word for word in command], program, _LIMIT_S)
+    if not ran.code:
+        return None if ran.code is None else ""
+    lines = [line.strip() for line in (ran.err or ran.out).splitlines() if line.strip()]
+    error = next((line for line in lines if re.search(r"error|cannot find|No such file", line)), "")
+    return error or (lines[0] if lines else f"exit code {ran.code}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpsFolder:
-    """The folder of compiled ops."""
-
-    path: str
-    writable: bool = True
-    locks: tuple[tuple[str, float], ...] = ()
-    """(op, age in seconds) of each lock that no local process has open. torch 2.13 utils/file_baton.py keeps its lock
-    open until the build ends; other processes wait silently while the file exists."""
+def _command(machine: ExaminedMachine, name: str, default: str) -> list[str]:
+    """A compiler's command; `ccache g++` is two words."""
+    return machine.environment.get(name, "").split() or [default]
 
 
-def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: str) -> Toolchain:
-    """Compile the four programs in parallel. Raises TimeoutError if a compiler does not answer."""
-    cxx = environment.get("CXX", "").split() or ["c++"]  # `ccache g++` is two words
-    cc = environment.get("CC", "").split() or ["cc"]
-    standard = "c++20" if parse_version(torch_version).release >= (2, 12) else "c++17"
-    paths = environment.get("PATH", os.defpath)
-    cuda_home = find_cuda_home(environment)
-    nvcc = str(Path(cuda_home) / "bin/nvcc")
-    host_compiler = ["-ccbin", environment["CC"]] if environment.get("CC") else []  # as in torch's ninja file
-    c_flags, linker_flags = environment.get("CFLAGS", "").split(), environment.get("LDFLAGS", "").split()
-    includes = f"-I{sysconfig.get_paths()['include']}"
+def _version(machine: ExaminedMachine, command: Sequence[str]) -> str:
+    """What a compiler prints for --version; "" if there is none. Raises TimeoutError if it does not answer."""
+    ran = machine.run([*command, "--version"], "", _LIMIT_S)
+    if ran.late:
+        raise TimeoutError("a compiler does not print its version")
+    return ran.out if ran.code == 0 else ""
 
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(6) as pool:
 
-        def trial(command: list[str], program: str) -> str | None:
-            ran = run(command, program, _LIMIT_S)
-            if not ran.code:
-                return None if ran.code is None else ""
-            lines = [line.strip() for line in (ran.err or ran.out).splitlines() if line.strip()]
-            error = next((line for line in lines if re.search(r"error|cannot find|No such file", line)), "")
-            return error or (lines[0] if lines else f"exit code {ran.code}")
-
-        cpu = pool.submit(
-            trial,
-            [*cxx, f"-std={standard}", "-march=native", "-fopenmp", "-x", "c++", "-", "-o", f"{folder}/cpu"],
-            "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n",
-        )
-        python = pool.submit(trial, [*cxx, "-x", "c++", "-fsyntax-only", includes, "-"], "#include <Python.h>\n")
-        aio = pool.submit(
-            trial,
-            [*cc, *c_flags, "-x", "c", "-", *linker_flags, "-laio", "-o", f"{folder}/aio"],
-            "void io_submit(void);\nint main(void) { io_submit(); return 0; }\n",
-        )
-        cuda = pool.submit(trial, [nvcc, "-x", "cu", *host_compiler, "-E", "-"], "#include <cuda_runtime.h>\n")
-        cxx_version = pool.submit(run, [*cxx, "--version"], "", _LIMIT_S).result()
-        nvcc_version = pool.submit(run, [nvcc, "--version"], "", _LIMIT_S).result()
-        if cxx_version.late or nvcc_version.late:
-            raise TimeoutError("a compiler does not print its version")
-        release = re.search(r"release (\d+\.\d+)", nvcc_version.out)
-        first_line = cxx_version.out.splitlines()[:1] if cxx_version.code == 0 else []
-        return Toolchain(
-            cxx=first_line[0] if first_line else "",
-            standard=standard,
-            cxx_trial=cpu.result() if first_line else None,
-            python_trial=python.result() if first_line else None,
-            aio_trial=aio.result(),
-            nvcc_trial=cuda.result() if release else None,
-            cuda_home=cuda_home,
-            nvcc=release[1] if release else "",
-            ninja=which("ninja", path=paths) is not None,
-        )
+def _nvcc(machine: ExaminedMachine) -> tuple[str, str]:
+    """(command, version) of nvcc; the version is "" if there is none."""
+    command = str(Path(find_cuda_home(machine.environment)) / "bin/nvcc")
+    release = re.search(r"release (\d+\.\d+)", _version(machine, [command]))
+    return command, release[1] if release else ""
 
 
 def find_cuda_home(environment: Mapping[str, str]) -> str:
@@ -132,66 +69,62 @@ def find_cuda_home(environment: Mapping[str, str]) -> str:
     return "/usr/local/cuda" if Path("/usr/local/cuda").exists() else ""
 
 
-def read_ops_folder(environment: Mapping[str, str]) -> OpsFolder:
-    """The folder of compiled ops, and the locks of running or killed builds."""
-    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "~").expanduser() / ".cache")
-    folder = Path(environment.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
-    existing = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
-    found = sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")])  # <op>/lock, or <python and CUDA>/<op>/lock
-    processes = Path("/proc").glob("[0-9]*") if found else ()
-    in_use = {file for process in processes for file in open_files(process)}
-    locks = []
-    for lock in found:
-        with suppress(OSError):
-            age_s = max(0.0, time.time() - lock.stat().st_mtime)
-            if os.path.realpath(lock) not in in_use:
-                locks.append((lock.parent.name, age_s))
-    return OpsFolder(path=str(folder), writable=os.access(existing, os.W_OK | os.X_OK), locks=tuple(locks))
-
-
-def compiler(toolchain: Toolchain, environment: Mapping[str, str]) -> Findings:
+def compiler(machine: ExaminedMachine) -> Findings:
     """Check for a C++ compiler with OpenMP that supports DeepSpeed's C++ standard."""
-    if not toolchain.cxx:
-        named = environment.get("CXX")
+    cxx = _command(machine, "CXX", "c++")
+    newest = parse_version(machine.software.packages.get("torch", "")).release >= (2, 12)
+    standard = "c++20" if newest else "c++17"
+    first_line = _version(machine, cxx).partition("\n")[0]
+    if not first_line:
+        named = machine.environment.get("CXX")
         yield problem(
             phrase("{compiler} cannot be run", compiler=named or "c++"),
             "DeepSpeed compiles CPU Adam, fused Adam and its NVMe code at their first use",
             "point CXX at a C++ compiler" if named else "install g++ (Debian, Ubuntu: g++; Fedora, RHEL: gcc-c++)",
         )
-    elif toolchain.cxx_trial is None:
-        yield unknown(phrase("{cxx} did not compile three lines within three seconds", cxx=toolchain.cxx))
-    elif toolchain.cxx_trial:
+        return
+    error = _compiled(
+        machine,
+        [*cxx, f"-std={standard}", "-march=native", "-fopenmp", "-x", "c++", "-", "-o", "OUT"],
+        "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n",
+    )
+    if error is None:
+        yield unknown(phrase("{cxx} did not compile three lines within three seconds", cxx=first_line))
+    elif error:
         yield problem(
             phrase(
                 "{cxx} does not compile -std={standard} -march=native -fopenmp: {error}",
-                cxx=toolchain.cxx,
-                standard=toolchain.standard,
-                error=toolchain.cxx_trial[:120],
+                cxx=first_line,
+                standard=standard,
+                error=error[:120],
             ),
             "DeepSpeed compiles its ops with these flags",
             "install g++ 11 or newer and `export CXX=g++-11`",
         )
     else:
-        yield ok(phrase("{cxx} compiles {standard} with OpenMP", cxx=toolchain.cxx, standard=toolchain.standard))
+        yield ok(phrase("{cxx} compiles {standard} with OpenMP", cxx=first_line, standard=standard))
 
 
-def python_headers(toolchain: Toolchain) -> Findings:
+def python_headers(machine: ExaminedMachine) -> Findings:
     """Check for Python.h, which every op includes."""
-    if toolchain.python_trial:
+    includes = f"-I{sysconfig.get_paths()['include']}"
+    command = [*_command(machine, "CXX", "c++"), "-x", "c++", "-fsyntax-only", includes, "-"]
+    error = _compiled(machine, command, "#include <Python.h>\n")
+    if error:
         yield problem(
             "Python.h of this Python is not installed",
             "every op of DeepSpeed includes it",
             "install its headers (Debian, Ubuntu: python3-dev; Fedora, RHEL: python3-devel)",
         )
-    elif toolchain.python_trial == "":
+    elif error == "":
         yield ok("Python.h is installed")
 
 
-def ninja(toolchain: Toolchain, software: InstalledSoftware | None = None) -> Findings:
+def ninja(machine: ExaminedMachine) -> Findings:
     """Check for the command ninja, which torch's builds use."""
-    if toolchain.ninja:
+    if which("ninja", path=machine.environment.get("PATH", os.defpath)):
         yield ok("ninja is on PATH")
-    elif software and "ninja" in software.packages:
+    elif "ninja" in machine.software.packages:
         yield problem(
             "ninja is installed in this Python, but the command is not on PATH",
             "torch calls it by name when DeepSpeed compiles an op",
@@ -201,20 +134,14 @@ def ninja(toolchain: Toolchain, software: InstalledSoftware | None = None) -> Fi
         yield problem("ninja is not installed", "DeepSpeed cannot compile any op without it", "pip install ninja")
 
 
-def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
+def cuda_toolkit(machine: ExaminedMachine) -> Findings:
     """Check that nvcc and torch have the same major CUDA version."""
-    if not software.torch_cuda:
+    of_torch = machine.software.torch_cuda
+    if not of_torch:
         return
-    own = toolchain.nvcc
-    of_torch = software.torch_cuda
-    own_version = parse_version(own)
-    torch_version = parse_version(of_torch)
+    home, (_, own) = find_cuda_home(machine.environment), _nvcc(machine)
     if not own:
-        where = (
-            phrase("in CUDA_HOME ({cuda_home})", cuda_home=toolchain.cuda_home)
-            if toolchain.cuda_home
-            else phrase("and no CUDA toolkit")
-        )
+        where = phrase("in CUDA_HOME ({cuda_home})", cuda_home=home) if home else phrase("and no CUDA toolkit")
         yield problem(
             phrase("no nvcc {where}", where=where),
             "fused Adam (AdamW in a ds_config without offload) and NVMe offload are compiled with it",
@@ -224,65 +151,95 @@ def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
                 of_torch=of_torch,
             ),
         )
-    elif own_version.major != torch_version.major:
+    elif parse_version(own).major != parse_version(of_torch).major:
         yield problem(
             phrase("nvcc is of CUDA {own}, torch is built for {of_torch}", own=own, of_torch=of_torch),
             "DS_BUILD_OPS refuses this pair; ops compiled at first use may not load",
             phrase(
                 "point CUDA_HOME at a CUDA {cuda} toolkit, or install torch built for CUDA {own}",
-                cuda=torch_version.major,
-                own=own_version.major,
+                cuda=parse_version(of_torch).major,
+                own=parse_version(own).major,
             ),
         )
     else:
         yield ok(phrase("nvcc {own} for torch's CUDA {of_torch}", own=own, of_torch=of_torch))
 
 
-def nvcc_and_compiler(toolchain: Toolchain, software: InstalledSoftware) -> Findings:
+def nvcc_and_compiler(machine: ExaminedMachine) -> Findings:
     """Check that nvcc accepts the C++ compiler: each version rejects newer compilers."""
-    if toolchain.nvcc_trial and software.torch_cuda:
+    nvcc, version = _nvcc(machine) if machine.software.torch_cuda else ("", "")
+    host = ["-ccbin", machine.environment["CC"]] if machine.environment.get("CC") else []  # as in torch's ninja file
+    error = _compiled(machine, [nvcc, "-x", "cu", *host, "-E", "-"], "#include <cuda_runtime.h>\n") if version else ""
+    if error:
         yield problem(
-            phrase("nvcc cannot compile three lines: {error}", error=toolchain.nvcc_trial[:140]),
+            phrase("nvcc cannot compile three lines: {error}", error=error[:140]),
             "no CUDA op of DeepSpeed can be compiled",
             "if the compiler is too new for it, install an older g++ and `export CC=gcc-12 CXX=g++-12`",
         )
 
 
-def async_io(toolchain: Toolchain, folder: Folder | None = None) -> Findings:
+def links_libaio(machine: ExaminedMachine) -> bool | None:
+    """Whether libaio can be linked; None if there is no compiler, or if it exceeded the time limit."""
+    c_flags, linker_flags = (machine.environment.get(name, "").split() for name in ("CFLAGS", "LDFLAGS"))
+    error = _compiled(
+        machine,
+        [*_command(machine, "CC", "cc"), *c_flags, "-x", "c", "-", *linker_flags, "-laio", "-o", "OUT"],
+        "void io_submit(void);\nint main(void) { io_submit(); return 0; }\n",
+    )
+    return None if error is None else not error
+
+
+def async_io(machine: ExaminedMachine) -> Findings:
     """Check for libaio, which async_io needs to swap to NVMe."""
-    if toolchain.aio_trial:
-        report = problem if folder is not None else warning
+    links = links_libaio(machine)
+    if links:
+        yield ok("libaio can be linked")
+    elif links is False:
+        report = problem if machine.nvme is not None else warning
         yield report(
             "libaio cannot be linked",
             'offload to NVMe (async_io) is refused: "Unable to JIT load the async_io op"',
             "install it (Debian, Ubuntu: libaio-dev; Fedora, RHEL: libaio-devel), or name its folders in CFLAGS and "
             "LDFLAGS",
         )
-    elif toolchain.aio_trial == "":
-        yield ok("libaio can be linked")
 
 
-def ops_folder(ops_folder: OpsFolder) -> Findings:
-    """Check that the folder of compiled ops is writable and has no lock of a killed build."""
-    if not ops_folder.writable:
+def ops_folder(machine: ExaminedMachine) -> Findings:
+    """Check that the folder of compiled ops is writable and has no lock of a killed build.
+
+    torch 2.13 utils/file_baton.py keeps its lock open until the build ends; other processes wait silently while the
+    file exists. A lock that no local process has open is that of a killed build, or of another machine.
+    """
+    environment = machine.environment
+    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "~").expanduser() / ".cache")
+    folder = Path(environment.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
+    existing = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
+    writable = os.access(existing, os.W_OK | os.X_OK)
+    if not writable:
         yield problem(
-            phrase("{path} is not writable", path=ops_folder.path),
+            phrase("{path} is not writable", path=folder),
             "compiled ops are stored there",
             "export TORCH_EXTENSIONS_DIR=/a/folder/of/yours",
         )
-    for name, age_s in ops_folder.locks:
-        yield problem(
-            phrase(
-                "the op {name} has been locked for {minutes} min, and no process here compiles it",
-                name=name,
-                minutes=f"{age_s / 60:.0f}",
-            ),
-            "a killed build leaves its lock, and every process that needs the op waits forever, without a message",
-            phrase(
-                "when no other machine compiles it: find {path} -path '*{name}/lock' -delete",
-                path=ops_folder.path,
-                name=name,
-            ),
-        )
-    if ops_folder.writable and not ops_folder.locks:
+    found = sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")])  # <op>/lock, or <python and CUDA>/<op>/lock
+    processes = Path("/proc").glob("[0-9]*") if found else ()
+    in_use = {file for process in processes for file in open_files(process)}
+    left = [lock for lock in found if os.path.realpath(lock) not in in_use]
+    for lock in left:
+        with suppress(OSError):
+            age_s, name = max(0.0, time.time() - lock.stat().st_mtime), lock.parent.name
+            yield problem(
+                phrase(
+                    "the op {name} has been locked for {minutes} min, and no process here compiles it",
+                    name=name,
+                    minutes=f"{age_s / 60:.0f}",
+                ),
+                "a killed build leaves its lock, and every process that needs the op waits forever, without a message",
+                phrase(
+                    "when no other machine compiles it: find {path} -path '*{name}/lock' -delete",
+                    path=folder,
+                    name=name,
+                ),
+            )
+    if writable and not left:
         yield ok("the folder of compiled ops is writable")

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...estimators.phrase import phrase
-from .findings import Findings, Runner, counted, ok, problem, unknown
+from .findings import Findings, counted, ok, problem, unknown
+from .machine import ExaminedMachine
 
 PARALLEL_NODES = 64
 """Maximum number of nodes examined at the same time."""
 
 MAX_NODES = 1024
 
-PortAnswer = Literal["", "free", "in use", "no answer"]
-"""The state of the rendezvous port of a node; "" if it was not tried."""
+PortAnswer = Literal["free", "in use", "no answer"]
 
 _LOOK_UP_S = 1.0
 _CONNECT_S = 2
@@ -29,7 +29,7 @@ _SSH_S = 2.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostfileNode:
+class _Node:
     """A machine of the hostfile."""
 
     name: str
@@ -38,38 +38,35 @@ class HostfileNode:
     unresolved: str = ""
     ssh_error: str = ""
     """Why a command cannot be run there without a password; "" if it can."""
-    port_answer: PortAnswer = ""
+
+
+def nodes(machine: ExaminedMachine) -> Findings:
+    """Check the names of the nodes, ssh to them, and the rendezvous port of the first."""
+    if not machine.hosts:
+        return
+
+    def read(name: str) -> _Node:
+        looked_up = machine.run(["getent", "ahosts", name.rpartition("@")[2]], "", _LOOK_UP_S)
+        addresses = tuple(dict.fromkeys(line.split()[0] for line in looked_up.out.splitlines() if line.strip()))
+        if looked_up.code != 0 or not addresses:
+            reason = "the name is not found" if looked_up.code else looked_up.err or "no address"
+            return _Node(name=name, unresolved=reason)
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}"]
+        ssh_run = machine.run(["ssh", *options, "--", name, "true"], "", _SSH_S)
+        errors = [line.strip() for line in ssh_run.err.splitlines() if line.strip()]
+        error = "" if ssh_run.code == 0 else errors[-1] if errors else "no answer"
+        return _Node(name=name, addresses=addresses, ssh_error=error)
+
+    with ThreadPoolExecutor(min(PARALLEL_NODES, len(machine.hosts))) as pool:
+        found = list(pool.map(read, machine.hosts))
+    for check, findings in (("names", _names(found)), ("ssh", _ssh(found)), ("rendezvous", _port(found[0], machine))):
+        yield from (replace(finding, check=check) for finding in findings)
 
 
 def rank_port(environment: Mapping[str, str]) -> int:
     """The rendezvous port of the ranks: MASTER_PORT, or DeepSpeed's default (constants.py, 0.19.8)."""
     named = environment.get("MASTER_PORT", "")
     return int(named) if named.isdigit() and int(named) < 2**16 else 29500
-
-
-def read_nodes(names: Iterable[str], port: int, run: Runner) -> tuple[HostfileNode, ...]:
-    """Examine the nodes; the rendezvous port is tried on the first."""
-    first, *_ = names = list(names)
-
-    def examine(name: str) -> HostfileNode:
-        looked_up = run(["getent", "ahosts", name.rpartition("@")[2]], "", _LOOK_UP_S)
-        addresses = tuple(dict.fromkeys(line.split()[0] for line in looked_up.out.splitlines() if line.strip()))
-        if looked_up.code != 0 or not addresses:
-            reason = "the name is not found" if looked_up.code else looked_up.err or "no address"
-            return HostfileNode(name=name, unresolved=reason)
-        ssh_run = run(
-            ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "--", name, "true"], "", _SSH_S
-        )
-        errors = [line.strip() for line in ssh_run.err.splitlines() if line.strip()]
-        return HostfileNode(
-            name=name,
-            addresses=addresses,
-            ssh_error="" if ssh_run.code == 0 else errors[-1] if errors else "no answer",
-            port_answer=port_state(addresses[0], port) if name == first else "",
-        )
-
-    with ThreadPoolExecutor(min(PARALLEL_NODES, len(names))) as pool:
-        return tuple(pool.map(examine, names))
 
 
 def port_state(address: str, port: int) -> PortAnswer:
@@ -81,21 +78,19 @@ def port_state(address: str, port: int) -> PortAnswer:
     return "in use"
 
 
-def _listed(nodes: Sequence[HostfileNode]) -> str:
+def _listed(nodes: Sequence[_Node]) -> str:
     listed = ", ".join(node.name for node in nodes[:3])
     return phrase("{listed} and {number} more", listed=listed, number=len(nodes) - 3) if len(nodes) > 3 else listed
 
 
-def names(nodes: Sequence[HostfileNode]) -> Findings:
+def _names(nodes: Sequence[_Node]) -> Findings:
     """Check that the names resolve, and not to loopback addresses."""
+
+    def is_loopback(node: _Node) -> bool:
+        return bool(node.addresses) and all(address.startswith(("127.", "::1")) for address in node.addresses)
+
     unresolved = [node for node in nodes if node.unresolved]
-    looped = [
-        node
-        for node in nodes
-        if len(nodes) > 1
-        and node.addresses
-        and all(address.startswith("127.") or address == "::1" for address in node.addresses)
-    ]
+    looped = [node for node in nodes if len(nodes) > 1 and is_loopback(node)]
     if unresolved:
         yield problem(
             f"{_listed(unresolved)}: {unresolved[0].unresolved}",
@@ -103,20 +98,17 @@ def names(nodes: Sequence[HostfileNode]) -> Findings:
             "add the name to /etc/hosts or DNS, or put its address into the hostfile",
         )
     if looped:
+        name, address = _listed(looped), looped[0].addresses[0]
         yield problem(
-            phrase(
-                "{looped} resolves to this machine itself ({addresses})",
-                looped=_listed(looped),
-                addresses=looped[0].addresses[0],
-            ),
+            phrase("{looped} resolves to this machine itself ({addresses})", looped=name, addresses=address),
             "the other nodes connect to themselves instead and wait forever",
             "remove the 127.0.1.1 line from /etc/hosts, or pass --master_addr with the address on the network",
         )
-    if nodes and not unresolved and not looped:
+    if not unresolved and not looped:
         yield ok(phrase("{nodes} resolved", nodes=counted(len(nodes), "name")))
 
 
-def ssh(nodes: Sequence[HostfileNode]) -> Findings:
+def _ssh(nodes: Sequence[_Node]) -> Findings:
     """Check that ssh works without a password."""
     refused = [node for node in nodes if node.ssh_error]
     if refused:
@@ -136,16 +128,16 @@ def ssh(nodes: Sequence[HostfileNode]) -> Findings:
         yield ok("no password is needed")
 
 
-def rendezvous(nodes: Sequence[HostfileNode], environment: Mapping[str, str]) -> Findings:
+def _port(first: _Node, machine: ExaminedMachine) -> Findings:
     """Check that the rendezvous port of the first node is reachable and free."""
-    if not nodes or not nodes[0].port_answer:
+    if first.unresolved:
         return
-    first = nodes[0]
-    port = rank_port(environment)
+    port = rank_port(machine.environment)
     where = phrase("port {port} of {name}", port=port, name=first.name)
-    if first.port_answer == "free":
+    answer = port_state(first.addresses[0], port)
+    if answer == "free":
         yield ok(phrase("{where} is reachable and free", where=where))
-    elif first.port_answer == "in use":
+    elif answer == "in use":
         yield problem(
             phrase("{where} is in use", where=where),
             "the ranks meet there",

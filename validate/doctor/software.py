@@ -1,25 +1,14 @@
-"""Versions of torch, DeepSpeed, CUDA and the driver, read from files (importing torch alone takes seconds), and
-environment variables that slow training down or break it."""
+"""Versions of torch, DeepSpeed, CUDA and the driver, the GPUs, and environment variables that slow training down or
+break it."""
 
 from __future__ import annotations
 
-import platform
-import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
 from typing import NamedTuple
 
-from ...estimators.phrase import phrase
-from ...probes.machine import installed_version
+from ...estimators.phrase import gib, phrase
 from .. import parse_version
 from .findings import Findings, counted, note, ok, problem, warning
-from .gpus import Graphics
-from .nodes import HostfileNode
-
-PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "ninja")
+from .machine import ExaminedMachine
 
 NO_NVIDIA_GPU = "no NVIDIA GPU"
 """The observation if neither the bus nor the kernel has an NVIDIA GPU."""
@@ -69,76 +58,40 @@ NVIDIA/nccl-tests issue 117."""
 
 _BETWEEN_GPUS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstalledSoftware:
-    """Python packages; none is imported."""
-
-    python: str
-    packages: Mapping[str, str]
-    """Name -> version of the installed packages among `PACKAGES`."""
-    torch_cuda: str = ""
-    """CUDA version of the torch build ("12.8"); "" for a build without CUDA. `torch_hip` is the same for ROCm."""
-    torch_hip: str = ""
+_IDLE_SHARE = 0.05
+"""Share of a GPU's memory that the driver may keep: 0.5 to 1 GiB of 80."""
 
 
-def read_software() -> InstalledSoftware:
-    """Read package metadata, and torch's file with its build versions."""
-    built: dict[str, str] = {}
-    with suppress(PackageNotFoundError, OSError):
-        text = Path(str(distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
-        built = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([\d.]+)", text, re.MULTILINE))
-    return InstalledSoftware(
-        python=platform.python_version(),
-        packages={name: found for name in PACKAGES if (found := installed_version(name))},
-        torch_cuda=built.get("cuda", ""),
-        torch_hip=built.get("hip", ""),
-    )
-
-
-def driver(graphics: Graphics) -> Findings:
-    """Check that the NVIDIA driver answers, or identify its missing part."""
+def driver(machine: ExaminedMachine) -> Findings:
+    """Check that the NVIDIA driver answers."""
+    graphics = machine.graphics
+    if graphics is None:
+        return
     if graphics.gpus:
         seen = phrase("NVIDIA driver {version}", version=graphics.driver)
         runs = phrase("{driver}, runs CUDA up to {cuda}", driver=seen, cuda=graphics.driver_cuda)
         yield ok(runs if graphics.driver_cuda else seen)
-        return
-    seen = phrase("{cards} on the PCI bus", cards=counted(graphics.on_the_bus, "NVIDIA GPU"))
-    if "mismatch" in graphics.error.lower():
+    elif "mismatch" in graphics.error.lower():
         yield problem(
             "the kernel module of the driver and its library have different versions",
             "the driver was updated while the machine ran, and no program can use CUDA until it is reloaded",
             "reboot, or reload the nvidia kernel modules",
         )
-    elif not graphics.on_the_bus and not graphics.module_loaded and graphics.other_vendor:
-        yield note(
-            phrase("{other_vendor} accelerators", other_vendor=graphics.other_vendor),
-            "only NVIDIA GPUs are examined; the checks of memory, processor and storage are valid",
-        )
-    elif not graphics.on_the_bus and not graphics.module_loaded:
+    elif not graphics.on_the_bus:
         yield note(NO_NVIDIA_GPU, "DeepSpeed runs on the CPU; a login node has no GPU")
-    elif not graphics.module_loaded:
-        yield problem(
-            phrase("{seen}, but no NVIDIA driver is loaded", seen=seen),
-            "CUDA cannot be used",
-            "install the driver and reboot, or `sudo modprobe nvidia`; with Secure Boot its module must be signed",
-        )
-    elif not graphics.device_files:
-        yield problem(
-            phrase("{seen} and the driver is loaded, but the device files are missing", seen=seen),
-            "the container or the job was started without GPUs",
-            "docker run --gpus all ..., or request GPUs from the scheduler (--gres=gpu:2, nvidia.com/gpu)",
-        )
     else:
+        seen = phrase("{cards} on the PCI bus", cards=counted(graphics.on_the_bus, "NVIDIA GPU"))
         yield problem(
-            phrase("the driver does not answer: {error}", error=graphics.error or phrase("it lists no GPU")),
+            phrase("{seen}, but the driver does not answer: {error}", seen=seen, error=graphics.error or "no GPU"),
             "CUDA cannot be used",
-            "in a container mount the driver's libraries (NVIDIA Container Toolkit); otherwise reinstall the driver",
+            "install the driver and reboot; in a container docker run --gpus all ..., in a job request GPUs from the "
+            "scheduler (--gres=gpu:2, nvidia.com/gpu)",
         )
 
 
-def torch(software: InstalledSoftware, graphics: Graphics | None = None) -> Findings:
+def torch(machine: ExaminedMachine) -> Findings:
     """Check that torch is installed, in a build for the GPUs."""
+    software, graphics = machine.software, machine.graphics
     version = software.packages.get("torch")
     if version is None:
         yield problem(
@@ -158,10 +111,10 @@ def torch(software: InstalledSoftware, graphics: Graphics | None = None) -> Find
         yield ok(phrase("torch {version}, {build}", version=version, build=build))
 
 
-def torch_and_driver(software: InstalledSoftware, graphics: Graphics) -> Findings:
+def torch_and_driver(machine: ExaminedMachine) -> Findings:
     """Check that the driver supports torch's CUDA version."""
-    built = software.torch_cuda
-    runs = graphics.driver_cuda
+    built = machine.software.torch_cuda
+    runs = machine.graphics.driver_cuda if machine.graphics is not None else ""
     if not built or not runs:
         return
     of_torch = parse_version(built)
@@ -183,8 +136,9 @@ def torch_and_driver(software: InstalledSoftware, graphics: Graphics) -> Finding
         yield ok(phrase("the driver (CUDA {runs}) runs torch's CUDA {built}", runs=runs, built=built))
 
 
-def deepspeed(software: InstalledSoftware) -> Findings:
+def deepspeed(machine: ExaminedMachine) -> Findings:
     """Check that DeepSpeed is installed, in a version that ds-advise models."""
+    software = machine.software
     found = software.packages.get("deepspeed")
     if found is None:
         yield problem(
@@ -203,17 +157,54 @@ def deepspeed(software: InstalledSoftware) -> Findings:
         yield ok(", ".join([f"DeepSpeed {found}", *(f"{name} {software.packages[name]}" for name in names)]))
 
 
-def environment(
-    environment: Mapping[str, str], nodes: Sequence[HostfileNode], graphics: Graphics | None = None
-) -> Findings:
+def environment(machine: ExaminedMachine) -> Findings:
     """Check for environment variables with harmful values."""
-    several = not graphics or len(graphics.gpus) != 1 or bool(nodes)
+    several = machine.gpu_count != 1 or bool(machine.hosts)
     is_sound = True
     for name, rule in RULES.items():
-        value = environment.get(name, "")
+        value = machine.environment.get(name, "")
         is_harmful = value.lower() in rule.values if rule.values else bool(value)
         if is_harmful and (several or name not in _BETWEEN_GPUS):
             is_sound = False
             yield warning(f"{name}={value[:40]}", rule.why, rule.fix or f"unset {name}")
     if is_sound:
         yield ok("no variable slows down NCCL, CUDA or torch")
+
+
+def gpus(machine: ExaminedMachine) -> Findings:
+    """Check that all GPUs are of one model."""
+    found = machine.graphics.gpus if machine.graphics is not None else ()
+    models = [(gpu.name, gpu.memory_bytes) for gpu in found]
+    listed = ", ".join(f"{models.count(model)} x {model[0]} ({gib(model[1])} GiB)" for model in sorted(set(models)))
+    if len(set(models)) > 1:
+        yield warning(
+            listed,
+            "every rank holds the same share of the model and waits for the slowest",
+            "select GPUs of one model: CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,1",
+        )
+    elif models:
+        yield ok(listed)
+
+
+def gpu_memory(machine: ExaminedMachine) -> Findings:
+    """Check that no other process holds GPU memory."""
+    found, free = machine.graphics.gpus if machine.graphics is not None else (), True
+    for index, gpu in enumerate(found):
+        used = gpu.memory_bytes - gpu.free_bytes
+        if used > _IDLE_SHARE * gpu.memory_bytes:
+            free = False
+            by = ", ".join(f"{name} ({gib(size)} GiB)" if size else name for name, size in gpu.processes[:3])
+            yield warning(
+                phrase(
+                    "GPU {index}: {used} of {memory} GiB in use by {processes}",
+                    index=index,
+                    used=gib(used),
+                    memory=gib(gpu.memory_bytes),
+                    processes=by or phrase("no visible process"),
+                ),
+                "training has that much less memory and shares the GPU's time",
+                "end the processes of earlier runs (nvidia-smi lists them), or exclude this GPU with "
+                "CUDA_VISIBLE_DEVICES",
+            )
+    if found and free:
+        yield ok("free on all GPUs")
