@@ -23,23 +23,14 @@ def reasons(
     if chosen is None:
         missed = closest(ladder)
         return (_obstacle(missed, device),) if missed and missed.fit.limit == "gpu" else ()
-    kept_states, ratio = "", chosen.plan.offload_optimizer_ratio
-    if ratio < 1:
-        kept_states = phrase(
-            "The GPU has room for a part of the optimizer, and its step is faster there: {share} of the sub-groups "
-            "stay in host RAM (offload_optimizer.ratio).",
-            share=percent(ratio),
-        )
     below = takewhile(lambda step: step.rung != chosen.rung, ladder)
     failed = [step.candidate for step in below if not step.taken and step.candidate is not None]
     of_rung = [each for each in candidates if each.rung == chosen.rung]
     sentences = (
         _next_best(ladder, chosen),
         _obstacle(failed[-1], device) if failed else "",
-        _layer_inputs(chosen, of_rung, device),
         *_features(chosen, candidates, device, least),
         _checkpointing(chosen, of_rung, device, least),
-        kept_states,
         _micro_batch(question, chosen, of_rung),
     )
     return tuple(sentence for sentence in sentences if sentence)
@@ -122,11 +113,13 @@ def _obstacle(candidate: Candidate, device: Phrase) -> str:
 
 
 _FEATURES: Mapping[Phrase, Callable[[Plan], bool]] = {
-    phrase("GPUs that share each sample (Ulysses)"): lambda plan: plan.sequence_parallel_size > 1,
-    phrase("GPUs that split each layer (AutoTP)"): lambda plan: plan.autotp_size > 1,
-    phrase("Experts spread over the GPUs (AutoEP)"): lambda plan: plan.autoep_size > 1,
+    phrase("Sample sharing (Ulysses)"): lambda plan: plan.sequence_parallel_size > 1,
+    phrase("Layer splitting (AutoTP)"): lambda plan: plan.autotp_size > 1,
+    phrase("Expert parallelism (AutoEP)"): lambda plan: plan.autoep_size > 1,
     phrase("A second copy of the weights in every node (hpZ)"): lambda plan: plan.zero_hpz_partition_size > 1,
-    phrase("Quantized collectives (ZeRO++)"): lambda plan: plan.quantizes_collectives,
+    phrase("Quantization of collectives (ZeRO++)"): lambda plan: plan.quantizes_collectives,
+    phrase("Storage of layer inputs in host RAM"): lambda plan: plan.cpu_checkpointing,
+    phrase("Part of the optimizer on the GPU (offload_optimizer.ratio)"): lambda plan: plan.offload_optimizer_ratio < 1,
 }
 """Features of plans, each compared with the plans without it."""
 
@@ -155,19 +148,6 @@ def _features(chosen: Candidate, candidates: Sequence[Candidate], device: Phrase
                 need=need,
                 device=device,
             )
-
-
-def _layer_inputs(chosen: Candidate, of_rung: Sequence[Candidate], device: Phrase) -> str:
-    on_gpu = (each for each in of_rung if each.plan.gradient_checkpointing and not each.plan.cpu_checkpointing)
-    needs = [each.device_bytes for each in on_gpu]
-    if not chosen.plan.cpu_checkpointing or not needs:
-        return ""
-    return phrase(
-        "The layers' inputs wait in host RAM for the backward pass: with them on the GPU it would need {need} GiB per "
-        "{device}.",
-        need=gib(min(needs)),
-        device=device,
-    )
 
 
 def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: Phrase, least: float) -> str:

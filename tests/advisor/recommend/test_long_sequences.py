@@ -33,7 +33,7 @@ def test_gpus_share_samples_that_no_gpu_can_hold() -> None:
     chosen = answer.recommended
     assert chosen is not None and chosen.plan.sequence_parallel_size == 8
     assert to_json(advice_of(answer, all_candidates=False))["recommended"]["sequence_parallel_size"] == 8
-    assert any("share each sample" in reason for reason in answer.reasons)
+    assert any("(Ulysses)" in reason for reason in answer.reasons)
     whole = [each.fit.probability for each in answer.candidates if each.plan.sequence_parallel_size == 1]
     assert whole and max(whole) < 0.5
 
@@ -70,7 +70,7 @@ def test_layers_inputs_go_to_the_host_where_nothing_else_fits() -> None:
     answer = ask("Llama-3.1-8B", **long, seq_len=200_000)
     chosen = answer.recommended
     assert chosen is not None and chosen.plan.cpu_checkpointing
-    assert any("wait in host RAM" in reason for reason in answer.reasons)
+    assert any("layer inputs in host RAM" in reason for reason in answer.reasons)
     kept = ask("Llama-3.1-8B", **long, seq_len=200_000, gradient_checkpointing="on")
     assert kept.recommended is None
 
