@@ -49,7 +49,7 @@ def ask(
 
     Only one of `micro_batch` and `seq_len` can be "max": the largest value with which a plan fits.
 
-    say: receives the progress of counting data, and a warning about quantized weights.
+    say: receives progress of recording a model, and a warning about quantized weights.
 
     Raises `DsAdviseError` for unknown, impossible or contradictory options.
     """
@@ -91,7 +91,7 @@ def ask(
         from .data.counting import batch_of
         from .question.job import job_of, parse_price
 
-        asked = job_of(given, name, shape, seq_len=chosen["seq_len"], say=say)
+        asked = job_of(given, name, shape, seq_len=chosen["seq_len"])
         job["price"] = None if given["price"] is None else parse_price(given["price"])
         is_free = given["global_batch"] is None and OBJECTIVES[given["objective"]].rollouts is None
         job["free_batch"] = is_free and given["micro_batch"] != "max"
@@ -241,7 +241,7 @@ def advise(
     loss_fn: of such a module: the loss by output and inputs; by default the output's `loss`, or its mean.
     sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.pytorch_baseline`).
     deepspeed_estimate: also call DeepSpeed's own estimator (imports torch and deepspeed, which takes seconds).
-    say: receives progress of counting a large file of `data`.
+    say: receives a warning about quantized weights.
 
     Raises `DsAdviseError` for a question that cannot be answered. If no plan fits, `recommended` is None.
     """

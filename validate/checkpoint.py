@@ -23,10 +23,6 @@ from typing import Literal
 
 from ..ds_configs.files import write_config
 
-WHOLE = "ds_advise_whole"
-"""Marker file in a checkpoint that all ranks have written completely. The Trainer itself resumes from the newest
-folder, even if a full disk or a killed rank left it incomplete."""
-
 CHECKSUMS = "ds_advise_checksums.json"
 """File in a checkpoint with the size in bytes and the CRC-32 of each file, keyed by its path below the checkpoint."""
 
@@ -43,6 +39,9 @@ OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$
 SHARDED_MODEL_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_model_states\.pt$")
 """Name of a rank's file of model states under ZeRO-3; the group is the rank. Lower stages have one file for all
 ranks."""
+
+RANDOM_STATES = re.compile(r"^rng_state_(\d+)\.pth$")
+"""Name of a rank's file of random states, which the Trainer writes last but its own state; the group is the rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +144,7 @@ def names_in(folder: Path) -> list[str]:
         (at, [*names, *(each for each in folders if each.endswith(".pt"))]) for at, folders, names in os.walk(folder)
     )
     paths = sorted(Path(at, name) for at, names in walked for name in names)
-    return [str(path.relative_to(folder)) for path in paths if path.name not in (WHOLE, CHECKSUMS)]
+    return [str(path.relative_to(folder)) for path in paths if path.name != CHECKSUMS]
 
 
 def size_of(path: Path) -> int:
@@ -250,14 +249,19 @@ def ranks_of(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
 
 
 def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -> list[CheckpointFile]:
-    """Expected files that are missing: those of every rank, and the folder that `latest` names."""
+    """Expected files that are missing: those of every rank, the folder that `latest` names, and the Trainer's state,
+    which it writes last."""
     names = [file.name for file in files]
-    states, models = (ranks_of(names, kind) for kind in (OPTIMIZER_STATES, SHARDED_MODEL_STATES))
+    kinds = (OPTIMIZER_STATES, SHARDED_MODEL_STATES, RANDOM_STATES)
+    states, models, random = (ranks_of(names, kind) for kind in kinds)
     count = ranks if ranks is not None else max(states | models, default=-1) + 1
     missing: list[str] = []
-    for kind, have in {"optimizer": states, **({"model": models} if models else {})}.items():
+    others = {"model": models, "random": random}
+    for kind, have in {"optimizer": states, **{kind: have for kind, have in others.items() if have}}.items():
         absent = (f"the {kind} states of rank {rank}" for rank in range(count) if rank not in have)
         missing += islice(absent, _MOST_NAMED)
+    if folder.name.startswith("checkpoint-") and "trainer_state.json" not in names:
+        missing.append("trainer_state.json")
     tag = tag_of(folder)
     if not tag:
         missing.append("latest")

@@ -27,7 +27,6 @@ from .checkpoint import (
     CHECKSUMS,
     OPTIMIZER_STATES,
     SHARDED_MODEL_STATES,
-    WHOLE,
     checkpoints_in,
     names_in,
     ranks_of,
@@ -324,7 +323,7 @@ def _own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None
 
 def _belongs_to_model(path: Path) -> bool:
     """Whether a file is part of the configuration or the tokenizer, and not training state, weights or code."""
-    own = (WHOLE, CHECKSUMS, "trainer_state.json", "latest")
+    own = (CHECKSUMS, "trainer_state.json", "latest")
     return (
         path.is_file()
         and path.suffix in (".json", ".jinja", ".model", ".txt")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,11 +16,12 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.job import PADDED_TO, Job, SamplesOfLength
 from ...estimators.workload import DEFAULT_SEQ_LEN
-from .shapes import ROW_SHAPES
+from .formats import ROW_FORMATS
+from .rows import DataError
 from .tokenizing import load_tokenizer
 
 if TYPE_CHECKING:
-    from .prepare import DataFile, Samples  # imports numpy
+    from .prepare import DataFile, Samples  # imports datasets
 
 BYTES_PER_TOKEN = 4
 """Assumed bytes of text per token of byte-pair encodings (README of openai/tiktoken: "on average, in practice, each
@@ -52,11 +55,14 @@ class ApproxTokenizer:
 
     def __call__(self, texts: str | Sequence[str], **_: Any) -> dict[str, list[Any]]:
         if isinstance(texts, str):
-            return {"input_ids": self._numbers(texts)}
-        return {"input_ids": [self._numbers(text) for text in texts]}
+            return {"input_ids": [0] * len(self._places(texts))}
+        places = list(map(self._places, texts))
+        return {"input_ids": [[0] * len(each) for each in places], "offset_mapping": places}
 
-    def _numbers(self, text: str) -> list[int]:
-        return [0] * -(-len(text.encode()) // BYTES_PER_TOKEN)
+    def _places(self, text: str) -> list[tuple[float, float]]:
+        """(start, end) of every token in the characters of the text."""
+        count = -(-len(text.encode()) // BYTES_PER_TOKEN)
+        return [(number * len(text) / count, (number + 1) * len(text) / count) for number in range(count)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +83,7 @@ class CountedData:
             "{file}: {rows} of {kind} are {samples} of at most {tokens} tokens",
             file=self.data.name,
             rows=_rows(self.data.rows),
-            kind=ROW_SHAPES[self.data.shape].title,
+            kind=ROW_FORMATS[self.data.row_format].title,
             samples=_samples(self.samples.train_samples, packed=self.samples.packing),
             tokens=f"{self.samples.seq_len:,}",
         )
@@ -115,25 +121,29 @@ def count_data(
     packing: bool,
     epochs: float,
     evaluation_share: float,
-    say: Callable[[str], None] = lambda _: None,
 ) -> CountedData:
     """The job of a data file, counted with the steps of `ds-advise train`.
 
     model: the name as given; its tokenizer is used only if it is on this machine.
     seq_len: None for the longest sample.
-    say: receives lines of progress.
 
     Raises DataError for a file that cannot be read or trained on, ModelConfigError for a model that is not causal.
     """
-    from .prepare import cut, prepare  # imports numpy
-
     check_causal(shape, fix="give the number of samples with --samples")
+    try:
+        from .prepare import cut, prepare
+    except ImportError:
+        raise DataError(
+            phrase("{path}: reading it needs the datasets library", path=path.name),
+            why="it is not installed",
+            fix='pip install "ds-advise[data]"',
+        ) from None
     tokenizer = None
     with suppress(ModelConfigError, UnknownModelError, ModuleNotFoundError):
         tokenizer = load_tokenizer(model, shape, offline=True)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        data = prepare(path, tokenizer or ApproxTokenizer(), folder / "tokens", say=say)
+        data = prepare(path, tokenizer or ApproxTokenizer(), folder)
         samples = cut(
             data,
             folder,
@@ -163,16 +173,11 @@ def check_causal(shape: ModelShape, *, fix: str) -> None:
 
 def job_of_samples(samples: Samples, epochs: float) -> Job:
     """The job of prepared samples, with their lengths."""
-    import numpy as np
-
-    from .prepare import Index
-
-    index = Index.load(samples.train)
-    lengths, counts = np.unique(np.add.reduceat(index.lengths, index.firsts[:-1]), return_counts=True)
+    lengths = sorted(Counter(samples.lengths.tolist()).items())
     return Job(
         samples=samples.train_samples,
         epochs=epochs,
-        lengths=tuple(map(SamplesOfLength, lengths.tolist(), counts.tolist())),
+        lengths=tuple(starmap(SamplesOfLength, lengths)),
         evaluation_samples=samples.evaluation_samples,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
+from .formats import Chat, Message, Sample
 from .rows import DataError
-from .shapes import Chat, Message, RowSample, TextPart
 
 _WEIGHTS = "*.safetensors"
 _DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -25,7 +25,10 @@ def load_tokenizer(name: str, shape: ModelShape, *, offline: bool) -> Any:
 
     folder = _folder(name, shape, _DESCRIPTIONS, offline=offline)
     try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        if not tokenizer.is_fast:
+            raise ValueError("it does not know the places of its tokens in the text")
+        return tokenizer
     except Exception as problem:  # many kinds: missing and broken files, code that would need to be trusted
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
         raise ModelConfigError(
@@ -78,6 +81,17 @@ DEFAULT_CHAT_TEMPLATE = """\
 and the end-of-text token. It is saved with the trained tokenizer."""
 
 
+IGNORED = -100
+"""The label that transformers' losses ignore."""
+
+
+class Rendered(NamedTuple):
+    """A sample as one text, and the (start, end) of each part that counts in the loss."""
+
+    text: str
+    trained: list[tuple[int, int]]
+
+
 class Renderer:
     """Renders samples with one tokenizer, which is given `DEFAULT_CHAT_TEMPLATE` if it has no template."""
 
@@ -98,50 +112,50 @@ class Renderer:
         bos = tokenizer.bos_token_id
         self._bos = tokenizer.bos_token if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else ""
         self.untrained_turns = 0
-        """Number of earlier answers left out of the loss. The template renders them differently once the conversation
-        continues (for example, it drops a model's thoughts), so that no part of the text equals them."""
+        """Number of earlier answers left out of the loss, because the template writes them differently once the
+        conversation goes on: what is trained must be exactly the model's input."""
 
-    def parts(self, sample: RowSample, place: str) -> list[TextPart]:
-        """The text in parts, which together are exactly the model's input. The last answer ends with end-of-text.
+    def render(self, sample: Sample, place: str, *, goes_on: bool = False) -> Rendered:
+        """The text of a sample, which ends with end-of-text unless it `goes_on` in the next one.
 
         Raises DataError with `place` if the template refuses the messages or leaves no answer in the text.
         """
         if isinstance(sample, Chat):
-            return _merged(self._chat(sample, place))
-        end = "" if sample.goes_on else self._tokenizer.eos_token
-        return _merged([TextPart(self._bos, False), *sample.parts, TextPart(end, sample.parts[-1].is_trained)])
+            return self._chat(sample, place)
+        prompt = self._bos + sample.prompt
+        text = prompt + sample.completion + ("" if goes_on else self._tokenizer.eos_token)
+        return Rendered(text, [(len(prompt), len(text))])
 
-    def _chat(self, chat: Chat, place: str) -> Iterator[TextPart]:
+    def _chat(self, chat: Chat, place: str) -> Rendered:
         messages = list(chat.messages)
         if self._system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._system})
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         # Nothing is learned from what follows the last answer.
         messages = messages[: answers[-1] + 1]
-        whole = self._render(messages, chat.tools, place)
-        done = 0
+        whole = self._text(messages, chat.tools, place)
+        trained = []
         for number in answers:
             start, end = self._span(messages, number, whole, chat.tools, place)
             if start is None:
                 self.untrained_turns += 1
-                continue
-            yield TextPart(whole[done:start], False)
-            answer = whole[start:end].rstrip()
-            done = start + len(answer)
-            if number == answers[-1] and not answer.endswith(self._tokenizer.eos_token):
-                # After the template's own end of a turn: the token at which generation stops must be learned.
-                answer += self._tokenizer.eos_token
-            yield TextPart(answer, True)
+            else:
+                trained.append((start, start + len(whole[start:end].rstrip())))
         # White space after the last answer is dropped: the model has ended there.
-        assert not whole[done:].strip(), "the last answer is the end of the text"
+        (start, end), eos = trained.pop(), self._tokenizer.eos_token
+        text = whole[:end]
+        if not text.endswith(eos):
+            # After the template's own end of a turn: the token at which generation stops must be learned.
+            text += eos
+        return Rendered(text, [*trained, (start, len(text))])
 
     def _span(self, messages: list[Message], number: int, whole: str, tools: Any, place: str) -> tuple[int | None, int]:
         """(start, end) of answer `number` in the whole text; the start is None if the text does not contain the answer
         unchanged. The answer starts at the end of the question's text, rendered for generation. If the template opens
         an answer with a text that it later omits (`<think>`), the start is the end of the common beginning."""
         is_last = number == len(messages) - 1
-        until = whole if is_last else self._render(messages[: number + 1], tools, place)
-        question = self._render(messages[:number], tools, place, generation=True)
+        until = whole if is_last else self._text(messages[: number + 1], tools, place)
+        question = self._text(messages[:number], tools, place, generation=True)
         start = len(commonprefix([question, until]))  # noqa: RUF071  of characters, as intended
         content = messages[number]["content"].strip()
         if whole.startswith(until) and content in until[start:]:
@@ -154,7 +168,7 @@ class Renderer:
             )
         return None, 0
 
-    def _render(self, messages: list[Message], tools: Any, place: str, *, generation: bool = False) -> str:
+    def _text(self, messages: list[Message], tools: Any, place: str, *, generation: bool = False) -> str:
         if not messages:
             return ""
         try:
@@ -174,58 +188,21 @@ class Renderer:
         return str(text)
 
 
-def _merged(parts: Iterable[TextPart]) -> list[TextPart]:
-    """The parts with neighbours of one kind merged, so that the tokenizer splits them as one text."""
-    merged: list[TextPart] = []
-    for part in parts:
-        if merged and merged[-1].is_trained == part.is_trained:
-            merged[-1] = TextPart(merged[-1].text + part.text, part.is_trained)
-        elif part.text:
-            merged.append(part)
-    return merged
+def tokenize(tokenizer: Any, samples: Sequence[Rendered]) -> dict[str, list[list[int]]]:
+    """`input_ids`, and `labels` that are `IGNORED` outside the trained parts, without added special tokens, which the
+    text already has. A token that lies partly in a trained part is trained, as in TRL."""
+    import numpy as np
 
-
-class Tokenized(NamedTuple):
-    """Token ids of one sample, and for each whether it counts in the loss."""
-
-    ids: list[int]
-    is_trained: list[bool]
-
-
-def tokenize(tokenizer: Any, samples: Sequence[Sequence[TextPart]]) -> list[Tokenized]:
-    """Each sample's parts as one sequence, without added special tokens, which the text already has.
-
-    A tokenizer may split "prompt + answer" differently from the prompt alone, which is its input at inference. A part
-    is therefore split by itself if the parts' tokens then equal those of the whole text. Otherwise its tokens are those
-    that the text up to its end adds to the text before it; or, if the tokens of the text before it change, it is split
-    by itself.
-    """
-    wholes = _encode(tokenizer, ["".join(part.text for part in parts) for parts in samples])
-    pieces = iter(_encode(tokenizer, [part.text for parts in samples for part in parts]))
-    tokenized = []
-    for parts, whole in zip(samples, wholes, strict=True):
-        split = [next(pieces) for _ in parts]
-        if [number for piece in split for number in piece] != whole:
-            split = _in_order(tokenizer, parts, split)
-        ids = [number for piece in split for number in piece]
-        is_trained = [part.is_trained for part, piece in zip(parts, split, strict=True) for _ in piece]
-        tokenized.append(Tokenized(ids, is_trained))
-    return tokenized
-
-
-def _in_order(tokenizer: Any, parts: Sequence[TextPart], alone: Sequence[list[int]]) -> list[list[int]]:
-    """The tokens of the parts in order. Some tokenizers, such as SentencePiece, put a space before any text, and so
-    before each separate part."""
-    text, before, split = "", list[int](), list[list[int]]()
-    for part, by_itself in zip(parts, alone, strict=True):
-        text += part.text
-        [until] = _encode(tokenizer, [text])
-        split.append(until[len(before) :] if until[: len(before)] == before else by_itself)
-        before = before + split[-1]
-    return split
-
-
-def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    if not samples:
+        return {"input_ids": [], "labels": []}
+    texts = [sample.text for sample in samples]
     # verbose=False: no warning of texts longer than the model, which are cut later.
-    numbers: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    return numbers
+    made = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    labels = []
+    for ids, offsets, sample in zip(made["input_ids"], made["offset_mapping"], samples, strict=True):
+        starts, ends = np.asarray(offsets, dtype=np.int64).reshape(-1, 2).T
+        is_trained = np.zeros(len(ids), dtype=np.bool_)
+        for start, end in sample.trained:
+            is_trained |= (starts < end) & (ends > start)
+        labels.append(np.where(is_trained, ids, IGNORED).tolist())
+    return {"input_ids": made["input_ids"], "labels": labels}

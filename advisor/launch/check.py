@@ -95,7 +95,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
                 loss=request.other_loss,
             )
         )
-        return _disk(request, say)
+        return disk_objections(request, say)
     if not run.model:
         raise WorkloadError(
             "the model is not known, so whether it fits cannot be checked",
@@ -103,7 +103,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
             fix="pass --model NAME, or FILE.py:FACTORY for a module of your own; --no-check starts without a check",
         )
     _evaluation(request, say)
-    found = [*_disk(request, say), *_resumption(request, say), *_loading(run, request.prediction)]
+    found = [*disk_objections(request, say), *_resumption(request, say), *_loading(run, request.prediction)]
     runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
     if run.workload.objective != NEXT_TOKEN:
         return [*found, *_dry_run(run, say)]  # a probe trains on the next token
@@ -196,7 +196,7 @@ def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
     say(listed(parts, "; "))
 
 
-def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
+def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
     """Check that the disk has room for all checkpoints that the script keeps at once, or for one if their number is
     unknown."""
     run, arguments = request.run, request.script.described

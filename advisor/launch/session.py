@@ -7,7 +7,6 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +187,19 @@ class Session:
 
 
 def run_session(
-    request: LaunchRequest, check: Check | None, *, fallback: bool, verbose: bool, output: Output
+    request: LaunchRequest,
+    check: Check | None,
+    *,
+    fallback: bool,
+    verbose: bool,
+    output: Output,
+    prepare: Callable[[LaunchRequest], None] = lambda _: None,
 ) -> Session:
-    """Check the training, unless `check` is None, and launch it. Raises the errors of `launch` and of the check."""
+    """Check the training, unless `check` is None, and launch it. With `fallback`, continue with the next plan each time
+    that memory runs out. Raises the errors of `launch` and of the check.
+
+    prepare: called before each launch.
+    """
     variables = environment_of(request)
     if variables:
         output.say(phrase("sets {settings}", settings=" ".join(f"{name}={value}" for name, value in variables.items())))
@@ -201,26 +210,6 @@ def run_session(
             return Session(objections=tuple(against))
         if request.other_loss is None:
             request = replace(request, prediction=prediction_of(request.run))  # the check may have measured the speed
-    follow = partial(next_launch, say=output.say)
-    return make_attempts(request, follow, fallback=fallback, verbose=verbose, output=output)
-
-
-def make_attempts(
-    request: LaunchRequest,
-    follow: Callable[[LaunchRequest, LaunchOutcome, Path], Continuation],
-    *,
-    fallback: bool,
-    verbose: bool,
-    output: Output,
-    prepare: Callable[[LaunchRequest], None] = lambda _: None,
-) -> Session:
-    """Launch the training. With `fallback`, continue with the next plan each time that memory runs out.
-
-    follow: returns the next attempt after one that ran out of memory, in the given folder.
-    prepare: called before each launch.
-
-    Raises the errors of `launch`, `follow` and `prepare`.
-    """
     console = output.console(on_stderr=True)
     attempts: list[Attempt] = []
     first_folder = request.folder
@@ -234,7 +223,7 @@ def make_attempts(
         failure = outcome.failure
         if failure is None or not failure.is_out_of_memory:
             return Session(attempts=tuple(attempts))
-        following = follow(request, outcome, first_folder / f"fallback-{len(attempts)}")
+        following = next_launch(request, outcome, first_folder / f"fallback-{len(attempts)}", say=output.say)
         if not fallback or following.request is None or len(attempts) == _MAX_ATTEMPTS:
             return Session(attempts=tuple(attempts), following=following)
         title = phrase("{first} ({second})", first=FAILURE_TITLES[failure.kind], second=failure.message)

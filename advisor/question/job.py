@@ -4,7 +4,7 @@ durations and prices."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,12 +94,10 @@ def job_of(
     shape: ModelShape,
     *,
     seq_len: int | None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> AskedJob | None:
     """The job of a question, with its data counted for the model; None if the options give no amount of training.
 
     seq_len: None for that of the data.
-    say: receives progress.
 
     Raises DsAdviseError for invalid options, and for data that cannot be trained on.
     """
@@ -127,7 +125,6 @@ def job_of(
         packing=options["packing"],
         epochs=epochs,
         evaluation_share=options["eval_split"],
-        say=say,
     )
     asked = AskedJob(job=counted.job, seq_len=counted.samples.seq_len, basis=(counted.sentence, *basis))
     rollouts = rollouts_of(options)

@@ -13,7 +13,7 @@ from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware import Cluster
 from ...estimators.phrase import phrase
 from ...estimators.time.job import HOUR_S, Price
-from ..data.rows import DataError, read_rows
+from ..data.rows import DataError, read_csv
 from .cluster import MOST_NODES, parse_cluster
 
 _SHIPPED = Path(__file__).with_name("prices.csv")
@@ -135,7 +135,7 @@ def read_prices(path: Path) -> PriceTable:
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """(place in words, cells by column) of each row that is not empty."""
     try:
-        for row in read_rows(path, suffix=".csv"):
+        for row in read_csv(path):
             cells = {name.strip().lower(): cell.strip() for name, cell in row.fields.items()}
             unknown = [name for name in cells if name not in COLUMNS]
             if unknown or "gpus" not in cells:

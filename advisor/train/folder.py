@@ -17,13 +17,24 @@ from ...ds_configs.files import read_json_object, write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import from_json
 from ...estimators.phrase import phrase
-from ...estimators.workload import TORCH_DTYPES, Workload
+from ...estimators.workload import Workload
 from ...probes.run import Device
 from ...probes.scratch import try_lock
-from ...validate.checkpoint import WHOLE, checkpoints_in, newest_usable
+from ...validate.checkpoint import checkpoints_in, newest_usable
 from ..question.run import read_ds_config
 
 _REPAIR = "start the training without --resume"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """What the last launch trained, as far as its configuration does not tell."""
+
+    arguments: tuple[str, ...]
+    """The arguments of the training script, without the configuration."""
+    workload: Workload
+    device: Device
+    ranks: int
 
 
 class TrainingFolder:
@@ -33,33 +44,39 @@ class TrainingFolder:
         self.path = path
         self.ds_config = path / "ds_config.json"
         self.merged = path / "merged"
+        self.state = path / "trainer_state.json"
+        """The Trainer's state at the end of the training; missing until all steps are made and the model is saved."""
         self.records = path / "training"
         self.job = self.records / "job.json"
-        self.result = self.records / "result.json"
         self.options = self.records / "asked.json"
         """The options of the command."""
         self.lock = self.records / "lock"
         """Lock file with the name of the process that trains in the folder, which holds the lock."""
 
     def new_launch(self) -> Path:
-        number = 1 + sum(1 for _ in self.records.glob("launch-*"))
-        return self.records / f"launch-{number}"
+        return self.records / f"launch-{1 + sum(1 for _ in self.records.glob('launch-*'))}"
 
-    def complete_checkpoints(self) -> list[Path]:
-        """The checkpoints that all ranks have saved, in ascending order of steps."""
-        return [path for path in checkpoints_in(self.path) if (path / WHOLE).exists()]
+    def logged(self, name: str) -> tuple[tuple[int, float], ...]:
+        """(step, value) of what a finished training logged under this name, such as `loss` and `eval_loss`, including
+        the steps before a resumed checkpoint."""
+        history = json.loads(self.state.read_bytes())["log_history"] if self.state.exists() else []
+        return tuple((entry["step"], float(entry[name])) for entry in history if name in entry)
 
-    def newest_whole(self) -> Path | None:
-        return next(reversed(self.complete_checkpoints()), None)
+    def newest_checkpoint(self) -> Path | None:
+        return next(reversed(checkpoints_in(self.path)), None)
 
-    def newest_usable(self, ranks: int, say: Callable[[str], None]) -> Path | None:
-        """The last complete checkpoint of a training of `ranks` whose files are intact; None if no checkpoint is
-        complete. Later, damaged checkpoints are renamed, so that no training resumes from them. Raises ConfigFileError
-        if every complete one is damaged."""
+    def newest_usable(self, ranks: int, say: Callable[[str], None]) -> Path:
+        """The last checkpoint of a training of `ranks` whose files are there and intact. Later, damaged checkpoints are
+        renamed, so that no training resumes from them. Raises ConfigFileError if there is none."""
         partitioned = read_ds_config(self.ds_config)["zero_optimization"]["stage"] > 0
-        usable, damaged = newest_usable(self.complete_checkpoints(), ranks=ranks if partitioned else None, say=say)
-        if usable is None and damaged:
-            raise self.without_checkpoint("; ".join(f"{each.folder.name}: {each.problem}" for each in damaged))
+        usable, damaged = newest_usable(checkpoints_in(self.path), ranks=ranks if partitioned else None, say=say)
+        if usable is None:
+            problems = "; ".join(f"{each.folder.name}: {each.problem}" for each in damaged)
+            raise ConfigFileError(
+                phrase("{path} has no whole checkpoint", path=self.path),
+                why=problems or phrase("the training ended before the first one"),
+                fix="start it again with --force and without --resume",
+            )
         for each in damaged:
             aside = each.folder.with_name(f"damaged-{each.folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
@@ -67,20 +84,6 @@ class TrainingFolder:
             name, problem = each.folder.name, each.problem
             say(phrase("{name} is damaged: {problem}; it is now {other}", name=name, problem=problem, other=aside.name))
         return usable
-
-    def without_checkpoint(self, why: str) -> ConfigFileError:
-        return ConfigFileError(
-            phrase("{path} has no whole checkpoint", path=self.path),
-            why=why,
-            fix="start it again with --force and without --resume",
-        )
-
-    def remove_broken(self) -> list[Path]:
-        """Remove incomplete checkpoints, which take the room of the next one. Returns the removed paths."""
-        broken = [path for path in checkpoints_in(self.path) if not (path / WHOLE).exists()]
-        for path in broken:
-            shutil.rmtree(path)
-        return broken
 
     def claim(self, *, force: bool) -> None:
         """Make the folder, or take an empty one. With `force` the checkpoints and records of an earlier training are
@@ -163,6 +166,21 @@ class TrainingFolder:
                 )
         return kept
 
+    def write_job(self, job: TrainingJob) -> None:
+        write_config(asdict(job), self.job, force=True)
+
+    def read_job(self) -> TrainingJob:
+        """Raises ConfigFileError if the file does not hold a job."""
+        values = read_json_object(self.job, error=ConfigFileError, what="a training's job", fix=_REPAIR)
+        try:
+            return from_json(TrainingJob, values)
+        except (TypeError, ValueError, AttributeError) as problem:
+            raise ConfigFileError(
+                phrase("{path}: not a training's job", path=self.job),
+                why="another version of ds-advise may have written it",
+                fix=_REPAIR,
+            ) from problem
+
 
 def _unwritable(path: Path, problem: OSError) -> ConfigFileError:
     return ConfigFileError(
@@ -170,75 +188,3 @@ def _unwritable(path: Path, problem: OSError) -> ConfigFileError:
         why="the model is saved there",
         fix="pass another --output-dir",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingJob:
-    """The input of every rank. Paths are absolute."""
-
-    model: str
-    """The folder with the base model's weights."""
-    tokenizer: str
-    """The folder of the tokenizer with its chat template. The tokenizer is saved with every model and checkpoint."""
-    workload: Workload
-    lora_alpha: int
-    """LoRA alpha; ignored with method "full"."""
-    device: Device
-    ranks: int
-    tokens: str
-    """The folder of the token files (`Tokens`)."""
-    samples: str
-    """The file with the index into the tokens (`Index`)."""
-    evaluation_tokens: str | None
-    evaluation_samples: str | None
-    packing: bool
-    arguments: dict[str, Any]
-    """Keyword arguments of TrainingArguments."""
-    checkpoint: str | None = None
-    """The checkpoint to resume from; None starts from the beginning."""
-    mlp_tiles: int = 0
-    """Number of tiles of a tiled feed-forward; 0 for no tiling."""
-    loss_tiles: int = 0
-    """Number of tiles of a tiled loss; 0 for no tiling."""
-    gathers: bool = True
-    """Whether ZeRO-3 gathers the whole weights when it saves. Other stages always save whole weights."""
-
-    @property
-    def dtype(self) -> str:
-        return TORCH_DTYPES[self.workload.precision]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingResult:
-    """The first rank's report of the end of the training."""
-
-    finished: bool
-    """Whether all steps were made and the model is saved; otherwise the training was stopped and can be resumed."""
-    step: int
-    losses: tuple[tuple[int, float], ...]
-    """(step, loss), including the steps before a resumed checkpoint; `evaluations` likewise."""
-    evaluations: tuple[tuple[int, float], ...]
-    whole: bool
-    """Whether the saved weights are whole; otherwise they are ZeRO's shards in the last checkpoint."""
-
-
-def write_record(record: TrainingJob | TrainingResult, path: Path) -> None:
-    write_config(asdict(record), path, force=True)
-
-
-def read_job(path: Path) -> TrainingJob:
-    """The job in a file. Raises ConfigFileError if there is none."""
-    values = read_json_object(path, error=ConfigFileError, what="a training's job", fix=_REPAIR)
-    try:
-        return from_json(TrainingJob, values)
-    except (TypeError, ValueError, AttributeError) as problem:
-        raise ConfigFileError(
-            phrase("{path}: not a training's job", path=path),
-            why="another version of ds-advise may have written it",
-            fix=_REPAIR,
-        ) from problem
-
-
-def read_result(path: Path) -> TrainingResult | None:
-    """The result that the training wrote; None if it wrote none."""
-    return from_json(TrainingResult, json.loads(path.read_bytes())) if path.exists() else None

@@ -1,23 +1,23 @@
 """From settings, data and a question to a training that is ready for the check: samples, recommendation, steps, the
-ranks' job."""
+arguments of the training script."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.read import saves_model
-from ...ds_configs.training_script import packages, training_arguments
+from ...ds_configs.training_script import ATTENTION, packages, training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
+from ...estimators.estimate import Estimate
 from ...estimators.memory.activations.loss import tiles_of
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
 from ...estimators.time.job import job_duration
-from ...estimators.workload import Method, Workload
+from ...estimators.workload import TORCH_DTYPES, Method, Workload
 from ...probes.machine import installed_version
 from ...probes.run import Device, Run
 from ..advise import advise
@@ -25,6 +25,9 @@ from ..answer.recommendation import Recommendation
 from ..data.counting import EPOCHS, check_causal, global_batch, job_of_samples, sequence_length
 from ..data.prepare import DataFile, Samples, cut, prepare
 from ..data.tokenizing import load_tokenizer
+from ..importers.script_arguments import ScriptArguments
+from ..launch.request import LaunchRequest
+from ..launch.script_source import Script
 from ..search.candidate import Candidate
 from .folder import TrainingFolder, TrainingJob
 from .settings import TrainingSettings
@@ -110,7 +113,6 @@ def propose(
     shape: ModelShape,
     question: Mapping[str, Any],
     folder: TrainingFolder,
-    say: Callable[[str], None],
 ) -> Proposal:
     """Prepare the data in `folder.records`, and search for the fastest plan for them.
 
@@ -128,18 +130,17 @@ def propose(
     tokenizer = load_tokenizer(settings.model, shape, offline=settings.offline)
 
     def tokenized(path: Path, name: str) -> DataFile:
-        folder_of_tokens = folder.records / name
-        return prepare(path, tokenizer, folder_of_tokens, shape=settings.format, system=settings.system, say=say)
+        into = folder.records / name
+        return prepare(path, tokenizer, into, row_format=settings.format, system=settings.system)
 
     data = tokenized(settings.data, "tokens")
     evaluation = tokenized(settings.eval_data, "evaluation_tokens") if settings.eval_data else None
     tokenizer.save_pretrained(str(folder.records / "tokenizer"))
-    highest = int(data.opened().ids.max())
-    if highest >= shape.vocab_size:
+    if data.highest_id >= shape.vocab_size:
         raise ModelConfigError(
             phrase(
                 "the tokenizer makes token {highest}, but the model has {vocab_size} embeddings",
-                highest=highest,
+                highest=data.highest_id,
                 vocab_size=shape.vocab_size,
             ),
             why="they do not belong together",
@@ -203,50 +204,31 @@ def _answer(
     return replace(answer, ladder=(step,), recommended=step.candidate if step.taken else None, try_first=None)
 
 
-def job_of(proposal: Proposal, weights: Path) -> TrainingJob:
-    """The ranks' job under the recommended plan."""
-    settings, samples, run = proposal.settings, proposal.samples, proposal.run
-    held_out = proposal.evaluation or proposal.data
-    tiles = tiles_of(proposal.answer.question.model, run.workload, proposal.chosen.plan)
-    return TrainingJob(
-        model=str(weights),
-        tokenizer=str(proposal.folder.records / "tokenizer"),
-        workload=run.workload,
-        lora_alpha=settings.lora_alpha or 2 * run.workload.lora_rank,
-        device=settings.device,
-        ranks=run.cluster.world_size,
-        tokens=str(proposal.data.folder),
-        samples=str(samples.train),
-        evaluation_tokens=str(held_out.folder) if samples.evaluation else None,
-        evaluation_samples=str(samples.evaluation) if samples.evaluation else None,
-        packing=samples.packing,
-        arguments=_arguments(proposal),
-        mlp_tiles=tiles.mlp,
-        loss_tiles=tiles.loss,
-        gathers=saves_model(run.config),
+def script_arguments(proposal: Proposal, model: str, folder: TrainingFolder) -> tuple[str, ...]:
+    """The arguments of the training script under the recommended plan, without the configuration. The loss of every
+    step is logged, and a loss that is not a number is not replaced. model: the folder of the weights."""
+    settings, samples, question, plan = (
+        proposal.settings,
+        proposal.samples,
+        proposal.answer.question,
+        proposal.chosen.plan,
     )
-
-
-def _arguments(proposal: Proposal) -> dict[str, Any]:
-    """TrainingArguments. The loss of every step is logged, and a loss that is not a number is not replaced."""
-    settings, plan = proposal.settings, proposal.chosen.plan
+    workload, tiles = question.workload, tiles_of(question.model, question.workload, plan)
+    arguments = training_arguments(plan, workload, question.cluster)
+    for name in ("deepspeed", "parallelism_config"):  # launch passes the former, the script makes the latter
+        arguments.pop(name, None)
     save_steps = settings.save_steps or default_save_steps(proposal.steps)
     report = settings.report_to
     if report == "auto":
         report = "tensorboard" if find_spec("tensorboard") is not None else "none"
-    evaluation: dict[str, Any] = {}
-    if proposal.samples.evaluation is not None:
-        asked = proposal.answer.question.workload.eval_batch
-        evaluation = {
-            "eval_strategy": "steps",
-            "eval_steps": save_steps,
-            "prediction_loss_only": True,
-            "per_device_eval_batch_size": asked or plan.micro_batch_size,
-        }
-    question, config_path = proposal.answer.question, str(proposal.folder.ds_config)
-    return {
-        **training_arguments(plan, question.workload, question.cluster, config_path=config_path),
-        "output_dir": str(proposal.folder.path),
+    arguments |= {
+        "model_name_or_path": model,
+        "tokenizer_name": folder.records / "tokenizer",
+        "train_file": folder.records / "train.arrow",
+        "max_length": samples.seq_len,
+        "dtype": TORCH_DTYPES[workload.precision],
+        "attn_implementation": ATTENTION[workload.attention],
+        "output_dir": folder.path,
         "max_steps": proposal.steps,
         "learning_rate": proposal.learning_rate,
         "lr_scheduler_type": "cosine",
@@ -260,5 +242,52 @@ def _arguments(proposal: Proposal) -> dict[str, Any]:
         "report_to": report,
         "remove_unused_columns": False,
         "disable_tqdm": True,
-        **evaluation,
+        "sequence_parallel_size": plan.sequence_parallel_size,
+        "mlp_tiles": tiles.mlp,
+        "loss_tiles": tiles.loss,
     }
+    if samples.evaluation_samples:
+        arguments |= {
+            "eval_file": folder.records / "evaluation.arrow",
+            "eval_strategy": "steps",
+            "eval_steps": save_steps,
+            "prediction_loss_only": True,
+            "per_device_eval_batch_size": workload.eval_batch or 0,  # 0 for that of the training
+        }
+    if workload.method != "full":
+        arguments |= {
+            "lora_r": workload.lora_rank,
+            "lora_alpha": settings.lora_alpha or 2 * workload.lora_rank,
+            "lora_dropout": workload.lora_dropout,
+            "lora_target_modules": list(workload.lora_targets or ("all-linear",)),
+            "lora_modules_to_save": list(workload.modules_to_save) or None,
+            "load_in_4bit": workload.method == "qlora",
+        }
+    return ScriptArguments.of_values(arguments).with_values({})
+
+
+def request_of(run: Run, prediction: Estimate | None, job: TrainingJob, folder: TrainingFolder) -> LaunchRequest:
+    """The launch of the training script."""
+    script = Script(target=f"{__package__}.script", arguments=job.arguments, is_module=True)
+    return LaunchRequest(
+        script=script,
+        run=run,
+        config_path=folder.ds_config,
+        launcher="torchrun",
+        folder=folder.new_launch(),
+        device=job.device,
+        prediction=prediction,
+        total_steps=script.options.number("max_steps"),
+    )
+
+
+def request_of_proposal(proposal: Proposal, model: str, folder: TrainingFolder | None = None) -> LaunchRequest:
+    """The launch request of the recommended plan, in the proposal's folder or another."""
+    folder, run = folder or proposal.folder, proposal.run
+    job = TrainingJob(
+        arguments=script_arguments(proposal, model, folder),
+        workload=run.workload,
+        device=proposal.settings.device,
+        ranks=run.cluster.world_size,
+    )
+    return request_of(run, proposal.chosen.estimate, job, folder)

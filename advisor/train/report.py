@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from ...ds_configs.files import config_text
+from ...ds_configs.read import saves_model
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, what_lacks
-from ..data.prepare import DataFile
-from ..data.shapes import ROW_SHAPES
+from ..data.formats import ROW_FORMATS
 from ..launch.command import dry_lines
 from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
 from ..launch.session import Session
@@ -21,7 +21,7 @@ from ..render.launch import render_failure, render_figures
 from ..text.labels import cluster_title, method_title, plan_title
 from ..text.lines import blank, capitalised, copyable, ended, sentence
 from ..text.units import counted_noun, percent, seconds
-from .folder import TrainingFolder, TrainingJob, TrainingResult
+from .folder import TrainingFolder
 from .proposal import Proposal
 
 
@@ -30,12 +30,8 @@ class Trained:
     """A training after its last launch."""
 
     session: Session
-    result: TrainingResult | None
-    """Rank 0's result; None if the training failed before rank 0 wrote it."""
-    job: TrainingJob
-    """The job of the first launch."""
     folder: TrainingFolder
-    merged: bool
+    merged: bool = False
 
     @property
     def attempt(self) -> Attempt:
@@ -44,7 +40,18 @@ class Trained:
 
     @property
     def finished(self) -> bool:
-        return self.result is not None and self.result.finished
+        """Whether all steps were made and the model is saved; otherwise the training can be resumed."""
+        return self.folder.state.exists()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the saved weights are whole; otherwise they are ZeRO's shards in the last checkpoint."""
+        return saves_model(self.attempt.request.run.config)
+
+    @property
+    def base(self) -> Path:
+        """The folder of the model that was trained."""
+        return Path(self.attempt.request.script.options.model or "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +99,7 @@ class TrainingReport:
     merged: str | None
     """The folder of the model with the adapters merged into its weights; null without --merge."""
     checkpoint: str | None
-    """The last whole checkpoint, from which --resume continues; null if there is none."""
+    """The last checkpoint, from which --resume continues if it is whole; null if there is none."""
 
 
 def training_report(proposed: Proposal | None, trained: Trained | None) -> TrainingReport:
@@ -107,14 +114,13 @@ def training_report(proposed: Proposal | None, trained: Trained | None) -> Train
             learning_rate=proposed.learning_rate,
             duration_s=None if plan is None else proposed.training_s,
         )
-    result = trained.result if trained is not None else None
-    checkpoint = trained.folder.newest_whole() if trained is not None else None
+    checkpoint = trained.folder.newest_checkpoint() if trained is not None else None
     return TrainingReport(
         schema_version=SCHEMA_VERSION,
         proposal=proposal,
         launched=None if trained is None else trained.attempt.outcome,
         finished=trained is not None and trained.finished,
-        evaluations=() if result is None else result.evaluations,
+        evaluations=() if trained is None else trained.folder.logged("eval_loss"),
         model=str(trained.folder.path) if trained is not None and trained.finished else None,
         merged=str(trained.folder.merged) if trained is not None and trained.merged else None,
         checkpoint=None if checkpoint is None else str(checkpoint),
@@ -132,12 +138,16 @@ def render_proposal(proposed: Proposal, console: Console) -> None:
 def _data(proposed: Proposal) -> list[str]:
     data, samples, cuts = proposed.data, proposed.samples, proposed.samples.cuts
     template = "the tokenizer's own chat template" if data.has_own_template else "the default chat template"
-    plain = data.shape in ("text", "prompt-completion")
+    plain = data.row_format in ("text", "prompt-completion")
     counted = "all of the text" if data.divisible else "the answers" if plain else f"the answers in {template}"
     lines = [
-        f"{data.name}: {counted_noun(data.rows, 'row')} of {ROW_SHAPES[data.shape].title}; sequence 95th percentile "
-        f"{data.typical:,} tokens, longest {data.longest:,}.",
-        *map(left_out, (each for each in (data, proposed.evaluation) if each is not None and each.empty_rows)),
+        f"{data.name}: {counted_noun(data.rows, 'row')} of {ROW_FORMATS[data.row_format].title}; sequence 95th "
+        f"percentile {data.typical:,} tokens, longest {data.longest:,}.",
+        *(
+            f"Left out of {each.name}, empty or with an empty answer: {counted_noun(each.empty_rows, 'row')}."
+            for each in (data, proposed.evaluation)
+            if each is not None and each.empty_rows
+        ),
         f"The loss counts {percent(data.trained_tokens / data.tokens)} of the tokens, {counted}.",
     ]
     if data.untrained_turns:
@@ -146,17 +156,9 @@ def _data(proposed: Proposal) -> list[str]:
     cut = f"rows cut: {cuts.truncated:,}, left without an answer: {cuts.dropped:,}"
     lines.append(f"Sequence length {samples.seq_len:,}; {'longer text is continued' if data.divisible else cut}.")
     packed = f" packed, {percent(samples.fill)} full" if samples.packing else ""
-    held_out = f", for evaluation {samples.evaluation_samples:,}" if samples.evaluation else ""
+    held_out = f", for evaluation {samples.evaluation_samples:,}" if samples.evaluation_samples else ""
     lines.append(f"Samples for training: {samples.train_samples:,}{packed}{held_out}.")
     return lines
-
-
-def left_out(data: DataFile) -> str:
-    """The number of empty rows, and the places of the first of them."""
-    first, *others = data.empty_places
-    places = ", ".join([first, *(place.rpartition(" ")[2] for place in others)])
-    more = f" and {data.empty_rows - 1 - len(others):,} more" if data.empty_rows > 1 + len(others) else ""
-    return f"Left out, empty or with an empty answer: {counted_noun(data.empty_rows, 'row')} ({places}{more})."
 
 
 def _plan(proposed: Proposal) -> list[str | Text]:
@@ -202,15 +204,15 @@ def render_start(request: LaunchRequest, console: Console) -> None:
 def render_trained(trained: Trained, console: Console) -> None:
     """Print the end of the training, measured and predicted figures, and the model's location."""
     blank(console)
-    outcome, result = trained.attempt.outcome, trained.result
-    if outcome.failure is not None:
-        render_failure(outcome.failure, console, style="bold red")
-        _go_on(trained, console)
-    elif result is None or not result.finished:
-        sentence(console, f"Stopped after step {outcome.last_step}.", style="bold")
-        _go_on(trained, console)
-    else:
+    outcome = trained.attempt.outcome
+    if trained.finished:
         sentence(console, _ended(trained), style="bold green")
+    else:
+        if outcome.failure is not None:
+            render_failure(outcome.failure, console, style="bold red")
+        else:
+            sentence(console, f"Stopped after step {outcome.last_step}.", style="bold")
+        _go_on(trained, console)
     if outcome.last_step:
         render_figures(trained.attempt, console)
     if trained.finished:
@@ -218,20 +220,16 @@ def render_trained(trained: Trained, console: Console) -> None:
 
 
 def _ended(trained: Trained) -> str:
-    result = trained.result
-    assert result is not None
-    steps = result.step - trained.attempt.request.resumes_after
-    made = f"{steps:,} steps" if steps else f"all {result.step:,} steps had been made; saved"
+    losses, evaluations = trained.folder.logged("loss"), trained.folder.logged("eval_loss")
+    steps = losses[-1][0] - trained.attempt.request.resumes_after
+    made = f"{steps:,} steps" if steps else f"all {losses[-1][0]:,} steps had been made; saved"
     text = f"Finished: {made} in {seconds(trained.attempt.outcome.seconds)}"
-    if result.losses:
-        text += f", loss {result.losses[0][1]:.3g} to {result.losses[-1][1]:.3g}"
-    if result.evaluations:
-        text += f", evaluation {result.evaluations[-1][1]:.3g}"
-    return text + "."
+    text += f", loss {losses[0][1]:.3g} to {losses[-1][1]:.3g}"
+    return text + (f", evaluation {evaluations[-1][1]:.3g}." if evaluations else ".")
 
 
 def _go_on(trained: Trained, console: Console) -> None:
-    checkpoint, failure = trained.folder.newest_whole(), trained.attempt.outcome.failure
+    checkpoint, failure = trained.folder.newest_checkpoint(), trained.attempt.outcome.failure
     logs = f"The ranks' output: {trained.attempt.outcome.folder}."
     if trained.session.following is not None:
         sentence(console, ended(trained.session.following_sentence.removesuffix(":")))
@@ -245,14 +243,17 @@ def _go_on(trained: Trained, console: Console) -> None:
 
 
 def _where(trained: Trained, console: Console) -> None:
-    path, merged, result = trained.folder.path, trained.folder.merged, trained.result
-    is_full = trained.job.workload.method == "full"
-    if result is not None and not result.whole:
-        last = trained.folder.newest_whole()
+    path, merged, is_full = (
+        trained.folder.path,
+        trained.folder.merged,
+        trained.attempt.request.run.workload.method == "full",
+    )
+    if not trained.is_whole:
+        last = trained.folder.newest_checkpoint()
         sentence(
             console,
-            "The host has no room for all weights at once, so they are saved as ZeRO's shards in "
-            f"{last or path}. On a machine with the room:",
+            f"The host has no room for all weights at once, so they are saved as ZeRO's shards in {last}. On a machine "
+            "with the room:",
         )
         copyable(console, [f"python {last}/zero_to_fp32.py {last} {path} --safe_serialization"])
         return
@@ -262,7 +263,7 @@ def _where(trained: Trained, console: Console) -> None:
         lines = [f'AutoModelForCausalLM.from_pretrained("{merged if trained.merged else path}")']
     else:
         lines = [
-            f'model = AutoModelForCausalLM.from_pretrained("{Path(trained.job.model)}")',
+            f'model = AutoModelForCausalLM.from_pretrained("{trained.base}")',
             f'model = PeftModel.from_pretrained(model, "{path}")',
         ]
     copyable(console, lines)

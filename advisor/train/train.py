@@ -17,34 +17,29 @@ from typing import Any
 
 from rich.console import Console
 
-from ...ds_configs.files import free_bytes, write_config
-from ...ds_configs.read import saves_model
-from ...ds_configs.training_script import training_arguments
+from ...ds_configs.files import write_config
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
-from ...estimators.estimate import Estimate
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
-from ...estimators.time.job import checkpoint_bytes
-from ...probes.run import Device, Run
+from ...estimators.workload import TORCH_DTYPES
+from ...probes.run import Run
 from ...validate.checkpoint import step_of
 from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
-from ..launch.check import prediction_of
-from ..launch.request import LaunchOutcome, LaunchRequest
-from ..launch.script_source import Script
-from ..launch.session import Continuation, make_attempts, with_less_memory
+from ..importers.script_arguments import ScriptArguments
+from ..launch.check import disk_objections, prediction_of
+from ..launch.request import LaunchRequest
+from ..launch.session import run_session
 from ..question.cluster import cluster_here, cluster_of, memory_limit_bytes
 from ..question.model_source import load_model
-from ..question.question import Question
 from ..question.run import read_ds_config, run_of
 from ..text.labels import plan_title
 from ..text.output import Output
-from ..text.units import gib
 from ..verification.past_results import probe_and_keep
 from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
-from .folder import TrainingFolder, TrainingJob, read_job, read_result, write_record
-from .proposal import KEPT_CHECKPOINTS, Proposal, job_of, propose
+from .folder import TrainingFolder, TrainingJob
+from .proposal import Proposal, propose, request_of, request_of_proposal
 from .report import Trained, render_proposal, render_proven, render_start, render_trained, training_report
 from .settings import TrainingSettings
 
@@ -77,9 +72,8 @@ def train_anew(
             if output.mode == "human":
                 render_proven(proposed, ready, output.console())
         if ready.answer.recommended is not None:
-            weights = weights_folder(settings.model, ready.answer.question.model, offline=settings.offline)
-            job = job_of(ready, weights)
-            trained = _train(request_of_proposal(ready), job, folder, controls, merging=settings.merge)
+            weights = weights_folder(settings.model, shape, offline=settings.offline)
+            trained = _train(request_of_proposal(ready, str(weights)), folder, controls, merging=settings.merge)
     return _show_end(trained, ready, output)
 
 
@@ -94,7 +88,7 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
         proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if proposed.answer.recommended is None:
             return _show_end(None, proposed, output)
-        request = request_of_proposal(proposed, TrainingFolder(path))
+        request = request_of_proposal(proposed, settings.model, TrainingFolder(path))
         output.show(lambda: training_report(proposed, None), lambda console: render_start(request, console))
         return 0
 
@@ -111,7 +105,7 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
     settings, shape = _read(options)
     cluster = cluster_here(options)
     with folder.held():
-        job = read_job(folder.job)
+        job = folder.read_job()
         if cluster.world_size != job.ranks:
             raise ClusterError(
                 phrase(
@@ -122,20 +116,15 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
                 why="each rank of a ZeRO checkpoint reads its own file",
                 fix=phrase("give it {ranks} again", ranks=job.ranks),
             )
-        earlier = read_result(folder.result)
-        if earlier is not None and earlier.finished:
+        if losses := folder.logged("loss"):
             raise ConfigFileError(
-                phrase("the training in {path} has ended after {step} steps", path=folder.path, step=earlier.step),
+                phrase("the training in {path} has ended after {step} steps", path=folder.path, step=losses[-1][0]),
                 why="there is nothing to resume",
                 fix="start another one in another --output-dir",
             )
         checkpoint = folder.newest_usable(job.ranks, controls.output.say)
-        if checkpoint is None:
-            raise folder.without_checkpoint(phrase("the training ended before the first one"))
-        for broken in folder.remove_broken():
-            controls.output.say(phrase("{name} was incomplete; removed", name=broken.name))
-        arguments = job.arguments
-        if step_of(checkpoint) < arguments["max_steps"]:
+        arguments = ScriptArguments(job.arguments)
+        if step_of(checkpoint) < (arguments.number("max_steps") or 0):
             controls.output.say(phrase("going on from {name}", name=checkpoint.name))
         else:
             controls.output.say(phrase("all steps are made; saving from {name}", name=checkpoint.name))
@@ -146,13 +135,13 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
             shape=shape,
             cluster=cluster,
             workload=job.workload,
-            micro_batch_size=arguments["per_device_train_batch_size"],
-            gradient_accumulation_steps=arguments["gradient_accumulation_steps"],
-            gradient_checkpointing=arguments["gradient_checkpointing"],
+            micro_batch_size=arguments.number("per_device_train_batch_size"),
+            gradient_accumulation_steps=arguments.number("gradient_accumulation_steps"),
+            gradient_checkpointing=bool(arguments.flag("gradient_checkpointing")),
         )
-        request = _request(run, prediction_of(run), folder, device=job.device, steps=arguments["max_steps"])
-        request = replace(request, resumes_after=step_of(checkpoint))
-        trained = _train(request, replace(job, checkpoint=str(checkpoint)), folder, controls, merging=settings.merge)
+        job = replace(job, arguments=arguments.with_values({"resume_from_checkpoint": str(checkpoint)}))
+        request = replace(request_of(run, prediction_of(run), job, folder), resumes_after=step_of(checkpoint))
+        trained = _train(request, folder, controls, merging=settings.merge)
     return _show_end(trained, None, controls.output)
 
 
@@ -164,7 +153,7 @@ def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape]:
 def _proposed(
     settings: TrainingSettings, shape: ModelShape, question: Mapping[str, Any], folder: TrainingFolder, output: Output
 ) -> Proposal:
-    proposed = propose(settings, shape, question, folder, output.say)
+    proposed = propose(settings, shape, question, folder)
     if output.mode == "human":
         render_proposal(proposed, output.console())
     return proposed
@@ -182,33 +171,19 @@ def _show_end(trained: Trained | None, proposed: Proposal | None, output: Output
 def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output) -> Proposal:
     """The proposal under the fastest plan that passes the check. `proposed` must have a plan; `answer.recommended` is
     None if no plan passes. Raises ConfigFileError if the disk has no room, and the errors of `prove`."""
-    settings, question = proposed.settings, proposed.answer.question
+    settings = proposed.settings
     if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the check
-        weights_folder(settings.model, question.model, offline=settings.offline)
+        weights_folder(settings.model, proposed.answer.question.model, offline=settings.offline)
     if settings.proof == "none":
         return proposed
-    assert proposed.answer.recommended is not None
-    check_disk(question, proposed.answer.recommended.plan.zero_stage, proposed.folder.path)
-    answer = prove(proposed.answer, settings, memory_limit_bytes=memory_limit_bytes, output=output)
-    return replace(proposed, answer=answer)
-
-
-def check_disk(question: Question, zero_stage: int, folder: Path) -> None:
-    """Raise ConfigFileError if the folder has no room for `KEPT_CHECKPOINTS`, the one being written, and the model."""
-    checkpoint = checkpoint_bytes(question.model, question.workload, zero_stage)
-    needed = (KEPT_CHECKPOINTS + 1) * checkpoint + question.workload.weight_bytes * question.model.parameters
-    free = free_bytes(folder)
-    if needed > free:
+    for objection in disk_objections(request_of_proposal(proposed, settings.model), output.say):
         raise ConfigFileError(
-            phrase(
-                "{folder} has {free} GiB free, but checkpoints and the model need {needed}",
-                folder=folder,
-                free=gib(free),
-                needed=gib(needed),
-            ),
+            objection.what,
             why="a full disk would end the training at a checkpoint",
             fix="pass an --output-dir with more room, or --no-check",
         )
+    answer = prove(proposed.answer, settings, memory_limit_bytes=memory_limit_bytes, output=output)
+    return replace(proposed, answer=answer)
 
 
 def prove(
@@ -252,71 +227,29 @@ def prove(
     return replace(answer, recommended=None)
 
 
-def request_of_proposal(proposed: Proposal, folder: TrainingFolder | None = None) -> LaunchRequest:
-    """The launch request of the recommended plan, in the proposal's folder or another."""
-    return _request(
-        proposed.run,
-        proposed.chosen.estimate,
-        folder or proposed.folder,
-        device=proposed.settings.device,
-        steps=proposed.steps,
-    )
-
-
-def _request(
-    run: Run, prediction: Estimate | None, folder: TrainingFolder, *, device: Device, steps: int
-) -> LaunchRequest:
-    return LaunchRequest(
-        script=Script(target=f"{__package__}.rank", arguments=(str(folder.job),), is_module=True),
-        run=run,
-        config_path=folder.ds_config,
-        launcher="torchrun",
-        folder=folder.new_launch(),
-        device=device,
-        passes_config=False,
-        prediction=prediction,
-        total_steps=steps,
-    )
-
-
-def _train(
-    request: LaunchRequest, job: TrainingJob, folder: TrainingFolder, controls: TrainingControls, *, merging: bool
-) -> Trained:
+def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingControls, *, merging: bool) -> Trained:
     """Train. If memory runs out and a fallback is requested, continue with less memory. Then merge."""
+    run = request.run
 
-    def prepare(attempt: LaunchRequest) -> None:
+    def keep(attempt: LaunchRequest) -> None:
+        """Keep what resumes the attempt."""
         write_config(attempt.run.config, folder.ds_config, force=True)
-        write_record(job if attempt is request else _job_of_fallback(job, attempt, folder), folder.job)
-        folder.result.unlink(missing_ok=True)
-        folder.remove_broken()
+        job = TrainingJob(
+            arguments=attempt.script.arguments,
+            workload=run.workload,
+            device=request.device,
+            ranks=run.cluster.world_size,
+        )
+        folder.write_job(job)
+        folder.state.unlink(missing_ok=True)
 
-    def follow(attempt: LaunchRequest, outcome: LaunchOutcome, _: Path) -> Continuation:
-        checkpoint = folder.newest_usable(job.ranks, controls.output.say)
-        return with_less_memory(attempt, outcome, checkpoint, folder.new_launch())
-
-    session = make_attempts(
-        request, follow, fallback=controls.fallback, verbose=controls.verbose, output=controls.output, prepare=prepare
-    )
-    result = read_result(folder.result)
-    merged = merging and job.workload.method != "full" and result is not None and result.finished and result.whole
-    if merged:
-        merge(Path(job.model), folder.path, folder.merged, dtype=job.dtype)
-    return Trained(session=session, result=result, job=job, folder=folder, merged=merged)
-
-
-def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingFolder) -> TrainingJob:
-    assert request.prediction is not None, "a plan that is predicted to fit"
-    plan, checkpoint = request.prediction.plan, folder.newest_whole() if request.resumes_after else None
-    changed = training_arguments(plan, job.workload, request.run.cluster, config_path=str(folder.ds_config))
-    changed["output_dir"] = job.arguments["output_dir"]
-    if "per_device_eval_batch_size" in job.arguments:
-        changed.setdefault("per_device_eval_batch_size", plan.micro_batch_size)
-    return replace(
-        job,
-        arguments={**job.arguments, **changed},
-        gathers=saves_model(request.run.config),
-        checkpoint=None if checkpoint is None else str(checkpoint),
-    )
+    fallback, verbose, output = controls.fallback, controls.verbose, controls.output
+    session = run_session(request, None, fallback=fallback, verbose=verbose, output=output, prepare=keep)
+    trained = Trained(session=session, folder=folder)
+    if merging and run.workload.method != "full" and trained.finished and trained.is_whole:
+        merge(trained.base, folder.path, folder.merged, dtype=TORCH_DTYPES[run.workload.precision])
+        trained = replace(trained, merged=True)
+    return trained
 
 
 def merge(base: Path, adapter: Path, destination: Path, *, dtype: str) -> None:

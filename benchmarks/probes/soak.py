@@ -450,7 +450,7 @@ def _judge(trial: Trial) -> None:
 def _left_by_ranks(folder: Path) -> list[str]:
     """What is wrong with their records and their shared memory."""
     wrong = []
-    for path in (*folder.glob("log*/rank*.jsonl"), *folder.glob("out/training/launch-*/rank*.jsonl")):
+    for path in (*folder.glob("log*/rank*.jsonl"), *folder.glob("out/training/**/rank*.jsonl")):
         times = []
         for line in path.read_text().splitlines():
             with contextlib.suppress(ValueError):  # where the disk was full

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ds_advise.validate.checkpoint import WHOLE, checkpoints_in, newest_usable
+from ds_advise.validate.checkpoint import checkpoints_in, newest_usable
 
 EXACT, OTHER_PLAN = 1e-3, 3e-2
 VOCABULARY, LONG = 2**14, 256
@@ -96,10 +96,7 @@ class Training:
 
     def resumed(self, folder: Path) -> list[str]:
         """The arguments that go on with it in the folder, or begin anew where there is no whole checkpoint."""
-        marked = [
-            path for path in checkpoints_in(folder / "out") if self.command == "script" or (path / WHOLE).exists()
-        ]
-        usable, _ = newest_usable(marked, ranks=2, say=lambda _: None)
+        usable, _ = newest_usable(checkpoints_in(folder / "out"), ranks=2, say=lambda _: None)
         if self.command == "train":
             return ["train", "--resume", "--output-dir", "out"] if usable else [*self.words(folder), "--force"]
         return [*self.words(folder), *(["--resume_from_checkpoint", str(usable)] if usable else [])]
@@ -115,10 +112,9 @@ class Training:
 
     def losses(self, folder: Path) -> list[tuple[int, float]]:
         """(step, loss) of a training that has ended, empty where it has not."""
-        if self.command == "train":
-            result = folder / "out/training/result.json"
-            return [(step, loss) for step, loss in json.loads(result.read_text())["losses"]] if result.exists() else []
-        state = folder / f"out/checkpoint-{self.steps}/trainer_state.json"
+        state = folder / "out/trainer_state.json"
+        if self.command == "script":
+            state = folder / f"out/checkpoint-{self.steps}/trainer_state.json"
         if not state.exists():
             return []
         history = json.loads(state.read_text())["log_history"]
@@ -126,7 +122,7 @@ class Training:
 
     def step(self, folder: Path) -> int:
         """The last step that rank 0 of the last launch has noted."""
-        logs = [*folder.glob("out/training/launch-*/rank0.jsonl"), *folder.glob("log*/rank0.jsonl")]
+        logs = [*folder.glob("out/training/**/rank0.jsonl"), *folder.glob("log*/rank0.jsonl")]
         if not logs:
             return 0
         lines = max(logs, key=lambda path: path.stat().st_mtime).read_text().splitlines()

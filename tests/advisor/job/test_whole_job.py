@@ -12,7 +12,6 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.data.counting import ApproxTokenizer, CountedData, count_data
 from ds_advise.advisor.question.job import check_job, parse_amount, parse_price
 from ds_advise.advisor.search.candidate import duration_of
-from ds_advise.advisor.text import output as progress
 from ds_advise.advisor.text.job import hours, money
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import propose
@@ -59,7 +58,7 @@ def test_a_file_is_counted_exactly_as_train_prepares_it(
     question = {"gpus": cluster, "seq_len": seq_len, "attention": "sdpa", "loss": "auto", **unset}
     folder = TrainingFolder(tmp_path / "out")
     folder.claim(force=False)
-    trained = propose(settings, shape_from_config(TINY, name=str(model)), question, folder, lambda _: None)
+    trained = propose(settings, shape_from_config(TINY, name=str(model)), question, folder)
     assert found.exact
     for name in ("tokens", "train_samples", "evaluation_samples", "cuts"):
         assert getattr(found.samples, name) == getattr(trained.samples, name)
@@ -196,21 +195,3 @@ def test_a_job_of_few_tokens_is_not_one_large_step() -> None:
     answer = advise("Qwen2.5-1.5B", gpus="8xA100-80GB", tokens="20M", deepspeed_estimate=False)
     duration = answer.recommended and duration_of(answer.question, answer.recommended)
     assert duration is not None and duration.steps >= 100
-
-
-@pytest.mark.parametrize("wait_s, lines", [(0.0, 1), (3600.0, 0)])
-def test_progress_of_a_large_file_is_shown_in_rows(
-    chats: Path,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    wait_s: float,
-    lines: int,
-) -> None:
-    """On stderr, so that stdout stays one object; a file that is read at once is not mentioned."""
-    monkeypatch.setattr(progress, "_EVERY_S", wait_s)
-    asked = [str(model), "--gpus", "RTX4090", "--data", str(chats), "--no-write", "--offline", "--json"]
-    assert run([*asked, "--no-deepspeed-estimate"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["recommended"]
-    assert err.count("ds-advise: chats.jsonl: 60 rows, ") == lines

@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import schema_of_command
-from ds_advise.advisor.train.folder import TrainingFolder, read_result
-from ds_advise.validate.checkpoint import CHECKSUMS, WHOLE
+from ds_advise.advisor.train.folder import TrainingFolder
+from ds_advise.validate.checkpoint import CHECKSUMS, checkpoints_in
 
 from tests.helpers import TINY_SIZES, schema_errors
 
@@ -94,11 +94,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def losses(output: Path) -> list[float]:
-    result = read_result(output / "training/result.json")
-    assert result is not None
-    assert result.finished
-    assert [step for step, _ in result.losses] == list(range(1, STEPS + 1))
-    return [loss for _, loss in result.losses]
+    logged = TrainingFolder(output).logged("loss")
+    assert [step for step, _ in logged] == list(range(1, STEPS + 1))
+    return [loss for _, loss in logged]
 
 
 def assert_learned(output: Path, *, to: float = 0.9) -> None:
@@ -161,8 +159,8 @@ def test_chats_train_to_a_saved_model(
         name: tensor.shape for name, tensor in after.items()
     }
     assert not before["lm_head.weight"].equal(after["lm_head.weight"])
-    assert [path.name for path in TrainingFolder(output).complete_checkpoints()] == ["checkpoint-8", "checkpoint-12"]
-    assert TrainingFolder(output).newest_whole() == output / "checkpoint-12"
+    assert checkpoints_in(output) == [output / "checkpoint-8", output / "checkpoint-12"]
+    assert all((checkpoint / CHECKSUMS).exists() for checkpoint in checkpoints_in(output))
     assert run(["train", "--resume", "--output-dir", str(output)]) == 2
     assert f"has ended after {STEPS} steps" in capsys.readouterr().err
 
@@ -177,10 +175,8 @@ def test_labelled_text_trains_under_zero3_offload(tmp_path: Path, model_folder: 
     assert_learned(output)
     generated(output)
     assert all(tensor.shape == weights(model_folder)[name].shape for name, tensor in weights(output).items())
-    result = read_result(output / "training/result.json")
-    assert result is not None
-    assert [step for step, _ in result.evaluations] == [6, 12]
-    assert result.evaluations[1][1] < result.evaluations[0][1]
+    (first, before), (last, after) = TrainingFolder(output).logged("eval_loss")
+    assert (first, last) == (6, 12) and after < before
     assert list(output.rglob("events.out.tfevents*"))
 
 
@@ -221,7 +217,7 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     printed = " ".join(capsys.readouterr().out.split())
     assert f"ds-advise train --resume --output-dir {output}" in printed
     assert "A rank was lost, first on rank 1" in printed and "exit signal 9 of rank 1" in printed
-    last = TrainingFolder(output).newest_whole()
+    last = TrainingFolder(output).newest_checkpoint()
     assert last is not None
     (output / "checkpoint-11").mkdir()
     assert run(["train", "--resume", "--output-dir", str(output), "--epochs", "9"]) == 2
@@ -229,9 +225,8 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
     resumed = capsys.readouterr()
     assert f"going on from {last.name}" in resumed.err
-    assert "checkpoint-11 was incomplete; removed" in resumed.err
+    assert "checkpoint-11 is damaged: the optimizer states of rank 0 is missing" in resumed.err
     assert losses(output) == losses(whole)
-    assert (output / "checkpoint-12" / WHOLE).exists()
     first, second = weights(whole), weights(output)
     assert all(tensor.equal(second[name]) for name, tensor in first.items())
 
@@ -247,7 +242,7 @@ def test_a_finished_training_is_saved_and_a_damaged_checkpoint_refused(
     shutil.copytree(trained, output)
     for file in (output / "training").glob("*.json"):
         file.write_text(file.read_text().replace(str(trained), str(output)))
-    (output / "training/result.json").unlink()
+    (output / "trainer_state.json").unlink()
     (output / "model.safetensors").unlink()
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
     resumed = capsys.readouterr()
@@ -255,7 +250,7 @@ def test_a_finished_training_is_saved_and_a_damaged_checkpoint_refused(
     assert "Finished: all 12 steps had been made" in resumed.out
     assert all(tensor.equal(whole[name]) for name, tensor in weights(output).items())
 
-    (output / "training/result.json").unlink()
+    (output / "trainer_state.json").unlink()
     assert (output / "checkpoint-12" / CHECKSUMS).exists()
     flipped = next((output / "checkpoint-12/global_step12").glob("*rank_1*optim_states.pt"))
     content = bytearray(flipped.read_bytes())
@@ -284,9 +279,9 @@ def test_a_checkpoint_too_large_for_the_disk_costs_no_other(
     # The weights are smaller than the limit, the optimizer's states are not.
     with after_step(output, (0, 1), 6, no_more_room, when_saved=True):
         assert train(model_folder, data, output, options) == 1
-    assert "The last checkpoint is checkpoint-6" in capsys.readouterr().out
+    assert "The disk is full" in capsys.readouterr().out
     assert (output / "checkpoint-12").exists()
-    assert TrainingFolder(output).complete_checkpoints() == [output / "checkpoint-6"]
+    assert TrainingFolder(output).newest_usable(2, lambda _: None) == output / "checkpoint-6"
 
 
 @contextlib.contextmanager
@@ -302,7 +297,7 @@ def after_step(
         while not ended.is_set():
             written = record.read_text().rpartition("\n")[0] if record.exists() else ""  # the last line may be half
             lines = [json.loads(line) for line in written.splitlines()]
-            is_saved = not when_saved or (output / f"checkpoint-{step}" / WHOLE).exists()
+            is_saved = not when_saved or (output / f"checkpoint-{step}" / CHECKSUMS).exists()
             if is_saved and any(line.get("step", 0) >= step for line in lines):
                 act(lines[0]["pid"])
                 return True

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +16,12 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.data import counting as defaults
-from ds_advise.advisor.data.prepare import DataFile
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, TrainingFailure
-from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.train.folder import TrainingFolder, TrainingJob, read_job
+from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
-from ds_advise.advisor.train.report import left_out
-from ds_advise.advisor.train.train import check_disk
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
-from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.estimators.workload import Workload
-from ds_advise.validate.checkpoint import WHOLE
 
 from tests.helpers import TINY, outcome_of, schema_errors, write_checkpoint
 
@@ -49,9 +43,10 @@ Ask = Callable[..., tuple[int, str, str]]
 def ask(model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
     """(exit code, stdout, stderr) of a training of the model on the data, the lines joined."""
 
-    def ask(options: str = "") -> tuple[int, str, str]:
+    def ask(options: str = "", *, no_check: bool = True) -> tuple[int, str, str]:
         paths = ["--model", str(model), "--data", str(data), "--output-dir", str(tmp_path / "out")]
-        code = run(["train", *paths, *f"--device cpu --ranks 2 --no-check {options}".split()])
+        fixed = ["--device", "cpu", "--ranks", "2", *["--no-check"] * no_check]
+        code = run(["train", *paths, *fixed, *options.split()])
         printed = capsys.readouterr()
         return code, " ".join(printed.out.split()), printed.err
 
@@ -68,7 +63,7 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     assert "global batch 4" in printed
     assert "18 steps (2 epochs) at a learning rate of 2e-05" in printed
     assert f"ds_advise.advisor.launch.rank --folder {tmp_path}/out/training/launch-1" in printed
-    assert f"ds_advise.advisor.train.rank {tmp_path}/out/training/job.json" in printed
+    assert f"ds_advise.advisor.train.script --output_dir {tmp_path}/out" in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -113,7 +108,7 @@ def test_a_refused_training_does_not_block_the_next(ask: Ask, data: Path) -> Non
     """Once a broken row is repaired, the same command works."""
     whole = data.read_text()
     data.write_text("{")
-    assert "chats.jsonl, line 1: not JSON" in ask()[2]
+    assert "chats.jsonl: its rows cannot be read" in ask()[2]
     data.write_text(whole)
     code, printed, error = ask("--memory 10MB")
     assert (code, error) == (1, "")
@@ -158,7 +153,7 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
         ("--eval-split 0.1 --eval-data x.jsonl", "both select the rows to evaluate"),
         ("--method qlora", "--method qlora needs a GPU"),
         ("--report-to swanlab", "--report-to swanlab needs swanlab"),
-        ("--format text-label", "chats.jsonl, line 1: text is missing"),
+        ("--format text-label", "chats.jsonl, row 1: text is missing"),
         ("--gpus 2x24GB", "--gpus has no meaning with --device cpu"),
     ],
 )
@@ -233,33 +228,9 @@ def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: P
     assert not (tmp_path / "ran").exists()
 
 
-def _file(**changes: Any) -> DataFile:
-    return DataFile(
-        **{
-            "name": "data.jsonl",
-            "folder": Path(),
-            "shape": "chat",
-            "divisible": False,
-            "rows": 100,
-            "empty_rows": 0,
-            "empty_places": (),
-            "tokens": 50_000,
-            "trained_tokens": 5_000,
-            "longest": 813,
-            "typical": 700,
-            "untrained_turns": 0,
-            "has_own_template": True,
-        }
-        | changes
-    )
-
-
-def test_rows_that_are_left_out_are_counted() -> None:
-    """The places of the first, then how many more."""
-    data = _file(empty_rows=7, empty_places=("a.csv, line 2", "a.csv, line 4"))
-    assert left_out(data) == "Left out, empty or with an empty answer: 7 rows (a.csv, line 2, 4 and 5 more)."
-    one = _file(empty_rows=1, empty_places=("a.csv, line 2",))
-    assert left_out(one) == "Left out, empty or with an empty answer: 1 row (a.csv, line 2)."
+def test_rows_that_are_left_out_are_counted(ask: Ask, data: Path) -> None:
+    data.write_text(data.read_text() + '\n{"messages": null}')
+    assert "Left out of chats.jsonl, empty or with an empty answer: 1 row." in ask("--dry")[1]
 
 
 def test_the_sequence_length_follows_the_data() -> None:
@@ -267,15 +238,18 @@ def test_the_sequence_length_follows_the_data() -> None:
     it."""
     shape = shape_from_config(TINY, name="small")
 
-    def length(data: DataFile, evaluation: DataFile | None = None, *, packing: bool = False) -> int:
-        return defaults.sequence_length(data, evaluation, shape, packing=packing)
+    def data(**changes: Any) -> Any:
+        return SimpleNamespace(**{"divisible": False, "longest": 813, "tokens": 50_000} | changes)
 
-    assert length(_file()) == 816
-    assert length(_file(), _file(longest=900)) == 904
-    assert length(_file(longest=10_000)) == 4096
-    assert length(_file(longest=10_000, divisible=True)) == 2048
-    assert length(_file(), packing=True) == 2048
-    assert length(_file(tokens=1000), packing=True) == 1000
+    def length(of: Any, evaluation: Any = None, *, packing: bool = False) -> int:
+        return defaults.sequence_length(of, evaluation, shape, packing=packing)
+
+    assert length(data()) == 816
+    assert length(data(), data(longest=900)) == 904
+    assert length(data(longest=10_000)) == 4096
+    assert length(data(longest=10_000, divisible=True)) == 2048
+    assert length(data(), packing=True) == 2048
+    assert length(data(tokens=1000), packing=True) == 1000
 
 
 def test_defaults_of_batch_and_checkpoints() -> None:
@@ -287,36 +261,28 @@ def test_defaults_of_batch_and_checkpoints() -> None:
     assert [default_save_steps(steps) for steps in (3, 100, 100_000)] == [1, 10, 500]
 
 
-def test_the_newest_checkpoint_counts_only_when_it_is_whole(tmp_path: Path) -> None:
-    """A later, incomplete one is skipped, and removed."""
-    folder = TrainingFolder(tmp_path)
-    for name in ("checkpoint-5", "checkpoint-10", "checkpoint-20", "checkpoint-best", "other"):
-        (tmp_path / name).mkdir()
-    assert folder.newest_whole() is None
-    for name in ("checkpoint-5", "checkpoint-10"):
-        (tmp_path / name / WHOLE).touch()
-    assert folder.newest_whole() == tmp_path / "checkpoint-10"
-    assert folder.remove_broken() == [tmp_path / "checkpoint-20"]
-    assert [path.name for path in folder.complete_checkpoints()] == ["checkpoint-5", "checkpoint-10"]
-    assert (tmp_path / "checkpoint-best").exists()
-
-
 def test_fallback_goes_on_with_less_memory(
     ask: Ask, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the last whole checkpoint, with the same global batch and samples, under a plan that needs less and can read
     it; without --fallback it ends there."""
-    launched: list[tuple[LaunchRequest, TrainingJob]] = []
+    launched: list[LaunchRequest] = []
+    folder = TrainingFolder(tmp_path / "out")
 
     def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
-        launched.append((request, read_job(Path(request.script.arguments[0]))))
-        request.folder.mkdir(parents=True)
-        checkpoint = tmp_path / "out" / "checkpoint-3"
+        launched.append(request)
+        assert folder.read_job().arguments == request.script.arguments, "what --resume goes on with"
+        assert json.loads(folder.ds_config.read_text()) == request.run.config
+        request.folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = folder.path / "checkpoint-3"
         if not checkpoint.exists():
-            (write_checkpoint(checkpoint, ranks=2) / WHOLE).touch()
-        (tmp_path / "out" / "checkpoint-4").mkdir()
+            write_checkpoint(checkpoint, ranks=2)
+        (folder.path / "checkpoint-4").mkdir(exist_ok=True)
         failure = TrainingFailure(kind="gpu_out_of_memory", rank=1, step=3, message="out of memory")
-        return outcome_of(request.folder, "gpu_out_of_memory", last_step=3, failure=failure)
+        return replace(
+            outcome_of(request.folder, "gpu_out_of_memory", last_step=3, failure=failure),
+            checkpoint=folder.path / "checkpoint-4",
+        )
 
     monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
     monkeypatch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: None)
@@ -325,12 +291,12 @@ def test_fallback_goes_on_with_less_memory(
     code, printed, _ = ask(options)
     assert (code, len(launched)) == (1, 1)
     assert "memory ran out, first on rank 1, after step 3." in printed
-    assert "The last checkpoint is checkpoint-3" in printed
+    assert "The last checkpoint is checkpoint-4" in printed
     assert "--fallback" in printed
     launched.clear()
     code, _, talk = ask(f"--fallback --force {options}")
     assert (code, len(launched) > 1) == (1, True)
-    (first, job), (second, resumed) = launched[:2]
+    first, second = launched[:2]
     assert first.prediction is not None
     assert second.prediction is not None
     before, after = first.prediction, second.prediction
@@ -338,32 +304,19 @@ def test_fallback_goes_on_with_less_memory(
     assert after.plan.zero_stage in (1, 2)
     assert "The GPU's memory ran out (out of memory); going on with" in talk
     assert second.resumes_after == 3
-    assert second.folder != first.folder
-    assert resumed.checkpoint == str(tmp_path / "out" / "checkpoint-3")
-    assert (resumed.samples, resumed.arguments["max_steps"]) == (job.samples, 5)
-    batch = [
-        each.arguments["per_device_train_batch_size"] * each.arguments["gradient_accumulation_steps"] * 2
-        for each in (job, resumed)
-    ]
-    assert batch == [8, 8]
-    assert json.loads((tmp_path / "out" / "ds_config.json").read_text()) == launched[-1][0].run.config
+    given = [request.script.options for request in (first, second)]
+    assert given[1].text("resume_from_checkpoint") == str(folder.path / "checkpoint-3")
+    for options in given:
+        sizes = (options.number("per_device_train_batch_size"), options.number("gradient_accumulation_steps"))
+        assert sizes[0] * sizes[1] * 2 == 8
+        assert options.text("train_file") == str(folder.records / "train.arrow") and options.number("max_steps") == 5
 
 
-def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two checkpoints, the one being written, and the model."""
-    shape, cluster = shape_from_config(TINY, name="small"), Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
-    full = Question(model=shape, workload=Workload(), cluster=cluster)
-    assert checkpoint_bytes(shape, full.workload, 2) == 16 * shape.parameters
-    lora = Question(model=shape, workload=Workload(method="lora"), cluster=cluster)
-    assert checkpoint_bytes(shape, lora.workload, 2) == 18 * lora.trainable_parameters
-    needed = 3 * checkpoint_bytes(shape, full.workload, 2) + 2 * shape.parameters
-    for free, fits in ((needed, True), (needed - 1, False)):
-        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        if fits:
-            check_disk(full, 2, tmp_path)
-        else:
-            with pytest.raises(ConfigFileError, match="but checkpoints and the model need"):
-                check_disk(full, 2, tmp_path)
+def test_room_on_the_disk(ask: Ask, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model / "model.safetensors").touch()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    code, _, error = ask("--no-probe", no_check=False)
+    assert (code, "3 checkpoints of 0.00 GiB need more than the 0.00 GiB free" in error) == (2, True)
 
 
 def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,17 +344,19 @@ def test_swanlab_has_a_run_before_the_trainer_asks_for_it(monkeypatch: pytest.Mo
         if mode is None:
             raise RuntimeError("no TTY is available for interactive login")
 
-    from ds_advise.advisor.train.rank import _swanlab
+    from ds_advise.advisor.train.script import start_swanlab
 
     monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(init=init))
-    assert _swanlab() is sys.modules["swanlab"]
+    assert start_swanlab() is sys.modules["swanlab"]
     assert modes == [None, "offline"]
 
 
 def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "job.json").write_text('{"model": 1}')
+    folder = TrainingFolder(tmp_path)
+    folder.records.mkdir()
+    folder.job.write_text('{"model": 1}')
     with pytest.raises(ConfigFileError, match="not a training's job"):
-        read_job(tmp_path / "job.json")
+        folder.read_job()
 
 
 def test_options_that_differ_from_the_trainings_own(tmp_path: Path) -> None:

@@ -1,33 +1,22 @@
-"""From data files to samples: every shape in every kind of file, errors that name the line, loss on the answers
-only."""
+"""From data files to samples: every format in every kind of file, errors that name the row, loss on the answers."""
 
 from __future__ import annotations
 
 import csv
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ds_advise.advisor.data.prepare import (
-    Index,
-    Tokens,
-    TokenWriter,
-    cut,
-    evaluation_split,
-    index_of,
-    open_tokens,
-    prepare,
-)
-from ds_advise.advisor.data.rows import DataError, Row, read_rows
-from ds_advise.advisor.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise, teaches_nothing
-from ds_advise.advisor.data.tokenizing import Renderer, Tokenized, tokenize
-from ds_advise.advisor.text import output as progress
-from ds_advise.advisor.train.rank import IGNORED, Collator, TokenDataset
+from datasets import Dataset
+from ds_advise.advisor.data.prepare import DataFile, bins_of, cut, prepare
+from ds_advise.advisor.data.rows import DataError, read_csv
+from ds_advise.advisor.data.tokenizing import IGNORED
+from ds_advise.advisor.train.script import Collator
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,7 +35,13 @@ COMPLETION = {"prompt": "The capital of France is", "completion": " Paris"}
 TEXT = {"text": "Once upon a time."}
 NER = {"text": "浙商银行叶老桂", "label": {"name": {"叶老桂": [[4, 6]]}}}
 SHORT_CHAT = {"messages": [{"role": "user", "content": "5="}, {"role": "assistant", "content": "1 + 4"}]}
-ROWS = {"chat": CHAT, "instruction": INSTRUCTION, "prompt-completion": COMPLETION, "text": TEXT, "text-label": NER}
+TRAINED = {
+    "chat": (CHAT, ["4<|im_end|>", "7<|im_end|>"]),
+    "instruction": (INSTRUCTION, ["1 + 4<|im_end|>"]),
+    "prompt-completion": (COMPLETION, [" Paris<|im_end|>"]),
+    "text": (TEXT, ["Once upon a time.<|im_end|>"]),
+    "text-label": (NER, ['{"name": {"叶老桂": [[4, 6]]}}<|im_end|>']),
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +54,6 @@ def tokenizer(tokenizer_folder: Path) -> Any:
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     """The rows in the kind of file that the suffix names."""
     if path.suffix == ".parquet":
-        from datasets import Dataset
-
         Dataset.from_list(list(rows)).to_parquet(str(path))
     elif path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as stream:
@@ -77,37 +70,38 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def shown(tokenizer: Any, sequence: Tokenized) -> list[tuple[str, bool]]:
-    """The text of each stretch of one kind."""
-    kinds = [*sequence.is_trained]
+def prepared(folder: Path, tokenizer: Any, *rows: dict[str, Any], **given: Any) -> DataFile:
+    return prepare(write(folder / "data.jsonl", rows), tokenizer, folder / "tokens", **given)
+
+
+def shown(tokenizer: Any, data: DataFile, number: int = 0) -> list[tuple[str, bool]]:
+    """The text of each stretch of one kind, and whether it is trained."""
+    row = data.sequences[number]
+    kinds = [label != IGNORED for label in row["labels"]]
     edges = [0, *(place for place, (before, after) in enumerate(pairwise(kinds), 1) if before != after), len(kinds)]
-    return [(tokenizer.decode(sequence.ids[start:end]), kinds[start]) for start, end in pairwise(edges)]
+    return [(tokenizer.decode(row["input_ids"][start:end]), kinds[start]) for start, end in pairwise(edges)]
+
+
+def trained(tokenizer: Any, data: DataFile) -> list[str]:
+    return [text for text, is_trained in shown(tokenizer, data) if is_trained]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-@pytest.mark.parametrize("shape", ROWS)
-def test_every_shape_is_recognised_in_every_kind_of_file(
-    tmp_path: Path, tokenizer: Any, shape: str, suffix: str
+@pytest.mark.parametrize("row_format", TRAINED)
+def test_the_loss_counts_the_answers_of_every_format_in_every_kind_of_file(
+    tmp_path: Path, tokenizer: Any, row_format: str, suffix: str
 ) -> None:
-    data = prepare(write(tmp_path / f"data{suffix}", [ROWS[shape]] * 3), tokenizer, tmp_path / "tokens")
-    expected = prepare(write(tmp_path / "same.jsonl", [ROWS[shape]] * 3), tokenizer, tmp_path / "same")
-    assert (data.shape, data.rows) == (shape, 3)
-    assert 0 < data.trained_tokens <= data.tokens
-    if (shape, suffix) != ("text-label", ".csv"):  # a CSV cell is text, so its JSON is the label as it stands there
-        assert data.opened().ids.tolist() == expected.opened().ids.tolist()
-        assert data.opened().is_trained.tolist() == expected.opened().is_trained.tolist()
-
-
-def test_json_files_of_the_other_kinds(tmp_path: Path) -> None:
-    lines = tmp_path / "train.json"
-    lines.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in (NER, NER)), encoding="utf-8")
-    assert [row.place for row in read_rows(lines)] == ["train.json, line 1", "train.json, line 2"]
-    inside = tmp_path / "inside.json"
-    inside.write_text(json.dumps({"version": 1, "data": [INSTRUCTION, INSTRUCTION]}))
-    assert [row.fields for row in read_rows(inside)] == [INSTRUCTION, INSTRUCTION]
-    single = tmp_path / "single.json"
-    single.write_text(json.dumps(CHAT))
-    assert [row.fields for row in read_rows(single)] == [CHAT]
+    row, answers = TRAINED[row_format]
+    data = prepare(write(tmp_path / f"data{suffix}", [row] * 3), tokenizer, tmp_path / "tokens")
+    assert (data.row_format, data.rows) == (row_format, 3)
+    assert data.trained_tokens == sum(label != IGNORED for row in data.sequences for label in row["labels"])
+    assert data.highest_id == max(map(max, data.sequences["input_ids"]))
+    if (row_format, suffix) != (
+        "text-label",
+        ".csv",
+    ):  # a CSV cell is text, so its JSON is the label as it stands there
+        assert trained(tokenizer, data) == answers
+    assert [path.name for path in (tmp_path / "tokens").iterdir()] == ["tokens.arrow"]  # no copy of the file is left
 
 
 GOOD = json.dumps(INSTRUCTION)
@@ -116,29 +110,27 @@ GOOD = json.dumps(INSTRUCTION)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", f"{GOOD}\n\n{{broken", "a.jsonl, line 3: not JSON"),
-        ("a.jsonl", f"{GOOD}\n[1]", "a.jsonl, line 2: a list where an object is needed"),
-        ("a.jsonl", f'{GOOD}\n{{"instruction": "x"}}', "a.jsonl, line 2: output is missing"),
-        ("a.jsonl", f'{GOOD}\n{{"instruction": 3, "output": "x"}}', "a.jsonl, line 2: instruction is not text"),
-        ("a.jsonl", '{"colour": "red"}', "a.jsonl, line 1: fields colour match no known shape"),
-        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', "line 1: no message is the assistant's"),
-        ("a.jsonl", '{"messages": [{"role": "wizard", "content": "x"}]}', "line 1: message 1 has the role 'wizard'"),
-        ("a.jsonl", '{"messages": [{"role": "user", "content": null}]}', "line 1: message 1 has no text"),
-        ("a.json", f"[{GOOD},\n{GOOD},\n", "a.json, line 3: not JSON"),
-        ("a.json", f"[{GOOD}, 3]", "a.json, element 2: a number where"),
-        ("a.json", '{"a": 1,\n"b": 2}', "a.json: holds neither"),
+        ("a.jsonl", f"{GOOD}\n\n{{broken", "a.jsonl: its rows cannot be read (Trailing data"),
+        ("a.jsonl", f"{GOOD}\n[1]", "a.jsonl: its rows cannot be read"),
+        ("a.json", f"[{GOOD},\n{GOOD},\n", "a.json: its rows cannot be read"),
+        ("a.jsonl", f'{GOOD}\n{{"instruction": 3, "output": "x"}}', "a.jsonl, row 2: instruction is not text"),
+        ("a.jsonl", f'{GOOD}\n{{"output": "x"}}', "a.jsonl, row 2: instruction is missing"),
+        ("a.jsonl", '{"colour": "red"}', "a.jsonl: fields colour match no known format"),
+        ("a.json", '{"data": [{"instruction": "x", "output": "y"}]}', "a.json: fields data match no known format"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', "row 1: no message is the assistant's"),
+        ("a.jsonl", '{"messages": [{"role": "wizard", "content": "x"}]}', "row 1: message 1 has the role 'wizard'"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": null}]}', "row 1: message 1 has no text"),
         ("a.csv", "instruction,output\nx,y\nx\n", "a.csv, line 3: 1 field, but the header names 2"),
         ("a.csv", "instruction,output\nx,y,z\n", "a.csv, line 2: 3 fields, but the header names 2"),
         ("a.csv", 'instruction,output\nx,"y" z\n', "a.csv, line 2: "),
+        ("a.csv", "instruction,output\n", "no rows"),
         ("a.jsonl", "", "no rows"),
         ("a.docx", "x", "unknown kind of data file"),
-        ("a.txt", f"{GOOD}\n{GOOD}", "a.txt: holds JSON Lines"),
-        ("a.jsonl", f'{GOOD}\n{{"instruction" 3}}', "a.jsonl, line 2: not JSON (Expecting ':' delimiter, column 16)"),
         ("a.jsonl", '{"text": ""}\n{}\n', "every row is empty or has an empty answer (2)"),
-        ("a.parquet", "x", "a.parquet: not Parquet"),
+        ("a.parquet", "x", "a.parquet: its rows cannot be read (Parquet file size is 1 bytes"),
     ],
 )
-def test_a_broken_row_is_named(tmp_path: Path, tokenizer: Any, name: str, content: str, message: str) -> None:
+def test_errors_name_the_place(tmp_path: Path, tokenizer: Any, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError) as error:
         prepare(tmp_path / name, tokenizer, tmp_path / "tokens")
@@ -146,118 +138,72 @@ def test_a_broken_row_is_named(tmp_path: Path, tokenizer: Any, name: str, conten
     assert error.value.fix
 
 
-def test_a_file_that_is_not_there(tmp_path: Path, tokenizer: Any) -> None:
-    for name in ("a.jsonl", "a.json", "a.csv", "a.parquet"):
-        with pytest.raises(DataError, match="cannot be read"):
-            prepare(tmp_path / name, tokenizer, tmp_path / "tokens")
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".txt"])
-def test_the_line_that_is_not_utf8_is_named(tmp_path: Path, suffix: str) -> None:
-    (tmp_path / f"a{suffix}").write_bytes(b'{"text": "x"}\n' * 20_000 + b'{"text": "f\xfcnf"}\n')
-    if suffix == ".txt":
-        (tmp_path / "a.txt").write_bytes(b"x\n" * 20_000 + b"f\xfcnf\n")
-    with pytest.raises(DataError, match=f"a{suffix}, line 20001: not UTF-8"):
-        list(read_rows(tmp_path / f"a{suffix}"))
-
-
-def test_empty_rows_and_answers_are_counted_and_left_out(tmp_path: Path, tokenizer: Any) -> None:
-    empty = [
-        {},
-        {"instruction": "", "output": ""},
-        {"instruction": "5=", "output": " \n"},
-        {"instruction": "5=", "output": None},
-        {"instruction": None, "output": None},
-        {"instruction": "6=", "output": ""},
-    ]
-    data = prepare(
-        write(tmp_path / "a.jsonl", [empty[0], INSTRUCTION, *empty[1:], INSTRUCTION]), tokenizer, tmp_path / "a"
-    )
-    assert (data.rows, data.empty_rows) == (2, 6)
-    assert data.empty_places == tuple(f"a.jsonl, line {line}" for line in (1, 3, 4, 5, 6))
-    silent = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]}
-    calling = {"messages": [silent["messages"][0], {**silent["messages"][1], "tool_calls": ["add"]}]}
-    assert teaches_nothing(Chat(messages=tuple(silent["messages"])))
-    assert not teaches_nothing(Chat(messages=tuple(calling["messages"])))
-    assert teaches_nothing(ROW_SHAPES["prompt-completion"].sample(Row("", {"prompt": "x", "completion": None})))
-
-
-def test_a_text_file_is_one_text(tmp_path: Path, tokenizer: Any) -> None:
-    (tmp_path / "corpus.txt").write_text("Once upon a time.\n" * 10_000)
-    data = prepare(tmp_path / "corpus.txt", tokenizer, tmp_path / "tokens")
-    assert data.shape == "text" and data.divisible and data.rows == 3
-    tokens = data.opened().ids.tolist()
-    assert tokens.count(tokenizer.eos_token_id) == 1 and tokens[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(tokens[:-1]) == "Once upon a time.\n" * 10_000
-    assert [row.place for row in read_rows(tmp_path / "corpus.txt")][:2] == [
-        "corpus.txt, line 1",
-        "corpus.txt, line 3642",
-    ]
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
+def test_files_that_cannot_be_read(tmp_path: Path, tokenizer: Any, suffix: str) -> None:
+    with pytest.raises(DataError, match=r"cannot be read .No such file"):
+        prepare(tmp_path / f"none{suffix}", tokenizer, tmp_path / "tokens")
+    (tmp_path / f"a{suffix}").write_bytes(b"instruction,output\nx,\xff\n")
+    with pytest.raises(DataError, match=f"a{suffix}: not UTF-8 text"):
+        prepare(tmp_path / f"a{suffix}", tokenizer, tmp_path / "tokens")
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_the_separator_follows_from_the_header(tmp_path: Path, separator: str) -> None:
-    (tmp_path / "a.csv").write_text(f'instruction{separator}output\n"5, or 6"{separator}x\n')
-    [row] = read_rows(tmp_path / "a.csv")
-    assert row.fields == {"instruction": "5, or 6", "output": "x"}
+    (tmp_path / "a.csv").write_text(f'instruction{separator}output\n"5, or 6"{separator}NA\n')
+    assert [row.fields for row in read_csv(tmp_path / "a.csv")] == [{"instruction": "5, or 6", "output": "NA"}]
 
 
-@pytest.mark.parametrize(
-    ("row", "trained"),
-    [
-        (CHAT, ["4<|im_end|>", "7<|im_end|>"]),
-        (SHAREGPT, ["hello you<|im_end|>"]),
-        (INSTRUCTION, ["1 + 4<|im_end|>"]),
-        (COMPLETION, [" Paris<|im_end|>"]),
-        (TEXT, ["Once upon a time.<|im_end|>"]),
-        (NER, ['{"name": {"叶老桂": [[4, 6]]}}<|im_end|>']),
-    ],
-)
-def test_the_loss_counts_the_answers_and_their_ends(tokenizer: Any, row: dict[str, Any], trained: list[str]) -> None:
-    [sequence] = _tokenized(tokenizer, [row])
-    assert [text for text, is_trained in shown(tokenizer, sequence) if is_trained] == trained
+def test_rows_that_teach_nothing_are_left_out(tmp_path: Path, tokenizer: Any) -> None:
+    """An empty row, an empty answer, one that is null; a call of a tool is an answer."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+    rows = [CHAT, {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}]}, {}]
+    data = prepared(tmp_path, tokenizer, *rows, {"messages": [{"role": "user", "content": "x"}, call]})
+    assert (data.rows, data.empty_rows) == (2, 2)
+    assert prepared(tmp_path, tokenizer, INSTRUCTION, INSTRUCTION | {"output": None}).empty_rows == 1
 
 
-def test_trained_tokens_follow_the_prompt_of_inference(tokenizer: Any) -> None:
-    [sequence] = _tokenized(tokenizer, [INSTRUCTION])
+def test_a_text_is_trained_once_as_a_whole(tmp_path: Path, tokenizer: Any) -> None:
+    """Its lines in order, and one end."""
+    (tmp_path / "corpus.txt").write_text("Once upon a time.\n" * 2500)
+    data = prepare(tmp_path / "corpus.txt", tokenizer, tmp_path / "tokens")
+    tokens = [token for row in data.sequences for token in row["input_ids"]]
+    assert data.divisible and data.trained_tokens == data.tokens and not data.empty_rows
+    assert tokenizer.decode(tokens) == "Once upon a time.\n" * 2500 + "<|im_end|>"
+
+
+def test_trained_tokens_follow_the_prompt_of_inference(tmp_path: Path, tokenizer: Any) -> None:
+    row = prepared(tmp_path, tokenizer, INSTRUCTION).sequences[0]
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "5="}], add_generation_prompt=True)["input_ids"]
-    assert sequence.ids[: len(prompt)] == prompt
-    assert sequence.is_trained == [False] * len(prompt) + [True] * (len(sequence.ids) - len(prompt))
+    assert row["input_ids"][: len(prompt)] == prompt
+    assert row["labels"] == [IGNORED] * len(prompt) + row["input_ids"][len(prompt) :]
 
 
-def test_a_merge_across_the_boundary_is_not_made(tokenizer: Any) -> None:
-    """`th` + `e` would be one token in the whole text; the prompt alone ends with `th`, so the answer is the token
-    `e`."""
-    [joint] = tokenizer(["the"], add_special_tokens=False)["input_ids"]
-    assert len(joint) == 1, "this tokenizer merges them"
-    [sequence] = tokenize(tokenizer, [[TextPart("th", False), TextPart("e", True)]])
-    assert shown(tokenizer, sequence) == [("th", False), ("e", True)]
+def test_a_token_across_the_boundary_is_trained(tmp_path: Path, tokenizer: Any) -> None:
+    """` th` + `e` is one token, which counts as in TRL."""
+    data = prepared(tmp_path, tokenizer, {"prompt": "of th", "completion": "e"})
+    assert shown(tokenizer, data) == [("of", False), (" the<|im_end|>", True)]
 
 
-def test_sentencepiece_puts_no_space_before_an_answer() -> None:
-    """A tokenizer that begins any text with a space (Llama 2's) is given the text so far, not the answer alone."""
+def test_a_tokenizer_that_begins_any_text_with_a_space(tmp_path: Path) -> None:
+    """SentencePiece's way (Llama 2): prompt and answer are one text, so no space is put before the answer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {
-        word: number for number, word in enumerate(["<unk>", "</s>", "\u2581ask", ":", "yes", "\u2581yes", "\u2581"])
-    }
+    words = {word: number for number, word in enumerate(["<unk>", "</s>", "▁ask", ":", "yes", "▁yes", "▁"])}
     inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Metaspace(prepend_scheme="always", split=True), pre_tokenizers.Split(":", "isolated")]
     )
     inner.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
-    parts = [TextPart("ask:", False), TextPart("yes", True)]
-    assert tokenizer(["yes"], add_special_tokens=False)["input_ids"] == [[words["\u2581yes"]]]
-    [sequence] = tokenize(tokenizer, [parts])
-    assert sequence == Tokenized([words["\u2581ask"], words[":"], words["yes"]], [False, False, True])
+    row = prepared(tmp_path, tokenizer, {"prompt": "ask:", "completion": "yes"}).sequences[0]
+    assert row["labels"] == [IGNORED, IGNORED, words["yes"], words["</s>"]]
+    assert row["input_ids"][:2] == [words["▁ask"], words[":"]]
 
 
-def test_a_tokenizer_without_a_template_gets_the_documented_one(tokenizer: Any) -> None:
+def test_a_tokenizer_without_a_template_gets_the_documented_one(tmp_path: Path, tokenizer: Any) -> None:
     plain = _copy(tokenizer, chat_template=None)
-    [sequence] = _tokenized(plain, [CHAT])
-    assert shown(plain, sequence) == [
+    assert shown(plain, prepared(tmp_path, plain, CHAT)) == [
         ("### System:\nAdd.\n\n### User:\n2+2\n\n### Assistant:\n", False),
         ("4<|im_end|>", True),
         ("\n\n### User:\n3+4\n\n### Assistant:\n", False),
@@ -266,10 +212,9 @@ def test_a_tokenizer_without_a_template_gets_the_documented_one(tokenizer: Any) 
     assert plain.chat_template, "saved with the tokenizer"
 
 
-def test_end_of_text_is_learned_after_another_end_of_a_turn(tokenizer: Any) -> None:
+def test_end_of_text_is_learned_after_another_end_of_a_turn(tmp_path: Path, tokenizer: Any) -> None:
     base = _copy(tokenizer, eos_token="<|endoftext|>")
-    [sequence] = _tokenized(base, [INSTRUCTION])
-    assert shown(base, sequence)[-1] == ("1 + 4<|im_end|><|endoftext|>", True)
+    assert trained(base, prepared(tmp_path, base, INSTRUCTION)) == ["1 + 4<|im_end|><|endoftext|>"]
 
 
 THOUGHTS = """\
@@ -281,213 +226,168 @@ THOUGHTS = """\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"""
 
 
-def test_earlier_answers_that_the_template_changes_are_not_trained(tokenizer: Any) -> None:
+def test_earlier_answers_that_the_template_changes_are_not_trained(tmp_path: Path, tokenizer: Any) -> None:
     """Qwen3's way: an empty thought before the last answer only. The last is trained with it, the earlier is counted as
     not."""
     thinking = _copy(tokenizer, chat_template=THOUGHTS)
-    renderer = Renderer(thinking)
-    [sample] = [ROW_SHAPES["chat"].sample(row) for row in _rows([CHAT])]
-    parts = renderer.parts(sample, "row 1")
-    assert [part.text for part in parts if part.is_trained] == ["<think>\n\n</think>\n\n7<|im_end|>"]
-    assert (
-        "".join(part.text for part in parts) == thinking.apply_chat_template(CHAT["messages"], tokenize=False).rstrip()
-    )
-    assert renderer.untrained_turns == 1
+    data = prepared(tmp_path, thinking, CHAT)
+    assert trained(thinking, data) == ["<think>\n\n</think>\n\n7<|im_end|>"]
+    whole = thinking.apply_chat_template(CHAT["messages"], tokenize=False).rstrip()
+    assert thinking.decode(data.sequences[0]["input_ids"]) == whole
+    assert data.untrained_turns == 1
 
 
-def test_an_answer_that_the_template_opens_otherwise(tokenizer: Any) -> None:
+def test_an_answer_that_the_template_opens_otherwise(tmp_path: Path, tokenizer: Any) -> None:
     """DeepSeek-R1's way: the prompt ends with `<think>`, which the finished turn does not have; the answer is still
     found."""
     finished, waiting = "assistant\n' }}{% endif", "assistant\n<think>' }}{% endif"
     assert finished in tokenizer.chat_template
     opening = _copy(tokenizer, chat_template=tokenizer.chat_template.replace(finished, waiting))
-    [sequence] = _tokenized(opening, [INSTRUCTION])
-    assert shown(opening, sequence)[-1] == ("1 + 4<|im_end|>", True)
+    assert trained(opening, prepared(tmp_path, opening, INSTRUCTION)) == ["1 + 4<|im_end|>"]
 
 
-def test_a_template_that_refuses_a_row(tokenizer: Any) -> None:
+def test_a_template_that_refuses_a_row(tmp_path: Path, tokenizer: Any) -> None:
     strict = _copy(tokenizer, chat_template="{{ raise_exception('System role not supported') }}")
     with pytest.raises(DataError, match=r"row 1: .*System role not supported"):
-        _tokenized(strict, [CHAT])
+        prepared(tmp_path, strict, CHAT)
 
 
-def test_a_system_message_for_chats_without_one(tokenizer: Any) -> None:
-    renderer = Renderer(tokenizer, system="Be brief.")
-    own, none = (Chat(messages=tuple(row["messages"])) for row in (CHAT, {"messages": CHAT["messages"][1:3]}))
-    assert "Be brief." not in renderer.parts(own, "")[0].text
-    assert renderer.parts(none, "")[0].text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
+def test_a_system_message_for_chats_without_one(tmp_path: Path, tokenizer: Any) -> None:
+    data = prepared(tmp_path, tokenizer, CHAT, SHORT_CHAT, system="Be brief.")
+    assert shown(tokenizer, data, 0)[0][0].startswith("<|im_start|>system\nAdd.<|im_end|>\n")
+    assert shown(tokenizer, data, 1)[0][0].startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
 
 
-def test_plain_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
-    """Llama's tokenizer adds a beginning; the tests' own does not."""
+def test_plain_text_begins_as_the_tokenizer_begins_it(tmp_path: Path, tokenizer: Any) -> None:
+    """Llama's tokenizer adds a beginning, which is not trained; the tests' own does not."""
     from tokenizers.processors import TemplateProcessing
 
     beginning = _copy(tokenizer, bos_token="<|endoftext|>")
-    assert Renderer(beginning).parts(PlainText(parts=(TextPart("x", True),)), "") == [TextPart("x<|im_end|>", True)]
+    assert shown(beginning, prepared(tmp_path, beginning, TEXT)) == [("Once upon a time.<|im_end|>", True)]
     beginning.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", beginning.bos_token_id)]
     )
-    assert Renderer(beginning).parts(PlainText(parts=(TextPart("x", True),)), "")[0] == TextPart("<|endoftext|>", False)
+    assert shown(beginning, prepared(tmp_path, beginning, TEXT))[0] == ("<|endoftext|>", False)
 
 
-def test_the_shape_can_be_chosen(tmp_path: Path, tokenizer: Any) -> None:
-    file = write(tmp_path / "data.jsonl", [NER])
-    assert prepare(file, tokenizer, tmp_path / "a").shape == "text-label"
-    data = prepare(file, tokenizer, tmp_path / "b", shape="text")
+def test_the_format_can_be_chosen(tmp_path: Path, tokenizer: Any) -> None:
+    assert prepared(tmp_path, tokenizer, NER).row_format == "text-label"
+    data = prepared(tmp_path, tokenizer, NER, row_format="text")
     assert data.divisible
     assert data.trained_tokens == data.tokens
 
 
-def test_tool_calls_reach_the_template(tokenizer: Any) -> None:
-    """Fields of a message besides its text are the template's to read; null ones, as Parquet has them, are not
-    there."""
+def test_messages_reach_the_template_whole(tmp_path: Path, tokenizer: Any) -> None:
+    """ShareGPT's roles and fields become those of templates; further fields are the template's to read, null ones are
+    not there."""
     calls = _copy(
         tokenizer, chat_template="{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }};{% endfor %}"
     )
     row = {
         "messages": [
-            {"role": "user", "content": "x", "tool_calls": None},
-            {"role": "assistant", "content": None, "tool_calls": ["add"]},
+            {"from": "human", "value": [{"type": "text", "text": "x"}], "tool_calls": None},
+            {"from": "gpt", "value": None, "tool_calls": ["add"]},
         ]
     }
-    [sequence] = _tokenized(calls, [row])
-    assert calls.decode(sequence.ids) == "user:x;assistant:['add'];<|im_end|>"
+    data = prepared(tmp_path, calls, row)
+    assert calls.decode(data.sequences[0]["input_ids"]) == "user:x;assistant:['add'];<|im_end|>"
+    assert trained(tokenizer, prepared(tmp_path, tokenizer, SHAREGPT)) == ["hello you<|im_end|>"]
 
 
-def test_samples_are_cut_and_those_without_an_answer_dropped(tmp_path: Path) -> None:
-    tokens = _tokens(tmp_path, [([1, 2, 3, 4], [0, 1, 1, 1]), ([5, 6, 7, 8], [0, 0, 0, 1]), ([9, 10], [0, 1])])
-    index, cuts = index_of(tokens, np.arange(3), seq_len=3, divisible=False, packing=False)
-    assert _samples(tokens, index) == [[[1, 2, 3]], [[9, 10]]]
-    assert (cuts.truncated, cuts.dropped) == (2, 1)
+def _samples(folder: Path, tokenizer: Any, *texts: str, **given: Any) -> tuple[Any, list[list[int]]]:
+    """The samples of prompts of 8 tokens with these completions."""
+    data = prepared(folder, tokenizer, *({"prompt": "abcdefgh", "completion": text} for text in texts))
+    samples = cut(data, folder, **{"packing": False, "evaluation_share": 0, "seed": 0} | given)
+    return samples, Dataset.from_file(str(folder / "train.arrow"))["input_ids"][:]
 
 
-def test_plain_text_goes_on_in_the_next_sample(tmp_path: Path) -> None:
-    tokens = _tokens(tmp_path, [([1, 2, 3, 4, 5, 6, 7], [1] * 7), ([8, 9], [1, 1])])
-    index, cuts = index_of(tokens, np.arange(2), seq_len=3, divisible=True, packing=False)
-    assert _samples(tokens, index) == [[[1, 2, 3]], [[4, 5, 6]], [[8, 9]]]
-    assert (cuts.truncated, cuts.dropped) == (0, 1)
+def test_samples_are_cut_and_those_without_an_answer_dropped(tmp_path: Path, tokenizer: Any) -> None:
+    """The first token of a sample is never predicted, so an answer of one token there is none."""
+    samples, rows = _samples(tmp_path, tokenizer, "xyzxyz", "x", seq_len=10)
+    assert [tokenizer.decode(row) for row in rows] == ["abcdefghxy", "abcdefghx<|im_end|>"]
+    assert samples.cuts == (1, 0)
+    samples, rows = _samples(tmp_path, tokenizer, "xyz", "xyz", seq_len=9)
+    assert (len(rows), samples.cuts) == (2, (2, 0))
+    with pytest.raises(DataError, match="no sample keeps an answer within 8 tokens"):
+        _samples(tmp_path, tokenizer, "xyz", seq_len=8)
 
 
-@given(st.lists(st.integers(2, 20), min_size=1, max_size=60), st.integers(2, 24))
-def test_packing_keeps_every_piece_once_and_whole(lengths: list[int], seq_len: int) -> None:
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = Tokens(ids=np.arange(starts[-1], dtype=np.int32), is_trained=np.ones(starts[-1], np.bool_), starts=starts)
-    index, _ = index_of(tokens, np.arange(len(lengths)), seq_len=seq_len, divisible=False, packing=True)
-    samples = [[ids for piece in sample for ids in piece] for sample in _samples(tokens, index)]
-    kept = [range(start, start + min(length, seq_len)) for start, length in zip(starts[:-1], lengths, strict=True)]
-    assert sorted(token for sample in samples for token in sample) == [token for tokens in kept for token in tokens]
-    sizes = sorted(map(len, samples))
-    assert sizes[-1] <= seq_len
-    assert len(sizes) == 1 or sizes[0] + sizes[1] > seq_len
+def test_plain_text_goes_on_in_the_next_sample(tmp_path: Path, tokenizer: Any) -> None:
+    data = prepared(tmp_path, tokenizer, {"text": "abcdef"}, {"text": "xyz"})
+    samples = cut(data, tmp_path, seq_len=3, packing=False, evaluation_share=0, seed=0)
+    rows = Dataset.from_file(str(tmp_path / "train.arrow"))["input_ids"][:]
+    assert [tokenizer.decode(row) for row in rows] == ["abc", "def", "xyz"]
+    assert samples.cuts == (0, 2)  # a sample of the end alone has nothing to predict
 
 
-@given(st.integers(2, 500), st.floats(0.001, 0.99), st.integers(0, 10))
-def test_the_split_takes_the_share_and_is_the_same_again(rows: int, share: float, seed: int) -> None:
-    trained, evaluated = evaluation_split(rows, share, seed)
-    assert sorted([*trained, *evaluated]) == list(range(rows))
-    assert len(trained)
-    assert abs(len(evaluated) - rows * share) <= 1
-    assert [list(part) for part in evaluation_split(rows, share, seed)] == [list(trained), list(evaluated)]
+@given(st.lists(st.integers(2, 20), min_size=1, max_size=60))
+def test_packing_keeps_every_piece_once_and_whole(lengths: list[int]) -> None:
+    bins = bins_of(np.asarray(lengths), 20)
+    assert sorted(piece for pieces in bins for piece in pieces) == list(range(len(lengths)))
+    sizes = sorted(sum(lengths[piece] for piece in pieces) for pieces in bins)
+    assert sizes[-1] <= 20
+    assert len(sizes) == 1 or sizes[0] + sizes[1] > 20
+
+
+def test_the_split_takes_the_share_and_is_the_same_again(tmp_path: Path, tokenizer: Any) -> None:
+    texts = ["x" * number for number in range(1, 11)]
+    samples, rows = _samples(tmp_path, tokenizer, *texts, seq_len=32, evaluation_share=0.25, seed=3)
+    held_out = Dataset.from_file(str(tmp_path / "evaluation.arrow"))["input_ids"][:]
+    assert (samples.train_samples, samples.evaluation_samples) == (8, 2)
+    assert sorted(map(len, [*rows, *held_out])) == list(range(10, 20))
+    assert _samples(tmp_path, tokenizer, *texts, seq_len=32, evaluation_share=0.25, seed=3)[1] == rows
+    assert _samples(tmp_path, tokenizer, *texts[:2], seq_len=32, evaluation_share=0.9)[0].train_samples == 1
 
 
 def test_batches_are_padded_and_masked(tmp_path: Path, tokenizer: Any) -> None:
-    data = prepare(write(tmp_path / "data.jsonl", [SHORT_CHAT, CHAT]), tokenizer, tmp_path / "tokens")
-    samples = cut(data, tmp_path, seq_len=256, packing=False, evaluation_share=0, seed=0)
-    dataset = TokenDataset(data.folder, samples.train)
-    batch = Collator(pad_id=tokenizer.pad_token_id, seq_len=256, packing=False)([dataset[0], dataset[1]])
+    cut(
+        prepared(tmp_path, tokenizer, SHORT_CHAT, CHAT),
+        tmp_path,
+        seq_len=256,
+        packing=False,
+        evaluation_share=0,
+        seed=0,
+    )
+    rows = Dataset.from_file(str(tmp_path / "train.arrow"))
+    batch = Collator(pad_id=tokenizer.pad_token_id, seq_len=256)([rows[0], rows[1]])
     assert {name: len(values) for name, values in batch.items()} == {"input_ids": 2, "labels": 2, "attention_mask": 2}
     assert batch["input_ids"].shape[1] % 8 == 0
     first, mask = batch["input_ids"][0], batch["attention_mask"][0].bool()
     assert (
         tokenizer.decode(first[mask]) == tokenizer.apply_chat_template(SHORT_CHAT["messages"], tokenize=False).rstrip()
     )
-    assert (
-        tokenizer.decode([number for number in batch["labels"][0].tolist() if number != IGNORED]) == "1 + 4<|im_end|>"
-    )
+    answer = [number for number in batch["labels"][0].tolist() if number != IGNORED]
+    assert tokenizer.decode(answer) == "1 + 4<|im_end|>"
     assert (batch["labels"][~batch["attention_mask"].bool()] == IGNORED).all()
 
 
 def test_packed_samples_do_not_see_each_other(tmp_path: Path, tokenizer: Any) -> None:
+    """The model computes for each piece what it computes for the row alone, and no piece's first token is trained."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    data = prepare(write(tmp_path / "data.jsonl", [SHORT_CHAT, CHAT, SHAREGPT]), tokenizer, tmp_path / "tokens")
+    data = prepared(tmp_path, tokenizer, SHORT_CHAT, CHAT, SHORT_CHAT)
     samples = cut(data, tmp_path, seq_len=200, packing=True, evaluation_share=0, seed=0)
-    dataset, index = TokenDataset(data.folder, samples.train), Index.load(samples.train)
-    assert (len(dataset), len(index.pieces(0))) == (1, 3)
-    batch = Collator(pad_id=0, seq_len=200, packing=True)([dataset[0]])
-    assert batch["input_ids"].shape[1] > samples.tokens
+    rows = Dataset.from_file(str(tmp_path / "train.arrow"))
+    assert (len(rows), samples.tokens) == (1, data.tokens)
+    batch = Collator(pad_id=0, seq_len=200)([rows[0]])
+    assert set(batch) == {"input_ids", "labels", "position_ids"} and batch["input_ids"].shape[1] > samples.tokens
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        Qwen2Config(
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            vocab_size=300,
-            use_cache=False,
-        )
-    ).eval()
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 300}
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes, use_cache=False)).eval()
+    pieces = sorted(data.sequences["input_ids"][:], key=len, reverse=True)
     with torch.no_grad():
-        packed = model(**batch).logits[0]
-        begin = 0
-        for piece in index.pieces(0):
-            ids = torch.from_numpy(data.opened().ids[piece].astype(np.int64))[None]
-            alone = model(input_ids=ids).logits[0]
-            torch.testing.assert_close(packed[begin : begin + len(alone)], alone, atol=1e-5, rtol=1e-4)
+        logits, begin = model(**batch).logits[0], 0
+        for piece in pieces:
+            alone = model(input_ids=torch.tensor([piece])).logits[0]
+            torch.testing.assert_close(logits[begin : begin + len(alone)], alone, atol=1e-5, rtol=1e-4)
             assert batch["labels"][0, begin] == IGNORED
             begin += len(alone)
 
 
-def test_rows_are_taken_in_batches_without_losing_any(
-    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [{"prompt": f"{number}", "completion": "."} for number in range(2001)]
-    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
-    printed: list[str] = []
-    data = prepare(write(tmp_path / "data.jsonl", rows), tokenizer, tmp_path / "tokens", say=printed.append)
-    assert data.rows == 2001
-    shares = [re.fullmatch(r"data.jsonl: ([\d,]+) rows, (\d+) % of 0 MB, .* left", line) for line in printed]
-    assert [match and match[1] for match in shares] == ["1,000", "2,000", "2,001"]
-    assert shares[0] and 45 <= int(shares[0][2]) <= 65 and shares[2] and shares[2][2] == "100"
-    tokens = data.opened()
-    for number in (0, 999, 1000, 2000):
-        assert tokenizer.decode(tokens.ids[tokens.starts[number] : tokens.starts[number + 1]]) == f"{number}.<|im_end|>"
-
-
-def test_no_sample_left(tmp_path: Path, tokenizer: Any) -> None:
-    data = prepare(write(tmp_path / "data.jsonl", [INSTRUCTION]), tokenizer, tmp_path / "tokens")
-    with pytest.raises(DataError, match="no sample keeps an answer within 4 tokens"):
-        cut(data, tmp_path, seq_len=4, packing=False, evaluation_share=0, seed=0)
-
-
-def _rows(values: Iterable[dict[str, Any]]) -> list[Any]:
-    return [Row(f"row {number}", value) for number, value in enumerate(values, 1)]
-
-
-def _tokenized(tokenizer: Any, values: Iterable[dict[str, Any]]) -> list[Tokenized]:
-    renderer = Renderer(tokenizer)
-    return tokenize(
-        tokenizer, [renderer.parts(ROW_SHAPES[recognise(row)].sample(row), row.place) for row in _rows(values)]
-    )
-
-
 def _copy(tokenizer: Any, **changes: Any) -> Any:
-    from copy import deepcopy
-
     copied = deepcopy(tokenizer)
     for name, value in changes.items():
         setattr(copied, name, value)
     return copied
-
-
-def _tokens(folder: Path, sequences: Iterable[tuple[list[int], list[int]]]) -> Tokens:
-    with TokenWriter(folder / "flat") as writer:
-        for ids, is_trained in sequences:
-            writer.add(Tokenized(ids, [bool(flag) for flag in is_trained]))
-    return open_tokens(folder / "flat")
-
-
-def _samples(tokens: Tokens, index: Index) -> list[list[list[int]]]:
-    return [[tokens.ids[piece].tolist() for piece in index.pieces(number)] for number in range(len(index))]
