@@ -205,7 +205,7 @@ def compare(
     from ..answer.comparison import compare as compare_sides
     from ..question.job import check_job, has_amount
     from ..render.comparison import comparison_document
-    from ..render.show import show_document
+    from ..render.deliver import show_document
 
     model, gpus = question.pop("model"), question.pop("gpus")
     check_job(question)

@@ -11,7 +11,7 @@ import click
 from ...estimators.errors import DsAdviseError
 from ...estimators.phrase import named, phrase
 from ..text.output import Output
-from .options import COUNT, DEBUG, FORCE, PATH, output_options, report_options, warn_ignored
+from .options import COUNT, DEBUG, FORCE, PATH, output_options, warn_ignored
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,15 +78,13 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
 @click.argument("ids", nargs=-1, metavar="[ID ...]")
 @click.option("--forget", is_flag=True, help="Remove the records with these numbers, or `all`.")
 @click.option("--limit", type=COUNT, default=20, help="Maximum number of lines; --json has all records.")
-@report_options()
 @output_options
-def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, output: Output) -> int:
+def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int:
     """List probes, benchmarks, trainings and dry runs, the newest first; all, or those with the numbers ID.
 
     \b
     ds-advise history
     ds-advise history 12 --json
-    ds-advise history 12 --html training.html
     ds-advise history --forget 3 5
     ds-advise history --forget all
 
@@ -97,18 +95,6 @@ def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, out
 
     store = Store()
     chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
-    if html is not None:
-        if forget or chosen is None or len(chosen) != 1:
-            raise click.UsageError("--html is the report of one training; give its number, and no --forget")
-        from ..html_report.report import write_report
-        from ..render.launch import record_document
-
-        records = store.find(ids=chosen)
-        if not records:
-            raise DsAdviseError(
-                phrase("there is no record {chosen}", chosen=chosen[0]), fix="`ds-advise history` lists them"
-            )
-        write_report(record_document(records[0]), html, output.say)
     if forget:
         if not ids:
             raise click.UsageError("--forget needs the numbers of records, or all")

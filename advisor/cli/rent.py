@@ -43,7 +43,7 @@ def rent(
 
     Exit code: 0 one is named, 1 none is in time or within the budget, 2 the question could not be answered.
     """
-    from ..render.show import show_document
+    from ..render.deliver import show_document
     from ..rent.rent import rent as rent_advice
     from ..rent.report import rent_document
 

@@ -122,8 +122,8 @@ def dry_run(
     from ..html_report.report import check_target
     from ..question.cluster import cluster_of
     from ..question.run import read_run
+    from ..render.deliver import show_document
     from ..render.runs import dry_run_document
-    from ..render.show import show_document
     from ..search.open_batch import filled_batch
     from ..verification.dry_run import compared_dry_run, trace
 
@@ -184,8 +184,8 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     """
     from ..question.cluster import cluster_here, memory_limit_bytes
     from ..question.run import read_run
+    from ..render.deliver import show_document
     from ..render.runs import probe_document
-    from ..render.show import show_document
     from ..verification.probe import compared_probe
 
     config_file = run.pop("config_file")
@@ -284,8 +284,8 @@ def launch(
         raise click.UsageError("--emit starts nothing and names the nodes by --gpus; leave the other option out")
     from ..launch.question import launch_question
     from ..launch.session import run_session
+    from ..render.deliver import show_document
     from ..render.launch import emit_jobs, launch_report, session_document, show_dry
-    from ..render.show import show_document
 
     given = given_by_user() & run.keys()
     if emit:

@@ -1,11 +1,13 @@
-"""Output of an answer: the printed text, JSON or Markdown, the configuration file, and the exit code."""
+"""Output of an answer: the printed text, JSON or Markdown, the configuration file, and the exit code; and of another
+command's document."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...ds_configs.files import config_text, write_config, write_text
 from ...ds_configs.job import JobKind
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..answer.advice import Advice
     from ..answer.view import AnswerView
+    from ..document.blocks import Document
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
 
@@ -95,6 +98,28 @@ def _written(
     except DsAdviseError as error:
         return answer, error
     return answer, None
+
+
+def show_document(
+    make: Callable[[], Document],
+    form: Callable[[], Any],
+    output: Output,
+    *,
+    html: Path | None = None,
+    plot: Path | None = None,
+) -> None:
+    """Write the report and its chart if they have a path, and print the document, or the data of `form` as JSON."""
+    if html is not None or plot is not None:
+        from ..html_report.report import write_report  # imported here: few answers have one
+
+        write_report(make(), html, output.say, plot=plot)
+
+    def render(console: Console) -> None:
+        from ..document.terminal import print_document  # imported here: JSON needs no terminal library
+
+        print_document(make(), console)
+
+    output.show(form, render)
 
 
 def advice_markdown(answer: Recommendation, config_path: str) -> str:

@@ -1,11 +1,10 @@
-"""The end of a launch or of a recorded training, and JSON of a launch."""
+"""The end of a launch, as a document and as JSON."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,10 +13,7 @@ from rich.text import Text
 from ...ds_configs.files import write_text
 from ...ds_configs.job import JobKind
 from ...ds_configs.job_files import job_files
-from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence
-from ...estimators.json_form import from_json
-from ...probes.store import Record
 from ..answer.verdict import Tone
 from ..document import blocks as doc
 from ..document.charts import Lines, Panel
@@ -27,12 +23,10 @@ from ..launch.command import dry_lines, job_of
 from ..launch.failures import tail
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
 from ..launch.session import Session
-from ..text.labels import versions_label
 from ..text.lines import capitalised, copyable, ended, row, sentence
 from ..text.output import Output
 from ..text.units import gib, rate, seconds
 from .configuration import configuration
-from .history import history_of, machine_title
 
 _TAIL_LINES = 12
 
@@ -183,39 +177,6 @@ def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:
     chart = Lines(title="Loss by step", x_title="step", xs=steps, panels=[panel])
     yield doc.Heading("Loss", "loss", printed=False)
     yield doc.Chart(chart, doc.Table(["step", "loss"], rows))
-
-
-def record_document(record: Record) -> doc.Document:
-    """Return the end of a recorded training. Losses and the ranks' output are not recorded. Raises WorkloadError for a
-    record of another kind."""
-    if record.kind != "training":
-        raise WorkloadError(
-            f"record {record.id} is a {record.kind}",
-            why="a report can be made of a training",
-            fix="name one; ds-advise history lists them",
-        )
-    names = ("status", "failure", "peaks", "seconds", "step_s", "tokens_per_step", "tokens_per_s")
-    kept = {name: record.result[name] for name in names if name in record.result}
-    outcome = from_json(LaunchOutcome, {**kept, "last_step": record.result["steps"], "folder": Path()})
-    predicted = record.result.get("predicted") or {}
-    figures = ("tokens_per_s", "step_s", "device_bytes", "reserved_bytes", "allocated_bytes", "host_bytes")
-    tokens_per_s, step_s, *memory = (predicted.get(name) for name in figures)
-    if tokens_per_s and step_s and outcome.tokens_per_step:  # the record's predicted step has full samples
-        step_s = outcome.tokens_per_step / tokens_per_s
-    made = f"Made {record.made_at[:16].replace('T', ' ')} UTC by {versions_label(record.versions)}"
-    return doc.Document(
-        subject=f"Training of {record.model_name} · record {record.id}",
-        verdict=_end_sentence(outcome),
-        tone=_TONES[outcome.status],
-        blocks=[
-            *(_failure(outcome.failure) if outcome.failure is not None else ()),
-            doc.Sentence(f"{made}, on {machine_title(record.machine)}."),
-            doc.Heading("Measured and predicted", "figures", printed=False),
-            _figures_table(outcome, (tokens_per_s, step_s, *memory)),
-            *configuration(record.plan, "ds_config.json"),
-        ],
-        data=history_of([record]),
-    )
 
 
 def _end_sentence(outcome: LaunchOutcome) -> str:

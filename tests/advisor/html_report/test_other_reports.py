@@ -13,7 +13,7 @@ from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.html_report.report import html_of
 from ds_advise.advisor.launch.check import Objection
 from ds_advise.advisor.launch.request import Attempt, Peaks, TrainingFailure
-from ds_advise.advisor.launch.session import Session, keep_training
+from ds_advise.advisor.launch.session import Session
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import launch_report, session_document
@@ -22,7 +22,6 @@ from ds_advise.advisor.verification.probe import ProbeAnswer
 from ds_advise.estimators.json_form import to_json
 from ds_advise.probes.real_run.result import RankFailure
 from ds_advise.probes.run import Run
-from ds_advise.probes.store import Store
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.helpers import launch_request, outcome_of, ran, schema_errors
@@ -94,30 +93,9 @@ def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run,
     assert schema_errors(page.data, schema_of_command("launch")) == []
     assert "Finished after step 9, " in page.text
     assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
+    failure = TrainingFailure(kind="hang", rank=0, step=9, message="it broke")
+    page = Page(html_of(session_document(_session(run_of_gpt2, tmp_path, failure=failure))))
+    assert "The ranks made no progress, first on rank 0, after step 9, " in page.text and "it broke" in page.text
     refused = Session(objections=(Objection(what="it does not fit", fix="take more GPUs"),))
     page = Page(html_of(session_document(refused)))
     assert "It was not started." in page.text and "Take more GPUs" in page.text
-
-
-def test_a_past_launch_has_the_report_of_its_end(
-    run_of_gpt2: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The figures, measured and predicted, the end and the configuration; other records have no report."""
-    session = _session(run_of_gpt2, tmp_path, failure=TrainingFailure(kind="hang", rank=0, step=9, message="it broke"))
-    path = tmp_path / "past.html"
-    keep_training(session.attempts[0])
-    assert run(["history", "1", "--html", str(path)]) == 0
-    now, past = Page(html_of(session_document(session))), Page(path.read_text())
-    assert exact(past, "figures") == exact(now, "figures")
-    assert "The ranks made no progress, first on rank 0, after step 9, " in past.text and "it broke" in past.text
-    assert "ds_config.json, to copy" in past.text
-    assert schema_errors(past.data, schema_of_command("history")) == []
-    other = Store().add(replace(Store().find()[0], kind="dry-run"))
-    for asked, error in (
-        ([str(other)], f"record {other} is a dry-run"),
-        (["999"], "there is no record 999; `ds-advise history` lists them"),
-        ([], "give its number"),
-        (["1", "--forget"], "no --forget"),
-    ):
-        assert run(["history", *asked, "--html", str(tmp_path / "other.html")]) == 2
-        assert error in capsys.readouterr().err
