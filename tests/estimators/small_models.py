@@ -60,9 +60,3 @@ def on_meta(config: Config, architecture: str) -> Any:
     rest = {name: value for name, value in config.items() if name != "model_type"}
     with torch.device("meta"):
         return getattr(transformers, architecture)(transformers.AutoConfig.for_model(config["model_type"], **rest))
-
-
-def wide_gpt2(width: int, layers: int) -> Config:
-    """GPT-2 at the width of a large model."""
-    sizes = {"n_embd": width, "n_layer": layers, "n_head": 64, "n_positions": 1024, "vocab_size": 50304}
-    return small("gpt2", sizes, architectures=["GPT2LMHeadModel"])

@@ -12,19 +12,14 @@ from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.estimators.hardware import AttentionSpeed, Cluster, find_gpu
-from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import RUNGS, Plan
 from ds_advise.estimators.time import roofline
-from ds_advise.estimators.time.collective_time import gathered_shares
 from ds_advise.estimators.time.memory_bound import COPIED_PASSES, RECAST_FP32_BYTES
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import AttentionKernel, Software, Workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tests.estimators.small_models import wide_gpt2
 
 MODEL = find("qwen2.5-1.5b")
 WORKLOAD = Workload(seq_len=1024)
@@ -106,20 +101,6 @@ def test_stage_3_gathers_more_when_less_may_stay_alive() -> None:
     assert gathering(0, 10**9) > 1.7 * gathering(10**11, 10**11)
 
 
-@pytest.mark.parametrize(("width", "again"), [(8192, 0.0), (9216, 0.25), (12288, 2 / 3)])
-def test_a_recomputed_layer_is_gathered_again_as_far_as_it_exceeds_what_may_live(width: int, again: float) -> None:
-    """GPT-2's layers of 0.81, 1.02 and 1.81e9 elements: so much of them dry runs of deepspeed 0.19.8 gather again
-    between recomputation and backward pass. FSDP's units stay."""
-    tensors = tensor_set(shape_from_config(wide_gpt2(width, 64), name="wide"), WORKLOAD.of_weights())
-
-    def gathered(checkpointing: bool, sharding: Any = "zero") -> float:
-        settings_ = plan(zero_stage=3, gradient_checkpointing=checkpointing, sharding=sharding)
-        return gathered_shares(tensors, settings_, 16)[1]
-
-    assert gathered(True) - gathered(False) == pytest.approx(again, abs=0.02)
-    assert gathered(True, "fsdp") == gathered(False, "fsdp")
-
-
 def test_experts_that_are_modules_are_gathered_one_by_one() -> None:
     """Before transformers 5 the host takes most of a step of Qwen3-30B-A3B under ZeRO-3, less where the mixture is a
     leaf; other families had fused experts before."""
@@ -169,17 +150,6 @@ def test_tf32_speeds_up_the_products_of_fp32_numbers_where_the_gpu_has_it() -> N
         assert len(same) == 1
 
 
-def test_a_bucket_as_large_as_the_model_hides_nothing() -> None:
-    """The last bucket is reduced after the backward pass; smaller buckets leave less of it."""
-    exposed = []
-    for bucket in (10**10, 5 * 10**8, 5 * 10**7):
-        estimate = estimate_time(MODEL, WORKLOAD, PAIR, plan(reduce_bucket_size=bucket, micro_batch_size=32))
-        exposed.append(next(term.seconds for term in estimate.terms if term.name == "gradient reduction"))
-    whole = estimate_time(MODEL, WORKLOAD, PAIR, plan(overlap_comm=False, micro_batch_size=32))
-    assert exposed[0] == pytest.approx(seconds(whole, "gradient reduction"), rel=0.01)
-    assert exposed[0] > exposed[1] > exposed[2] > 0
-
-
 @pytest.mark.parametrize("stage_3", ["zero", "fsdp"])
 def test_adapters_that_are_reduced_at_once_leave_the_gathers_hidden(stage_3: str) -> None:
     """LoRA's gradients fill one bucket, which nothing hides; the backward pass hides the weights that it gathers as
@@ -193,17 +163,6 @@ def test_adapters_that_are_reduced_at_once_leave_the_gathers_hidden(stage_3: str
     shown = [term.seconds / (term.seconds + term.hidden_s) for term in gathers]
     assert len(shown) == 2
     assert shown[1] <= shown[0] < 0.8
-
-
-def test_fsdp_overlaps_copies_of_offloaded_weights_with_the_pass() -> None:
-    """Its host does not wait for them (torch 2.13 fsdp/_flat_param.py `pre_unshard`), DeepSpeed's does."""
-    workload = dataclasses.replace(WORKLOAD, method="lora", seq_len=4096)
-    alone = plan(zero_stage=3, micro_batch_size=8, offload_optimizer="cpu", offload_param="cpu")
-    for settings_, hides in ((alone, False), (with_layers_as_units(alone, MODEL), True)):
-        terms = estimate_time(MODEL, workload, PAIR, settings_).terms
-        copies = [term for term in terms if term.name == "weights from host"]
-        assert len(copies) == 2
-        assert all((term.hidden_s > 0) == hides for term in copies)
 
 
 def test_shared_samples_reduce_gradients_in_fp32() -> None:
