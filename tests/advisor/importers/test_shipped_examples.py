@@ -84,16 +84,13 @@ def _plan(run: ImportedRun) -> Plan:
 
 PLANS = {
     "LLaMA-Factory/examples/train_lora/qwen3_lora_sft_ds3.yaml": ("zero3", 1, 2, True, "lora", 8, "bf16", "adamw"),
-    "LLaMA-Factory/examples/train_full/qwen3_full_sft.yaml": ("zero3", 1, 2, True, "full", 8, "bf16", "adamw"),
     "LLaMA-Factory/examples/train_qlora/qwen3_lora_sft_otfq.yaml": ("torch", 1, 8, True, "qlora", 8, "bf16", "adamw"),
     "LLaMA-Factory/examples/extras/fsdp_qlora/train.sh": ("fsdp", 1, 8, True, "qlora", 8, "bf16", "adamw"),
-    "axolotl/examples/llama-3/fft-8b.yaml": ("torch", 1, 8, True, "full", 8, "bf16", "adamw_8bit"),
     "axolotl/examples/llama-3/fft-8b-liger-fsdp.yaml": ("fsdp", 2, 4, True, "full", 8, "bf16", "adamw"),
     "axolotl/examples/llama-2/lora.yml": ("torch", 2, 4, True, "qlora", 32, "bf16", "adamw_8bit"),
     "axolotl/examples/mistral/mixtral/mixtral.yml": ("zero2-offload", 1, 2, True, "qlora", 32, "bf16", "adamw_8bit"),
     "accelerate/examples/config_yaml_templates/deepspeed.yaml": ("zero1", 1, 1, False, "full", 8, "fp16", "adamw"),
     "ms-swift/examples/yaml/deepspeed/sft.sh": ("zero2", 1, 8, True, "lora", 8, "bf16", "adamw"),
-    "ms-swift/examples/train/multi-node/ray/sft.yaml": ("zero3", 1, 8, True, "lora", 8, "bf16", "adamw"),
 }
 
 
