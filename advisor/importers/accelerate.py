@@ -44,17 +44,6 @@ _OF_TRL: Mapping[str, Mapping[str, Any]] = {
 """The configurations that TRL ships (`--accelerate_config`), reduced to the keys that decide a figure (TRL 1.16
 accelerate_configs)."""
 
-_WITHOUT_EFFECT = (
-    "deepspeed_config_file",
-    "zero3_init_flag",
-    "deepspeed_multinode_launcher",
-    "deepspeed_hostfile",
-    "deepspeed_exclusion_filter",
-    "deepspeed_inclusion_filter",
-    "deepspeed_moe_layer_cls_names",
-)
-"""Keys of `deepspeed_config` that change no figure."""
-
 
 class AccelerateFormat:
     """accelerate's format. Micro batch and checkpointing are left open, because the script decides them."""
@@ -100,9 +89,6 @@ class AccelerateFormat:
             gpus_per_node=max(1, processes // machines) if processes else None,
             faults=tuple(faults),
             obstacle="" if is_known and not missing else f"not predicted: {', '.join(missing) or kind}",
-            uncounted=tuple(
-                f"deepspeed_config.{name}" for name in block if name not in (*_WITHOUT_EFFECT, *_WITH_FILE)
-            ),
             unknown=unknown,
         )
 
@@ -229,5 +215,4 @@ def _add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:
     run.nodes, run.gpus_per_node = launch.nodes, launch.gpus_per_node
     run.faults += launch.faults
     run.add_obstacle(launch.obstacle)
-    run.uncounted += launch.uncounted
     run.unknown += launch.unknown
