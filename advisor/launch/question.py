@@ -69,9 +69,8 @@ def launch_question(
         )
     objective = source.objective or NEXT_TOKEN
     form = TRL if framework == "trl" else TRAINING_ARGUMENTS
-    adapters = None if source.adapters is None else {"use_peft": True, **source.adapters}
-    values = source.arguments | script.options.given | (adapters or {})
-    written = form.read(Source(path=Path(script.target), text="", kind="yaml", values=values), objective)
+    described = Source(path=Path(script.target), text="", kind="yaml", values=arguments.given)
+    written = form.read(described, objective)
     has_trainer = framework == "trl" or bool(source.trainer) or arguments.are_training_arguments
     from_script, assumptions = _from_script(given, written, framework, has_trainer=has_trainer)
     chosen = options | from_script | {"cluster": cluster, "framework": framework, "objective": objective}

@@ -335,7 +335,9 @@ class _EngineObserver:
                 line["loss"] = float(loss)
         if engine.device.type == "cuda":
             counters = torch.cuda.memory_stats()
-            line |= {f"{name}_peak_bytes": counters[f"{name}_bytes.all.peak"] for name in ("allocated", "reserved")}
+            line |= {
+                f"{name}_peak_bytes": counters.get(f"{name}_bytes.all.peak", 0) for name in ("allocated", "reserved")
+            }
         self._events.note({"step": step, **line})
 
     def _report_pending(self) -> None:

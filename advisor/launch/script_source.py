@@ -262,8 +262,10 @@ class Script:
 
     @cached_property
     def described(self) -> ScriptArguments:
-        """The script's arguments, completed by the literal arguments in its text."""
-        return ScriptArguments.of_values(self.source.arguments | self.options.given)
+        """The script's arguments, completed by the literal arguments in its text and by its LoraConfig."""
+        adapters = self.source.adapters
+        peft = {} if adapters is None else {"use_peft": True, **adapters}
+        return ScriptArguments.of_values(self.source.arguments | self.options.given | peft)
 
 
 def _module_file(name: str) -> Path:
