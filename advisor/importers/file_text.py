@@ -60,10 +60,6 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
             ),
             fix=_FIX,
         ) from problem
-    except yaml.reader.ReaderError as problem:
-        raise ConfigFileError(
-            phrase("{name}: not YAML: a character that no text has", name=name), fix=_FIX
-        ) from problem
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         raise ConfigFileError(phrase("{name}: not YAML that can be read", name=name), fix=_FIX) from problem
     if not isinstance(value, dict):

@@ -117,18 +117,13 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
 
 
 def lint_part(document: Document, framework: Framework, figures: ImportFigures | None) -> LintReport:
-    """Lint result of a DeepSpeed configuration. If figures are given, model and machines are known, and the rules on
-    memory and speed are skipped: the figures use the batch that the configuration leaves to the tool."""
-    if figures is None:
-        return lint(document, facts=load_facts(), framework=framework)
-    report = lint(
-        document,
-        facts=load_facts(),
-        framework=framework,
-        cluster=figures.question.cluster,
-        model=figures.question.model,
-        workload=figures.question.workload,
-    )
+    """Lint result of a DeepSpeed configuration. If figures are given, model and machines are known. The rules on memory
+    and speed are skipped: the figures use the batch that the configuration leaves to the tool."""
+    known: dict[str, Any] = {}
+    if figures is not None:
+        question = figures.question
+        known = {"cluster": question.cluster, "model": question.model, "workload": question.workload}
+    report = lint(document, facts=load_facts(), framework=framework, **known)
     return replace(report, findings=tuple(each for each in report.findings if each.code not in _RULES_ON_FIGURES))
 
 

@@ -173,7 +173,7 @@ def _option(text: str, name: str) -> re.Match[str] | None:
         rf"(?:(?:=|{blank}(?!{no_value}))(?P<value>{_VALUE})(?:{blank}(?!{no_value}){_VALUE})*|(?=[\s\"');&|]|$))"
     )
     found = re.finditer(pattern, text)
-    return next((match for match in found if "#" not in text[text.rfind("\n", 0, match.end()) : match.end()]), None)
+    return next((match for match in found if "#" not in text[text.rfind("\n", 0, match.end()) + 1 : match.end()]), None)
 
 
 def _value_span(text: str, span: tuple[int, int]) -> tuple[int, int] | None:

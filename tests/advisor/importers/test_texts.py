@@ -173,7 +173,7 @@ def test_a_change_to_json_keeps_its_layout() -> None:
     assert json.loads(edit_json(text, {"a": None})) == {"b": {"c": "x"}}
 
 
-SCRIPT = """# start
+SCRIPT = """# start --batch 9
 B=${B:-4}
 torchrun t.py --output_dir out --batch $B \\
     --flag --deepspeed 'a b.json' \\
@@ -197,6 +197,9 @@ def test_a_command_for_another_shell_is_changed_in_its_quotes() -> None:
     script = 'ARGS="--batch 4 --bf16"\nsrun bash -c "torchrun --node_rank \\$I t.py --output_dir \'o\' $ARGS"\n'
     text = parsed(Path("t.sh"), script, "shell").edited({"batch": 2, "output_dir": "p", "new": 1})
     assert text == script.replace("4 --bf16", "2 --bf16 --new 1").replace("'o'", "p")
+    listed = "torchrun t.py --output_dir o --bf16 --targets q v 2> log"
+    text = parsed(Path("t.sh"), listed, "shell").edited({"new": 1})
+    assert text == listed.replace("q v", "q v --new 1")
     source = parsed(Path("t.sh"), "A=1\ntorchrun t.py --output_dir o --bf16 --batch $A$A", "shell")
     with pytest.raises(ConfigFileError, match="several parts"):
         source.edited({"batch": 2})

@@ -334,6 +334,18 @@ def test_trls_scripts_have_trls_defaults(
     assert ("assumed" in remarks[1]) and ("the defaults of TRL" in remarks[1]) == checkpointing
 
 
+def test_a_loop_of_its_own_has_no_defaults_of_the_trainer(request_of: Request) -> None:
+    """With deepspeed.initialize the batch is left to DeepSpeed; with accelerate alone the precision is not fp32."""
+    Path("ds_config.json").write_text(json.dumps({"train_batch_size": 8}))
+    Path("train.py").write_text("deepspeed.initialize(model=model)")
+    request, remarks = request_of(given=("framework",), framework="deepspeed")
+    assert request.run.micro_batch_size is None and "the defaults of" not in " ".join(remarks)
+    Path("ds_config.json").write_text(json.dumps({"bf16": {"enabled": "auto"}}))
+    for text, precision in (("Accelerator()", "bf16"), ("Trainer(model)", "fp32")):
+        Path("train.py").write_text(text)
+        assert request_of()[0].run.workload.precision == precision
+
+
 @pytest.mark.parametrize(("first", "stage", "warned"), [("model", 3, True), ("model", 2, False), ("args", 3, False)])
 def test_a_model_that_zero3_does_not_shard_is_named(request_of: Request, first: str, stage: int, warned: bool) -> None:
     """Loaded before the training arguments, whole on every rank."""
