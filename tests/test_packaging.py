@@ -88,6 +88,7 @@ LIGHT = os.environ.get("DS_ADVISE_TEST_LIGHT", "")
         "Qwen2.5-14B --gpus 2x32GB --no-write",
         "Qwen2.5-14B --gpus 2x32GB --no-write --details --no-deepspeed-estimate",
         "explain Qwen2.5-7B --gpus 4x24GB",
+        "opt-13b --gpus 4x24GB --no-write",  # recorded
         "lint config.json",
         "compare config.json config.json --model gpt2 --gpus 24GB",
         "rent Qwen2.5-7B --method lora --samples 20000",
