@@ -6,9 +6,7 @@ checkpoint is a pickle: if it names a class outside `_KNOWN`, it is rejected bef
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import os
 import re
 import shutil
@@ -48,8 +46,6 @@ _KNOWN = frozenset(
 """Classes in DeepSpeed's states (0.19.8 runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py), in addition to
 those that `torch.load` accepts with `weights_only`."""
 
-_FOREIGN = "it holds no states of DeepSpeed"
-
 _SHARD_BYTES = 5 * 10**9
 """Maximum size of a weights file, as in `save_pretrained`."""
 
@@ -88,7 +84,8 @@ class Conversion:
     peak_bytes: int
     """Peak RAM (RSS): the process, plus the largest of these: a file of model states; one file of weights with the two
     fp32 copies of its largest tensor (one of them mapped from the optimizer's files); and at stages 1 and 2, where
-    `zero_to_fp32` joins the ranks' partitions, two fp32 copies of all weights, one of which stays during writing."""
+    `zero_to_fp32` joins the ranks' partitions, two fp32 copies of all weights, one of which stays during writing. Pages
+    of the checkpoint's mapped files, which the kernel can drop, are not counted."""
 
 
 def contents_of(folder: Path) -> CheckpointContents:
@@ -130,11 +127,65 @@ def _size_bytes(path: Path) -> int:
         return 0
 
 
-def check_convertible(contents: CheckpointContents) -> None:
-    """Raises ConfigFileError for a checkpoint whose weights `zero_to_fp32` cannot merge."""
+def write_model(
+    contents: CheckpointContents,
+    target: Path,
+    dtype: Literal["auto"] | Precision,
+    *,
+    force: bool,
+    say: Callable[[str], None],
+) -> Conversion:
+    """Write the weights of an intact ZeRO checkpoint as safetensors into a new folder, with the checkpoint's
+    configuration and tokenizer. The folder appears when everything is written.
+
+    dtype: "auto" for the type in config.json. say: prints the needed RAM and the progress. Raises ConfigFileError for a
+    checkpoint that `zero_to_fp32` cannot merge or that must not be loaded, and if the folder cannot be written, exists
+    and `force` is False, or holds other folders.
+    """
+    _check_convertible(contents)
+    if target.exists() and not force:
+        raise ConfigFileError(
+            phrase("{target} exists", target=target), why="nothing is overwritten", fix="pass --force"
+        )
+    if target.is_dir() and any(path.is_dir() for path in target.iterdir()):
+        raise ConfigFileError(
+            phrase("{target} is not replaced", target=target),
+            why="it holds other folders, such as checkpoints, which --force would delete",
+            fix="name another folder",
+        )
+    folder = Path(contents.folder)
+    config = _json(folder / "config.json")
+    tensors = _merged(contents)
+    _keep_own_tensors(folder, tensors, config)
+    own = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    conversion = _conversion(contents, tensors, own if dtype == "auto" else TORCH_DTYPES[dtype])
+    say(phrase("needs {size} GiB of RAM", size=f"{conversion.peak_bytes / 2**30:.1f}"))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
+            made = Path(temporary) / "model"
+            made.mkdir()
+            _write_shards(tensors, conversion.dtype, made, say)
+            for path in folder.iterdir():
+                if _belongs_to_model(path):
+                    shutil.copy2(path, made / path.name)
+            if target.exists():
+                shutil.rmtree(target)
+            made.rename(target)
+    except OSError as error:
+        raise ConfigFileError(
+            phrase("{target} cannot be written", target=target),
+            why=error.strerror or str(error),
+            fix="name another folder",
+        ) from error
+    return conversion
+
+
+def _check_convertible(contents: CheckpointContents) -> None:
     reason, fix = "", "name the folder that holds `latest`"
     if contents.stage == "none":
-        reason = "it holds no states of DeepSpeed; from_pretrained reads its weights" if contents.weights else _FOREIGN
+        foreign = "it holds no states of DeepSpeed"
+        reason = f"{foreign}; from_pretrained reads its weights" if contents.weights else foreign
     elif contents.model_ranks > 1:
         reason = f"tensor parallelism split its layers over {contents.model_ranks} ranks"
         fix = "load it with the training script, and save it by engine.save_16bit_model"
@@ -145,164 +196,100 @@ def check_convertible(contents: CheckpointContents) -> None:
         raise ConfigFileError(phrase("{folder} cannot be converted", folder=contents.folder), why=reason, fix=fix)
 
 
-class WeightsOf:
-    """The weights of an intact ZeRO checkpoint. Raises ConfigFileError if it cannot be converted."""
+def _merged(contents: CheckpointContents) -> dict[str, Any]:
+    """The fp32 weights, each merged on access. Raises ConfigFileError for a checkpoint that names foreign classes."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for a GPU
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    from torch.serialization import get_unsafe_globals_in_checkpoint
 
-    def __init__(self, contents: CheckpointContents, dtype: Literal["auto"] | Precision) -> None:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for a GPU
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-        check_convertible(contents)
-        self.folder, self.contents = Path(contents.folder), contents
-        self._refuse_foreign_classes()
+    for path in sorted((Path(contents.folder) / contents.tag).glob("*_states.pt")):
+        refused = phrase("{path} is not loaded", path=path.name)
         try:
-            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-                found = get_fp32_state_dict_from_zero_checkpoint(contents.folder, contents.tag, lazy_mode=True)
-        except (ValueError, KeyError, FileNotFoundError) as error:
-            raise ConfigFileError(
-                phrase("{folder} cannot be converted", folder=contents.folder),
-                why=str(error)[:300],
-                fix="take another checkpoint",
-            ) from error
-        self.config = _json(self.folder / "config.json")
-        own = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
-        self.dtype = own if dtype == "auto" else TORCH_DTYPES[dtype]
-        self.tensors: dict[str, Any] = found
-        self._check_names()
-
-    def _refuse_foreign_classes(self) -> None:
-        from torch.serialization import get_unsafe_globals_in_checkpoint
-
-        for path in sorted((self.folder / self.contents.tag).glob("*_states.pt")):
-            try:
-                named = get_unsafe_globals_in_checkpoint(str(path))
-            except ValueError as error:
-                raise ConfigFileError(
-                    phrase("{path} is not loaded", path=path.name),
-                    why="it is not an archive of torch.save's, so what it names cannot be listed",
-                    fix="take another checkpoint",
-                ) from error
-            foreign = [name for name in named if name not in _KNOWN]
-            if foreign:
-                raise ConfigFileError(
-                    phrase("{path} is not loaded", path=path.name),
-                    why=phrase("it names {foreign}, whose code would run", foreign=foreign[0]),
-                    fix="convert it with the training script",
-                )
-
-    def _check_names(self) -> None:
-        """Check names and shapes against the model's own class, and remove aliases of tied weights."""
-        if any(".lora_A." in name for name in self.tensors):
-            raise ConfigFileError(
-                phrase("{folder} holds LoRA adapters", folder=self.folder),
-                why="peft saves them as adapter_model.safetensors",
-                fix="use that file, or ds-advise train --merge",
-            )
-        own = _own_tensors(self.config)
-        if own is None:
-            return
-        shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
-        for name in [name for name, tensor in shapes.items() if name not in own]:
-            del self.tensors[name]
-        wrong = [
-            f"{name} is {shapes.get(name, 'missing')}, and {shape} in the model"
-            for name, shape in own.items()
-            if shapes.get(name) != shape
-        ]
-        if wrong:
-            raise ConfigFileError(
-                phrase("{folder} does not hold the weights of its config.json", folder=self.folder),
-                why=wrong[0] + (f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""),
-                fix="put the training's config.json into the folder",
-            )
-
-    def conversion(self) -> Conversion:
-        """The cost of `write`."""
-        sizes = [tensor.shape.numel() for tensor in self.tensors.values()]
-        width = 4 if self.dtype == "float32" else 2
-        written = width * sum(sizes)
-        files = (self.folder / self.contents.tag).glob("*model_states.pt")
-        needs = [*(path.stat().st_size for path in files), min(written, _SHARD_BYTES) + 8 * max(sizes)]
-        if self.contents.stage != "3":
-            needs = [*needs, 8 * sum(sizes), 4 * sum(sizes) + needs[-1]]
-        return Conversion(
-            parameters=sum(sizes),
-            dtype=self.dtype,
-            read_bytes=4 * sum(sizes),
-            written_bytes=written,
-            peak_bytes=PROCESS_BYTES + max(needs),
-        )
-
-    def write(self, target: Path, *, force: bool, say: Callable[[str], None]) -> None:
-        """Write safetensors with the checkpoint's configuration and tokenizer into a new folder, atomically.
-
-        Raises ConfigFileError if the folder exists and `force` is False, holds other folders, or cannot be written.
-        """
-        if target.exists() and not force:
-            raise ConfigFileError(
-                phrase("{target} exists", target=target), why="nothing is overwritten", fix="pass --force"
-            )
-        if target.is_dir() and any(path.is_dir() for path in target.iterdir()):
-            raise ConfigFileError(
-                phrase("{target} is not replaced", target=target),
-                why="it holds other folders, such as checkpoints, which --force would delete",
-                fix="name another folder",
-            )
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
-                folder = Path(temporary) / "model"
-                folder.mkdir()
-                self._write_shards(folder, say)
-                for path in self.folder.iterdir():
-                    if _belongs_to_model(path):
-                        shutil.copy2(path, folder / path.name)
-                if target.exists():
-                    shutil.rmtree(target)
-                folder.rename(target)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigFileError(
-                phrase("{target} cannot be written", target=target), why=reason, fix="name another folder"
-            ) from error
-
-    def _write_shards(self, folder: Path, say: Callable[[str], None]) -> None:
-        import torch
-        from deepspeed.utils.zero_to_fp32 import to_torch_tensor
-        from huggingface_hub import split_torch_state_dict_into_shards
-        from safetensors.torch import save_file
-
-        dtype = getattr(torch, self.dtype)
-        with torch.device("meta"):
-            empty = to_torch_tensor(self.tensors, return_empty_tensor=True, dtype=dtype)
-        split = split_torch_state_dict_into_shards(
-            empty, filename_pattern="model{suffix}.safetensors", max_shard_size=_SHARD_BYTES
-        )
-        for name, tensors in split.filename_to_tensors.items():
-            say(f"writing {name} ...")
-            shard: dict[str, Any] = {}
-            for each in tensors:
-                shard |= to_torch_tensor({each: self.tensors[each]}, dtype=dtype)
-                _release_mapped_pages(self.folder)
-            save_file(shard, folder / name, metadata={"format": "pt"})
-        if split.is_sharded:
-            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _release_mapped_pages(folder: Path) -> None:
-    """Unmap the resident pages of the folder's mapped files from this process. They are unchanged and are read again on
-    access. No effect without a list of mappings from the kernel (Linux only)."""
+            foreign = [name for name in get_unsafe_globals_in_checkpoint(str(path)) if name not in _KNOWN]
+        except ValueError as error:
+            why = "it is not an archive of torch.save's, so what it names cannot be listed"
+            raise ConfigFileError(refused, why=why, fix="take another checkpoint") from error
+        if foreign:
+            why = phrase("it names {foreign}, whose code would run", foreign=foreign[0])
+            raise ConfigFileError(refused, why=why, fix="convert it with the training script")
     try:
-        mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    except OSError:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            found: dict[str, Any] = get_fp32_state_dict_from_zero_checkpoint(
+                contents.folder, contents.tag, lazy_mode=True
+            )
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        raise ConfigFileError(
+            phrase("{folder} cannot be converted", folder=contents.folder),
+            why=str(error)[:300],
+            fix="take another checkpoint",
+        ) from error
+    return found
+
+
+def _keep_own_tensors(folder: Path, tensors: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """Remove aliases of tied weights. Raises ConfigFileError unless names and shapes are those of the model's class."""
+    if any(".lora_A." in name for name in tensors):
+        raise ConfigFileError(
+            phrase("{folder} holds LoRA adapters", folder=folder),
+            why="peft saves them as adapter_model.safetensors",
+            fix="use that file, or ds-advise train --merge",
+        )
+    own = _own_tensors(config)
+    if own is None:
         return
-    advise = ctypes.CDLL(None).madvise
-    for line in mapped:
-        addresses, *_, path = line.split(maxsplit=5)
-        if path.startswith(f"{folder.resolve()}/"):
-            start, end = (int(each, 16) for each in addresses.split("-"))
-            advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+    for name in [name for name in tensors if name not in own]:
+        del tensors[name]
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = [
+        f"{name} is {shapes.get(name, 'missing')}, and {shape} in the model"
+        for name, shape in own.items()
+        if shapes.get(name) != shape
+    ]
+    if wrong:
+        raise ConfigFileError(
+            phrase("{folder} does not hold the weights of its config.json", folder=folder),
+            why=wrong[0] + (f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""),
+            fix="put the training's config.json into the folder",
+        )
+
+
+def _conversion(contents: CheckpointContents, tensors: Mapping[str, Any], dtype: str) -> Conversion:
+    sizes = [tensor.shape.numel() for tensor in tensors.values()]
+    written = (4 if dtype == "float32" else 2) * sum(sizes)
+    files = (Path(contents.folder) / contents.tag).glob("*model_states.pt")
+    needs = [*(path.stat().st_size for path in files), min(written, _SHARD_BYTES) + 8 * max(sizes)]
+    if contents.stage != "3":
+        needs = [*needs, 8 * sum(sizes), 4 * sum(sizes) + needs[-1]]
+    return Conversion(
+        parameters=sum(sizes),
+        dtype=dtype,
+        read_bytes=4 * sum(sizes),
+        written_bytes=written,
+        peak_bytes=PROCESS_BYTES + max(needs),
+    )
+
+
+def _write_shards(tensors: Mapping[str, Any], dtype_name: str, folder: Path, say: Callable[[str], None]) -> None:
+    import torch
+    from deepspeed.utils.zero_to_fp32 import to_torch_tensor
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    dtype = getattr(torch, dtype_name)
+    with torch.device("meta"):
+        empty = to_torch_tensor(tensors, return_empty_tensor=True, dtype=dtype)
+    split = split_torch_state_dict_into_shards(
+        empty, filename_pattern="model{suffix}.safetensors", max_shard_size=_SHARD_BYTES
+    )
+    for name, names in split.filename_to_tensors.items():
+        say(f"writing {name} ...")
+        shard: dict[str, Any] = {}
+        for each in names:
+            shard |= to_torch_tensor({each: tensors[each]}, dtype=dtype)
+        save_file(shard, folder / name, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:

@@ -142,7 +142,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     Exit code: 0 whole, 1 damaged, 2 it could not be read.
     """
     from ...validate.checkpoint import read_checkpoint
-    from ...validate.checkpoint_weights import WeightsOf, contents_of
+    from ...validate.checkpoint_weights import contents_of, write_model
     from ..render.checkpoint import CheckpointAnswer, render_checkpoint
 
     if not to_hf:
@@ -153,10 +153,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     found = read_checkpoint(folder)
     conversion = None
     if to_hf and found.is_whole:
-        weights = WeightsOf(contents, dtype)  # type: ignore[arg-type]  # Click has checked the choice
-        conversion = weights.conversion()
-        output.say(phrase("needs {size} GiB of RAM", size=f"{conversion.peak_bytes / 2**30:.1f}"))
-        weights.write(to_hf, force=force, say=output.say)
+        conversion = write_model(contents, to_hf, dtype, force=force, say=output.say)  # type: ignore[arg-type]  # a choice
     answer = CheckpointAnswer(
         contents=contents,
         evidence=found.evidence,
