@@ -126,6 +126,7 @@ WITHOUT_RULES = {
     "loss_scale",
     "loss_scale_window",
     "min_loss_scale",
+    "ratio",
     "results_dir",
     "select_interval",
     "select_strategy",

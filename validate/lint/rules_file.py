@@ -12,19 +12,6 @@ from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig
 from .rule import Severity, Violation, error_rule, section, unknown_name, violation, warning_rule
 
-_TELLING = (
-    "",
-    "zero_optimization",
-    "zero_optimization.offload_optimizer",
-    "zero_optimization.offload_param",
-    "fp16",
-    "activation_checkpointing",
-    "aio",
-    "checkpoint",
-    "data_types",
-)
-"""Blocks with unambiguous keys. In others names are common words ("mode", "group", "debug") or specific to one service
-("api_key")."""
 _LONGEST_NAME = 60
 
 
@@ -218,24 +205,16 @@ def _no_such_key(path: KeyPath, block: ConfigBlock, *, fix: str) -> Violation:
 
 
 def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
-    """The only other block that has this key; "" if there are none or several. At the top level zero_optimization takes
-    precedence.
-
-    Only blocks that contain this one or lie in it count, and blocks in `_TELLING`: in others a key of the same name has
-    another meaning.
-    """
-    if block.path in ("bf16", "bfloat16"):
-        return ""  # it lacks only keys of fp16's loss scaling, which bf16 does not need
+    """The only block that has this key; "" if there are none or several. At the top level zero_optimization takes
+    precedence. A name without an underscore is a common word ("mode", "group"), which has another meaning elsewhere."""
     owners = config.facts.owners(key)
-    places = [path for path in owners if path != block.path and path in _TELLING]
-    if "zero_optimization" in places and not block.path:
+    if "zero_optimization" in owners and not block.path:
         return "zero_optimization"
-    if len(places) != 1 or len(owners) != 1:
+    # bf16 lacks only keys of fp16's loss scaling, which it does not need; comet's api_key is no key of wandb
+    is_common_word = bool(owners and owners[0]) and "_" not in key
+    if len(owners) != 1 or is_common_word or block.path in ("bf16", "bfloat16", "wandb"):
         return ""
-    around = all(a == b for a, b in zip(places[0].split("."), block.path.split("."), strict=False))
-    if around or not places[0] or not block.path or "_" in key:
-        return places[0] or phrase("the top level")
-    return ""
+    return owners[0] or phrase("the top level")
 
 
 def _succession(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:

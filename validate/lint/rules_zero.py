@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...estimators.memory.plan_memory import has_room_for_pinned
@@ -12,7 +11,7 @@ from . import rule_conditions as when
 from .config_file import Remove
 from .linted_config import LintedConfig
 from .rule import Violation, advice_rule, error_rule, section, violation, warning_rule
-from .rule_conditions import Condition, at, that
+from .rule_conditions import at, that
 from .rules_types import DTYPES
 
 _STAGE_12 = "runtime/zero/stage_1_and_2.py"
@@ -341,12 +340,7 @@ def _fits_pinned(config: LintedConfig) -> bool:
     return known is None or has_room_for_pinned(known.model, known.workload, known.cluster, known.plan)
 
 
-def _is_part(ratio: Any) -> bool:
-    return isinstance(ratio, bool | int | float) and 0 <= ratio < 1
-
-
-_part = Condition(lambda config, path: _is_part(config.get(path)))
-_partly_offloaded = when.number(_is_part) & when.stages(3) & when.offloaded
+_partly_offloaded = when.number(lambda ratio: 0 <= ratio < 1) & when.stages(3) & when.offloaded
 _without_cpu_class = that(
     lambda config: bool(config.optimizer) and not (config.optimizer_spec and config.optimizer_spec.cpu_class)
 )
@@ -392,14 +386,6 @@ OFFLOAD_RULES = section(
         fix='write "buffer_count": 4 or more for Adam',
         source=_SWAPPER + " (elements_per_buffer), runtime/swap_tensor/partitioned_optimizer_swapper.py "
         "swap_in_optimizer_state",
-    ),
-    error_rule(
-        "DS408 a partly offloaded optimizer that is not Adam at stage 3",
-        at(_RATIO, _part & ~when.stages(3), "ratio is {value} at stage {stage}"),
-        at(_RATIO, _partly_offloaded & ~when.cpu_adam, "the optimizer is {optimizer}"),
-        why="DeepSpeed asserts that a ratio below 1 is used with stage 3 and its CPU Adam",
-        fix="use AdamW and stage 3, or remove ratio",
-        source="runtime/zero/config.py offload_ratio_check; " + _STAGE_3 + " __init__ (Hybrid Optimizer)",
     ),
     advice_rule(
         "DS414 an offloaded optimizer without a CPU implementation",

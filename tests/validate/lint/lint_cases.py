@@ -30,7 +30,6 @@ MORE_BAD: list[tuple[str, dict[str, Any], str]] = [
     ("DS106", {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}}, "3 does not divide 4 GPUs"),
     ("DS213", {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}}, "fp32"),
     ("DS312", {"gradient_predivide_factor": 2, "zero_optimization": {"stage": 2}}, "pre-divided by 2 at stage 2"),
-    ("DS408", {"zero_optimization": {"stage": 2, "offload_optimizer": {"ratio": 0.5}}}, "ratio is 0.5 at stage 2"),
     ("DS505", {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 9}}}, "needs total_num_steps"),
     (
         "DS805",
