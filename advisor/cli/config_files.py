@@ -35,6 +35,7 @@ IMPORT_FORMATS = (
     "axolotl",
     "llama-factory",
     "ms-swift",
+    "openrlhf",
     "trl",
     "training-arguments",
     "script",

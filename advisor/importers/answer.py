@@ -21,13 +21,14 @@ from ..question.run import read_ds_config
 from .accelerate import ACCELERATE
 from .figures import ImportFigures, figures_of
 from .imported_run import DeepSpeedPart, ImportedRun
+from .openrlhf import OPENRLHF
 from .rewrite import ChangedFile, changed_files, lint_part
 from .source import Source, find_file, read_source
 from .tool_format import Format
 from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
 from .trainer_tables import SCRIPT, TRAINING_ARGUMENTS, TRL
 
-FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRL, TRAINING_ARGUMENTS, SCRIPT)
+FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, OPENRLHF, TRL, TRAINING_ARGUMENTS, SCRIPT)
 """The formats in the order in which they are tried."""
 
 NAMES = tuple(form.name for form in FORMATS)

@@ -67,7 +67,7 @@ def _count(text: str | None) -> int | None:
     return int(match[0]) if match else None
 
 
-Program = Literal["script", "llama-factory", "axolotl", "ms-swift", "trl"]
+Program = Literal["script", "llama-factory", "axolotl", "ms-swift", "trl", "openrlhf"]
 
 _LAUNCHERS: Mapping[str, Launcher] = {
     "torchrun": "torchrun",
@@ -89,7 +89,7 @@ _TOOLS: Mapping[str, tuple[Program, tuple[str, ...]]] = {
 }
 """Tools by command, with the subcommands that train."""
 
-_NOT_READ = {"verl": "verl", "openrlhf": "OpenRLHF", "megatron": "Megatron-LM", "nemo": "NeMo"}
+_NOT_READ = {"verl": "verl", "megatron": "Megatron-LM", "nemo": "NeMo"}
 """Tools with a training loop of their own, by their Python package."""
 
 OF_TRL = frozenset(
@@ -229,6 +229,8 @@ def _program(
     target, texts = words[0], words[1:]
     if target in ("axolotl.cli.train", "axolotl.train"):
         program = "axolotl"
+    elif target.startswith("openrlhf.cli.train_"):
+        program = "openrlhf"
     elif program == "script" and texts:
         if {"--finetuning_type", "--cutoff_len"} & set(texts):
             program = "llama-factory"

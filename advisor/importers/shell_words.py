@@ -2,7 +2,7 @@
 
 Values that are known only at run time (a command's output, arguments of the script, variables that are set elsewhere or
 under a condition) stay in the words unexpanded. Not covered: `eval`, functions' arguments, patterns, here-documents
-(skipped), arithmetic with more than two numbers.
+(skipped, except that of `read`), arithmetic with more than two numbers.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class _Reader:
             at = token.end()
             if token["heredoc"]:
                 end = re.compile(rf"^\s*{token['heredoc']}\s*$", re.MULTILINE).search(self.text, at)
+                if written[:1] == ["read"] and end is not None:
+                    self._assign(written[-1], [self.text[self.text.find("\n", at) + 1 : end.start()]])
                 at = len(self.text) if end is None else end.end()
             elif token["array"]:
                 array = token["array"].rstrip("+=("), "+" in token["array"], []

@@ -94,6 +94,8 @@ class ToolFormat:
     has_own_keys: bool = False
     """Whether a file may hold options of the user's own."""
     refuses_two_precisions: bool = True
+    unwritable: str = ""
+    """Why no plan can be written into the tool's files; "" if it can."""
 
     def matches(self, source: Source) -> bool:
         line = source.start
@@ -171,8 +173,11 @@ class ToolFormat:
     def changes(self, source: Source, run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[str, Value]:
         """The keys that change the run to this plan. part: its DeepSpeed configuration; None without one.
 
-        Raises ConfigFileError if the DeepSpeed configuration is in the launcher's own options, before the script.
+        Raises ConfigFileError if no plan can be written into the tool's files, or if the DeepSpeed configuration is in
+        the launcher's own options, before the script.
         """
+        if self.unwritable:
+            raise ConfigFileError(self.unwritable, fix="set them yourself")
         options = None if source.start is None else source.start.launcher_options
         named = options is not None and (options.text("config_file") or options.flag("use_deepspeed"))
         if named and part is not None:

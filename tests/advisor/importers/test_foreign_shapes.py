@@ -10,7 +10,7 @@ from ds_advise.advisor.importers.answer import ImportAnswer, import_file
 
 TRAINER = "--model_name_or_path Qwen/Qwen2.5-1.5B --output_dir o --learning_rate 1e-5 --per_device_train_batch_size 2"
 NOT_READ = {
-    "OpenRLHF": ("deepspeed --module openrlhf.cli.train_sft --ds.zero_stage 3 --pretrain gpt2", "OpenRLHF is not read"),
+    "OpenRLHF's PPO": ("python3 -m openrlhf.cli.train_ppo_ray --ds.zero_stage 3", "PPO training"),
     "verl by a default": (
         'ENTRY=${ENTRY:-"-m verl.trainer.fsdp_sft_trainer"}\ntorchrun --nproc_per_node=8 ${ENTRY} model.lora_rank=0',
         "precision; ds-advise MODEL --objective grpo predicts TRL's GRPO instead",
@@ -251,3 +251,29 @@ def test_no_write_and_lang_are_known(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "\u73b0\u72b6\uff1a" in capsys.readouterr().out  # "as it is"
     assert run(["from", str(tmp_path / "a.sh"), "--gpus", "80GB", "--no-write", "-o", str(tmp_path / "b.sh")]) == 2
     assert "contradict" in capsys.readouterr().err
+
+
+def test_openrlhf_is_read_by_its_options_of_either_age(tmp_path: Path) -> None:
+    """DPO in a here-document with dotted names, and a reward model with the older ones. No plan is written."""
+    text = (
+        "read -r -d '' training_commands <<EOF\nopenrlhf.cli.train_dpo \\\n  --train.batch_size 256 \\\n"
+        "  --train.micro_batch_size 1 \\\n  --model.model_name_or_path meta-llama/Meta-Llama-3-8B \\\n"
+        "  --data.max_len 4096 \\\n  --ds.zero_stage 3 --ds.adam_offload --model.gradient_checkpointing_enable\nEOF\n"
+        "deepspeed --module $training_commands\n"
+    )
+    answer = _imported(tmp_path, text, "8xA100-80GB")
+    assert answer.figures is not None and answer.run.uncounted == answer.run.unknown == ()
+    plan, workload = answer.figures.plan, answer.figures.question.workload
+    assert (plan.zero_stage, plan.offload_optimizer, plan.micro_batch_size) == (3, "cpu", 1)
+    assert (plan.gradient_accumulation_steps, plan.gradient_checkpointing, plan.reduce_bucket_size) == (32, True, 5e8)
+    assert (workload.objective, workload.seq_len, workload.precision, workload.loss) == (
+        "dpo",
+        4096,
+        "bf16",
+        "standard",
+    )
+    older = "--pretrain gpt2 --zero_stage 2 --max_len 512 --micro_train_batch_size 2 --train_batch_size 16 --bf16"
+    answer = _imported(tmp_path, f"deepspeed --module openrlhf.cli.train_rm {older} --flash_attn", "8xA100-80GB")
+    assert answer.figures is not None and answer.figures.question.workload.objective == "reward"
+    assert (answer.figures.plan.zero_stage, answer.figures.plan.gradient_accumulation_steps) == (2, 1)
+    assert answer.files == ()
