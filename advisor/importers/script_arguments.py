@@ -15,6 +15,7 @@ from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.rollouts import PROMPT_LEN
 from ...estimators.workload import PRECISION_OF
+from ..question.options import OPTIONS, RolloutOptions, names_in
 
 _MODEL = ("model_name_or_path", "model_name", "model_path", "base_model", "pretrained_model_name_or_path", "model")
 _SEQ_LEN = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size", "cutoff_len", "seq_len")
@@ -247,16 +248,6 @@ def _key(name: str) -> str:
     return name.replace("-", "_")
 
 
-_COUNTS = (
-    "num_generations",
-    "max_completion_length",
-    "steps_per_generation",
-    "num_iterations",
-    "vllm_tensor_parallel_size",
-)
-_SHARES = ("beta", "vllm_gpu_memory_utilization")
-
-
 def rollout_options(arguments: ScriptArguments, objective: str | None) -> dict[str, Any]:
     """Rollout settings from the arguments; empty for an objective without completions. The sequence length is
     `max_prompt_length` (an argument of TRL until 0.27), or the assumed prompt length, plus the completion length. The
@@ -264,12 +255,12 @@ def rollout_options(arguments: ScriptArguments, objective: str | None) -> dict[s
     spec = OBJECTIVES.get(objective or "")  # type: ignore[call-overload]
     if spec is None or spec.rollouts is None:
         return {}
-    found: dict[str, Any] = {name: count for name in _COUNTS if (count := arguments.number(name)) is not None}
-    for name in _SHARES:
-        with suppress(ValueError):
-            if (text := arguments.text(name)) is not None:
-                found[name] = float(text)
-    found["rollout"] = "generate"
+    found: dict[str, Any] = {"rollout": "generate"}
+    for name in names_in(RolloutOptions):  # they have the names of TRL's arguments
+        kind = OPTIONS[name].kind
+        if kind in ("count", "number") and (text := arguments.text(name)) is not None:
+            with suppress(ValueError):
+                found[name] = int(text) if kind == "count" else float(text)
     if arguments.flag("use_vllm"):
         found["rollout"] = f"vllm-{arguments.text('vllm_mode') or 'colocate'}"
     if found["rollout"] == "vllm-server":
