@@ -1,2 +1,2 @@
-"""Configurations of other tools: memory, time and errors of the run they describe, and a better one in the tool's
-format."""
+"""Trainings as files and command lines of other tools describe them: readers, which `launch` uses too; memory, time and
+errors of the run; and a better one in the tool's format."""
