@@ -62,32 +62,35 @@ def _print_table(table: Table, console: Console) -> None:
     for the other columns, each row becomes a sentence."""
     head, *lines = [_texts(cells) for cells in (table.head, *(each.cells for each in table.rows))]
     indent = 2 if any(each.look == "chosen" for each in table.rows) else 1
-    least = table.widths or [0] * len(head)
-    widths = [
-        max(least[column], *(cell_len(line[column]) for line in (head, *lines) if len(line) in (len(head), column + 2)))
+    columns = [
+        [line[column] for line in (head, *lines) if len(line) == len(head) or column + 1 < len(line)]
         for column in range(len(head))
     ]
-    room = max(console.width, NARROWEST) - indent - sum(width + 2 for width in widths[1:])
+    widths = [
+        max(least, *map(cell_len, column))
+        for least, column in zip(table.widths or [0] * len(head), columns, strict=True)
+    ]
+    terminal = max(console.width, NARROWEST)
+    room = terminal - indent - sum(width + 2 for width in widths[1:])
     widths[0] = min(widths[0], room)
     aligned = [width if table.is_numeric(column) else -width for column, width in enumerate(widths)]
     for line, (_, look, remarks) in zip((head, *lines), (Row(head), *table.rows), strict=True):
         if not any(line):
             continue
         mark, style = (">" if look == "chosen" else "").ljust(indent), "bold" if line is head else _LOOKS[look]
-        name, extends = line[0], len(line) < len(head)
-        if room < 0 or len(line) == 1:
-            titles = [f"{title} {text}".strip() for title, text in zip(head[1:], line[1:], strict=False) if text]
-            words = ", ".join(line[1:] if line is head else titles)
+        name, *others = line
+        if room < 0 or not others:
+            titled = [f"{title} {text}".strip() for title, text in zip(head[1:], others, strict=False) if text]
+            words = ", ".join(others if line is head else titled)
             sentence(console, f"{mark[1:]}{name}{': ' if name and words else ''}{words}", style=style, hang=4)
         else:
             if cell_len(name) > widths[0]:
                 sentence(console, mark[1:] + name, style=style, hang=4)
                 mark, name = " " * indent, ""
-            others = [name, *line[1:]]
-            last = others.pop() if extends else None
-            columns = [padded(text, width) for text, width in zip(others, aligned, strict=extends is False)]
-            text = (mark + "  ".join([*columns, *([] if last is None else [last])])).rstrip()
-            if extends and cell_len(text) > max(console.width, NARROWEST):
+            extending = others.pop() if len(line) < len(head) else ""
+            cells = [padded(text, width) for text, width in zip((name, *others), aligned, strict=False)]
+            text = f"{mark}{'  '.join([*cells, extending])}".rstrip()
+            if extending and cell_len(text) > terminal:
                 sentence(console, text[1:], style=style, hang=4)
             else:
                 row(console, text, style=style)
