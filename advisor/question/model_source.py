@@ -1,13 +1,11 @@
 """From a model's name to its `ModelShape`: a local folder, the catalogue, the Hugging Face hub, or a module of the
 user's (FILE.py:FUNCTION, or an object).
 
-Only a `config.json` is read; in a folder without one, the name of the base model of its adapters. No weights are read,
-no code from a model's folder is executed, and no pickle is loaded.
+Only a `config.json` is read. No weights are read, no code from a model's folder is executed, and no pickle is loaded.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,15 +75,11 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
         is_folder = False
     can_only_be_a_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..")
     if can_only_be_a_path or name.endswith(".json") or name.count("/") > 1:
-        base = _base_of_adapters(path) if is_folder else ""
         raise UnknownModelError(
             phrase("{path}: no config.json in this folder", path=name)
             if is_folder
             else phrase("{path}: no such file or folder", path=name),
-            why=phrase("it holds adapters of {base}", base=base) if base else "",
-            fix=phrase("give {base}, with --method lora to train such adapters", base=base)
-            if base
-            else "give the folder that holds the model's config.json, a catalogue name, or a hub id",
+            fix="give the folder that holds the model's config.json, a catalogue name, or a hub id",
         )
     try:
         return catalogue.find(name)
@@ -95,16 +89,6 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     from .hub import config_from_hub  # imported here: its imports take milliseconds
 
     return _ConfigFile(config_from_hub(name, offline=offline), f"config.json of {name} on the hub")
-
-
-def _base_of_adapters(folder: Path) -> str:
-    """The base model of the adapters in a folder, as saved by peft; "" if there are none."""
-    try:
-        described = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    base = described.get("base_model_name_or_path") if isinstance(described, dict) else None
-    return base if isinstance(base, str) else ""
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -102,15 +102,6 @@ def test_a_folder_comes_before_the_catalogue(tmp_path: Path) -> None:
     assert load_model("gpt2").model_type == "llama"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), [('{"base_model_name_or_path": "gpt2"}', "adapters of gpt2"), ("{", "give the")]
-)
-def test_a_folder_of_adapters_names_their_model(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "adapter_config.json").write_text(text)
-    with pytest.raises(UnknownModelError, match=words):
-        load_model(str(tmp_path), offline=True)
-
-
 def test_nothing_of_the_folder_is_executed(tmp_path: Path) -> None:
     """Remote code and pickles next to the config.json are not read."""
     marker, remote = tmp_path / "executed", {"auto_map": {"AutoConfig": "evil.Config"}, "trust_remote_code": True}
