@@ -234,18 +234,6 @@ def horizontal_axis(values: Ticks, x_of: Scale, top: float, bottom: float) -> Ma
     )
 
 
-def vertical_axis(
-    values: Ticks, ends: tuple[float, float], top: float, bottom: float, right: float
-) -> tuple[Markup, float, Scale]:
-    """Return (grid lines with their values at the left, where they begin, the scale between its ends)."""
-    left, y_of = 12 + max(text_width(text, SMALL) for _, text in values), Scale(*ends, bottom, top)
-    rows = joined(
-        *(line(left, y_of(value), right, y_of(value)) for value, _ in values),
-        *(small(left - 6, y_of(value) + 4, text, anchor="end") for value, text in values),
-    )
-    return rows, left, y_of
-
-
 def vertical_limit(x: float, words: str, y: float, stretches: Sequence[tuple[float, float]], width: int) -> Markup:
     """Return dashed lines over stretches of the height, with a centred label above each, inside the chart."""
     half = text_width(words, SMALL) / 2

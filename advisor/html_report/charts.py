@@ -155,10 +155,14 @@ def _draw_lines(chart: Lines, width: int) -> Markup:
 
 
 def _panel_axis(panel: Panel, top: float, tall: float, right: float) -> tuple[Markup, float, Scale]:
+    """Return (grid lines with their values at the left, where they begin, the scale of the values)."""
     sums = (sum(value or 0 for value in column) for column in zip(*panel.layers.values(), strict=True))
     highest = 1.1 * max([*sums, panel.limit.value if panel.limit else 0]) or 1.0
-    values = svg.ticks(svg.round_steps(highest, 4 if tall > 110 else 3, panel.unit.size), panel.unit.write)
-    return svg.vertical_axis(values, (0, highest), top, top + tall, right)
+    ticks = svg.ticks(svg.round_steps(highest, 4 if tall > 110 else 3, panel.unit.size), panel.unit.write)
+    left, y_of = 12 + max(svg.text_width(text, SMALL) for _, text in ticks), Scale(0, highest, top + tall, top)
+    lines = (svg.line(left, y_of(value), right, y_of(value)) for value, _ in ticks)
+    names = (svg.small(left - 6, y_of(value) + 4, text, anchor="end") for value, text in ticks)
+    return svg.joined(*lines, *names), left, y_of
 
 
 def _line(panel: Panel, chart: Lines, x_of: Scale, y_of: Scale) -> Iterator[Markup]:
