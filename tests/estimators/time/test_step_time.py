@@ -13,9 +13,10 @@ from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.estimators.hardware import AttentionSpeed, Cluster, find_gpu
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.plan import RUNGS, Plan
+from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time import roofline
 from ds_advise.estimators.time.memory_bound import COPIED_PASSES, RECAST_FP32_BYTES
+from ds_advise.estimators.time.offload_time import ADAM_BYTES, cpu_step_bytes_per_s
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import AttentionKernel, Software, Workload
 from hypothesis import given, settings
@@ -178,23 +179,42 @@ def test_shared_samples_reduce_gradients_in_fp32() -> None:
     assert copied(3, 2) == copied(3, 1)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_time_grows_with_batch_and_sequence(rung: str) -> None:
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"zero_stage": 1},
+        {"zero_stage": 2, "offload_optimizer": "cpu"},
+        {"zero_stage": 3, "offload_optimizer": "nvme", "offload_param": "nvme"},
+    ],
+)
+def test_time_grows_with_batch_and_sequence(chosen: dict[str, Any]) -> None:
     """More tokens never take less time."""
-    stage: Any = {"ddp": 0, "zero1": 1}.get(rung, int(rung[4]) if rung.startswith("zero") else 0)
-    offload: Any = "nvme" if "nvme" in rung else "cpu" if "offload" in rung else "none"
-    base = Plan(
-        zero_stage=stage,
-        micro_batch_size=1,
-        offload_optimizer=offload if rung != "zero3-offload-param" else "none",
-        offload_param=offload if stage == 3 else "none",
-    )
     times = [
-        estimate_time(MODEL, Workload(seq_len=seq_len), PAIR, dataclasses.replace(base, micro_batch_size=micro)).step_s
+        estimate_time(MODEL, Workload(seq_len=seq_len), PAIR, plan(**chosen, micro_batch_size=micro)).step_s
         for seq_len, micro in ((512, 1), (512, 4), (1024, 4), (1024, 32), (4096, 32))
     ]
     assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(times))
     assert times[-1] > times[0]
+
+
+def test_the_host_steps_only_its_share_of_the_optimizer() -> None:
+    """With half of the sub-groups on the GPU the step on the host takes about half as long; with all, none."""
+    offloaded = plan(zero_stage=3, offload_optimizer="cpu", offload_param="cpu", sub_group_size=10**7)
+
+    def host_s(ratio: float) -> float:
+        chosen = dataclasses.replace(offloaded, offload_optimizer_ratio=ratio)
+        return seconds(estimate_time(MODEL, WORKLOAD, EIGHT, chosen), "optimizer on the host")
+
+    assert host_s(0.5) == pytest.approx(host_s(1) / 2, rel=0.2)
+    assert host_s(0) == 0 < host_s(0.9) < host_s(1)
+
+
+def test_a_measured_rate_of_the_hosts_step_is_that_of_all_cores() -> None:
+    """Ranks that share the cores reach it together; with one thread each a core's part of it."""
+    measured = dataclasses.replace(PAIR, cpu_adam_parameters_per_s_per_node=20e9, cpu_cores_per_node=16)
+    assert cpu_step_bytes_per_s(measured) == 20e9 * ADAM_BYTES
+    one_each = dataclasses.replace(measured, threads_per_rank=1)
+    assert cpu_step_bytes_per_s(one_each) == pytest.approx(20e9 * ADAM_BYTES / 8)
 
 
 def test_assumptions_name_unknown_properties_of_the_cluster() -> None:
