@@ -88,14 +88,6 @@ class Fields:
         height, width = (Fields({name: side}, self.where).size(name) for side in value)
         return height, width
 
-    def words(self, name: str) -> list[str]:
-        """Return a list of strings, given as a list or as one string with bars as separators."""
-        value = self._values.get(name)
-        parts = value.split("|") if isinstance(value, str) else self.items(name) or []
-        if not all(isinstance(part, str) for part in parts):
-            raise self.error(f"{name} must hold texts")
-        return [str(part).strip().lower() for part in parts]
-
     def flag(self, *names: str, default: bool) -> bool:
         value: bool | None = self._read(names, bool, "true or false")
         return default if value is None else value

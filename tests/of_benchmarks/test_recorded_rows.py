@@ -25,8 +25,6 @@ CONFIGS = {
         "vocab_size": 8000,
         "tie_word_embeddings": False,
     },
-    # Published weights have a head of their own; the class ties it.
-    "mt5": {**FAMILIES["t5"], "model_type": "mt5", "architectures": None, "tie_word_embeddings": False},
     # No tensor of the tower gets a gradient.
     "qwen3_5": FAMILIES["qwen3_5"],
 }

@@ -18,18 +18,14 @@ def activate(ops: Ops, function: str, value: Value) -> Value:
     """Return an activation function of transformers' `ACT2FN`, fused or composed as in its code.
 
     relu saves its result. silu, gelu and gelu_pytorch_tanh are one kernel that saves the input. gelu_new is 0.5 x (1 +
-    tanh(c (x + 0.0447 x^3))) in eight operations that keep x, the tanh and both factors of the last product. gelu_fast
-    has the argument c x (1 + 0.0447 x x), which keeps three more. quick_gelu is x * sigmoid(1.702 x).
+    tanh(c (x + 0.0447 x^3))) in eight operations that keep x, the tanh and both factors of the last product.
+    quick_gelu is x * sigmoid(1.702 x).
     """
     if function == "relu":
         return ops.saves_output("activated", value)
-    if function in ("gelu_new", "gelu_fast", "gelu_accurate"):
+    if function == "gelu_new":
         half, base = ops.scale(value), ops.cast(value, ops.workload.stream_bytes)
-        if function == "gelu_fast":
-            square = ops.multiply(ops.scale(value), value, "0.0447 x^2")
-            inner = ops.multiply(ops.scale(value), ops.scale(square), "argument")
-        else:
-            inner = ops.scale(ops.add(value, ops.scale(ops.power("x^3", base))))
+        inner = ops.scale(ops.add(value, ops.scale(ops.power("x^3", base))))
         gate = ops.scale(ops.saves_output("tanh", inner))
         return ops.multiply(half, gate, "activated", itemsize=gate.itemsize)
     if function == "quick_gelu":
