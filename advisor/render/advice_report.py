@@ -108,7 +108,7 @@ def _charts(answer: Recommendation, every_series: Sequence[Series]) -> Iterator[
     yield _note("For every 1,000 tokens, so that plans of different batches compare.")
     yield time_chart(plans, chosen=chosen)
     yield doc.Heading("Speed against memory", "speed")
-    yield _note("The plans that no other beats in both; the green one is recommended. The table has every plan.")
+    yield _note("The Pareto-optimal plans, and, in green, the recommended one. The table has every plan.")
     points = speed_against_memory(answer.candidates, cluster, answer.recommended)
     yield doc.Chart(points, _plans_table(AnswerView(answer, all_candidates=True)))
     if every_series:

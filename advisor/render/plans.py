@@ -176,13 +176,15 @@ def time_chart(plans: Mapping[str, Candidate], *, chosen: Candidate | None = Non
 
 
 def speed_against_memory(plans: Sequence[Candidate], cluster: Cluster, chosen: Candidate | None) -> Lines:
-    """Return speed against memory of the plans that no other beats in both, with their strategies. Plans that need more
-    than twice the GPU's memory are left out."""
+    """Return speed against memory of the plans that no other beats in both and of the chosen one, with strategies.
+    Plans that need more than twice the GPU's memory are left out."""
     limit, device = cluster.gpu.memory_bytes, device_label(cluster)
     best: list[Candidate] = []
     for plan in sorted(plans, key=lambda plan: (plan.device_bytes, -plan.tokens_per_s)):
         if plan.device_bytes <= MOST_MEMORY * limit and (not best or plan.tokens_per_s > best[-1].tokens_per_s):
             best.append(plan)
+    if chosen is not None and chosen not in best:  # a simpler plan whose speed is within the error
+        best = sorted([*best, chosen], key=lambda plan: plan.device_bytes)
     names = [plan.rung for plan in best]
     return Lines(
         title=f"Speed against memory per {device} of the plans that no other beats in both",
@@ -192,7 +194,7 @@ def speed_against_memory(plans: Sequence[Candidate], cluster: Cluster, chosen: C
         xs=[plan.device_bytes for plan in best],
         panels=[Panel(title="tokens/s", layers={"weights": [plan.tokens_per_s for plan in best]})],
         hints=[_hint(plan) for plan in best],
-        own=best.index(chosen) if chosen in best else None,
+        own=None if chosen is None else best.index(chosen),
         spans=[(best[at].device_bytes, names[at]) for at in _changes(names)],
     )
 

@@ -100,12 +100,13 @@ def test_bars_hold_the_figures_of_the_plans(answer: Recommendation) -> None:
     assert any(part.name == "loading the model" for part in hosts[0].parts)
 
 
-def test_speed_against_memory_holds_what_no_other_plan_beats(answer: Recommendation) -> None:
-    chart = speed_against_memory(answer.candidates, answer.question.cluster, answer.recommended)
+def test_speed_against_memory_holds_what_no_other_plan_beats_and_the_chosen_one(answer: Recommendation) -> None:
+    chart = speed_against_memory(answer.candidates, answer.question.cluster, None)
     (speeds,) = chart.panels[0].layers.values()
     assert list(chart.xs) == sorted(chart.xs) and list(speeds) == sorted(speeds) and len(speeds) > 1
-    assert chart.own is not None and answer.recommended is not None
-    assert chart.xs[chart.own] == answer.recommended.device_bytes
+    for plan in answer.candidates[0], answer.recommended:
+        chart = speed_against_memory(answer.candidates, answer.question.cluster, plan)
+        assert chart.own is not None and plan is not None and chart.xs[chart.own] == plan.device_bytes
 
 
 def test_every_component_has_an_ink() -> None:
