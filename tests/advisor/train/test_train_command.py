@@ -86,13 +86,6 @@ def test_options_take_precedence_over_defaults(ask: Ask) -> None:
     assert "a learning rate of 0.0002" in ask("--dry --method lora")[1]
 
 
-def test_options_of_adapters_without_any(ask: Ask) -> None:
-    """A warning names them as without effect."""
-    assert sorted(ask("--dry --merge --lora-alpha 4")[2].splitlines()) == [
-        f"ds-advise: {option} has no effect with --method full" for option in ("--lora-alpha", "--merge")
-    ]
-
-
 def test_a_folder_with_something_in_it_is_left_alone(ask: Ask, tmp_path: Path) -> None:
     """Without --force nothing is touched; --resume is proposed only where there is a training."""
     (tmp_path / "out").mkdir()
@@ -113,11 +106,6 @@ def test_a_refused_training_does_not_block_the_next(ask: Ask, data: Path) -> Non
     code, printed, error = ask("--memory 10MB")
     assert (code, error) == (1, "")
     assert "Nothing fits." in printed and "The closest, " in printed
-
-
-def test_experts_that_would_not_be_saved_whole_are_not_spread(ask: Ask) -> None:
-    code, _, error = ask("--experts autoep")
-    assert code == 2 and "experts of rank 0 alone" in error
 
 
 def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +143,9 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
         ("--report-to swanlab", "--report-to swanlab needs swanlab"),
         ("--format text-label", "chats.jsonl, row 1: text is missing"),
         ("--gpus 2x24GB", "--gpus has no meaning with --device cpu"),
+        ("--experts autoep", "experts of rank 0 alone"),
+        ("--output-dir /dev/null/out", "cannot be written to"),
+        ("--resume", "holds no training to resume"),
     ],
 )
 def test_impossible_options_are_refused_at_once(ask: Ask, options: str, printed: str) -> None:
@@ -162,25 +153,6 @@ def test_impossible_options_are_refused_at_once(ask: Ask, options: str, printed:
     code, _, error = ask(options)
     assert (code, error.count("\n")) == (2, 1)
     assert printed in error
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigFileError, match="cannot be written to"):
-        TrainingFolder(tmp_path / "file" / "out").claim(force=False)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--data x.jsonl", "--model is missing"),
-        ("--model x", "--data is missing"),
-        ("--resume --output-dir empty", "holds no training to resume"),
-    ],
-)
-def test_missing_arguments_are_named(capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
-    assert run(["train", *options.split()]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,21 +184,36 @@ def test_a_token_across_the_boundary_is_trained(tmp_path: Path, tokenizer: Any) 
     assert shown(tokenizer, data) == [("of", False), (" the<|im_end|>", True)]
 
 
-def test_a_tokenizer_that_begins_any_text_with_a_space(tmp_path: Path) -> None:
-    """SentencePiece's way (Llama 2): prompt and answer are one text, so no space is put before the answer."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+THOUGHTS = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\n' -}}
+{%- if message['role'] == 'assistant' and loop.last -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}
+{{- message['content'] + '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"""
+OPENED = THOUGHTS.replace(" and loop.last", " and false").replace(
+    "assistant\n' -}}{%- endif", "assistant\n<think>' -}}{%- endif"
+)
 
-    words = {word: number for number, word in enumerate(["<unk>", "</s>", "▁ask", ":", "yes", "▁yes", "▁"])}
-    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(prepend_scheme="always", split=True), pre_tokenizers.Split(":", "isolated")]
-    )
-    inner.decoder = decoders.Metaspace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
-    row = prepared(tmp_path, tokenizer, {"prompt": "ask:", "completion": "yes"}).sequences[0]
-    assert row["labels"] == [IGNORED, IGNORED, words["yes"], words["</s>"]]
-    assert row["input_ids"][:2] == [words["▁ask"], words[":"]]
+
+@pytest.mark.parametrize(
+    ("changes", "answers"),
+    [
+        ({"eos_token": "<|endoftext|>"}, ["4<|im_end|>", "7<|im_end|><|endoftext|>"]),  # the end must be learned
+        ({"chat_template": THOUGHTS}, ["<think>\n\n</think>\n\n7<|im_end|>"]),  # Qwen3: earlier answers are changed
+        ({"chat_template": OPENED}, ["4<|im_end|>", "7<|im_end|>"]),  # DeepSeek-R1: the prompt opens otherwise
+    ],
+)
+def test_answers_of_other_templates(
+    tmp_path: Path, tokenizer: Any, changes: dict[str, str], answers: list[str]
+) -> None:
+    """The text is the template's, and answers that it does not keep are counted."""
+    other = _copy(tokenizer, **changes)
+    data = prepared(tmp_path, other, CHAT)
+    assert trained(other, data) == answers
+    assert data.untrained_turns == 2 - len(answers)
+    whole = other.apply_chat_template(CHAT["messages"], tokenize=False).rstrip()
+    assert other.decode(data.sequences[0]["input_ids"]).removesuffix("<|endoftext|>") == whole
 
 
 def test_a_tokenizer_without_a_template_gets_the_documented_one(tmp_path: Path, tokenizer: Any) -> None:
@@ -210,40 +225,6 @@ def test_a_tokenizer_without_a_template_gets_the_documented_one(tmp_path: Path, 
         ("7<|im_end|>", True),
     ]
     assert plain.chat_template, "saved with the tokenizer"
-
-
-def test_end_of_text_is_learned_after_another_end_of_a_turn(tmp_path: Path, tokenizer: Any) -> None:
-    base = _copy(tokenizer, eos_token="<|endoftext|>")
-    assert trained(base, prepared(tmp_path, base, INSTRUCTION)) == ["1 + 4<|im_end|><|endoftext|>"]
-
-
-THOUGHTS = """\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\n' -}}
-{%- if message['role'] == 'assistant' and loop.last -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}
-{{- message['content'] + '<|im_end|>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"""
-
-
-def test_earlier_answers_that_the_template_changes_are_not_trained(tmp_path: Path, tokenizer: Any) -> None:
-    """Qwen3's way: an empty thought before the last answer only. The last is trained with it, the earlier is counted as
-    not."""
-    thinking = _copy(tokenizer, chat_template=THOUGHTS)
-    data = prepared(tmp_path, thinking, CHAT)
-    assert trained(thinking, data) == ["<think>\n\n</think>\n\n7<|im_end|>"]
-    whole = thinking.apply_chat_template(CHAT["messages"], tokenize=False).rstrip()
-    assert thinking.decode(data.sequences[0]["input_ids"]) == whole
-    assert data.untrained_turns == 1
-
-
-def test_an_answer_that_the_template_opens_otherwise(tmp_path: Path, tokenizer: Any) -> None:
-    """DeepSeek-R1's way: the prompt ends with `<think>`, which the finished turn does not have; the answer is still
-    found."""
-    finished, waiting = "assistant\n' }}{% endif", "assistant\n<think>' }}{% endif"
-    assert finished in tokenizer.chat_template
-    opening = _copy(tokenizer, chat_template=tokenizer.chat_template.replace(finished, waiting))
-    assert trained(opening, prepared(tmp_path, opening, INSTRUCTION)) == ["1 + 4<|im_end|>"]
 
 
 def test_a_template_that_refuses_a_row(tmp_path: Path, tokenizer: Any) -> None:
@@ -268,13 +249,6 @@ def test_plain_text_begins_as_the_tokenizer_begins_it(tmp_path: Path, tokenizer:
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", beginning.bos_token_id)]
     )
     assert shown(beginning, prepared(tmp_path, beginning, TEXT))[0] == ("<|endoftext|>", False)
-
-
-def test_the_format_can_be_chosen(tmp_path: Path, tokenizer: Any) -> None:
-    assert prepared(tmp_path, tokenizer, NER).row_format == "text-label"
-    data = prepared(tmp_path, tokenizer, NER, row_format="text")
-    assert data.divisible
-    assert data.trained_tokens == data.tokens
 
 
 def test_messages_reach_the_template_whole(tmp_path: Path, tokenizer: Any) -> None:
