@@ -207,12 +207,8 @@ def _answer(
 def script_arguments(proposal: Proposal, model: str, folder: TrainingFolder) -> tuple[str, ...]:
     """The arguments of the training script under the recommended plan, without the configuration. The loss of every
     step is logged, and a loss that is not a number is not replaced. model: the folder of the weights."""
-    settings, samples, question, plan = (
-        proposal.settings,
-        proposal.samples,
-        proposal.answer.question,
-        proposal.chosen.plan,
-    )
+    settings, samples, question = proposal.settings, proposal.samples, proposal.answer.question
+    plan = proposal.chosen.plan
     workload, tiles = question.workload, tiles_of(question.model, question.workload, plan)
     arguments = training_arguments(plan, workload, question.cluster)
     for name in ("deepspeed", "parallelism_config"):  # launch passes the former, the script makes the latter

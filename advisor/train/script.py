@@ -4,8 +4,11 @@
         --train_file train.arrow --max_length 2048 --output_dir output --deepspeed ds_config.json ...
 
 Takes every option of TrainingArguments in addition to those of `ScriptArguments`; `--per_device_eval_batch_size 0` is
-the training's. No code from the model's folder is
-executed: weights are safetensors only, without remote code.
+the training's. No code from the model's folder is executed: weights are safetensors only, without remote code.
+
+TRL's SFTTrainer (1.16) is not used: it finds answers only in chat templates that it knows by their text; it packs a
+micro batch into one sequence, whose mask without FlashAttention has (micro batch x length)^2 elements, which no plan
+counts; and its own loss replaces those of `--loss`.
 """
 
 from __future__ import annotations
