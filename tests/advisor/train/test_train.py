@@ -212,7 +212,7 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     whole one, with the same data in the same order, so that the losses are those of an undisturbed run."""
     data, whole, _ = undisturbed
     output = tmp_path / "out"
-    with killed_after(output, rank=1, step=6):
+    with after_step(output, 1, 6, lambda pid: os.kill(pid, signal.SIGKILL)):
         assert train(model_folder, data, output, CHATS_OPTIONS) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert f"ds-advise train --resume --output-dir {output}" in printed
@@ -229,6 +229,29 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     assert losses(output) == losses(whole)
     first, second = weights(whole), weights(output)
     assert all(tensor.equal(second[name]) for name, tensor in first.items())
+
+
+@pytest.mark.slow
+def test_fallback_ends_a_training_whose_memory_runs_out(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under a plan that takes less, from the last checkpoint; the job that --resume would take is the new one."""
+    import psutil
+
+    def no_more_memory(pid: int) -> None:
+        process = psutil.Process(pid)
+        process.rlimit(psutil.RLIMIT_DATA, (process.memory_info().data // 2,) * 2)
+
+    output = tmp_path / "out"
+    options = "--rung zero1 --micro-batch 4 --global-batch 8 --learning-rate 3e-3 --save-steps 2 --fallback"
+    with after_step(output, 1, 5, no_more_memory):
+        code = train(model_folder, write(tmp_path / "chats.jsonl", CHAT * 50), output, options)
+    printed = capsys.readouterr()
+    assert code == 0, printed
+    assert "The host's memory ran out" in printed.err and "going on with" in printed.err
+    assert_learned(output)
+    [config] = (output / "training").rglob("ds_config.json")
+    assert config.read_text() == (output / "ds_config.json").read_text()
 
 
 @pytest.mark.slow
@@ -265,8 +288,9 @@ def test_a_finished_training_is_saved_and_a_damaged_checkpoint_refused(
 
 
 @contextlib.contextmanager
-def killed_after(output: Path, rank: int, step: int) -> Iterator[None]:
-    """Kills a rank of the training in the block once it has made a step. It must have done so when the block ends."""
+def after_step(output: Path, rank: int, step: int, act: Callable[[int], None]) -> Iterator[None]:
+    """Does something to a rank of the training in the block once it has made a step. It must have been done when the
+    block ends."""
     ended = threading.Event()
 
     def watch() -> bool:
@@ -275,7 +299,7 @@ def killed_after(output: Path, rank: int, step: int) -> Iterator[None]:
             written = record.read_text().rpartition("\n")[0] if record.exists() else ""  # the last line may be half
             lines = [json.loads(line) for line in written.splitlines()]
             if any(line.get("step", 0) >= step for line in lines):
-                os.kill(lines[0]["pid"], signal.SIGKILL)
+                act(lines[0]["pid"])
                 return True
             time.sleep(0.002)
         return False
