@@ -17,7 +17,6 @@ from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.job import PADDED_TO, Job, SamplesOfLength
 from ...estimators.workload import DEFAULT_SEQ_LEN
 from .formats import ROW_FORMATS
-from .rows import DataError
 from .tokenizing import load_tokenizer
 
 if TYPE_CHECKING:
@@ -129,15 +128,9 @@ def count_data(
 
     Raises DataError for a file that cannot be read or trained on, ModelConfigError for a model that is not causal.
     """
+    from .prepare import cut, prepare  # imports datasets
+
     check_causal(shape, fix="give the number of samples with --samples")
-    try:
-        from .prepare import cut, prepare
-    except ImportError:
-        raise DataError(
-            phrase("{path}: reading it needs the datasets library", path=path.name),
-            why="it is not installed",
-            fix='pip install "ds-advise[data]"',
-        ) from None
     tokenizer = None
     with suppress(ModelConfigError, UnknownModelError, ModuleNotFoundError):
         tokenizer = load_tokenizer(model, shape, offline=True)
