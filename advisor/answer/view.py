@@ -18,7 +18,7 @@ from ..search.candidate import NEEDS_RAM, Candidate, chance, duration_of
 from ..text.job import hours, money, parts_sentences, price_label
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title, shape_label
 from ..text.units import amount, gib, percent, rate, rough_rate, seconds
-from .evidence import ProbeRow, deepspeed_sentence, dry_run_sentence, evidence_of, probes_of
+from .evidence import deepspeed_sentence, evidence_of
 from .phases import phase_sentences
 from .reasons import time_shares
 from .recommendation import Recommendation
@@ -81,12 +81,6 @@ def host_parts(memory: MemoryEstimate) -> dict[str, int]:
     for term in (*memory.host_pinned_terms, *memory.host_pageable_terms):
         sizes[term.name] += term.size_bytes
     return +sizes
-
-
-def step_time(chosen: Candidate, least_share: float) -> Phrase:
-    """Return the parts of a step's time that have at least a given share."""
-    shares = time_shares(chosen.time, least=least_share)
-    return phrase("Where the {time} of a step go: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
 
 
 @dataclass(frozen=True)
@@ -219,7 +213,10 @@ class AnswerView:
     def time(self) -> str:
         """Parts of a step's time."""
         chosen = self.answer.recommended
-        return "" if chosen is None else step_time(chosen, _SMALL_SHARE if self.details else _LARGE_SHARE)
+        if chosen is None:
+            return ""
+        shares = time_shares(chosen.time, least=_SMALL_SHARE if self.details else _LARGE_SHARE)
+        return phrase("Where the {time} of a step go: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
 
     @cached_property
     def job(self) -> tuple[str, ...]:
@@ -253,15 +250,6 @@ class AnswerView:
         )
 
     # Evidence and next steps.
-
-    @property
-    def dry_runs(self) -> tuple[str, ...]:
-        return tuple(dry_run_sentence(run) for run in self.answer.verifications)
-
-    @property
-    def probes(self) -> tuple[str, tuple[ProbeRow, ...], str]:
-        """A title, the probes, and why the series ended."""
-        return probes_of(self.answer)
 
     @property
     def deepspeed_estimate(self) -> str:

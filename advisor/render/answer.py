@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...estimators.phrase import listed, phrase
+from ..answer.evidence import dry_run_sentence, probes_of
 from ..answer.recommendation import Recommendation
 from ..answer.view import AnswerView, LadderRow
 from ..document.blocks import TONES
@@ -81,9 +82,9 @@ def _print_view(view: AnswerView, console: Console, *, left_out: Sequence[str]) 
     utilization = view.utilization if details and not job else ""
     title = phrase("The whole job") if job else ""
     paragraph(console, *job, utilization, *reasons, view.pytorch_baseline, title=title)
-    for line in view.dry_runs:
-        paragraph(console, line)
-    _print_probes(view, console)
+    for run in answer.verifications:
+        paragraph(console, dry_run_sentence(run))
+    _print_probes(answer, console)
     if details:
         paragraph(console, view.deepspeed_estimate)
     if not changes_first:
@@ -160,8 +161,8 @@ def _ladder_line(step: LadderRow, widths: dict[str, int]) -> str:
     return f"{line}{'  ' if cell_len(line) + cell_len(reason) + 2 <= WIDTH else ' '}{reason}"
 
 
-def _print_probes(view: AnswerView, console: Console) -> None:
-    title, rows, end = view.probes
+def _print_probes(answer: Recommendation, console: Console) -> None:
+    title, rows, end = probes_of(answer)
     paragraph(console, title, style="bold")
     for rung, batch, checkpointing, outcome in rows:
         line = f"  {rung:<19} {batch:>5} {padded(translate(checkpointing), 4)}  {translate(outcome)}"
