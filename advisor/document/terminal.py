@@ -75,13 +75,13 @@ def _print_table(table: Table, console: Console) -> None:
     widths[0] = min(widths[0], room)
     aligned = [width if table.is_numeric(column) else -width for column, width in enumerate(widths)]
     for line, (_, look, remarks) in zip((head, *lines), (Row(head), *table.rows), strict=True):
-        if not any(line):
+        if not any(line) or (line is head and room < 0):
             continue
         mark, style = (">" if look == "chosen" else "").ljust(indent), "bold" if line is head else _LOOKS[look]
         name, *others = line
         if room < 0 or not others:
-            titled = [f"{title} {text}".strip() for title, text in zip(head[1:], others, strict=False) if text]
-            words = ", ".join(others if line is head else titled)
+            titles = (f"{title} " if width > 0 else "" for title, width in zip(head[1:], aligned[1:], strict=True))
+            words = ", ".join(f"{title}{text}" for title, text in zip(titles, others, strict=False) if text)
             sentence(console, f"{mark[1:]}{name}{': ' if name and words else ''}{words}", style=style, hang=4)
         else:
             if cell_len(name) > widths[0]:
