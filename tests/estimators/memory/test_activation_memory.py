@@ -52,16 +52,6 @@ def test_a_chunked_softmax_holds_the_logits_and_their_gradient_in_16_bits() -> N
     assert terms == dict.fromkeys(("logits", "gradient of logits"), 2 * 2 * 2048 * V)
 
 
-def test_ligers_kernels_keep_inputs_and_nothing_in_fp32() -> None:
-    """Per token and layer: the inputs of two norms and their results, queries, keys and values, the attention's output,
-    gate, up and their product, each in 16 bits; a number per row for each norm, and the log-sum-exp of each head."""
-    rows = 2 * (4 * H + A * D + 2 * K * D + 3 * F) + 2 * A * D
-    made = memory(seq_len=2048, attention="flash", kernels="liger")
-    assert made.saved_per_layer_bytes == 2048 * (rows + 2 * 4 + 4 * A)
-    usual = memory(seq_len=2048, attention="flash")
-    assert made.peak_bytes < 0.8 * usual.peak_bytes
-
-
 ATTENTION = Attention(heads=32, kv_heads=32, head_dim=128, v_head_dim=128)
 
 

@@ -184,24 +184,6 @@ def test_deepspeeds_engine_casts_what_others_keep_in_fp32() -> None:
     assert plain.components == given.components
 
 
-def test_peft_keeps_embedding_and_head_in_fp32_with_quantized_weights() -> None:
-    """prepare_model_for_kbit_training casts embedding and head, two bytes more for each of their weights; under
-    autocast the loss holds the head's cast, and DeepSpeed's engine casts all of it back."""
-    question: dict[str, Any] = {"model": "Llama-3.1-8B", "method": "qlora", "seq_len": 2048}
-    vocabulary = 128_256 * 4096
-    plain, wide, cast = (
-        asked(gpus="1xA100-40GB", software=software, **question)
-        for software in (None, "fp32-embeddings", "fp32-embeddings,autocast")
-    )
-    assert named(wide, "parameters") - named(plain, "parameters") == 2 * 2 * vocabulary
-    assert named(cast, "autocast_copies") == 2 * vocabulary and not named(wide, "autocast_copies")
-    engine, given = (
-        asked("zero2", gpus="2xA100-40GB", software=software, **question)
-        for software in (None, "fp32-embeddings,autocast")
-    )
-    assert engine.components == given.components
-
-
 def test_a_model_from_scratch_is_not_read_into_host_ram() -> None:
     """Under zero.Init rank 0 reads the whole checkpoint; without one the shards are all that loads."""
     read, made = (
