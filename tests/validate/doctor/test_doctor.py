@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from shutil import which
 
 import ds_advise
 import pytest
@@ -70,32 +69,6 @@ def test_it_works_without_torch_and_imports_nothing_slow() -> None:
     found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert (found["torch"]["status"], found["deepspeed"]["status"]) == ("problem", "problem")
     assert "pip install torch" in found["torch"]["fix"] and found["ram"]["status"] in ("ok", "warning")
-
-
-@pytest.mark.skipif(
-    os.name != "posix" or not hasattr(os, "geteuid") or os.geteuid() != 0 or which("setpriv") is None,
-    reason="only root can become nobody",
-)
-def test_it_works_for_a_user_without_rights_and_home(tmp_path: Path) -> None:
-    """Nobody, who has no home and may write nowhere, gets an answer and no traceback."""
-    readable = subprocess.run(
-        ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", "import ds_advise"],
-        capture_output=True,
-        cwd="/",
-    )
-    if readable.returncode:
-        pytest.skip("nobody may not read this installation")
-    done = command(
-        "--json",
-        "--nvme",
-        str(tmp_path),
-        prefix=("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
-        HOME="/nonexistent",
-    )
-    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
-    found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert found["swap-folder"]["status"] == "problem"  # the folder is root's
-    assert found["ops-folder"]["status"] == "problem"
 
 
 def test_it_fails_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

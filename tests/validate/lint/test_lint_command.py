@@ -63,20 +63,6 @@ def test_a_finding_has_place_reason_and_remedy_in_80_columns(capsys: pytest.Capt
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
-def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    """One object, with counts that are right."""
-    assert run(["lint", "bad.json", "--json"]) == 1
-    answer = json.loads(capsys.readouterr().out)
-    severities = [finding["severity"] for finding in answer["findings"]]
-    assert (answer["errors"], answer["warnings"], answer["advice"]) == tuple(
-        severities.count(name) for name in ("error", "warning", "advice")
-    )
-    found = next(finding for finding in answer["findings"] if finding["path"] == "zero_optimization.overlap_com")
-    assert (found["code"], found["line"], found["column"]) == ("DS010", 7, 9)
-    assert answer["framework"] == "deepspeed" and answer["framework_is_assumed"] and answer["written"] is None
-    assert all(finding["fix"] and finding["why"] and finding["source"] for finding in answer["findings"])
-
-
 def test_fix_corrects_what_is_safe_and_keeps_the_old_file(capsys: pytest.CaptureFixture[str]) -> None:
     """The layout stays, the diff is shown, the typo is left to the user, and a second run has nothing to do."""
     assert run(["lint", "bad.json", "--fix"]) == 1
@@ -168,17 +154,6 @@ def test_fix_writes_through_a_link_and_keeps_it(folder: Path) -> None:
     assert Path("elsewhere/real.json.bak").read_text() == BAD
 
 
-def test_fix_keeps_line_endings_and_permissions() -> None:
-    """A file from another system stays one."""
-    path = Path("bad.json")
-    path.write_bytes(BAD.replace("\n", "\r\n").encode())
-    path.chmod(0o600)
-    run(["lint", "bad.json", "--fix"])
-    text = path.read_bytes()
-    assert text.count(b"\r\n") == text.count(b"\n") > 5
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
 HOSTILE = {
     "train_batch_size": 8,
     "$(touch pwned)": "`touch pwned`",
@@ -233,12 +208,3 @@ def test_fix_takes_the_byte_order_mark_away() -> None:
     assert run(["lint", "marked.json"]) == 1
     assert run(["lint", "marked.json", "--fix"]) == 0
     assert Path("marked.json").read_bytes() == text
-
-
-def test_rules_can_be_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    """With their examples."""
-    assert run(["lint", "--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) > 60
-    assert run(["lint", "--explain", "ds101"]) == 0
-    assert "contradictory batch sizes" in capsys.readouterr().out
-    assert run(["lint", "--explain", "DS000"]) == 2
