@@ -28,7 +28,7 @@ def _contradiction(config: LintedConfig) -> Iterator[Violation]:
     assumed = config.framework == "hf" and not config.has(STEPS)
     steps = 1 if assumed else config.positive(STEPS)
     factors = {
-        phrase("micro batch {size}", size=micro): micro,
+        phrase("{micro} samples", micro=micro): micro,
         phrase("{steps} accumulation steps", steps=steps): steps,
         phrase("{ranks} GPUs", ranks=ranks): ranks,
     }
