@@ -188,7 +188,8 @@ class LayerRecorder(NamedTuple):
         """Return the recording of one layer. Checkpointing keeps the layer's input, so the recomputation excludes
         it."""
         rows = self.rows(block)
-        ops = self.ops(block.tensors, "activations" if self.model.module else "input")
+        part = "activations" if self.model.module else "input" if block.program is None else "layers"
+        ops = self.ops(block.tensors, part)
         graph, hidden, item = ops.graph, self.model.stream_width(block), self.workload.stream_bytes
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
         if block.program is not None:
