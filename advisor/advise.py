@@ -64,7 +64,7 @@ def ask(
         raise WorkloadError(
             "--seq-len max and --data contradict each other",
             why="the data decide the sequence length",
-            fix="give their number with --samples",
+            fix="pass the number of samples with --samples",
         )
     if not isinstance(model, str | ModelShape) or (isinstance(model, str) and is_own_module(model)):
         # Imported here: it records with torch.

@@ -136,7 +136,7 @@ def _offload(name: str, plan: Plan, cluster: Cluster) -> dict[str, Any]:
     if nvme and not cluster.nvme_path:
         raise ClusterError(
             "no folder for swapping to NVMe",
-            why="the plan keeps states there between their uses",
+            why="the plan keeps states there between uses",
             fix="pass --nvme PATH:SIZE with a folder on the local NVMe drive",
         )
     block = _keys_of(f"zero_optimization.{name}", plan, nvme=nvme) | {"pin_memory": plan.pin_memory}
@@ -163,7 +163,7 @@ def optimizer_block(workload: Workload, plan: Plan, *, auto: bool) -> dict[str, 
     if plan.offload_optimizer != "none" and spec.cpu_state_bytes is None:
         raise WorkloadError(
             phrase("{optimizer} cannot run with its states in host RAM", optimizer=workload.optimizer),
-            why="DeepSpeed has no CPU form of it",
+            why="DeepSpeed has no CPU version of it",
             fix="choose adamw, or a plan that does not offload the optimizer",
         )
     keys: dict[str, Any] = {}

@@ -22,7 +22,7 @@ def read_file(path: Path, most_bytes: int, *, fix: str, error: type[DsAdviseErro
     try:
         if not path.is_file():
             if path.exists():
-                raise error(phrase("{path}: is no regular file", path=path), fix=fix)
+                raise error(phrase("{path}: not a regular file", path=path), fix=fix)
             raise error(phrase("{path}: no such file", path=path), fix=fix)
         with path.open("rb") as stream:
             return stream.read(most_bytes + 1)
@@ -88,8 +88,8 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     except (OSError, RuntimeError) as error:  # a loop of links, no current folder
         raise ConfigFileError(
-            phrase("{path} leads nowhere", path=path),
-            why="a link points to itself, or the folder is gone",
+            phrase("{path} is a broken link", path=path),
+            why="a link points to itself, or its folder does not exist",
             fix="pass another path with -o",
         ) from error
     if target.exists():
@@ -104,7 +104,7 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
         if not force:
             raise ConfigFileError(
                 phrase("{path} exists and differs", path=path),
-                why=phrase("it may be the one that you train with"),
+                why=phrase("it may be the configuration of a training"),
                 fix=phrase("pass --force to overwrite it, or another path with -o"),
             )
     try:

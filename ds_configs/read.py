@@ -242,38 +242,38 @@ def unmodeled_features(config: Mapping[str, Any]) -> Iterator[UnmodeledFeature]:
         yield UnmodeledFeature(
             "zero_optimization.zenflow",
             "ZenFlow",
-            "predictions are of the plain offload: neither the states of the chosen columns, which stay on the GPU, "
-            "nor the steps that the host leaves out or hides are counted",
-            "ZenFlow chooses columns by their gradients' values, which a dry run does not have",
+            "predictions are for plain offload: they include neither the states of the chosen columns, which stay on "
+            "the GPU, nor the steps that the host skips or hides",
+            "ZenFlow selects columns by the values of their gradients, which a dry run does not have",
         )
     if _block(zero, "offload_optimizer").get("super_offload") is True and zero.get("stage") == 3:
         yield UnmodeledFeature(
             "zero_optimization.offload_optimizer.super_offload",
             "SuperOffload",
-            "predictions are of the plain offload: the optimizer's own process and what it hides are not counted",
-            "SuperOffload asks for CUDA by name, and a dry run has none",
+            "predictions are for plain offload: the optimizer's own process and its overlap are not included",
+            "SuperOffload requests CUDA by name, which a dry run does not have",
         )
     if _block(config, "compile").get("deepcompile") is True:
         yield UnmodeledFeature(
             "compile.deepcompile",
             "DeepCompile",
-            "predictions and dry runs are of the model without engine.compile(): fused kernels and DeepCompile's "
-            "passes are not counted",
+            "predictions and dry runs are for the model without engine.compile(): fused kernels and DeepCompile's "
+            "passes are not included",
         )
     if is_true(_block(config, "torch_autocast").get("enabled")):
         yield UnmodeledFeature(
             "torch_autocast",
             "torch_autocast",
-            "predictions are of a training in the weights' own type: neither activations nor reduced gradients of the "
-            "lower type are counted",
-            "the simulated GPU has none of autocast's casts, and would count activations of the weights' type",
+            "predictions are for training in the type of the weights: activations and reduced gradients in the lower "
+            "type are not included",
+            "the simulated GPU does not apply autocast's casts, and would count activations in the weights' type",
         )
     if _block(config, "expert_parallel").get("enabled") is True and autoep_size_in(config) == 1:
         yield UnmodeledFeature(
             "expert_parallel",
             "AutoEP",
-            "predictions are of experts that ZeRO shards like all weights: neither experts that stay on their ranks "
-            "nor the all-to-alls of tokens are counted",
+            "predictions are for experts that ZeRO shards like all weights: experts that stay on their ranks and "
+            "all-to-alls of tokens are not included",
         )
 
 
@@ -330,7 +330,7 @@ def _batch(
                 product=micro * accumulation * ranks,
                 **fields,
             ),
-            why="DeepSpeed stops at the contradiction",
+            why="DeepSpeed refuses the contradiction",
             fix="remove train_batch_size: it follows from the others",
         )
     return micro, accumulation
@@ -342,7 +342,7 @@ def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_def
     if given and value != given:
         raise ConfigFileError(
             phrase("{key} is {value}, but TrainingArguments has {given}", key=key, value=value, given=given),
-            why="the Trainer stops at the contradiction",
+            why="the Trainer refuses the contradiction",
             fix=phrase('set {key} to "auto"', key=key),
         )
     return value

@@ -101,7 +101,7 @@ def gpu_name(cluster: Cluster) -> str:
         raise ClusterError(
             phrase("SkyPilot's catalogue has no name for {what}", what=what),
             why="its file must name the GPU to rent",
-            fix="pass --gpus with one that clouds rent, such as 8xH100, or leave skypilot out",
+            fix="pass --gpus with a GPU that clouds offer, such as 8xH100, or leave skypilot out",
         )
     return known
 

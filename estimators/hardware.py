@@ -267,18 +267,18 @@ def find_gpu(name: str) -> Gpu:
     if candidates:
         names = [gpu.name for gpu in candidates]
         raise ClusterError(
-            phrase("{name!r} could be any of {names}", name=name, names=", ".join(names)),
+            phrase("{name!r} matches several GPUs: {names}", name=name, names=", ".join(names)),
             why=phrase("they differ in memory or speed"),
             fix=phrase("name one of them, such as {example}", example=f"--gpus {names[-1].replace(' ', '-')}"),
         )
     near = nearest_names(name)
     if wanted == "cpu":
         raise ClusterError(
-            phrase("--gpus names GPUs"), fix=phrase("for training on this machine's CPU pass --device cpu")
+            phrase("--gpus takes GPUs only"), fix=phrase("for training on this machine's CPU pass --device cpu")
         )
     raise ClusterError(
         phrase("no GPU called {name!r} is known", name=name),
-        why=phrase("its memory and speed cannot be guessed"),
+        why=phrase("its memory and speed are not known"),
         fix=phrase("nearest: {names}; or give the memory alone, such as --gpus 2x24GB", names=", ".join(near)),
     )
 
@@ -301,7 +301,7 @@ def gpu_of_memory(gigabytes: float) -> Gpu:
     """
     if not SMALLEST_GB <= gigabytes <= LARGEST_GB:
         raise ClusterError(
-            phrase("{gigabytes:g} GB is no GPU's memory", gigabytes=gigabytes),
+            phrase("{gigabytes:g} GB is not the memory of a GPU", gigabytes=gigabytes),
             why=phrase("sizes from {least} to {most} GB are accepted", least=SMALLEST_GB, most=LARGEST_GB),
             fix="give the memory of one GPU, such as --gpus 2x24GB",
         )

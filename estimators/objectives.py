@@ -128,7 +128,7 @@ def unusable_loss(model: ModelShape, loss: LossKernel) -> str | None:
     if loss == "fused" and not supports(model, "liger"):
         return phrase("Liger does not patch {model_type} models", model_type=model.model_type)
     if loss != "fused" and (not upcasts(model) or model.architecture.endswith("ForMaskedLM")):
-        return phrase("it replaces the loss of causal language models alone")
+        return phrase("it replaces the loss of causal language models only")
     return None
 
 
@@ -316,7 +316,7 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
     if not model.architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise WorkloadError(
             phrase("a {objective} model of {model} is not known", objective=objective, model=model.name),
-            why="heads for rewards are those of causal language models",
+            why="only causal language models have heads for rewards",
             fix="pass another model, or another --objective",
         )
     if loss == "value-head":

@@ -67,7 +67,7 @@ class PlanSettings:
 
     zero_stage: Literal[0, 1, 2, 3] = field(
         metadata=key(
-            "what the ranks share: 1 optimizer states, 2 gradients too, 3 weights too",
+            "what the ranks shard: 1 optimizer states, 2 also gradients, 3 also weights",
             path="zero_optimization.stage",
             stages=(0, 1, 2, 3),
         )
@@ -83,7 +83,7 @@ class PlanSettings:
     )
     gradient_accumulation_steps: int = plan_field(
         1,
-        "passes per optimizer step: the optimizer's time is shared among them",
+        "micro batches per optimizer step: they share the optimizer's time",
         path="gradient_accumulation_steps",
         lowest=1,
         filled=True,
@@ -101,14 +101,12 @@ class PlanSettings:
     )
     """ZeRO shards over the groups of these ranks."""
     autoep_size: int = plan_field(
-        1, "neighbouring GPUs that experts are spread over (AutoEP)", path="expert_parallel.autoep_size"
+        1, "neighbouring GPUs over which experts are spread (AutoEP)", path="expert_parallel.autoep_size"
     )
     """Each rank keeps whole experts and tokens travel to them. ZeRO shards experts over the ranks with the same ones,
     all other weights over all ranks."""
     gradient_checkpointing: bool = plan_field(True, "every layer is recomputed in the backward pass", path="")
-    cpu_checkpointing: bool = plan_field(
-        False, "what checkpointing keeps of each layer, its input, is in host RAM", path=""
-    )
+    cpu_checkpointing: bool = plan_field(False, "checkpointing keeps the input of each layer in host RAM", path="")
     offload_optimizer: Offload = plan_field(  # noqa: RUF009  a field of a dataclass
         "none",
         "optimizer states and CPU Adam in host RAM or on NVMe: 12 to 16 bytes a parameter off the GPUs, time per step",
@@ -122,14 +120,14 @@ class PlanSettings:
     )
     offload_optimizer_ratio: float = plan_field(
         1.0,
-        "share of the states that is in RAM; the rest stays on the GPU",
+        "fraction of the states in RAM; the rest stays on the GPU",
         path="zero_optimization.offload_optimizer.ratio",
         only_if_set=True,
     )
     """Share of stage 3's sub-groups with masters, states and step on the host; the first ones stay on the GPU."""
     bf16_master_weights_and_grads: bool = plan_field(
         False,
-        "master weights, and gradients as the optimizer takes them, in bf16 instead of fp32",
+        "master weights and the optimizer's gradients in bf16 instead of fp32",
         path="bf16.bf16_master_weights_and_grads",
         stages=(1, 2, 3),
         only_if_set=True,
@@ -164,7 +162,7 @@ class Plan(PlanSettings):
     several GPUs (`zero_stage` is 0)."""
     pin_memory: bool = plan_field(
         True,
-        "page-locked: PCIe at its full rate, more RAM by rounding up",
+        "page-locked: full PCIe rate, more RAM due to rounding up",
         path="zero_optimization.offload_optimizer.pin_memory",
     )
     """The value of `offload_param.pin_memory` too."""
@@ -195,7 +193,7 @@ class Plan(PlanSettings):
     overlap_comm: bool = plan_field(True, "communication overlaps with computation; a second bucket at stages 1 and 2")
     reduce_bucket_size: int = plan_field(
         500_000_000,
-        "elements reduced at a time: 2 bytes each on the GPU, fewer and larger messages",
+        "elements reduced at a time: 2 bytes each on the GPU; more means fewer, larger messages",
         lowest=1,
         filled=True,
         filled_from_hidden_size=lambda hidden: hidden * hidden,
@@ -206,7 +204,7 @@ class Plan(PlanSettings):
     )
     """"fp32", or "" for the training precision. Predicted at stages 1 and 2."""
     sub_group_size: int = plan_field(
-        1_000_000_000, "parameters stepped at a time: 6 bytes each on the GPU, a buffer each on NVMe", stages=(3,)
+        1_000_000_000, "parameters updated at a time: 6 bytes each on the GPU, one buffer each on NVMe", stages=(3,)
     )
     stage3_prefetch_bucket_size: int = plan_field(
         50_000_000,
@@ -216,12 +214,12 @@ class Plan(PlanSettings):
     )
     stage3_param_persistence_threshold: int = plan_field(
         100_000,
-        "smaller parameters stay gathered: fewer tiny messages",
+        "smaller parameters stay gathered: fewer small messages",
         filled=True,
         filled_from_hidden_size=lambda hidden: 10 * hidden,
     )
     stage3_max_live_parameters: int = plan_field(
-        1_000_000_000, "elements that stay gathered at most: memory against gathering again"
+        1_000_000_000, "maximum number of gathered elements: memory against repeated gathering"
     )
     stage3_max_reuse_distance: int = plan_field(
         1_000_000_000, "parameters used again within this many elements stay gathered"

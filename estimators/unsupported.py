@@ -40,22 +40,22 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return obstacle
     if plan.sharding != "zero":
         own = _unsuited_to_fsdp2(model, workload, plan) if plan.sharding == "fsdp2" else None
-        return own if plan.ranks_per_sample == 1 else "Ulysses and AutoTP are DeepSpeed's"
+        return own if plan.ranks_per_sample == 1 else "Ulysses and AutoTP need DeepSpeed"
     ranks, size = cluster.world_size if cluster is not None else 0, plan.sequence_parallel_size
     if ranks % size:
-        return phrase("{ranks} ranks do not divide into groups of {size}", ranks=ranks, size=size)
+        return phrase("{ranks} ranks are not divisible into groups of {size}", ranks=ranks, size=size)
     if size > 1 and (obstacle := undividable(model, workload, size)):
         return obstacle
     if plan.cpu_checkpointing and cluster is not None and cluster.gpu.is_cpu:
         return phrase("the ranks' memory is the host's, so there is nowhere to offload to")
     if plan.zero_stage == 0 and plan.offload_optimizer != "none":
-        return "the optimizer is offloaded from ZeRO stage 1 on"
+        return "an offloaded optimizer needs ZeRO stage 1 or higher"
     if plan.zero_stage < 3 and plan.offload_param != "none":
-        return "parameters are offloaded at ZeRO stage 3 only"
+        return "offloaded parameters need ZeRO stage 3"
     if plan.zero_stage < 3 and plan.offload_optimizer == "nvme":
-        return "the optimizer goes to NVMe at ZeRO stage 3 only"
+        return "an optimizer on NVMe needs ZeRO stage 3"
     if plan.offload_optimizer_ratio < 1 and (plan.zero_stage < 3 or plan.offload_optimizer != "cpu"):
-        return "a part of an offloaded optimizer stays on the GPU at ZeRO stage 3 with the rest in RAM only"
+        return "a partly offloaded optimizer needs ZeRO stage 3 with the rest in RAM"
     if plan.offload_optimizer_ratio < 1 and not runs.is_adam:
         return f"{workload.optimizer} does not run on both sides, only AdamW does"
     if (
@@ -74,7 +74,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         if workload.quantization == "int8":  # bitsandbytes 0.50 autograd/_functions.py MatmulLtState.CB
             return phrase("bitsandbytes' int8 layers keep whole weights in addition to ZeRO-3's shards")
         if workload.quantization != "nf4" or plan.offload_param != "none" or plan.quantizes_collectives:
-            return phrase("ZeRO-3 is known to shard NF4 weights on the GPU alone, in collectives of full width")
+            return phrase("ZeRO-3 is known to shard NF4 weights only on the GPU, with unquantized collectives")
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
         return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
     return None
@@ -88,18 +88,16 @@ def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
     if not plan.bf16_master_weights_and_grads:
         return None
     if plan.zero_stage == 0:
-        return phrase("master weights in bf16 are ZeRO's, from stage 1 on")
+        return phrase("master weights in bf16 need ZeRO stage 1 or higher")
     if workload.precision != "bf16":
-        return phrase(
-            "master weights in bf16 belong to training in bf16, not {precision}", precision=workload.precision
-        )
+        return phrase("master weights in bf16 need training in bf16, not {precision}", precision=workload.precision)
     if not optimizer(workload.optimizer).is_adam:
-        return phrase("states in bf16 are known of AdamW and Adam, not of {optimizer}", optimizer=workload.optimizer)
+        return phrase("states in bf16 are known for AdamW and Adam, not for {optimizer}", optimizer=workload.optimizer)
     if plan.offload_optimizer == "none" and not plan.bf16_optimizer_states:
-        return "master weights in bf16 with states in fp32 need an optimizer in host RAM"
+        return "bf16 master weights with fp32 states need an optimizer in host RAM"
     if plan.offload_optimizer == "nvme":
         # Releasing a sub-group turns its empty master into fp32 (swap_tensor/optimizer_utils.py `release_memory`).
-        return phrase("DeepSpeed's NVMe swapper stops at master weights in bf16")
+        return phrase("DeepSpeed's NVMe swapper does not support master weights in bf16")
     return None
 
 
@@ -110,11 +108,11 @@ def _unsuited_to_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
     if size == 1:
         return None
     if plan.zero_stage < 3:
-        return "hpZ keeps a second copy of what ZeRO stage 3 partitions"
+        return "hpZ needs parameters partitioned by ZeRO stage 3"
     if plan.offload_param == "nvme":
         return "hpZ's second copy cannot be on NVMe"
     if cluster is not None and cluster.world_size % size:
-        return f"{cluster.world_size} ranks do not divide into groups of {size} with a second copy each"
+        return f"{cluster.world_size} ranks are not divisible into groups of {size} with a second copy each"
     return None
 
 
@@ -124,11 +122,11 @@ def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cl
     if not plan.quantizes_collectives:
         return None
     if plan.zero_stage < 3:
-        return phrase("quantized collectives are of what ZeRO stage 3 partitions")
+        return phrase("quantized collectives need parameters partitioned by ZeRO stage 3")
     if workload.precision == "fp32":
-        return phrase("quantized collectives belong to training in bf16 or fp16")
+        return phrase("quantized collectives need training in bf16 or fp16")
     if cluster is not None and cluster.gpu.vendor != "NVIDIA":
-        return phrase("the quantizer's kernels are for NVIDIA's GPUs")
+        return phrase("the kernels of the quantizer run on NVIDIA GPUs only")
     if plan.ranks_per_sample > 1:
         return phrase("quantized collectives with Ulysses or AutoTP are not known to run")
     if plan.offload_param == "nvme":
@@ -140,7 +138,7 @@ def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cl
         shards = {shard_numel(numel, ranks) for numel in (*tensors.trainable, *tensors.frozen)}
         if any(shard % QUANTIZED_TOGETHER for shard in shards):
             return phrase(
-                "the quantizer takes shards of a multiple of {count} elements, which {ranks} ranks do not have of "
+                "the quantizer needs shards of a multiple of {count} elements, which {ranks} ranks do not have for "
                 "every tensor",
                 count=QUANTIZED_TOGETHER,
                 ranks=ranks,
@@ -154,11 +152,11 @@ def _unsuited_to_autotp(model: ModelShape, workload: Workload, plan: Plan, clust
     if ranks == 1:
         return None
     if cluster is not None and cluster.gpus_per_node % ranks:
-        return f"{cluster.gpus_per_node} GPUs of a node do not divide into groups of {ranks} that split each layer"
+        return f"{cluster.gpus_per_node} GPUs of a node are not divisible into groups of {ranks} that split each layer"
     if workload.method != "full":
-        return "AutoTP splits no layers with adapters"
+        return "AutoTP does not support adapters"
     if plan.sequence_parallel_size > 1 or plan.zero_hpz_partition_size > 1:
-        return "AutoTP does not go with Ulysses or hpZ"
+        return "AutoTP cannot be combined with Ulysses or hpZ"
     if "nvme" in (plan.offload_optimizer, plan.offload_param):
         return "AutoTP with states on NVMe is not known to run"
     if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
@@ -173,14 +171,14 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
         return None
     if cluster is not None and cluster.world_size % ranks:
         return phrase(
-            "{count} ranks do not divide into groups of {ranks} that experts are spread over",
+            "{count} ranks are not divisible into expert-parallel groups of {ranks}",
             count=cluster.world_size,
             ranks=ranks,
         )
     if workload.method != "full":
-        return phrase("AutoEP spreads no experts with adapters")
+        return phrase("AutoEP does not support adapters")
     if not optimizer(workload.optimizer).is_adam or plan.bf16_master_weights_and_grads:
-        return phrase("AutoEP is known to run with AdamW and its states in fp32, not with others")
+        return phrase("AutoEP is known to run only with AdamW and its states in fp32")
     if plan.zero_stage == 0 or plan.offloads:
         return phrase("AutoEP is predicted at ZeRO stages 1 to 3 without offload only")
     if plan.ranks_per_sample > 1:
@@ -198,19 +196,19 @@ def _ungenerated(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
     if rollouts is None:
         return None
     if model.policy and workload.method != "full":
-        return phrase("TRL's PPO adapts the policy alone and trains the value model whole, which is not predicted")
+        return phrase("TRL's PPO adapts only the policy and trains the whole value model, which is not predicted")
     if model.policy and (plan.sharding != "zero" or plan.ranks_per_sample > 1):
-        return phrase("PPO is predicted under DeepSpeed's ZeRO alone")
+        return phrase("PPO is predicted only with DeepSpeed's ZeRO")
     if not model.vocab_size or any(not block.attention.causal or block.cross_attention for block in model.blocks):
-        return phrase("completions need a decoder alone with a head over the vocabulary")
+        return phrase("completions need a decoder-only model with a head over the vocabulary")
     if cluster is None or rollouts.rollout == "generate":
         return None
     if cluster.gpu.is_cpu:
         return phrase("vLLM during a training on the CPU is not predicted")
     if rollouts.rollout == "vllm-server" and not rollouts.server_gpus:
-        return phrase("no GPUs are left to the vLLM server")
+        return phrase("no GPUs are left for the vLLM server")
     if cached_sequences(model, workload, cluster.gpu.memory_bytes) < 1:
-        return phrase("vLLM's part of the GPU does not hold the model (--vllm-gpu-memory-utilization)")
+        return phrase("the model does not fit vLLM's share of the GPU (--vllm-gpu-memory-utilization)")
     return None
 
 
@@ -240,9 +238,9 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
     if workload.objective != NEXT_TOKEN:
         return phrase("TRL's loss of {objective} sums over whole sequences", objective=workload.objective)
     if not supports(model, "ulysses"):
-        return phrase("Ulysses sequence parallelism does not know {model_type} models", model_type=model.model_type)
+        return phrase("Ulysses sequence parallelism does not support {model_type} models", model_type=model.model_type)
     if any(not block.attention.causal or block.cross_attention is not None for block in model.blocks):
-        return phrase("sequence parallelism needs a decoder alone: Ulysses knows causal attention only")
+        return phrase("sequence parallelism needs a decoder-only model: Ulysses supports causal attention only")
     if with_offered_attention(model, workload).attention == "eager":
         return phrase("sequence parallelism needs the attention kernel sdpa or flash, not eager")
     for block in model.blocks:
@@ -253,19 +251,19 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
             )
         if attention.heads % ranks:
             return phrase(
-                "{heads} heads do not divide over {ranks} ranks that share a sequence",
+                "{heads} heads are not divisible by {ranks} ranks that share a sequence",
                 heads=attention.heads,
                 ranks=ranks,
             )
         if attention.kv_heads % ranks and ranks % attention.kv_heads:
             return phrase(
-                "{heads} heads of keys and values and {ranks} ranks do not divide each other",
+                "neither of {heads} key-value heads and {ranks} ranks divides the other",
                 heads=attention.kv_heads,
                 ranks=ranks,
             )
     if workload.seq_len % ranks:
         return phrase(
-            "a sequence of {seq_len} tokens does not divide over {ranks} ranks", seq_len=workload.seq_len, ranks=ranks
+            "a sequence of {seq_len} tokens is not divisible by {ranks} ranks", seq_len=workload.seq_len, ranks=ranks
         )
     return None
 

@@ -213,7 +213,7 @@ def visible_gpus() -> list[Gpu]:
     except pynvml.NVMLError as error:
         raise ClusterError(
             phrase("no NVIDIA driver answers on this machine ({error})", error=error),
-            why="without --gpus, the GPUs are those that it lists",
+            why="without --gpus, the driver's list of GPUs is used",
             fix=_OTHER_FIX,
         ) from None
     if not gpus:
@@ -236,7 +236,7 @@ def check_gpus(count: int) -> None:
     if found >= count:
         return
     raise ClusterError(
-        phrase("this machine has only {found} of the GPUs", found=found) if found else "this machine has no GPU",
+        phrase("this machine has only {found} of these GPUs", found=found) if found else "this machine has no GPU",
         why=phrase("{count} are needed, one for each rank", count=count) if found else "every rank needs one",
         fix="pass --device cpu, or use ds-advise dry-run, which simulates GPUs",
     )

@@ -172,7 +172,7 @@ def check_device(run: Run, device: Device) -> None:
     if device == "cpu" and run.workload.precision == "fp16" and not cpu_has_fp16():
         raise WorkloadError(
             "fp16 does not run on this CPU",
-            why="it has no fp16 instructions, without which DeepSpeed's engine stops",
+            why="it lacks the fp16 instructions that DeepSpeed's engine needs",
             fix="use bf16 or fp32 here",
         )
     if device == "cpu" and needs_quantizer(run.config):

@@ -95,7 +95,7 @@ def contents_of(folder: Path) -> CheckpointContents:
     tag, inside = tag_of(folder), checkpoints_in(folder)
     if inside and not tag:
         raise ConfigFileError(
-            phrase("{folder} is the folder of {count} checkpoints", folder=folder, count=len(inside)),
+            phrase("{folder} contains {count} checkpoints", folder=folder, count=len(inside)),
             fix=phrase("name one of them, such as {newest}", newest=inside[-1]),
         )
     states = [match for name in names if (match := OPTIMIZER_STATES.search(name))]
@@ -207,10 +207,10 @@ def _merged(contents: CheckpointContents) -> dict[str, Any]:
         try:
             foreign = [name for name in get_unsafe_globals_in_checkpoint(str(path)) if name not in _KNOWN]
         except ValueError as error:
-            why = "it is not an archive of torch.save's, so what it names cannot be listed"
+            why = "it is not a torch.save archive, so its objects cannot be listed"
             raise ConfigFileError(refused, why=why, fix="take another checkpoint") from error
         if foreign:
-            why = phrase("it names {foreign}, whose code would run", foreign=foreign[0])
+            why = phrase("it refers to {foreign}, whose code would run", foreign=foreign[0])
             raise ConfigFileError(refused, why=why, fix="convert it with the training script")
     try:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):

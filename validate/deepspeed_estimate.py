@@ -98,7 +98,7 @@ def _leaves_out(plan: Plan) -> tuple[Phrase, ...]:
         if plan.offload_param != "none" and plan.offload_optimizer == "none":
             missing.append(phrase("that the parameters alone are offloaded"))
     if "nvme" in (plan.offload_optimizer, plan.offload_param):
-        missing.append(phrase("NVMe (it means RAM)"))
+        missing.append(phrase("NVMe (it counts RAM)"))
     return tuple(missing)
 
 

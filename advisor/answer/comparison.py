@@ -156,8 +156,8 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
     if name in PLANS and not Path(name).exists():
         if context is None:
             raise WorkloadError(
-                phrase("{name} is a strategy: its numbers follow from the model and the GPUs", name=name),
-                fix="pass --model and --gpus, or a ds_config.json in its place",
+                phrase("{name} is a strategy: its settings are computed from the model and the GPUs", name=name),
+                fix="pass --model and --gpus, or a ds_config.json instead",
             )
         return _rung_side(name, context, facts)
     config = read_ds_config(Path(name))
@@ -169,7 +169,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
         known = workload.optimizer[:40]
         raise WorkloadError(
             phrase("{name}: the memory of the optimizer {optimizer!r} is not known", name=name, optimizer=known),
-            why="its states per parameter decide the memory",
+            why="the memory depends on its states per parameter",
             fix="compare the files without --model, or name one of " + ", ".join(sorted(OPTIMIZERS)),
         )
     try:

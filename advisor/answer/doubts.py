@@ -17,14 +17,14 @@ ROUNDED = phrase(
     "loss with that of --optimizer-dtype fp32 before a long training."
 )
 SENT_IN_FEWER_BITS = phrase(
-    "Weights that travel in 8 bits and gradients in 4 change the losses: compare them with those without "
-    "--zeropp before a long training. DeepSpeed's kernels for it run on NVIDIA's GPUs only; what they allocate and "
-    "send is derived from its sources."
+    "Communicating weights in 8 bits and gradients in 4 changes the loss: compare it with a run without --zeropp "
+    "before a long training. DeepSpeed's quantization kernels run on NVIDIA GPUs only; their memory and traffic are "
+    "derived from its source code."
 )
 NEEDS_TRANSFORMERS = phrase(
-    "AutoEP needs transformers 5.0 to 5.22: DeepSpeed 0.19.8 cannot initialize it with later ones. What transformers "
-    "saves are rank 0's experts alone: keep DeepSpeed's own checkpoints (engine.save_checkpoint). Its time is that of "
-    "a balanced router, and has not been compared with published runs."
+    "AutoEP needs transformers 5.0 to 5.22: DeepSpeed 0.19.8 cannot initialize it with later versions. transformers "
+    "saves only the experts of rank 0: keep DeepSpeed's own checkpoints (engine.save_checkpoint). The step time "
+    "assumes a balanced router and has not been compared with published runs."
 )
 
 
@@ -68,7 +68,9 @@ def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator
         if len(ahead) > 1:
             gain = phrase("up to {gain}", gain=gain)
         names = _joined(ahead)
-        yield phrase("{rungs}: {gain} faster on paper, within the error; the simpler is taken.", rungs=names, gain=gain)
+        yield phrase(
+            "{rungs}: predicted {gain} faster, within the error; the simpler plan is used.", rungs=names, gain=gain
+        )
     if behind:
         speeds = sorted(plan.tokens_per_s for plan in behind)
         low, high = rate(speeds[0]), rate(speeds[-1])

@@ -40,7 +40,7 @@ def dry_run_sentence(run: DryRunAnswer) -> Phrase:
     )
     if run.step is not None and time is not None:
         text = phrase(
-            "{run}; a step takes {time} by the recorded schedule (predicted: {predicted})",
+            "{run}; step time {time} from the recorded schedule (predicted: {predicted})",
             run=text,
             time=seconds(run.step.time.step_s),
             predicted=seconds(time.step_s),
@@ -49,9 +49,9 @@ def dry_run_sentence(run: DryRunAnswer) -> Phrase:
 
 
 _PROBES_END = {
-    "settled": phrase("No plan that was not run could be faster by more than the search resolves."),
-    "budget": phrase("The time was over before everything was settled (--budget)."),
-    "interrupted": phrase("Interrupted before everything was settled."),
+    "settled": phrase("No other plan can be faster by more than the search resolution."),
+    "budget": phrase("The time limit (--budget) ended before all plans were compared."),
+    "interrupted": phrase("Interrupted before all plans were compared."),
 }
 
 
@@ -105,11 +105,11 @@ def evidence_of(answer: Recommendation) -> Iterator[str]:
         )
     elif answer.past_probes:
         yield phrase(
-            "Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history). "
-            "Settle it by a few real runs: add --probe."
+            "Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history). Add "
+            "--probe to confirm it with a few real runs."
         )
     elif cluster.gpu.is_cpu:
-        yield phrase("Evidence: analytic. Settle it by a few real runs on this machine: add --probe.")
+        yield phrase("Evidence: analytic. Add --probe to confirm it with a few real runs on this machine.")
     else:
         yield phrase("Evidence: analytic. --verify dry-runs the real DeepSpeed engine, without a GPU.")
     if cluster.measured:

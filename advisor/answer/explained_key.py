@@ -101,7 +101,7 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
     if len(places) > 1:
         paths = ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
         raise ConfigFileError(
-            f"{len(places)} blocks have a key {name!r}", fix=phrase("name one by its path: {paths}", paths=paths)
+            f"{len(places)} blocks have a key {name!r}", fix=phrase("pass its path: {paths}", paths=paths)
         )
     (path,) = places
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
@@ -148,7 +148,7 @@ def _default(path: str, facts: DeepSpeedFacts) -> str:
 def _acts(path: str, answer: Recommendation | None) -> Iterator[str]:
     known = CONFIG_KEYS.get(path)
     if path.startswith("aio.") or (known is not None and known.nvme_only):
-        yield phrase("It acts only with offload to NVMe.")
+        yield phrase("It takes effect only with offload to NVMe.")
     if known is None or not known.filled:
         return
     if known.argument:
@@ -181,7 +181,7 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
     if plan.zero_stage not in known.stages:
         return title, (), phrase("it has no effect at stage {stage}", stage=plan.zero_stage)
     if known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param):
-        return title, (), phrase("nothing is on NVMe in this plan")
+        return title, (), phrase("this plan uses no NVMe")
     costs, own = [], getattr(plan, known.field)
     model, workload, cluster = question.model, question.workload, question.cluster
     for value in _alternatives(known.field, own, known.lowest):

@@ -202,7 +202,7 @@ def explain(answer: Recommendation, *, rung: str | None = None) -> Explanation:
     if rung is None:
         if answer.shown is None:
             raise WorkloadError(
-                "no strategy can run this at all", why=answer.ladder[0].reason, fix="change the question"
+                "no strategy can run this training", why=answer.ladder[0].reason, fix="change the options"
             )
         return explain_plan(answer.shown)
     step = next((step for step in answer.ladder if step.rung == rung), None)

@@ -26,15 +26,15 @@ def jobs_of(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: str
     rollouts = answer.question.workload.rollouts
     if rollouts is not None and rollouts.server_gpus:
         raise ClusterError(
-            "job files start no vLLM server",
-            why="the training would wait for one",
+            "job files do not start a vLLM server",
+            why="the training would wait for a server",
             fix="pass --rollout vllm-colocate, or leave --emit out and start both with the printed commands",
         )
     if OBJECTIVES[answer.question.workload.objective].value_model:
         raise ClusterError(
-            "job files start no PPO",
+            "job files do not support PPO",
             why="they pass the configuration by --deepspeed, which TRL's PPOTrainer does not read",
-            fix="leave --emit out, and put the printed accelerate launch into a job",
+            fix="leave --emit out, and put the printed accelerate command into a job",
         )
     chosen, plain, folder = answer.recommended, answer.pytorch_baseline, Path(config_path).parent
     files = () if chosen is None else job_files(_job(answer, chosen, config_path), kinds, folder)

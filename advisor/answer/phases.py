@@ -85,7 +85,7 @@ def phase_sentences(question: Question, candidate: Candidate) -> Iterator[Phrase
     scored = [phrase("the policy's log-probabilities")] * rollouts.policy_passes(plan.gradient_accumulation_steps)
     if rollouts.beta > 0:
         full = workload.method == "full"
-        scored.append(phrase("the reference model's") if full else phrase("those without adapters"))
+        scored.append(phrase("the reference model's") if full else phrase("log-probabilities without adapters"))
     if rollouts.reward_model is not None:
         scored.append(phrase("rewards by {model}", model=rollouts.reward_model.name))
     what = {
@@ -120,10 +120,10 @@ def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu:
     total = per_gpu * question.cluster.world_size
     if rollouts.rollout == "generate":
         return phrase(
-            "generate, {count} completions per GPU at once, {speed} tokens/s in all", count=at_once, speed=speed
+            "generate, {count} completions per GPU at once, {speed} tokens/s in total", count=at_once, speed=speed
         )
     return phrase(
-        "{engines} vLLM engines, {count} of {total} completions at a time, {speed} tokens/s in all",
+        "{engines} vLLM engines, {count} of {total} completions at a time, {speed} tokens/s in total",
         engines=engine.engines,
         count=min(at_once * engine.engines, total),
         total=total,

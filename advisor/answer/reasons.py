@@ -55,13 +55,13 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         return phrase("{gain}, and takes {need} GiB of host RAM.", gain=gain, need=need)
     if ratio >= 1 - SAME_SPEED and RUNGS.index(rival.rung) < RUNGS.index(chosen.rung):
         return phrase(
-            "{rung} is as fast, but leaves less than {share} of a resource free.",
+            "{rung} is equally fast, but leaves less than {share} of a resource free.",
             rung=rival.rung,
             share=percent(1 - COMFORTABLE),
         )
     if ratio >= 1 - SAME_SPEED:
         return phrase(
-            "{rung} is as fast within {share}; {chosen} is simpler.",
+            "{rung} is equally fast within {share}; {chosen} is simpler.",
             rung=rival.rung,
             share=percent(SAME_SPEED),
             chosen=chosen.rung,
@@ -74,7 +74,7 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         ),
     )
     return phrase(
-        "The next best, {rung}, runs at {share} of its speed; the difference is mostly {component}.",
+        "The next best plan, {rung}, runs at {share} of this speed; the difference is mostly {component}.",
         rung=rival.rung,
         share=percent(ratio),
         component=component_title(extra),
@@ -86,7 +86,7 @@ def _obstacle(candidate: Candidate, device: Phrase) -> str:
     if fit.reason in (RAN_OUT, FAILED):
         return phrase("{rung} {failed} when it was probed on this machine.", rung=rung, failed=fit.reason)
     if fit.reason == NEEDS_MORE:
-        return phrase("{rung} needs more than what ran out of memory on this machine.", rung=rung)
+        return phrase("{rung} needs more than a plan that ran out of memory on this machine.", rung=rung)
     if fit.limit == "host":
         need = gib(memory.host_bytes_per_node)
         return phrase("{rung} needs {need} GiB of host RAM per node.", rung=rung, need=need)
@@ -201,7 +201,7 @@ def _micro_batch(question: Question, chosen: Candidate, of_rung: Sequence[Candid
         if question.workload.global_batch_size is not None or next_step_tokens <= MAX_TOKENS_PER_STEP:
             return ""
         return phrase(
-            "A larger micro batch was not tried: it takes more than {count} tokens per step (--micro-batch or "
+            "A larger micro batch was not tried: it has more than {count} tokens per step (--micro-batch or "
             "--global-batch sets it).",
             count=count(MAX_TOKENS_PER_STEP),
         )

@@ -64,7 +64,7 @@ def parse_limits(
             raise WorkloadError(
                 phrase("--{name} is {value:g}", name=name, value=value),
                 why="it must be above 0",
-                fix=phrase("pass a sensible --{name}", name=name),
+                fix=phrase("pass a valid --{name}", name=name),
             )
     limits: dict[RequirementName, float | None] = {
         "memory": parse_size("--max-memory", max_memory, least=10**6, most=10**15) if max_memory else None,

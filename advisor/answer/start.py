@@ -37,7 +37,7 @@ from ..text.labels import checkpointing_title
 from ..text.units import gib, times
 from .recommendation import Recommendation, try_first_path
 
-_SERVER = phrase("Start the server that generates, before the training:")
+_SERVER = phrase("Start the generation server before the training:")
 _LAUNCHED_BY_DS_ADVISE = phrase("Or let ds-advise check, start and watch it:")
 
 
@@ -81,9 +81,9 @@ def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str,
         return [(f"{variables} {threads_setting(cluster)}", why)]
     settings: list[tuple[str, str]] = []
     if variables:
-        why = phrase("Before the start (fragmentation can take a quarter more without it):")
+        why = phrase("Before the start (without it, fragmentation can take a quarter more memory):")
         if cluster.nodes > 1:
-            why = phrase("Before the start, on every node (fragmentation can take a quarter more without it):")
+            why = phrase("Before the start, on every node (without it, fragmentation can take a quarter more memory):")
         settings.append((variables, why))
     if chosen.plan.offload_optimizer != "none" and cluster.threads_per_rank is None:  # the user has not set the threads
         why = phrase("For the optimizer on the host (torchrun and accelerate would give each rank one thread):")
@@ -236,7 +236,7 @@ def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) 
             early = phrase("Create the {kind} before the model: it is then sharded while it loads.", kind=kind)
             yield Block(text=early)
     if plan.cpu_checkpointing:
-        yield Block(text=phrase("offload needs a version of transformers that has it, such as 5.23."))
+        yield Block(text=phrase("offload needs a version of transformers that supports it, such as 5.23."))
     yield from _after_trainer(answer, chosen)
 
 
@@ -247,8 +247,8 @@ def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]
         # deepspeed `UlyssesSPDataLoaderAdapter`
         yield Block(
             text=phrase(
-                "DeepSpeed's loader for Ulysses is empty in every second epoch: repeat the data instead. In the data "
-                "collator, pad batch to a multiple of {ranks}, and add:",
+                "DeepSpeed's Ulysses data loader is empty in every second epoch: repeat the data instead. In the data "
+                "collator, pad the batch to a multiple of {ranks}, and add:",
                 ranks=chosen.plan.sequence_parallel_size,
             ),
             code=('batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])',),
@@ -269,7 +269,7 @@ def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) ->
     if saves_model(plan_config(answer, chosen)):
         small = gib(checkpoint_bytes(question.model, question.workload, stage, only_model=True))
         text = phrase(
-            "{checkpoints}; with save_only_model=True each takes {small} GiB, and no training resumes from it",
+            "{checkpoints}; with save_only_model=True each takes {small} GiB, but training cannot resume from it",
             checkpoints=text,
             small=small,
         )

@@ -72,11 +72,11 @@ def verdict_of(answer: Recommendation) -> Verdict:
         sentences = (*largest, speed_sentence(question, chosen), *notes, *figures, *job)
     elif failed := _first_failure(answer):
         headline = short = phrase("No plan ran.")
-        notes = (phrase("The first that failed: {message}", message=failed),)
+        notes = (phrase("The first failure: {message}", message=failed),)
         sentences = (*notes, *largest)
     elif risk:
         tone, notes = "unsure", risk
-        headline = short = phrase("Nothing is sure to fit.")
+        headline = short = phrase("No plan is sure to fit.")
         sentences = (*largest, *risk)
     else:
         headline = short = phrase("Nothing fits.")
@@ -162,8 +162,8 @@ def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
         terms = (part for phase in chosen.memory.phases for part in phase.terms)
         weights = max(part.size_bytes for part in terms if part.name == "gathered_parameters")
         text = phrase(
-            "The reference is the policy without adapters: {share} of the time, and ZeRO-3 then releases no weight "
-            "in the backward pass, up to {size} GiB on each GPU",
+            "The reference is the policy without adapters: {share} of the time, and ZeRO-3 keeps all weights in the "
+            "backward pass, up to {size} GiB per GPU",
             share=share,
             size=gib(weights),
         )
@@ -191,7 +191,9 @@ def _evaluation(question: Question, plan: Candidate) -> tuple[Phrase, ...]:
         return (taken,)
     kept = sum(term.size_bytes for term in memory.host_pageable_terms if term.name == "evaluated_logits")
     on_host = (
-        phrase("Its logits take {size} GiB of RAM per node; preprocess_logits_for_metrics keeps less.", size=gib(kept))
+        phrase(
+            "Its logits take {size} GiB of RAM per node; preprocess_logits_for_metrics reduces this.", size=gib(kept)
+        )
         if workload.eval_samples
         else phrase(
             "Its logits take {size} GiB of RAM per node and more with more batches (--eval-samples).", size=gib(kept)
@@ -206,9 +208,9 @@ def _loss(answer: Recommendation) -> tuple[Phrase, ...]:
         return ()
     words = {"kind": loss, "switch": LOSSES[loss].switch}
     if without.fit.probability < LEAST[answer.question.risk]:
-        return (phrase("Loss: {kind} ({switch}); nothing fits with the standard one.", **words),)
+        return (phrase("Loss: {kind} ({switch}); no plan fits with the standard loss.", **words),)
     speed = rate(without.tokens_per_s)
-    return (phrase("Loss: {kind} ({switch}); the standard one makes {speed} tokens/s.", speed=speed, **words),)
+    return (phrase("Loss: {kind} ({switch}); the standard loss reaches {speed} tokens/s.", speed=speed, **words),)
 
 
 def batch_sentence(question: Question, chosen: Candidate) -> Phrase:
@@ -252,7 +254,7 @@ def need_sentence(question: Question, chosen: Candidate) -> Phrase:
         device=device_label(cluster),
     )
     if chosen.fit.fits and chosen.device_bytes > cluster.gpu.memory_bytes:
-        text = phrase("{needs} (PyTorch's cache gives some of it back)", needs=text)
+        text = phrase("{needs} (PyTorch's cache can release some of it)", needs=text)
     if have is None and not in_headline:
         text = phrase("{needs} and {need} GiB of host RAM", needs=text, need=host)
     elif have is not None:
@@ -272,7 +274,7 @@ def what_lacks(question: Question, missed: Candidate) -> Phrase:
     have = cluster.host_memory_bytes_per_node
     disk, room = memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node
     text = phrase(
-        "The closest, {rung}, would take {need} GiB per {device} ({have} available)",
+        "The closest plan, {rung}, needs {need} GiB per {device} ({have} available)",
         rung=missed.rung,
         need=gib(missed.device_bytes),
         have=gib(cluster.gpu.memory_bytes),
@@ -321,7 +323,7 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[Phrase, Phr
     length: str = str(workload.seq_len)
     if any(block.cross_attention for block in model.blocks):
         length = phrase(
-            "{tokens} (tokens of the target, which are counted; the source has {source})",
+            "{tokens} (target tokens, which are counted; the source has {source})",
             tokens=length,
             source=model.encoder_len(workload.seq_len),
         )

@@ -144,7 +144,7 @@ class AnswerView:
         cluster, length, notes = self._question.cluster, self._question.model.fixed_len, list[str]()
         shown = [row.candidate for row in self.ladder if row.candidate]
         if length and length > 1:
-            notes.append(phrase("tokens/s: every sample is {tokens} tokens", tokens=length))
+            notes.append(phrase("tokens/s: with {tokens} tokens per sample", tokens=length))
         if any(candidate.plan.ranks_per_sample > 1 for candidate in shown):
             notes.append(
                 phrase(
@@ -156,7 +156,7 @@ class AnswerView:
             notes.append(phrase("batch: micro batch x accumulation; ckpt: checkpointing; RAM, NVMe: per node"))
         if any(candidate.fit.reason == NEEDS_RAM for candidate in shown):
             most = gib(cluster.most_host_bytes_per_node)
-            notes.append(phrase("needs --ram: state it where a host has more than {most} GiB", most=most))
+            notes.append(phrase("needs --ram: pass it if a host has more than {most} GiB", most=most))
         if any(candidate.fit.reason.endswith("%") for candidate in shown):
             notes.append(phrase("%: the probability that it fits (--risk)"))
         return tuple(notes)
@@ -176,7 +176,7 @@ class AnswerView:
             emits = phrase("{needs}. --emit accelerate writes its configuration, too.", needs=text)
             return emits if plain.fit.fits else phrase("{words}.", words=text)
         return phrase(
-            "{needs}. It keeps no fp32 master weights, and is a comparison: no configuration is written for it.",
+            "{needs}. It has no fp32 master weights and is only a comparison: no configuration is written for it.",
             needs=text,
         )
 
@@ -195,8 +195,8 @@ class AnswerView:
             "moment": phase_title(shown.memory.peak.name),
         }
         if shown.measured_bytes is None:
-            return phrase("Where the {need} GiB per {device} of {rung} go (peak: {moment})", **fields)
-        return phrase("Where the predicted {need} GiB per {device} of {rung} go (peak: {moment})", **fields)
+            return phrase("Memory of {rung}: {need} GiB per {device} (peak: {moment})", **fields)
+        return phrase("Predicted memory of {rung}: {need} GiB per {device} (peak: {moment})", **fields)
 
     @property
     def memory_parts(self) -> Mapping[str, int]:
@@ -216,7 +216,7 @@ class AnswerView:
         if chosen is None:
             return ""
         shares = time_shares(chosen.time, least=_SMALL_SHARE if self.details else _LARGE_SHARE)
-        return phrase("Where the {time} of a step go: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
+        return phrase("Step time, {time}: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
 
     @cached_property
     def job(self) -> tuple[str, ...]:
@@ -240,8 +240,8 @@ class AnswerView:
         if share is None:
             return ""
         return phrase(
-            "{speed} tokens/s per {device} at full length use {share} of the {peak} that its data sheet names for "
-            "{precision} (MFU).",
+            "{speed} tokens/s per {device} at full length are {share} of the data sheet's {peak} for {precision} "
+            "(MFU).",
             speed=rate(chosen.tokens_per_s / cluster.world_size),
             device=self._device,
             share=percent(share),
@@ -263,11 +263,9 @@ class AnswerView:
         if not answer.changes and answer.recommended is not None:
             return ""
         if not answer.changes and self._question.cluster.gpu.is_cpu:
-            return phrase("No change that was tried makes it fit: other methods, a shorter sequence.")
+            return phrase("Other methods and a shorter sequence do not make it fit.")
         if not answer.changes:
-            return phrase(
-                "No change that was tried makes it fit: other methods, a shorter sequence, more or larger GPUs."
-            )
+            return phrase("Other methods, a shorter sequence, and more or larger GPUs do not make it fit.")
         title = phrase("What would change the answer") if answer.recommended else phrase("What would make it fit")
         if answer.probe_series or answer.past_probes:
             title = phrase("{title} (predicted, not corrected by probes)", title=title)

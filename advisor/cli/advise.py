@@ -43,16 +43,16 @@ from .options import (
 @click.option(
     "--details",
     is_flag=True,
-    help="Show reasons, DeepSpeed's estimate, assumptions, script arguments and launchers too.",
+    help="Also show reasons, DeepSpeed's estimate, assumptions, script arguments and launchers.",
 )
 @click.option("--markdown", is_flag=True, help="Print a summary in GitHub's Markdown instead.")
 @click.option("--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's estimator (saves seconds).")
 @click.option(
-    "--verify", is_flag=True, help="Dry-run the recommendation through DeepSpeed; if it fails, the next best."
+    "--verify", is_flag=True, help="Dry-run the recommended plan through DeepSpeed; if it fails, the next best plan."
 )
 @click.option("--probe", is_flag=True, help="Run the best candidates for a few steps on this machine.")
 @click.option("--budget", metavar="TIME", default="30m", help="Time limit of --probe: 90s, 5m, 1h.")
-@report_options("every plan's memory; scaling.svg of memory and speed against length, batch, GPUs", own_force=True)
+@report_options("the memory of all plans; scaling.svg: memory and speed against length, batch, GPUs", own_force=True)
 @output_options
 def advise(
     model: str,
@@ -79,7 +79,7 @@ def advise(
     ds-advise llama3.1-8b --gpus 8xA100-80GB --method lora --seq-len 8192
     ds-advise ./my-model --gpus 4x8xH100 --global-batch 512 --json
 
-    Exit code: 0 a plan fits, 1 none does, 2 the question could not be answered.
+    Exit code: 0 if a plan fits, 1 if none fits, 2 if the question cannot be answered.
     """
     # Imported here: `--help` needs none of it.
     from ..advise import answer_with_proofs
@@ -90,7 +90,9 @@ def advise(
     if no_write and "destination" in given_by_user():
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
     if emit and (no_write or destination == "-"):
-        raise click.UsageError("--emit writes files that name the configuration's; leave --no-write and -o - out")
+        raise click.UsageError(
+            "--emit writes files that refer to the configuration file; leave --no-write and -o - out"
+        )
     if not proofs["probe"]:
         warn_ignored("budget", "without --probe")
     if not destination:

@@ -46,7 +46,7 @@ IMPORT_FORMATS = (
 _CHECKPOINTING = {
     "choices": ("on", "off"),
     "default": None,
-    "default_text": "on; for lint and check the advice's where the micro batch is",
+    "default_text": "on; for lint and check the recommended value if the micro batch is",
 }
 
 
@@ -54,12 +54,12 @@ _CHECKPOINTING = {
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
 @question_options(
     ("gpus", "ram", *TRAINING, "framework", "software", "offline"),
-    extra=[model_option("Model: check memory and speed too.")],
+    extra=[model_option("Model, to also check memory and speed.")],
     gpus={"default": None},
     gradient_checkpointing=_CHECKPOINTING,
     framework={"default": None, "default_text": 'hf for a file with an "auto"'},
 )
-@click.option("--fix", is_flag=True, help="Correct what does not change the training; keep DS_CONFIG.bak.")
+@click.option("--fix", is_flag=True, help="Correct everything that does not change the training; keep DS_CONFIG.bak.")
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
 @click.option("--explain", "explained", metavar="NAME", help="Explain a rule, such as DS101, or a key of the file.")
 @output_options
@@ -115,10 +115,10 @@ _compared = question_options(
         *("gpus", "ram", "nvme", "interconnect", *TRAINING, *ROLLOUTS, "micro_batch", "precision", "optimizer"),
         *("framework", "software", "data", "samples", "tokens", "epochs", "packing", "eval_split", "price", "offline"),
     ),
-    extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],
+    extra=[model_option("Model, to also compare memory and speed."), ACCUMULATION],
     gpus={"default": None, "default_text": "auto"},
-    micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "the advice's"},
-    precision={"help": "Replaces an `auto`; precision of strategies."},
+    micro_batch={"help": "Value for an `auto` micro batch.", "default_text": "the recommended value"},
+    precision={"help": "Value for `auto`, and precision of strategies."},
     optimizer={"help": "Optimizer of strategies, and of files without one."},
     gradient_checkpointing=_CHECKPOINTING,
 )
@@ -144,7 +144,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     ds-advise check ds_config.json --model Qwen2.5-7B --gpus 8xA100-80GB --min-tokens-per-second 20000
     ds-advise check ds_config.json --model Qwen2.5-7B --gpus 8xA100-80GB --tokens 1B --max-duration 24h
 
-    Exit code: 0 all are met, 1 one is not, 2 a file cannot be read or the question cannot be answered.
+    Exit code: 0 if all are met, 1 if one is not, 2 if a file cannot be read or the question cannot be answered.
     """
     from ..advise import comparison_context
     from ..answer.requirements import CheckResult, check_file, parse_limits
@@ -186,21 +186,21 @@ def _render(result: CheckResult, console: Console) -> None:
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @_compared
-@report_options("both sides' memory")
+@report_options("the memory of both configurations")
 @output_options
 def compare(
     first: str, second: str, question: dict[str, Any], html: Path | None, plot: Path | None, output: Output
 ) -> int:
     """Compare two configurations: ds_config.json files, or strategies such as zero2-offload.
 
-    Missing keys take DeepSpeed's defaults, and `auto` takes its value, so that only real differences are shown.
+    Missing keys have DeepSpeed's defaults and `auto` is resolved, so that only real differences are shown.
 
     \b
     ds-advise compare old.json new.json
     ds-advise compare old.json zero3 --model Qwen2.5-14B --gpus 4xA100-80GB --ram 512GB
     ds-advise compare zero2-offload zero3 --model Qwen2.5-7B --gpus 2x48GB --micro-batch 4
 
-    Exit code: 0, or 2 if one cannot be read or cannot run.
+    Exit code: 0, or 2 if a configuration cannot be read or cannot run.
     """
     from ..advise import comparison_context
     from ..answer.comparison import compare as compare_sides
@@ -239,7 +239,7 @@ _UNSET = {"default": None, "default_text": "from the file"}
         click.option("--format", type=click.Choice(IMPORT_FORMATS), help="Format of FILE.  [default: detected]"),
         model_option("Model.  [default: from the file]"),
         click.option(
-            "--ds-config", type=PATH, metavar="FILE", help="DeepSpeed configuration, in place of the named one."
+            "--ds-config", type=PATH, metavar="FILE", help="DeepSpeed configuration, instead of the one in FILE."
         ),
     ],
     gpus={"default": None, "default_text": "auto; counts from the file"},
@@ -278,7 +278,7 @@ def from_file(
     ds-advise from train.sh --gpus 24GB
     ds-advise from accelerate.yaml --model Qwen2.5-7B --gpus 80GB -o better.yaml
 
-    Exit code: 0 it fits and is accepted, 1 it does not fit or is refused, 2 there is no answer.
+    Exit code: 0 if it fits and is accepted, 1 if it does not fit or is refused, 2 if there is no answer.
     """
     from ..importers.answer import import_file
     from ..importers.rewrite import write_files

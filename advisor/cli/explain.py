@@ -33,14 +33,12 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
 @click.option(
     "--rung",
     metavar="NAME",
-    help="Strategy, or plain PyTorch as fsdp2, fsdp or torch.  [default: of the recommended plan]",
+    help="Strategy, or plain PyTorch as fsdp2, fsdp or torch.  [default: the recommended plan's]",
 )
 @click.option(
     "--set", "settings", metavar="NAME=VALUE,...", help="Settings of the plan: reduce_bucket_size=2e8,overlap_comm=no."
 )
-@click.option(
-    "--model", "costs_of", metavar="MODEL", help="Where MODEL is a key: the model that its cost is shown for."
-)
+@click.option("--model", "costs_of", metavar="MODEL", help="If MODEL is a key: the model for which its cost is shown.")
 @output_options
 def explain(
     model: str,
@@ -50,9 +48,9 @@ def explain(
     costs_of: str | None,
     output: Output,
 ) -> int:
-    """Show how the memory and the time of a plan are calculated: formulas, values and sources by component.
+    """Show how the memory and time of a plan are calculated: formulas, values and sources by component.
 
-    MODEL may also be a key of a DeepSpeed configuration: what it decides, its default, where it acts, what it costs.
+    MODEL may also be a key of a DeepSpeed configuration: its meaning, default, scope and cost.
 
     \b
     ds-advise explain Qwen2.5-14B --gpus 2x32GB
@@ -60,7 +58,7 @@ def explain(
     ds-advise explain Qwen2.5-14B --gpus 2x80GB --rung fsdp --micro-batch 1
     ds-advise explain overlap_comm --model Qwen2.5-14B --gpus 2x80GB
 
-    Exit code: 0, or 2 where the question could not be answered.
+    Exit code: 0, or 2 if the question cannot be answered.
     """
     from ..answer.explained_key import is_key
 

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--nvme", metavar="PATH", help="Check this swap folder: it is writable, and not in RAM or on a network drive."
+    "--nvme", metavar="PATH", help="Check that this swap folder is writable, and neither in RAM nor on a network drive."
 )
 @click.option("--hostfile", type=PATH, metavar="FILE", help="Check the nodes of this hostfile: names, ssh, port.")
 @output_options
 def doctor(nvme: str | None, hostfile: Path | None, output: Output) -> int:
     """Check versions, compilers, GPUs, memory limits, cores, the swap folder, variables and other nodes.
 
-    Each line is an observation and, for a fault, why it matters and how to fix it. Nothing is changed. Neither torch
-    nor a GPU nor permissions are needed.
+    Each line is an observation; for a fault also its effect and how to fix it. Nothing is changed. The checks need no
+    torch, no GPU and no permissions.
 
     \b
     ds-advise doctor
     ds-advise doctor --nvme /mnt/nvme --hostfile hostfile
 
-    Exit code: 0 no problem (there may be warnings), 1 problems, 2 the checks could not be made.
+    Exit code: 0 without problems (there may be warnings), 1 with problems, 2 if the checks cannot be made.
     """
     from ...validate.doctor import examine
     from ..render.doctor import render_doctor
@@ -52,7 +52,7 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     """Measure matrix products, memory, links, collectives, CPU Adam and NVMe of this machine, each with its spread.
 
     This takes less than a minute, and longer the first time, when DeepSpeed compiles its extensions. Answers about this
-    machine (--gpus auto, --device cpu) use the results in place of data sheets and assumptions.
+    machine (--gpus auto, --device cpu) use the results instead of data sheets and assumptions.
 
     \b
     ds-advise bench
@@ -80,7 +80,7 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
 @click.option("--limit", type=COUNT, default=20, help="Maximum number of lines; --json has all records.")
 @output_options
 def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int:
-    """List probes, benchmarks, trainings and dry runs, the newest first; all, or those with the numbers ID.
+    """List probes, benchmarks, trainings and dry runs, newest first: all, or those with the numbers ID.
 
     \b
     ds-advise history
@@ -88,7 +88,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     ds-advise history --forget 3 5
     ds-advise history --forget all
 
-    A record identifies a machine by its hardware only. Exit code: 0, or 2 for a store that cannot be read.
+    A record identifies a machine by its hardware only. Exit code: 0, or 2 if the records cannot be read.
     """
     from ...probes.store import Store
     from ..render.history import history_of, render_forgotten, render_history
@@ -130,16 +130,16 @@ def _number(text: str) -> int:
 @FORCE
 @output_options
 def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output: Output) -> int:
-    """Show what a checkpoint of DeepSpeed or the Trainer holds, check its files, and get its weights out.
+    """Show the contents of a checkpoint of DeepSpeed or the Trainer, check its files, and export its weights.
 
-    Every file is read once: archives are complete, and those that `launch` or `train` saw written have their
-    checksums. The weights are put together by DeepSpeed's zero_to_fp32.
+    Every file is read once. Archives must be complete; files written under `launch` or `train` must match their
+    checksums. DeepSpeed's zero_to_fp32 assembles the weights.
 
     \b
     ds-advise checkpoint output/checkpoint-500
     ds-advise checkpoint output/checkpoint-500 --to-hf my-model
 
-    Exit code: 0 whole, 1 damaged, 2 it could not be read.
+    Exit code: 0 if it is intact, 1 if it is damaged, 2 if it cannot be read.
     """
     from ...validate.checkpoint import read_checkpoint
     from ...validate.checkpoint_weights import contents_of, write_model
@@ -170,11 +170,11 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
 @click.option(
     "--pyodide", type=PATH, metavar="FILE", help="Pyodide's npm package or folder.  [default: npm fetches it]"
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the server; 0: a free one.")
-@click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the server; 0: any free port.")
+@click.option("--no-browser", is_flag=True, help="Print the address without opening a browser.")
 @DEBUG
 def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool) -> int:
-    """Ask what if: the advice changes with GPUs, sequence, batch and RAM.
+    """Open a page that updates the advice as GPUs, sequence, batch and RAM change.
 
     \b
     ds-advise page                         # opens it here; ends with Ctrl-C
@@ -189,7 +189,9 @@ def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool)
         size = sum(file.stat().st_size for file in files) / 1e6
         click.echo(f"Built {folder}: {len(files)} files, {size:.1f} MB.")
         if not any(file.name == MEMORY for file in files):
-            click.echo("Node is missing or could not run Pyodide: each visit imports everything, which takes seconds.")
+            click.echo(
+                "Node is missing or could not run Pyodide: each visit then imports everything, which takes seconds."
+            )
         click.echo(f"Open it: python3 -m http.server --directory {folder} 8000, then http://localhost:8000")
         return 0
     if pyodide is not None:

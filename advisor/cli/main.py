@@ -36,12 +36,12 @@ COMMANDS = {
     "launch": ("runs:launch", "Launch the training with your own script, and monitor it."),
     "train": ("runs:train", "Train a model on a data file: advise, check, launch and save."),
     "doctor": ("machine:doctor", "Find causes of failing or slow DeepSpeed trainings on this machine."),
-    "lint": ("config_files:lint", "Check a ds_config: what is refused, ignored, or slow."),
-    "compare": ("config_files:compare", "Compare two configurations: differences and their effect."),
+    "lint": ("config_files:lint", "Check a ds_config for refused, ignored and slow settings."),
+    "compare": ("config_files:compare", "Compare two configurations: differences and their effects."),
     "check": ("config_files:check", "Check configurations against requirements, one line each (CI)."),
-    "rent": ("rent:rent", "Find the machine to rent: cost and hours of a job on each machine of a price table."),
-    "checkpoint": ("machine:checkpoint", "Show and check a checkpoint, and get its weights as a model."),
-    "bench": ("machine:bench", "Measure this machine's own speeds, which answers then use."),
+    "rent": ("rent:rent", "Compare the machines of a price table by cost and hours of a job."),
+    "checkpoint": ("machine:checkpoint", "Inspect a checkpoint, and export its weights as a model."),
+    "bench": ("machine:bench", "Measure this machine's speeds for later answers."),
     "history": ("machine:history", "List, export or remove measurements."),
     "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),
     "page": ("machine:page", "Open the what-if page in the browser, or build it for a web server."),
@@ -133,7 +133,7 @@ _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_defaul
 @click.group(cls=AdviseByDefault, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="ds-advise")
 def program() -> None:
-    """Which DeepSpeed configuration fits, how fast it runs, and the fastest that fits."""
+    """Predict which DeepSpeed configurations fit and how fast they run; recommend the fastest."""
 
 
 def main() -> None:
@@ -192,7 +192,7 @@ def run(args: list[str]) -> int:
             _report(args, what, "it is not installed", fix)
             return UNANSWERED
         fault = phrase("this is an error of ds-advise itself ({error})", error=f"{type(error).__name__}: {error}")
-        _report(args, fault, fix="run it again with --debug and report what it shows")
+        _report(args, fault, fix="run it again with --debug and report the output")
     return UNANSWERED
 
 

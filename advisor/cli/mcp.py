@@ -53,14 +53,18 @@ _TYPES: Mapping[str, dict[str, Any]] = {
 
 
 @click.command()
-@click.option("--skill", is_flag=True, help="Print the skill, a page that tells an agent when and how to ask. Exit.")
+@click.option(
+    "--skill",
+    is_flag=True,
+    help="Print the skill, a page that describes to an agent when and how to use the tools, and exit.",
+)
 @DEBUG
 def mcp(skill: bool) -> int:
     """Serve advise, explain, lint, check, compare, from, rent, checkpoint and doctor to an agent on stdin and stdout.
 
-    The agent's program starts it: name `ds-advise mcp` where it lists its MCP servers. The tools have the arguments of
-    the commands and return their JSON; the manual is served as resources. Files are written only where an argument
-    names one, and none is replaced.
+    Add `ds-advise mcp` to the agent's list of MCP servers; the agent starts it. The tools have the arguments of the
+    commands and return their JSON; the manual is served as resources. Files are written only if an argument names one,
+    and none is replaced.
 
     \b
     ds-advise mcp --skill > ~/.claude/skills/ds-advise/SKILL.md

@@ -194,7 +194,7 @@ DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the
 FORCE = click.option("--force", is_flag=True, help="Overwrite existing files.")
 
 ACCUMULATION = click.option(
-    "--accumulation", type=COUNT, help="Replaces an `auto` gradient_accumulation_steps.  [default: 1]"
+    "--accumulation", type=COUNT, help="Value for an `auto` gradient_accumulation_steps.  [default: 1]"
 )
 
 FALLBACK = click.option("--fallback", is_flag=True, help="When memory runs out, continue with the next plan that fits.")

@@ -19,7 +19,7 @@ from .options import COUNT, MODEL_ARGUMENT, PATH, output_options, question_optio
 )
 @click.option("--deadline", metavar="TIME", help="Find the cheapest machine that finishes in this time: 24h, 90m, 3d.")
 @click.option(
-    "--budget", type=float, metavar="AMOUNT", help="Find the fastest machine for this sum (prices' currency)."
+    "--budget", type=float, metavar="AMOUNT", help="Find the fastest machine within this budget (prices' currency)."
 )
 @click.option("--prices", type=PATH, metavar="FILE", help="Price table as CSV.  [default: a small built-in table]")
 @click.option("--max-nodes", "most_nodes", type=COUNT, default=4, help="Maximum number of machines.")
@@ -35,13 +35,13 @@ def rent(
     plot: Path | None,
     **limits: Any,
 ) -> int:
-    """Find the machine to rent: cost and hours of a job on every machine of a price table, each with its best plan.
+    """Compare the machines of a price table by cost and hours of a job, each with its best plan.
 
     \b
     ds-advise rent Qwen2.5-7B --method lora --samples 20000 --deadline 12h
     ds-advise rent llama3.1-8b --tokens 1B --budget 500 --prices prices.csv
 
-    Exit code: 0 one is named, 1 none is in time or within the budget, 2 the question could not be answered.
+    Exit code: 0 if a machine meets the limits, 1 if none does, 2 if the question cannot be answered.
     """
     from ..render.deliver import show_document
     from ..rent.rent import rent as rent_advice

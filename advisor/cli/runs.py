@@ -59,9 +59,12 @@ def _run_options(model: Decorator) -> Decorator:
         ),
         into="run",
         extra=[click.argument("config_file", metavar="DS_CONFIG", type=PATH), model, ACCUMULATION],
-        micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1; for dry-run the advice's"},
+        micro_batch={
+            "help": "Value for an `auto` micro batch.",
+            "default_text": "1; for dry-run the recommended value",
+        },
         method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
-        precision={"help": "Replaces an `auto` in bf16 or fp16."},
+        precision={"help": "Value for an `auto` in bf16 or fp16."},
         gradient_checkpointing={"choices": ("on", "off", "offload"), "default": "on"},
     )
 
@@ -85,7 +88,9 @@ _MODEL = model_option(
 @_run_options(_MODEL)
 @question_options(("gpus", "ram"), into="machine")
 @click.option("--rank", type=_RANK, help="Rank to simulate.  [default: the rank with the most memory]")
-@click.option("--iterations", type=COUNT, default=4, help="Maximum number of optimizer steps; stops when one repeats.")
+@click.option(
+    "--iterations", type=COUNT, default=4, help="Maximum number of optimizer steps; stops when a step repeats."
+)
 @click.option(
     "--expandable-segments/--no-expandable-segments",
     default=True,
@@ -107,16 +112,16 @@ def dry_run(
     output: Output,
     **settings: Any,
 ) -> int:
-    """Run DS_CONFIG through the installed DeepSpeed's engine, as one rank of the GPUs, on a simulated GPU.
+    """Run DS_CONFIG as one rank through the engine of the installed DeepSpeed, on a simulated GPU.
 
-    No GPU, no weights, no download: the tensors are fake, the code is real. Shows the bytes on GPU, host and NVMe by
-    phase, and the contents of the peak.
+    It needs no GPU, weights or download: the tensors are fake, the code is real. Shows the bytes on GPU, host and NVMe
+    by phase, and the tensors at the peak.
 
     \b
     ds-advise dry-run ds_config.json --model Qwen2.5-14B --gpus 2x32GB
     ds-advise dry-run ds_config.json --model train.py:build_model --input-shape 3,32,32 --gpus RTX4090
 
-    Exit code: 0 it fits, 1 it does not, 2 the dry run could not be made.
+    Exit code: 0 if it fits, 1 if it does not, 2 if the dry run cannot be made.
     """
     from ...ds_configs.files import write_config
     from ..html_report.report import check_target
@@ -180,7 +185,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     ds-advise probe ds_config.json --model Qwen2.5-14B --gpus 8x8xH100 --solo
     ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2
 
-    Exit code: 0 it ran, 1 it failed (with the reason), 2 the probe could not be made.
+    Exit code: 0 if it ran, 1 if it failed (with the reason), 2 if the probe cannot be made.
     """
     from ..question.cluster import cluster_here, memory_limit_bytes
     from ..question.run import read_run
@@ -265,8 +270,8 @@ def launch(
 ) -> int:
     """Check that a training fits, start it with your script, and monitor it.
 
-    SCRIPT uses the Hugging Face Trainer, accelerate, or deepspeed.initialize. Ctrl-C saves and stops, twice ends at
-    once.
+    SCRIPT uses the Hugging Face Trainer, accelerate, or deepspeed.initialize. Ctrl-C saves and stops; a second Ctrl-C
+    ends at once.
 
     \b
     ds-advise launch ds_config.json -- train.py --model_name_or_path Qwen/Qwen2.5-7B --output_dir out
@@ -274,14 +279,14 @@ def launch(
     ds-advise launch ds_config.json --master node-0 --nodes 2 --node-rank 1 -- train.py --output_dir out
     ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --output_dir out
 
-    Exit code: 0 finished, 1 failed, stopped or not started (with the reason), 2 it cannot be launched.
+    Exit code: 0 if it finished, 1 if it failed, stopped or did not start (with the reason), 2 if it cannot be launched.
     """
     if not words:
         raise click.UsageError("no script; write -- and then the script with its arguments")
     if fallback and place["master"] is not None:
         raise click.UsageError("--fallback and --master contradict each other: other nodes would keep their plan")
     if emit and (place["hostfile"] or place["master"] or dry):
-        raise click.UsageError("--emit starts nothing and names the nodes by --gpus; leave the other option out")
+        raise click.UsageError("--emit starts nothing and takes the nodes from --gpus; leave the other option out")
     from ..launch.question import launch_question
     from ..launch.session import run_session
     from ..render.deliver import show_document
@@ -353,7 +358,7 @@ def train(
     ds-advise train --model ./Qwen2.5-14B --data train.json --method lora --merge
     ds-advise train --resume --output-dir output
 
-    Exit code: 0 trained and saved, 1 stopped, failed, or nothing fits, 2 it could not be started.
+    Exit code: 0 if it trained and saved, 1 if it stopped, failed or does not fit, 2 if it cannot be started.
     """
     from ..train.train import TrainingControls, go_on, show, train_anew
 

@@ -71,8 +71,8 @@ def schema(command: str) -> int:
     ds-advise schema advise
     ds-advise schema dry-run > dry_run.schema.json
 
-    Its $id ends in the version, which increases when a field changes its meaning or is removed. Exit code: 0, or 2 for
-    a command without a schema.
+    Its $id ends in the version, which increases when a field is removed or changes its meaning. Exit code: 0, or 2 if
+    the command has no schema.
     """
     print(json.dumps(schema_of_command(command), indent=1))
     return 0

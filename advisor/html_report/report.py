@@ -165,13 +165,13 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
         return
     if plot.suffix.lower() not in (".svg", ".png"):
         raise ConfigFileError(
-            phrase("{plot} is no picture that can be drawn", plot=plot),
-            why="--plot draws SVG and PNG",
+            phrase("{plot} has no supported picture format", plot=plot),
+            why="--plot writes SVG and PNG",
             fix="name it .svg or .png",
         )
     if plot.suffix.lower() == ".png" and find_spec("resvg_py") is None:
         raise ConfigFileError(
-            "PNG cannot be drawn",
+            "PNG cannot be written",
             why="the renderer resvg-py is not installed",
             fix='pip install "ds-advise[png]", or name the file .svg',
         )
@@ -189,7 +189,7 @@ def check_target(path: Path, option: str, *, force: bool) -> None:
         why = "its folder does not exist"
     elif path.exists() and not force:
         what = phrase("{path} exists", path=path)
-        why = "it would be lost"
+        why = "it would be overwritten"
         fix = phrase("pass --force, or another file to {option}", option=option)
     else:
         try:

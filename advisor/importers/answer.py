@@ -43,7 +43,7 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
         named = next(form for form in FORMATS if form.name == name)
         if source.line is not None and name != "script" and not named.matches(source):
             raise ConfigFileError(
-                phrase("{path} is a script, and its training command is not that of {name}", path=path, name=name),
+                phrase("{path} is a script whose training command is not that of {name}", path=path, name=name),
                 fix="leave --format out",
             )
         return source, named
@@ -52,13 +52,13 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
         return source, form
     if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
         raise ConfigFileError(
-            phrase("{path} is a DeepSpeed configuration, without model and batch", path=source.path),
+            phrase("{path} is a DeepSpeed configuration without model and batch", path=source.path),
             fix="pass it to ds-advise lint, compare or dry-run",
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
-        phrase("{path}: its keys ({keys}) are those of no known tool", path=source.path, keys=keys),
-        fix=phrase("name it with --format, one of {names}", names=", ".join(NAMES)),
+        phrase("{path}: no known tool has its keys ({keys})", path=source.path, keys=keys),
+        fix=phrase("pass --format, one of {names}", names=", ".join(NAMES)),
     )
 
 
@@ -72,17 +72,17 @@ def _followed(source: Source) -> Source:
     if path is None and "$" in name:
         raise ConfigFileError(
             phrase(
-                "{path} names its configuration by values that are set when it runs: {name}",
+                "{path} sets the name of its configuration at run time: {name}",
                 path=source.path,
                 name=name[:80],
             ),
-            fix="name the configuration itself",
+            fix="pass the configuration itself",
         )
     if path is None:
         raise ConfigFileError(
             phrase("{path} needs {name}, which is not on this machine", path=source.path, name=name[:80]),
             why="it describes the training",
-            fix="run this where it is, or name that file",
+            fix="run this on the machine that has it, or pass that file",
         )
     return read_source(path).handed_by(source)
 
@@ -147,7 +147,7 @@ def import_file(
     if source.started_by is not None and destination is not None and destination.suffix != source.path.suffix:
         raise ConfigFileError(
             phrase("-o {destination} does not end in {suffix}", destination=destination, suffix=source.path.suffix),
-            why=phrase("the changed file is {path}, which {link} names", path=source.path, link=path),
+            why=phrase("the changed file is {path}, the target of {link}", path=source.path, link=path),
             fix=phrase("pass -o with a name that ends in {suffix}", suffix=source.path.suffix),
         )
     run = known.read(source)
@@ -167,12 +167,12 @@ def import_file(
     except ClusterError as error:
         if gpus is not None:
             raise
-        fix = "describe them, such as --gpus 8xA100-80GB"
-        obstacle = ClusterError("which GPUs it runs on is not known", why=error.what, fix=fix)
+        fix = "pass them, such as --gpus 8xA100-80GB"
+        obstacle = ClusterError("the GPUs of the run are not known", why=error.what, fix=fix)
     if run.obstacle:
         obstacle = WorkloadError(run.obstacle)
     elif run.model is None:
-        obstacle = WorkloadError(phrase("{path} names no model", path=path), fix="pass --model")
+        obstacle = WorkloadError(phrase("{path} does not name a model", path=path), fix="pass --model")
     elif obstacle is None:
         try:
             shape = load_model(run.model, offline=offline)
@@ -206,11 +206,9 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
     micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
     by_script = run.micro_batch_size is None and run.framework != "deepspeed" and not run.obstacle
     if by_script and micro is None:
-        run.remarks.append(phrase("the script decides the micro batch, which is counted as 1 (--micro-batch)"))
+        run.remarks.append(phrase("the script sets the micro batch; 1 is assumed (--micro-batch)"))
     if by_script and checkpointing is None:
-        run.remarks.append(
-            phrase("the script decides checkpointing, which is counted as off (--gradient-checkpointing)")
-        )
+        run.remarks.append(phrase("the script sets checkpointing; off is assumed (--gradient-checkpointing)"))
     if not run.expandable_segments and not run.obstacle:
         run.remarks.append(phrase("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is not set, which wastes memory"))
     if ds_config is not None:

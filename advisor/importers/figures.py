@@ -70,9 +70,9 @@ def figures_of(
     part, equal_parts, remarks = run.deepspeed, cluster, list[str]()
     if part is not None and part.config is None:
         raise ConfigFileError(
-            phrase("the configuration {name} is not here", name=part.name[:80]),
-            why="it decides what each GPU holds",
-            fix="run this where it is, or name it with --ds-config FILE",
+            phrase("the configuration {name} is not on this machine", name=part.name[:80]),
+            why="it determines the memory of each GPU",
+            fix="run this on the machine that has it, or pass --ds-config FILE",
         )
     config = _WITHOUT_CONFIG if part is None or part.config is None else part.config
     threads = run.threads_per_rank
@@ -108,7 +108,7 @@ def figures_of(
         remarks.append(phrase("the sample length is not given: {tokens} tokens are assumed (--seq-len)", tokens=tokens))
     if run.tool == "python" and cluster.world_size > 1:
         counts = f"--nproc_per_node {cluster.gpus_per_node}"
-        words = phrase("python alone starts one process: predicted as if it were torchrun {counts}", counts=counts)
+        words = phrase("python alone starts one process; the prediction is for torchrun {counts}", counts=counts)
         remarks.append(words)
     splits_layers = plan.autotp_size > 1  # the script's data loader depends on the groups
     samples = None if splits_layers else plan.samples_per_step(cluster.world_size)
@@ -128,7 +128,7 @@ def figures_of(
     in_group = cluster.world_size > 1 or (run.launcher == "accelerate" and run.sharding == "zero")
     if advised is not None and advised.plan.sharding == "zero" and run.one_process and not in_group:
         how = run.one_process
-        remarks.append(phrase("DeepSpeed needs a launcher for one process, too: start it with {how}", how=how))
+        remarks.append(phrase("DeepSpeed needs a launcher even for one process: start it with {how}", how=how))
     return ImportFigures(
         question=question,
         plan=plan,

@@ -63,7 +63,7 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         raise ConfigFileError(phrase("{name}: not YAML that can be read", name=name), fix=_FIX) from problem
     if not isinstance(value, dict):
-        raise ConfigFileError(phrase("{name}: holds no keys with values", name=name), fix=_FIX)
+        raise ConfigFileError(phrase("{name}: has no keys with values", name=name), fix=_FIX)
     return {str(key): item for key, item in value.items()}
 
 
@@ -80,7 +80,8 @@ def edit_yaml(text: str, changes: Mapping[str, Value]) -> str:
         done = False
     if not done:
         raise ConfigFileError(
-            "the file's form does not let its keys be changed one by one", fix="write one key a line, without aliases"
+            "single keys of this file cannot be changed in its present form",
+            fix="write one key a line, without aliases",
         )
     return text
 

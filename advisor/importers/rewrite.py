@@ -155,7 +155,7 @@ def _check(source: Source, form: Format, text: str, plan: Plan, *, has_config: b
     )
     if not same:
         raise ConfigFileError(
-            "the file's form does not let its options be changed one by one",
+            "single options of this file cannot be changed in its present form",
             why="several options share a value",
             fix="write each option with its own value",
         )

@@ -78,7 +78,7 @@ class Source:
 def read_source(path: Path, kind: Kind | None = None) -> Source:
     """Read a file. kind: None recognises it by content and suffix. Raises ConfigFileError for a file that cannot be
     read, and for a text of no known kind."""
-    fix = "give a configuration of one of the tools, or a script that trains"
+    fix = "pass a configuration of one of the tools, or a training script"
     text = read_text(path, MAX_BYTES, what="a configuration", fix=fix)
     if "\0" in text or not text.strip():
         problem = "not text" if text.strip() else "the file is empty"
@@ -97,9 +97,9 @@ def parsed(path: Path, text: str, kind: Kind) -> Source:
     lines = training_lines(read_shell(text, job.variables() if job is not None else None))
     if not lines:
         raise ConfigFileError(
-            phrase("{path}: no command in it trains", path=path),
+            phrase("{path}: it has no training command", path=path),
             why="it calls neither a launcher, nor python with training arguments, nor one of the tools",
-            fix="name the script that calls them, or the configuration",
+            fix="pass the script that calls them, or the configuration",
         )
     line = lines[0]
     return Source(path=path, text=text, kind=kind, line=line, further_lines=len(lines) - 1, job=job)

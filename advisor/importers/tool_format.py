@@ -21,7 +21,7 @@ from .launch_line import Program
 from .script_arguments import ScriptArguments, rollout_options
 from .source import Source, find_file, named_part
 
-_TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"
+_TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 together: bf16 is assumed"
 
 _ACCUMULATION = "gradient_accumulation_steps"
 _FSDP = ("fsdp", "fsdp_config", "fsdp_version")
@@ -183,7 +183,7 @@ class ToolFormat:
         if named and part is not None:
             raise ConfigFileError(
                 "the DeepSpeed configuration is in the options of accelerate launch, or in its --config_file",
-                fix="ask about that file: ds-advise from CONFIG_FILE --model MODEL",
+                fix="use that file: ds-advise from CONFIG_FILE --model MODEL",
             )
         given = source.arguments.given
         newer = "activation_checkpointing" in given  # transformers 5.23's name, which takes precedence

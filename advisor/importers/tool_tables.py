@@ -80,7 +80,7 @@ def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Sour
     elif not arguments.flag("do_train"):
         run.add_obstacle("it does not train: do_train is not set")
     elif arguments.text("tokenized_path") is not None and not _SCHEDULE & set(arguments.given):
-        run.add_obstacle("it only tokenizes: it names tokenized_path, and neither batch nor learning rate")
+        run.add_obstacle("it only tokenizes: it sets tokenized_path, but neither batch nor learning rate")
     elif method not in ("full", "lora"):
         run.lacks(f"finetuning_type {method[:20]}")
 
@@ -366,8 +366,8 @@ AXOLOTL = ToolFormat(
         "samples shared over GPUs by ring attention": "context_parallel_size sequence_parallel_degree",
     },
     approximated={
-        "it is counted as not compiled": "torch_compile",
-        "DoRA is counted as LoRA": "peft_use_dora",
-        "adapters in fused kernels are counted as ordinary ones": "lora_mlp_kernel lora_qkv_kernel lora_o_kernel",
+        "it is predicted without compilation": "torch_compile",
+        "DoRA is predicted as LoRA": "peft_use_dora",
+        "adapters in fused kernels are predicted as ordinary ones": "lora_mlp_kernel lora_qkv_kernel lora_o_kernel",
     },
 )

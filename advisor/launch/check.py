@@ -91,15 +91,15 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
     if request.other_loss is not None:
         say(
             phrase(
-                "{loss} has another loss and may hold further models: not predicted and not checked",
+                "{loss} has another loss and may have further models: not predicted and not checked",
                 loss=request.other_loss,
             )
         )
         return disk_objections(request, say)
     if not run.model:
         raise WorkloadError(
-            "the model is not known, so whether it fits cannot be checked",
-            why="the script's arguments name none",
+            "the model is not known, so the memory check is not possible",
+            why="the script's arguments do not name a model",
             fix="pass --model NAME, or FILE.py:FACTORY for a module of your own; --no-check starts without a check",
         )
     _evaluation(request, say)
@@ -119,7 +119,7 @@ def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
     if probability >= LIKELY:
         if not answer.fit.fits:
             odds = chance(probability)
-            say(phrase("by its dry run it fits with a probability of {odds}; the training is started", odds=odds))
+            say(phrase("by its dry run it fits with a probability of {odds}; the training starts", odds=odds))
         return []
     gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
     host_need_bytes = answer.required_host_bytes_per_node
@@ -143,7 +143,7 @@ def _probe(request: LaunchRequest, say: Callable[[str], None], *, again: bool) -
     else:
         title = phrase("probe {number} ({age})", number=past.id, age=age(past.age_s))
         result = past.result
-        say(phrase("{title} answers for this plan; --check probe makes another", title=title))
+        say(phrase("{title} is used for this plan; --check probe runs a new probe", title=title))
     failure = result.failure
     if failure is None:
         return []
@@ -170,7 +170,7 @@ def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
     if available is None or need <= available:
         return []
     what = f"loading the model takes {gib(need)} GiB of the host's {gib(available)}"
-    fix = "use ZeRO-3, under which the model is loaded in shards, or fewer ranks on this node"
+    fix = "use ZeRO-3, which loads the model in shards, or fewer ranks on this node"
     return [Objection(what=what, fix=fix)]
 
 
@@ -192,7 +192,7 @@ def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
         )
     if prediction.memory.device_bytes_per_gpu > have:
         gpu = run.cluster.gpu.name
-        parts.append(phrase("it is predicted to run out of the {size} GiB of the {gpu}", size=gib(have), gpu=gpu))
+        parts.append(phrase("it is predicted to exceed the {size} GiB of the {gpu}", size=gib(have), gpu=gpu))
     say(listed(parts, "; "))
 
 

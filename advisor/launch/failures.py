@@ -75,14 +75,14 @@ _FIXES: Mapping[tuple[FailureKind, Moment], str] = {
             ("gpu_out_of_memory", "while a checkpoint was saved"),
             ("host_out_of_memory", "while a checkpoint was saved"),
         ),
-        "set stage3_gather_16bit_weights_on_model_save to false, which gathers all weights in the RAM of rank 0; "
-        "ds-advise checkpoint --to-hf makes the model afterwards",
+        "set stage3_gather_16bit_weights_on_model_save to false; it gathers all weights in the RAM of rank 0; "
+        "ds-advise checkpoint --to-hf writes the model afterwards",
     ),
 }
 
 _TIMEOUT_FIX = (
-    "look for a rank that was elsewhere: evaluating or saving alone, out of data, or in other experts; where all work "
-    "and one is slow, wait longer: ddp_timeout=7200 (seconds, Trainer), DEEPSPEED_TIMEOUT=120 (minutes, "
+    "look for a rank in another state: evaluating or saving alone, out of data, or in other experts; if all ranks work "
+    "and one is slow, raise the timeout: ddp_timeout=7200 (seconds, Trainer), DEEPSPEED_TIMEOUT=120 (minutes, "
     "deepspeed.initialize)"
 )
 

@@ -202,7 +202,7 @@ class Monitor:
         self._show(sample)
         if differences := self._differences():
             self._warn(
-                phrase("the script trains by another plan than the one that was checked"), "; ".join(differences)
+                phrase("the script trains with a different plan than the one that was checked"), "; ".join(differences)
             )
         self._warn_of_silence(now - self.records.heard_at)
 
@@ -234,7 +234,7 @@ class Monitor:
             message = f"the script started from the beginning instead of resuming after step {resumed}"
             return failure("not_resumed", first, message, f"its first step was {first}")
         if stall_s is not None and time.monotonic() - records.heard_at > stall_s:
-            message = f"no rank has made a step or printed a line for {stall_s:.0f} s"
+            message = f"no rank has completed a step or printed a line for {stall_s:.0f} s"
             return failure("hang", records.step, message, *last_lines(records, self._request.folder))
         return None
 
@@ -333,7 +333,7 @@ class Monitor:
             pids = ", ".join(str(rank.pid) for rank in self.records.ranks if rank.pid)
             shown = f"py-spy dump --pid shows where they are: {pids}" if pids else "no rank has started"
             silence = phrase(
-                "no rank has made a step or printed a line for {minutes} min", minutes=f"{_SILENT_S / 60:.0f}"
+                "no rank has completed a step or printed a line for {minutes} min", minutes=f"{_SILENT_S / 60:.0f}"
             )
             self._warn(silence, f"{output}; {shown}")
 

@@ -63,14 +63,16 @@ def resolve_place(
             cluster = replace(cluster, nodes=nodes)
         if node_rank >= cluster.nodes:
             raise WorkloadError(
-                phrase("there is no node {node_rank} among {nodes}", node_rank=node_rank, nodes=cluster.nodes),
-                why="nodes count from 0",
+                phrase(
+                    "node rank {node_rank} does not exist among {nodes} nodes", node_rank=node_rank, nodes=cluster.nodes
+                ),
+                why="node ranks start at 0",
                 fix="pass --nodes N, and --node-rank from 0 to N - 1",
             )
     elif (nodes or cluster.nodes) > 1:
         raise ClusterError(
             phrase("{count} nodes, but no rendezvous given", count=nodes or cluster.nodes),
-            why="without one only this node's ranks are started",
+            why="without a rendezvous only this node's ranks are started",
             fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R",
         )
     return cluster, rendezvous if cluster.nodes > 1 else None
@@ -87,7 +89,7 @@ def _check_counts(gpus: str, nodes: int | None, source: str, count: int, gpus_pe
         if None not in (given, found) and given != found:
             raise ClusterError(
                 f"{option} has {given} {unit}, {source} {found}",
-                why="the plan must be checked on the GPUs that train",
+                why="the plan must be checked for the GPUs of the training",
                 fix="make them agree, or name only the kind, such as --gpus H100",
             )
 
@@ -134,7 +136,7 @@ def static_rendezvous(master: str, node_rank: int) -> Rendezvous:
     if not (address and re.fullmatch(r"\d{1,5}", port, flags=re.ASCII) and 0 < int(port) < 65536):
         raise ClusterError(
             phrase("--master {master!r} is not an address", master=master[:60]),
-            why="all nodes meet there",
+            why="all nodes connect to it",
             fix="write the first node's name or address, and optionally a port: node-0:29500",
         )
     return Rendezvous(kind="static", address=address.strip("[]"), port=int(port), node_rank=str(node_rank))

@@ -132,13 +132,13 @@ def default_launcher(
     """(the launcher, the reason): accelerate if the script takes the configuration from it; deepspeed if a plain script
     may read `--local_rank`, which no other launcher passes; otherwise torchrun."""
     if source.makes_accelerator and not source.names_trainer:
-        return "accelerate", "the script uses Accelerator, which takes the configuration from its launcher"
+        return "accelerate", "the script uses Accelerator, which reads the configuration of its launcher"
     if framework != "deepspeed" and not source.takes_config:
         return "accelerate", "the script reads no arguments; its Trainer takes the configuration from this launcher"
     if framework != "deepspeed":
         return "torchrun", "the Trainer needs no other"
     if rendezvous is None:
-        return "deepspeed", "a script on deepspeed.initialize may read --local_rank, which only this launcher passes"
+        return "deepspeed", "a script with deepspeed.initialize may read --local_rank, which only this launcher passes"
     return "torchrun", "the nodes are started one by one; a script that reads --local_rank must use LOCAL_RANK"
 
 
@@ -230,7 +230,7 @@ def config_passing(
                 value=own.value,
                 config_file=config_file,
             ),
-            why="the checked configuration and that of the training must be the same",
+            why="the checked configuration and the training's configuration must be the same",
             fix=phrase(
                 "launch {value}, or pass --pass-config where the script takes the file from its arguments",
                 value=own.value,
@@ -257,8 +257,8 @@ def _check_arguments(config_file: Path, config: Mapping[str, Any], arguments: Sc
                     text=text[:80],
                     config_file=config_file,
                 ),
-                why="the checked configuration and that of the training must be the same",
-                fix=phrase("leave --{name} to launch, or launch the script's file", name=name),
+                why="the checked configuration and the training's configuration must be the same",
+                fix=phrase("leave --{name} out, or launch with the script's own file", name=name),
             )
 
 

@@ -42,7 +42,7 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
     make_folder(request.folder, phrase("the ranks' output is kept there"))
     if any(request.folder.glob("rank*.jsonl")):
         raise ConfigFileError(
-            phrase("{folder} holds the records of another launch", folder=request.folder),
+            phrase("{folder} contains the records of another launch", folder=request.folder),
             why="the records of two launches must not be mixed",
             fix="pass a new folder with --log-dir",
         )
@@ -103,12 +103,12 @@ def _stop(records: Records) -> str:
     """Make the training save and stop. Returns the method; "" if no rank runs."""
     if records.first("trainer"):
         (records.folder / STOP_FILE).touch()
-        return "the Trainer saves a checkpoint within the next steps; once more ends it now"
+        return "the Trainer saves a checkpoint within the next steps; press Ctrl-C again to end it now"
     running = [rank.pid for rank in records.ranks if rank.pid and rank.gone_at is None]
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    how = "SIGTERM is sent to the ranks, and the script decides what to save; once more ends them now"
+    how = "SIGTERM is sent to the ranks, and the script decides what to save; press Ctrl-C again to end them now"
     return how if running else ""
 
 

@@ -281,15 +281,15 @@ def _not_a_script(path: Path) -> ConfigFileError:
     target = str(path)
     example = "ds-advise launch ds_config.json -- train.py ..."
     if target == "-m":
-        return ConfigFileError("-m after -- is taken for the script", fix="write it before: -m -- package.train")
+        return ConfigFileError("-m after -- is interpreted as the script", fix="write it before: -m -- package.train")
     if path.is_file() or shutil.which(target, path=search_path()) is not None:
         return ConfigFileError(
-            phrase("{target} is a program and no training script", target=target),
+            phrase("{target} is a program, not a training script", target=target),
             why="launch starts the ranks itself, with the launcher that the script needs (--launcher)",
-            fix=phrase("write the Python script and its arguments alone: {example}", example=example),
+            fix=phrase("pass only the Python script and its arguments: {example}", example=example),
         )
     return ConfigFileError(
-        phrase("there is no script {target}", target=target),
+        phrase("script {target} does not exist", target=target),
         why="the ranks cannot start without it",
         fix=phrase("give its path relative to this folder: {example}", example=example),
     )

@@ -227,7 +227,7 @@ def run_session(
         if not fallback or following.request is None or len(attempts) == _MAX_ATTEMPTS:
             return Session(attempts=tuple(attempts), following=following)
         title = phrase("{first} ({second})", first=FAILURE_TITLES[failure.kind], second=failure.message)
-        output.say(phrase("{failure}; going on with {plan}", failure=title, plan=following.description))
+        output.say(phrase("{failure}; continuing with {plan}", failure=title, plan=following.description))
         request = following.request
 
 

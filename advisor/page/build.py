@@ -102,7 +102,7 @@ def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).is_file():
         raise DsAdviseError(
             phrase("{folder} holds other files", folder=folder),
-            why="the page's would lie among them",
+            why="they would be mixed with the page's files",
             fix="name an empty or a new folder",
         )
     contents = {PACKAGE: package_archive(), **pyodide_files(pyodide)}
@@ -209,7 +209,7 @@ def _downloaded(folder: Path) -> Path:
 def _unusable(what: str) -> DsAdviseError:
     return DsAdviseError(
         what,
-        why=phrase("a static page holds Pyodide {version}", version=VERSION),
+        why=phrase("a static page includes Pyodide {version}", version=VERSION),
         fix=phrase(
             "get it where there is a network (npm pack pyodide@{version}) and pass --pyodide pyodide-{version}.tgz; "
             "ds-advise page without --build needs none",

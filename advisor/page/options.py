@@ -57,7 +57,7 @@ def question_of(state: State) -> Question:
     options = {name: text for name, text in state.items() if name not in ("model", "config") and text}
     if options.get("gpus", "auto") == "auto":
         raise WorkloadError(
-            "the page cannot see this machine's GPUs", fix="name them, such as 2x24GB, 8xA100-80GB or 4x8xH100"
+            "the page cannot see this machine's GPUs", fix="pass them, such as 2x24GB, 8xA100-80GB or 4x8xH100"
         )
     return ask(model_of(state), **{name.replace("-", "_"): _value(name, text) for name, text in options.items()})
 
@@ -68,12 +68,12 @@ def model_of(state: State) -> ModelShape:
     if text := state.get("config"):
         if len(text) > _LONGEST_CONFIG:
             raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
-        fix = "paste the whole file, its outer braces too"
+        fix = "paste the whole file, including the outer braces"
         config = parse_json_object(text, name="the pasted text", error=ModelConfigError, fix=fix)
         return shape_of(config, name=PASTED, source="the pasted config.json")
     name = state.get("model", "").strip()
     if not name:
-        raise UnknownModelError("no model is named", fix="choose one, or paste its config.json")
+        raise UnknownModelError("no model is given", fix="choose one, or paste its config.json")
     try:
         return catalogue.find(name)
     except UnknownModelError as error:

@@ -46,7 +46,7 @@ def cluster_of(options: Mapping[str, Any]) -> Cluster:
     if options.get("device", "cuda") == "cpu":
         if gpus != "auto":
             raise ClusterError(
-                "--gpus has no meaning with --device cpu",
+                "--gpus does not apply to --device cpu",
                 why="its ranks are processes on the host",
                 fix=phrase("pass --ranks {ranks} instead", ranks=DEFAULT_CPU_RANKS),
             )
@@ -151,7 +151,7 @@ def _described(gpus: str) -> Cluster:
     nodes, per_node = (int(first), int(second)) if second else (1, int(first or 1))
     if not kind:
         raise ClusterError(
-            phrase("--gpus {gpus!r} names no kind of GPU", gpus=gpus[:40]),
+            phrase("--gpus {gpus!r} has no kind of GPU", gpus=gpus[:40]),
             why=phrase("memory and speed depend on it"),
             fix=_GRAMMAR,
         )
@@ -163,7 +163,7 @@ def _described(gpus: str) -> Cluster:
         )
     if per_node > MOST_GPUS_PER_NODE:
         raise ClusterError(
-            phrase("--gpus {gpus!r} puts {per_node} GPUs into one node", gpus=gpus, per_node=per_node),
+            phrase("--gpus {gpus!r} has {per_node} GPUs in one node", gpus=gpus, per_node=per_node),
             why=phrase("a node holds at most {most}", most=MOST_GPUS_PER_NODE),
             fix=phrase(
                 "write nodes x GPUs x kind, such as {example}", example=f"{min(MOST_NODES, -(-per_node // 8))}x8x{kind}"
@@ -197,7 +197,7 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         if other is not None and kind == gpus.strip():  # no count was found
             count, kind = other["count"] or other["before"], other["kind"] or other["behind"]
             fix = phrase("write --gpus {gpus}", gpus=f"{count}x{kind.strip()}")
-            raise ClusterError(phrase("--gpus {gpus!r} has the count in another place", gpus=gpus), fix=fix) from None
+            raise ClusterError(phrase("--gpus {gpus!r} has the count in the wrong place", gpus=gpus), fix=fix) from None
         raise
     return gpu, ((phrase("{kind} means the {gpu}", kind=kind.strip(), gpu=gpu.name),) if assumes_sxm(kind, gpu) else ())
 
@@ -258,7 +258,7 @@ def _rate(text: str) -> float:
     if not 1e8 <= rate <= 2e12:
         raise ClusterError(
             phrase("--interconnect {text!r} is {rate:g} GB/s per node", text=text, rate=rate / 1e9),
-            why="networks carry between 0.1 and 2000 GB/s",
+            why="values from 0.1 to 2000 GB/s are accepted",
             fix=fix,
         )
     return rate
@@ -275,7 +275,7 @@ def parse_ram(text: str) -> tuple[int, str]:
         return size, ""
     usable = int(size * (1 - KERNEL_MEMORY_SHARE))
     return usable, phrase(
-        "--ram {text} read as {size} GiB, less {share} % for the kernel",
+        "--ram {text} is taken as {size} GiB, minus {share} % for the kernel",
         text=text.strip(),
         size=f"{size / 2**30:,.4g}",
         share=f"{100 * KERNEL_MEMORY_SHARE:.0f}",

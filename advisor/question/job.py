@@ -50,25 +50,25 @@ def check_job(options: Mapping[str, Any]) -> None:
     given = {name: options[name] for name in names_in(JobOptions) if options.get(name) is not None}
     amounts = [f"--{name}" for name in ("data", "samples", "tokens") if name in given]
     if len(amounts) > 1:
-        both = phrase("{names} both give the amount of training", names=" and ".join(amounts))
+        both = phrase("{names} both set the amount of training", names=" and ".join(amounts))
         raise WorkloadError(both, fix="leave all but one out")
     for name in ("epochs", "price", "eval_split"):
         if given.get(name) and not amounts:
             raise WorkloadError(
                 phrase("--{option} needs the amount of training", option=name.replace("_", "-")),
-                why="duration and cost are those of a whole job",
+                why="duration and cost are computed for a whole job",
                 fix="add --data FILE, --samples N or --tokens 1B",
             )
     if given.get("packing") and "data" not in given:
         raise WorkloadError(
             "--packing needs --data",
-            why="the rows that fill a sample are counted",
+            why="the rows per sample are counted from the data",
             fix="add --data FILE, or give the number of packed samples with --samples",
         )
     if "tokens" in given and "epochs" in given:
         raise WorkloadError("--tokens counts all epochs", fix="leave --epochs out, or give --samples")
     if "tokens" in given and given.get("eval_split"):
-        raise WorkloadError("--eval-split is a share of samples", fix="give --samples instead of --tokens")
+        raise WorkloadError("--eval-split is a fraction of the samples", fix="give --samples instead of --tokens")
     check_epochs(given.get("epochs"), given.get("eval_split", 0.0))
 
 
@@ -110,7 +110,7 @@ def job_of(
     basis: tuple[str, ...] = ()
     if epochs is None:
         epochs = EPOCHS
-        basis = (phrase("{epochs} epochs are taken (--epochs).", epochs=f"{EPOCHS:g}"),)
+        basis = (phrase("{epochs} epochs are assumed (--epochs).", epochs=f"{EPOCHS:g}"),)
     if options["samples"] is not None:
         samples = parse_amount("samples", options["samples"])
         held_out = round(samples * options["eval_split"])
@@ -139,7 +139,7 @@ def _of_completions(asked: AskedJob, rollouts: Rollouts | None) -> AskedJob:
         return asked
     each = rollouts.num_generations * rollouts.num_iterations
     job = replace(asked.job, samples=each * asked.job.samples, lengths=())
-    basis = phrase("Each sample is a prompt, trained on {count} times.", count=each)
+    basis = phrase("Each sample is a prompt, which is trained {count} times.", count=each)
     return asked._replace(job=job, basis=(*asked.basis, basis))
 
 

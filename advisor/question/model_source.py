@@ -62,8 +62,8 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     name = name_or_path.strip()
     if is_own_module(name):
         raise UnknownModelError(
-            phrase("{name} is a module of your own, which this command does not record", name=name[:80]),
-            fix=phrase("ask ds-advise {name} --input-shape 3,32,32, or ds-advise dry-run", name=name[:80]),
+            phrase("{name} is your own module, which this command does not record", name=name[:80]),
+            fix=phrase("use ds-advise {name} --input-shape 3,32,32, or ds-advise dry-run", name=name[:80]),
         )
     try:
         path = Path(name).expanduser()
@@ -116,7 +116,7 @@ def inputs_of(shapes: str | None, types: str | None) -> tuple[Input, ...]:
     if len(names) != len(given) or not {*names} <= {*_TYPES}:
         raise WorkloadError(
             phrase("--input-dtype {types!r:.40} does not fit --input-shape {shapes!r:.40}", types=types, shapes=shapes),
-            why=phrase("it is one type for all inputs or one for each, of {names}", names=", ".join(_TYPES)),
+            why=phrase("it is one type for all inputs or one type per input, from {names}", names=", ".join(_TYPES)),
             fix="write it as int64, or float+int64",
         )
     return tuple(Input(_sizes(text), name) for text, name in zip(given, names, strict=True))
@@ -129,7 +129,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
         raise WorkloadError(
             phrase("--input-shape {text!r} is not a shape", text=text[:40]),
-            why="it is the size of one sample, by dimension",
+            why="it lists the dimensions of one sample",
             fix="write it as 3,32,32; several inputs as 3,32,32+77; one number per sample as scalar",
         )
     return tuple(int(part) for part in parts)
@@ -142,7 +142,7 @@ def options_of_module(shape: ModelShape, given: Mapping[str, Any]) -> dict[str, 
     if given["method"] != "full":
         raise WorkloadError(
             phrase("--method {method} does not apply to a module of your own", method=given["method"]),
-            why="its own code makes its adapters",
+            why="its own code creates the adapters",
             fix="let the function return get_peft_model(...), and leave --method out",
         )
     if checkpointing == "offload" or (checkpointing == "on" and not shape.module.checkpointing):

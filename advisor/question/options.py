@@ -145,7 +145,7 @@ class MethodOptions(TypedDict, total=False):
         ),
     ]
     precompute_ref_log_probs: Annotated[
-        bool, Option("The reference model of dpo and kto computes before the training, and is not held.", False)
+        bool, Option("Compute the reference model of dpo and kto before the training, and then free it.", False)
     ]
     method: Annotated[Method, Option("Train all weights, LoRA adapters, or LoRA on a quantized base.", "full")]
     quantization: Annotated[
@@ -169,8 +169,7 @@ class MethodOptions(TypedDict, total=False):
     freeze: Annotated[
         str | Sequence[str] | None,
         Option(
-            "Parts of a vision-language model that neither train nor get adapters: vision-tower, projector, "
-            "language-model.",
+            "Frozen parts of a vision-language model, without adapters: vision-tower, projector, language-model.",
             metavar="PARTS",
             default_text="none",
         ),
@@ -183,50 +182,56 @@ class RolloutOptions(TypedDict, total=False):
     rollout: Annotated[
         Literal["auto", Rollout],
         Option(
-            "What generates: transformers' generate, vLLM on the GPUs that train, or a vLLM server on others of "
+            "Generation by transformers' generate, vLLM on the training GPUs, or a vLLM server on other GPUs of "
             "--gpus; auto: the fastest that fits.",
             "auto",
         ),
     ]
     server_gpus: Annotated[
-        int | None, Option("GPUs of --gpus that the vLLM server takes.", default_text="the fastest split")
+        int | None, Option("Number of GPUs of --gpus for the vLLM server.", default_text="the fastest split")
     ]
-    num_generations: Annotated[int | None, Option("Completions of each prompt.", default_text="8; rloo 2")]
+    num_generations: Annotated[int | None, Option("Completions of each prompt.", default_text="8; rloo: 2")]
     max_completion_length: Annotated[
-        int | None, Option("Tokens of a completion; the prompt has the rest of --seq-len.", default_text="512; ppo 53")
+        int | None, Option("Tokens of a completion; the prompt has the rest of --seq-len.", default_text="512; ppo: 53")
     ]
     beta: Annotated[
         float | None,
         Option(
-            "Weight of the divergence from a reference model; 0: none.", metavar="X", default_text="0; rloo, ppo 0.05"
+            "Weight of the KL divergence from a reference model; 0: no reference model.",
+            metavar="X",
+            default_text="0; rloo and ppo: 0.05",
         ),
     ]
     steps_per_generation: Annotated[
         int | None, Option("Micro batches of a generation.", default_text="the accumulation steps")
     ]
-    num_iterations: Annotated[int | None, Option("Times that a generation is trained on.", default_text="1; ppo 4")]
+    num_iterations: Annotated[
+        int | None, Option("Number of training passes over a generation.", default_text="1; ppo: 4")
+    ]
     local_rollout_forward_batch_size: Annotated[
-        int | None, Option("Completions that a GPU generates and scores at a time with ppo.", default_text="64")
+        int | None, Option("Completions per GPU that ppo generates and scores at a time.", default_text="64")
     ]
     reward_model: Annotated[
         str | None,
         Option(
-            "Model that gives the rewards.", metavar="MODEL", default_text="a function; ppo one of the policy's size"
+            "Model that gives the rewards.",
+            metavar="MODEL",
+            default_text="a function; ppo: a model of the policy's size",
         ),
     ]
     vllm_gpu_memory_utilization: Annotated[
         float | None,
-        Option("Part of a GPU that vLLM takes where it trains too.", metavar="SHARE", default_text="0.3"),
+        Option("Fraction of a training GPU's memory for vLLM.", metavar="SHARE", default_text="0.3"),
     ]
     vllm_tensor_parallel_size: Annotated[
-        int | None, Option("GPUs of a vLLM engine.", default_text="the fewest that hold the model")
+        int | None, Option("Number of GPUs of a vLLM engine.", default_text="the fewest that fit the model")
     ]
     vllm_enable_sleep_mode: Annotated[
         Literal["auto", "on", "off"],
-        Option("Sleep of a colocated vLLM, which frees its memory during training; auto: if that is faster.", "auto"),
+        Option("Free the memory of a colocated vLLM during training (sleep mode); auto: if that is faster.", "auto"),
     ]
     ds3_gather_for_generation: Annotated[
-        Literal["on", "off"], Option("At stage 3 generate has all weights gathered; off: a layer at a time.", "on")
+        Literal["on", "off"], Option("At stage 3, gather all weights for generate; off: one layer at a time.", "on")
     ]
 
 
@@ -236,14 +241,14 @@ class ModuleOptions(TypedDict, total=False):
     input_shape: Annotated[
         str | None,
         Option(
-            "For FILE.py:FUNCTION: the shape of one sample, such as 3,32,32; of several inputs, 3,32,32+scalar.",
+            "For FILE.py:FUNCTION: the shape of one sample, such as 3,32,32; several inputs: 3,32,32+scalar.",
             metavar="SIZES",
             default_text="the file's make_batch",
         ),
     ]
     input_dtype: Annotated[
         str | None,
-        Option("Type of the inputs: int64, or of each, float+int64.", metavar="TYPES", default_text="float"),
+        Option("Type of the inputs: int64, or one type per input: float+int64.", metavar="TYPES", default_text="float"),
     ]
 
 
@@ -254,7 +259,7 @@ class BatchOptions(TypedDict, total=False):
         int | Literal["max"] | None,
         Option(
             "Tokens per sample; max: the longest that fits.",
-            default_text="2048, or the model's limit if shorter; of grpo, rloo and ppo 512 and the completion",
+            default_text="2048, or the model's limit if shorter; grpo, rloo and ppo: 512 plus the completion",
         ),
     ]
     global_batch: Annotated[
@@ -267,23 +272,23 @@ class BatchOptions(TypedDict, total=False):
     eval_batch: Annotated[
         int | None,
         Option(
-            "Samples per GPU of evaluations, which have to fit too (per_device_eval_batch_size).",
+            "Samples per GPU in evaluations, which must also fit (per_device_eval_batch_size).",
             default_text="no evaluation",
         ),
     ]
     eval_logits: Annotated[
         int | None,
         Option(
-            "Evaluation batches whose logits stay on each GPU for compute_metrics (eval_accumulation_steps; by itself "
-            "the Trainer keeps those of all).",
+            "Evaluation batches whose logits stay on each GPU for compute_metrics (eval_accumulation_steps; the "
+            "Trainer's default keeps all).",
             default_text="none",
         ),
     ]
     eval_samples: Annotated[
         int | None,
         Option(
-            "Samples of an evaluation, whose logits end in host RAM.",
-            default_text="those of --eval-split, else the --eval-logits batches",
+            "Samples per evaluation; their logits are collected in host RAM.",
+            default_text="those of --eval-split, or the --eval-logits batches",
         ),
     ]
     eval_new_tokens: Annotated[
@@ -347,10 +352,10 @@ class KernelOptions(TypedDict, total=False):
     loss: Annotated[
         Literal["auto", LossKernel],
         Option(
-            "Loss kernel; auto: the framework's, or the one that an argument of it turns on if that is faster or alone "
-            "fits. fused (Liger), chunked-head (TRL) and tiled (DeepSpeed) never store all logits, chunked-softmax "
-            "(DeepSpeed) stores them in 16 bits, in-place (unsloth) overwrites them with their gradient, chunked "
-            "(LitGPT) upcasts a part at a time.",
+            "Loss kernel; auto: the framework's default, or the kernel that one of its arguments enables, if only "
+            "that fits or it is faster. fused (Liger), chunked-head (TRL) and tiled (DeepSpeed) never store all "
+            "logits, chunked-softmax (DeepSpeed) stores them in 16 bits, in-place (unsloth) overwrites them with "
+            "their gradient, chunked (LitGPT) upcasts a part at a time.",
             "auto",
         ),
     ]

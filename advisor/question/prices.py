@@ -128,7 +128,7 @@ def read_prices(path: Path) -> PriceTable:
             )
         machines += _machines(row, where)
     if currency is None:
-        raise ConfigFileError(phrase("{path} has no machine in it", path=path.name), fix=_EXAMPLE)
+        raise ConfigFileError(phrase("{path} lists no machine", path=path.name), fix=_EXAMPLE)
     return PriceTable(name=path.name, machines=tuple(machines), currency=currency)
 
 
@@ -157,7 +157,7 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
     sizes = [int(count) for count in counts.split("/")]
     if len(sizes) > 1 and row.get("price_per_machine"):
         raise ConfigFileError(
-            phrase("{where}: machines of {counts} GPUs have one price", where=where, counts=counts),
+            phrase("{where}: machines of {counts} GPUs have the same price", where=where, counts=counts),
             fix="use price_per_gpu, or a row for each size",
         )
     nodes = _number(row, "nodes", where, most=MOST_NODES) if row.get("nodes") else 1

@@ -97,7 +97,7 @@ class Question:
             raise WorkloadError(
                 f"optimizer states in bf16 are not possible with "
                 f"{workload.optimizer if workload.precision == 'bf16' else workload.precision}",
-                why="DeepSpeed keeps them in bf16 for AdamW and Adam in training in bf16",
+                why="DeepSpeed keeps them in bf16 for AdamW and Adam in bf16 training only",
                 fix="leave --optimizer-dtype out",
             )
         per_gpu = self.micro_batch_size or (workload.global_batch_size or LARGEST_COUNT) // self.cluster.world_size
@@ -108,7 +108,7 @@ class Question:
                     per_gpu=per_gpu,
                     objective=workload.objective,
                 ),
-                why="its loss pairs each sample with the answer of another one of the micro batch",
+                why="its loss pairs each sample with the answer of another sample of the micro batch",
                 fix=f"pass --micro-batch {least}, and a --global-batch of at least {least * self.cluster.world_size}",
             )
         if workload.global_batch_size is not None and not self.sequence_parallel_sizes():
@@ -162,7 +162,7 @@ class Question:
     def _check_sequence_parallel_size(self, size: int) -> None:
         ranks = self.cluster.world_size
         obstacle = undividable(self.model, self.workload, size)
-        obstacle = obstacle or (f"{ranks} GPUs do not divide into groups of {size}" if ranks % size else None)
+        obstacle = obstacle or (f"{ranks} GPUs are not divisible into groups of {size}" if ranks % size else None)
         if obstacle is not None:
             raise WorkloadError(
                 phrase("{size} GPUs cannot share a sample", size=size),
@@ -177,7 +177,7 @@ class Question:
             lower = global_batch // ranks * ranks
             fix = phrase("pass --global-batch {size}", size=lower + ranks)
             return WorkloadError(
-                phrase("a global batch of {size} does not divide over {ranks} GPUs", size=global_batch, ranks=ranks),
+                phrase("a global batch of {size} is not divisible by {ranks} GPUs", size=global_batch, ranks=ranks),
                 why="every GPU takes the same number of samples per optimizer step",
                 fix=phrase("{first} or {last}", first=fix, last=lower) if lower else fix,
             )
@@ -185,8 +185,8 @@ class Question:
         fields = {"batch": global_batch, "ranks": ranks, "each": each, "size": self.micro_batch_size or 1}
         return WorkloadError(
             phrase(
-                "a global batch of {batch} over {ranks} GPUs is {each} samples per GPU, which micro batches of {size} "
-                "do not divide",
+                "a global batch of {batch} over {ranks} GPUs is {each} samples per GPU, which is not a multiple of "
+                "micro batch {size}",
                 **fields,
             ),
             why="global batch = micro batch x accumulation steps x GPUs",
@@ -197,7 +197,7 @@ class Question:
         ranks, group = self.cluster.world_size, rollouts.group_of(self.cluster.world_size)
         return WorkloadError(
             phrase(
-                "the completions of {ranks} GPUs make no whole groups of {num_generations}",
+                "the completions of {ranks} GPUs do not form whole groups of {num_generations}",
                 ranks=ranks,
                 num_generations=rollouts.num_generations,
             ),

@@ -53,7 +53,7 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
         chosen["reward_model"] = trained_model(shape, "reward")
     rollouts = replace(defaults, **chosen)
     if not 0 < rollouts.vllm_gpu_memory_utilization <= 1:
-        raise WorkloadError("vllm_gpu_memory_utilization is a part of 1", fix="pass a number such as 0.3")
+        raise WorkloadError("vllm_gpu_memory_utilization is a fraction below 1", fix="pass a number such as 0.3")
     if rollouts.beta < 0 or rollouts.num_generations < min(2, defaults.num_generations):
         raise WorkloadError(
             phrase(
@@ -61,7 +61,7 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
                 beta=rollouts.beta,
                 num_generations=rollouts.num_generations,
             ),
-            why="beta is at least 0, and advantages compare at least two completions of a prompt",
+            why="beta must be at least 0, and advantages compare at least two completions of a prompt",
             fix="pass other numbers",
         )
     return rollouts
@@ -96,10 +96,10 @@ def rollout_choices(question: Question) -> list[Question]:
     if not found:
         raise WorkloadError(
             phrase(
-                "no split of {world_size} GPUs leaves some to train and some to generate",
+                "{world_size} GPUs cannot be split between training and generation",
                 world_size=question.cluster.world_size,
             ),
-            why="the batch does not divide, or a vLLM engine does not hold the model",
+            why="the batch is not divisible, or the model does not fit a vLLM engine",
             fix="pass another --global-batch, --server-gpus or --vllm-tensor-parallel-size, or --rollout generate",
         )
     return found
@@ -108,14 +108,14 @@ def rollout_choices(question: Question) -> list[Question]:
 def rollout_assumptions(question: Question) -> tuple[str, ...]:
     """Assumptions about completions, a phrase each."""
     rollouts = question.workload.rollouts
-    batch = phrase("a batch of about {size} completions, DeepSeekMath's", size=BATCH_SIZE)
+    batch = phrase("a batch of about {size} completions, as in DeepSeekMath", size=BATCH_SIZE)
     if rollouts is not None and rollouts.local_rollout_forward_batch_size:
         size = rollouts.local_rollout_forward_batch_size
-        batch = phrase("a batch of {size} completions for each GPU, as many as it generates at a time", size=size)
+        batch = phrase("a batch of {size} completions per GPU, which are generated at once", size=size)
     assumed: tuple[str, ...] = (batch,) if question.is_batch_free else ()
-    assumed += (phrase("completions as long as --max-completion-length"),)
+    assumed += (phrase("completions of --max-completion-length tokens"),)
     by_function = rollouts is not None and reward_model(question.model, question.workload) is None
-    return assumed + ((phrase("rewards by a function at once"),) if by_function else ())
+    return assumed + ((phrase("rewards by a function that takes no time"),) if by_function else ())
 
 
 def _settings(question: Question, rollouts: Rollouts, free: tuple[str, ...]) -> Iterator[tuple[Cluster, Rollouts]]:

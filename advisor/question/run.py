@@ -83,8 +83,8 @@ def run_of(question: Question, plan: Plan, *, offline: bool = False) -> Run:
     if module is not None and not module.factory:
         raise ModelConfigError(
             phrase("{name} is an object of this process", name=question.model.name),
-            why="a dry run and a probe build it in a process of their own",
-            fix="write a function that returns it into a file, and name it: train.py:build_model",
+            why="a dry run and a probe build it in their own process",
+            fix="write a function that returns it to a file, and pass it: train.py:build_model",
         )
     model = load_config(question.model.name, offline=offline) if module is None else module.factory
     run = Run.of_plan(plan, question.model, question.workload, question.cluster, description=model)

@@ -117,7 +117,7 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
         if seq_len not in (None, model.fixed_len):
             raise WorkloadError(
                 phrase("every sample of {model} has {fixed_len} tokens", model=model.name, fixed_len=model.fixed_len),
-                why="its images have one size",
+                why="all its images have the same size",
                 fix="leave --seq-len out",
             )
         return model.fixed_len
@@ -143,11 +143,11 @@ def _within(rollouts: Rollouts, seq_len: int) -> Rollouts:
         return rollouts
     raise WorkloadError(
         phrase(
-            "a completion of {max_completion_length} tokens leaves none of {seq_len} to the prompt",
+            "a completion of {max_completion_length} tokens leaves no room for the prompt in {seq_len}",
             max_completion_length=rollouts.max_completion_length,
             seq_len=seq_len,
         ),
-        why="--seq-len is that of prompt and completion",
+        why="--seq-len includes prompt and completion",
         fix="pass a longer --seq-len or a shorter --max-completion-length",
     )
 
@@ -221,8 +221,8 @@ def _loss(given: Mapping[str, Any], framework: Framework, software: Software) ->
     possible = OBJECTIVES[objective].losses
     if asked not in possible:
         raise WorkloadError(
-            phrase("--loss {asked} does not go with --objective {objective}", asked=asked, objective=objective),
-            why=phrase("that has {own}", own=own),
+            phrase("--loss {asked} cannot be used with --objective {objective}", asked=asked, objective=objective),
+            why=phrase("it has {own}", own=own),
             fix="leave --loss out",
         )
     return cast(LossKernel, asked)
@@ -233,7 +233,7 @@ def _evaluation_batch(given: Mapping[str, Any]) -> int | None:
     WorkloadError for logits of trainers whose metrics have none."""
     if given["eval_logits"] and OBJECTIVES[given["objective"]].trainer:
         raise WorkloadError(
-            phrase("--eval-logits does not go with --objective {objective}", objective=given["objective"]),
+            phrase("--eval-logits cannot be used with --objective {objective}", objective=given["objective"]),
             why="its trainer's metrics are computed batch by batch",
             fix="leave --eval-logits out",
         )
@@ -257,7 +257,7 @@ def _dropout(probability: float) -> float:
     if not 0 <= probability < 1:
         raise WorkloadError(
             phrase("lora_dropout is {probability}", probability=probability),
-            why="it must be from 0 to below 1",
+            why="it must be at least 0 and below 1",
             fix="pass a probability such as --lora-dropout 0.05",
         )
     return probability

@@ -45,7 +45,7 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
     changes = [doc.Row([change.flags, change.outcome]) for change in answer.changes]
     what_if: list[doc.Block] = [
         doc.Heading(view.changes, "changes"),
-        doc.Table(["ask with", "and the answer is"], changes),
+        doc.Table(["option", "answer"], changes),
     ]
     if chosen is None:
         blocks += what_if
@@ -60,12 +60,12 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
     blocks += [doc.Heading("The whole job", "job"), *map(doc.Sentence, view.job)]
     if view.config:
         blocks += [doc.Heading("The configuration", "configuration"), *configuration(view.config, config_path)]
-    blocks += [doc.Heading("Why, and how it is known", "evidence"), *map(_note, view.evidence)]
+    blocks += [doc.Heading("Reasons and evidence", "evidence"), *map(_note, view.evidence)]
     if answer.assumptions:
         blocks += [doc.Sentence("Assumed:", "bold"), *map(_note, answer.assumptions)]
     page = io.StringIO()
     print_answer(answer, Console(file=page, width=80, highlight=False, color_system=None), details=True)
-    printed = doc.Folded("The answer as it is printed", [doc.Verbatim(page.getvalue().strip("\n").splitlines())])
+    printed = doc.Folded("The printed answer", [doc.Verbatim(page.getvalue().strip("\n").splitlines())])
     return doc.Document(
         subject=" · ".join(view.subject),
         verdict=view.verdict.headline,
@@ -93,19 +93,19 @@ def _charts(answer: Recommendation, every_series: Sequence[Series]) -> Iterator[
         return
     yield doc.Heading(f"Memory per {device_label(cluster)}", "memory")
     yield _note(
-        "The best plan of every strategy; the dashed line is the card's memory. Longer bars are cut. "
-        "Rest on a part for its bytes, formula and source."
+        "The best plan of every strategy. The dashed line is the memory of the GPU; longer bars are cut. Hover over a "
+        "part for its bytes, formula and source."
     )
     yield memory_chart(plans, cluster, chosen=chosen)
     yield doc.Heading("Host RAM", "ram")
     yield _note(
-        "What a node's RAM holds. Pinned buffers take powers of two, as PyTorch allocates them. Loading counts "
-        "where it takes more than training."
+        "RAM of a node. PyTorch rounds pinned buffers up to powers of two. Loading is shown if it takes more than "
+        "training."
     )
     hosts = {name: host_parts(plan.memory) for name, plan in plans.items()}
     yield chart_with_table(host_bars(plans, cluster, chosen=chosen), hosts, "GiB", gib)
     yield doc.Heading("Time of a step", "time")
-    yield _note("For every 1,000 tokens, so that plans of different batches compare.")
+    yield _note("Per 1,000 tokens, so that plans with different batches can be compared.")
     yield time_chart(plans, chosen=chosen)
     yield doc.Heading("Speed against memory", "speed")
     yield _note("The Pareto-optimal plans, and, in green, the recommended one. The table has every plan.")
@@ -114,7 +114,8 @@ def _charts(answer: Recommendation, every_series: Sequence[Series]) -> Iterator[
     if every_series:
         yield doc.Heading("Longer sequences, larger batches, more GPUs", "scaling")
         yield _note(
-            "The fastest plan that fits for each value; for each micro batch the recommended one. Green: this question."
+            "The fastest plan that fits for each value; for each micro batch the recommended plan. Green: this "
+            "question."
         )
     for series in every_series:
         rows = []
@@ -132,7 +133,7 @@ _FIRST_COLUMNS = ("rung", "tokens_per_s", "verdict")
 
 def _ladder(view: AnswerView) -> Iterator[doc.Block]:
     yield doc.Heading("Every strategy", "ladder")
-    yield _note("From all states on every GPU to states on a drive. The fastest predicted plan that fits is taken.")
+    yield _note("From all states on every GPU to states on NVMe. The fastest predicted plan that fits is recommended.")
     yield _plans_table(view)
     yield from map(_note, filter(None, (*view.ladder_notes, view.pytorch_baseline)))
     yield from map(doc.Sentence, view.answer.reasons)

@@ -69,7 +69,7 @@ def _kind(contents: CheckpointContents) -> str:
 def _next_steps(contents: CheckpointContents, console: Console) -> None:
     folder = printable(contents.folder)
     if contents.weights:
-        sentence(console, "from_pretrained reads its weights as they are.")
+        sentence(console, "from_pretrained can read its weights directly.")
     elif contents.stage in ("1 or 2", "3") and contents.model_ranks == 1:
         blank(console)
         sentence(console, "Its weights as a Hugging Face model:")

@@ -59,15 +59,15 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
             return (phrase("Both do the same."),)
         return (
             phrase("{count} settings differ.", count=count) if count > 1 else phrase("1 setting differs."),
-            phrase("Pass --model and --gpus to see what that does to memory and speed."),
+            phrase("Pass --model and --gpus to see the effect on memory and speed."),
         )
     first, second = comparison.candidates
     saved = first.device_bytes - second.device_bytes
     if abs(saved) <= _SMALL_SHARE * first.device_bytes:
         return (_speed(first, second),)
     size = gib(abs(saved))
-    less = phrase("B takes {size} GiB less of each GPU.", size=size)
-    return _speed(first, second), less if saved > 0 else phrase("B takes {size} GiB more of each GPU.", size=size)
+    less = phrase("B takes {size} GiB less on each GPU.", size=size)
+    return _speed(first, second), less if saved > 0 else phrase("B takes {size} GiB more on each GPU.", size=size)
 
 
 def _speed(first: Candidate, second: Candidate) -> Phrase:
@@ -144,18 +144,16 @@ def _parts(comparison: Comparison) -> Iterator[Block]:
     assert question is not None, "plans have a question"
     labels = {f"{letter}: {plan.rung}": plan for letter, plan in zip("AB", plans, strict=True)}
     first, second = (phase_title(plan.memory.peak.name) for plan in plans)
-    title = phrase("Where a GPU's memory goes, GiB (peak: {moment})", moment=first)
+    title = phrase("Memory per GPU, GiB (peak: {moment})", moment=first)
     if first != second:
-        title = phrase(
-            "Where a GPU's memory goes, GiB (peak of A: {first}; of B: {second})", first=first, second=second
-        )
+        title = phrase("Memory per GPU, GiB (peak of A: {first}; of B: {second})", first=first, second=second)
     yield Heading(title, "memory")
     yield Chart(memory_bars(labels, question.cluster, with_sources=True))
     yield _table([plan.memory.components for plan in plans], _sizes)
     tokens = [plan.time.tokens_per_step for plan in plans]
-    title = phrase("Where the time goes, ms of 1,000 tokens")
+    title = phrase("Time, ms per 1,000 tokens")
     if tokens[0] == tokens[1]:
-        title = phrase("Where the time goes, ms of a step of {tokens} tokens", tokens=f"{tokens[0]:,}")
+        title = phrase("Time, ms per step of {tokens} tokens", tokens=f"{tokens[0]:,}")
         tokens = [1000, 1000]
     columns = [
         {name: 1e6 * seconds / count for name, seconds in plan.time.components.items()}
@@ -192,7 +190,7 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Block]:
         meaning = [named(found.meaning)] if found.meaning else []
         rows.append(Row([f"{'  ' * bool(dot)}{printable(name or here)}", *values], remarks=meaning))
     if rows:
-        title = phrase("What differs")
+        title = phrase("Differences")
         yield Heading(title, "differences", printed=False)
         yield Table([title, "A", "B"], rows, _KEY_WIDTHS)
     idle = [printable(found.key) for found in differences if not found.acts]
@@ -214,9 +212,9 @@ def _basis(comparison: Comparison) -> Iterator[Phrase]:
     if any("default" in (found.first.origin, found.second.origin) for found in acting):
         yield phrase("* the default of DeepSpeed {version}; - no value.", version=comparison.deepspeed)
     if comparison.question is None:
-        yield phrase("Keys with their default on both sides are no difference.")
+        yield phrase("A key with its default on both sides is not a difference.")
     else:
-        yield phrase("Evidence: analytic. Speeds within {share} are called equal.", share=percent(SAME_SPEED))
+        yield phrase("Evidence: analytic. Speeds within {share} count as equal.", share=percent(SAME_SPEED))
 
 
 def _sizes(first: float, second: float) -> tuple[Figure, Figure, Figure]:

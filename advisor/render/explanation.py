@@ -88,8 +88,8 @@ def _details(term: Term) -> list[str]:
         known = [phrase("{name} {value}", name=name, value=value) for name, value in names]
         details.append(phrase("with {inputs}", inputs=listed(known)))
     if not isinstance(term, MemoryTerm):
-        busy = phrase("keeps busy: {resource}", resource=named(term.resource))
-        hidden = phrase("{time} hidden behind other work", time=seconds(term.hidden_s))
+        busy = phrase("occupies: {resource}", resource=named(term.resource))
+        hidden = phrase("{time} overlapped with other work", time=seconds(term.hidden_s))
         details.append(listed([busy, hidden]) if term.hidden_s else busy)
     details += [phrase("source: {source}", source=term.source)] if term.source else []
     details += [phrase("not covered: {what}", what=named(term.not_covered))] if term.not_covered else []

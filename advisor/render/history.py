@@ -69,8 +69,8 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
     if more:
         blocks.append(Sentence("Older ones: --limit N.", "dim"))
     words = (
-        "tokens/s and GiB are measured. GiB: the highest rank's memory on the GPU, on the CPU its tensors in RAM; of a "
-        "training the fullest GPU, or all ranks' RAM; of a dry run its result."
+        "tokens/s and GiB are measured. GiB: memory of the highest rank on the GPU, or its tensors in RAM on the CPU; "
+        "for a training the fullest GPU, or the RAM of all ranks; for a dry run its result."
     )
     print_blocks([*blocks, Gap(), Sentence(words, "dim")], console)
 

@@ -59,7 +59,7 @@ def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) ->
     blank(console)
     better = figures.recommended
     if figures.as_is is None:
-        sentence(console, phrase("As it is, it cannot run: {reason}.", reason=figures.refusal), style="bold red")
+        sentence(console, phrase("It cannot run as it is: {reason}.", reason=figures.refusal), style="bold red")
     else:
         _plan(phrase("As it is"), figures.as_is, figures, console)
     if better is not None and figures.is_better:
@@ -124,7 +124,7 @@ def _changes(answer: ImportAnswer, console: Console) -> None:
         render_diff(old, new, file.old_text, file.new_text, console)
     if not answer.written:
         name = printable(str(answer.source.path))
-        sentence(console, phrase("Write it with -o FILE; {file} itself only with --force.", file=name))
+        sentence(console, phrase("-o FILE writes it; replacing {file} itself also needs --force.", file=name))
 
 
 @dataclass(frozen=True, kw_only=True)

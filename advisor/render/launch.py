@@ -146,7 +146,7 @@ def _end(session: Session) -> Iterator[doc.Block]:
         log = outcome.folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
         yield doc.Verbatim([f"| {line}" for line in tail(log).splitlines()[-_TAIL_LINES:]])
         if request.passes_config and _REFUSED.search(failure.message):
-            yield doc.Sentence("The script does not take the configuration: --no-pass-config does not pass it.")
+            yield doc.Sentence("The script does not accept the configuration: --no-pass-config does not pass it.")
     if outcome.last_step:
         yield doc.Heading("Measured and predicted", "figures", printed=False)
         yield from _figures(attempt)

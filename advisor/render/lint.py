@@ -95,7 +95,7 @@ def render_answer(answer: LintAnswer, console: Console) -> None:
     if answer.copy is not None:
         render_diff(name, f"{name} (corrected)", answer.old_text, answer.text, console)
         copy = answer.copy.name
-        sentence(console, phrase("Corrected {file}; the old one is {copy}. What is left:", file=name, copy=copy))
+        sentence(console, phrase("Corrected {file}; the original is {copy}. Remaining findings:", file=name, copy=copy))
         blank(console)
     elif answer.correction_wanted:
         sentence(console, phrase("Nothing can be corrected without changing the training."))
@@ -118,7 +118,7 @@ def render_findings(name: str, report: LintReport, console: Console, basis: Phra
     reader = phrase("the Trainer or accelerate") if report.framework == "hf" else phrase("plain DeepSpeed")
     version: str = report.facts.version
     if report.facts.origin == "bundled":
-        version = phrase("{version} (not installed here: facts that this program carries)", version=version)
+        version = phrase("{version} (not installed here: built-in facts)", version=version)
     if report.framework_is_assumed:
         reader = phrase("{reader} (assumed: pass --framework)", reader=reader)
     sentence(console, phrase("DeepSpeed {version}, read by {reader}.", version=version, reader=reader), style="dim")

@@ -73,7 +73,7 @@ def dry_run_document(
     result, cluster = answer.result, answer.run.cluster
     blocks: list[doc.Block] = [*map(doc.Sentence, _summary(answer))]
     if answer.age_s is not None:
-        when = phrase("This was run {age}: nothing has changed since.", age=age(answer.age_s))
+        when = phrase("This was run {age}; nothing has changed since.", age=age(answer.age_s))
         blocks.append(doc.Sentence(when, "dim"))
     ranks = {"rank": result.rank, "ranks": result.world_size, "cluster": cluster_title(cluster)}
     size = result.config["train_micro_batch_size_per_gpu"]
@@ -82,10 +82,10 @@ def dry_run_document(
     if result.timeline:
         chart = doc.Chart(_timeline(answer), printed=partial(_print_timeline, result.timeline))
         blocks += [doc.Heading("Memory over the run", "memory", printed=False), chart]
-    blocks += [*_peak(answer, explain=explain), doc.Heading("How it is known", "evidence", printed=False)]
+    blocks += [*_peak(answer, explain=explain), doc.Heading("Evidence", "evidence", printed=False)]
     blocks += configuration(result.config, config_name)
     if quantizes_collectives(answer.run.config):
-        text = phrase("Quantized collectives: what their kernels allocate is derived from DeepSpeed's sources.")
+        text = phrase("Quantized collectives: the memory of their kernels is derived from DeepSpeed's source code.")
         blocks.append(doc.Sentence(text))
     for feature in unmodeled_features(answer.run.config):
         blocks.append(doc.Sentence(f"{feature.name}: {feature.predicted}.", "yellow"))
@@ -109,7 +109,7 @@ def _verdict(fit: Fit) -> Phrase:
     if fit.verdict == "does not fit":
         return phrase("It does not fit.")
     likely = phrase("It probably fits") if fit.verdict == "likely fits" else phrase("It probably does not fit")
-    return phrase("{likely}: the probability that it does is {chance}.", likely=likely, chance=chance(fit.probability))
+    return phrase("{likely}: the probability is {chance}.", likely=likely, chance=chance(fit.probability))
 
 
 def _summary(answer: DryRunAnswer) -> list[str]:
@@ -128,7 +128,7 @@ def _summary(answer: DryRunAnswer) -> list[str]:
     ram = phrase("{size} of {there} GiB", size=gib(host), there="" if have is None else gib(have))
     if have is None:
         ram = phrase("{size} GiB (not checked: pass --ram)", size=gib(host))
-    own = phrase("{size} GiB of it the processes' own", size=gib(host - peak.host_bytes_per_node))
+    own = phrase("{size} GiB of it for the processes themselves", size=gib(host - peak.host_bytes_per_node))
     memory = listed([phrase("Host RAM per node {ram}", ram=ram), own])
     if result.nvme_bytes_per_rank:
         memory = listed([memory, phrase("NVMe {size} GiB per GPU", size=gib(result.nvme_bytes_per_rank))], "; ")
@@ -144,7 +144,7 @@ def _summary(answer: DryRunAnswer) -> list[str]:
     if answer.step is None:
         return sentences
     step_s, links_s = answer.step.time.step_s, answer.step.links_busy_s
-    takes = phrase("A step takes about {time} by its recorded schedule", time=seconds(step_s))
+    takes = phrase("A step takes about {time} in its recorded schedule", time=seconds(step_s))
     if answer.analytic_time is not None:
         closed = phrase("the closed form predicts {time}", time=seconds(answer.analytic_time.step_s))
         takes = listed([takes, closed], "; ")
@@ -153,7 +153,9 @@ def _summary(answer: DryRunAnswer) -> list[str]:
     computes = phrase("The GPU computes {share} of the time", share=percent(answer.step.gpu_busy_s / step_s))
     if links_s:
         busy = {"share": percent(answer.step.overlapped_s / links_s), "time": seconds(links_s)}
-        computes = listed([computes, phrase("{share} of the {time} of collectives run meanwhile", **busy)], "; ")
+        computes = listed(
+            [computes, phrase("{share} of the {time} of collectives overlap with computation", **busy)], "; "
+        )
     return [*sentences, phrase("{text}.", text=computes)]
 
 
@@ -179,8 +181,8 @@ def _other_allocator(answer: DryRunAnswer) -> str:
         return ""
     size = gib(needed - required + other)
     if plain:
-        return phrase("Without expandable_segments {size} are needed.", size=size)
-    return phrase("With expandable_segments {size} are needed.", size=size)
+        return phrase("Without expandable_segments it needs {size}.", size=size)
+    return phrase("With expandable_segments it needs {size}.", size=size)
 
 
 def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
@@ -189,7 +191,7 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
     last = max(phase.iteration for phase in phases)
     if answer.result.library_workspace_bytes:
         text = phrase(
-            "The tensors of each phase; torch.cuda.memory_allocated counts {size} GiB more, cuBLAS's workspaces.",
+            "Tensors of each phase; torch.cuda.memory_allocated also counts {size} GiB of cuBLAS workspaces.",
             size=gib(answer.result.library_workspace_bytes),
         )
         yield doc.Sentence(text)
@@ -243,7 +245,7 @@ def _print_timeline(points: Sequence[TimelinePoint], console: Console) -> None:
     drawn, marks = sparkline(points, max(NARROWEST, console.width) - 4, sparks)
     row(console, f"  {drawn}", style="cyan")
     row(console, f"  {marks}", style="dim")
-    legend = phrase("(each iteration by its number; load, initialize, forward, backward, step by their initials)")
+    legend = phrase("(iterations by number; load, initialize, forward, backward, step by initial)")
     sentence(console, legend, style="dim", hang=1)
 
 
@@ -263,7 +265,7 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         inks=tuple(MEMORY_FAMILIES),
     )
     at_peak = {"size": gib(peak.allocated_bytes_per_gpu), "iteration": peak.iteration, "phase": named(peak.phase)}
-    title = phrase("What the {size} GiB at the peak are (iteration {iteration}, {phase})", **at_peak)
+    title = phrase("Tensors of the {size} GiB at the peak (iteration {iteration}, {phase})", **at_peak)
     yield doc.Heading(title, "peak")
     yield chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=partial(bar, peak.by_category))
     modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
@@ -310,7 +312,7 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
     )
     yield doc.Sentence(text)
     if result.solo:
-        text = phrase("The times are without communication, the memory is without NCCL: there are no other ranks.")
+        text = phrase("Times exclude communication and memory excludes NCCL: there are no other ranks.")
         yield doc.Sentence(text)
     yield doc.Heading("Measured and predicted", "figures", printed=False)
     rows = []
@@ -332,7 +334,7 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
         versions=versions_label(result.versions),
         time=seconds(result.seconds),
     )
-    yield doc.Heading("How it is known", "evidence", printed=False)
+    yield doc.Heading("Evidence", "evidence", printed=False)
     yield doc.Sentence(text, "dim")
 
 
@@ -368,7 +370,7 @@ def _step_parts(result: ProbeResult) -> str:
     parts = [share(name) for name in _STEP_PARTS[:3]]
     forward, backward, optimizer, _ = whole_percents([*parts, max(0.0, 1 - sum(parts))])
     text = phrase(
-        "Of a step, {forward} % are the forward pass, {backward} % the backward pass, {optimizer} % the optimizer",
+        "Step: {forward} % forward pass, {backward} % backward pass, {optimizer} % optimizer",
         forward=forward,
         backward=backward,
         optimizer=optimizer,

@@ -99,7 +99,7 @@ def _verdict(advice: RentAdvice) -> Iterator[Phrase]:
         ram=_ram(chosen),
     )
     yield phrase(
-        "More about it: ds-advise {model} --gpus {gpus}, with the same options.",
+        "Details: ds-advise {model} --gpus {gpus}, with the same options.",
         model=chosen.question.model.name,
         gpus=figures.gpus,
     )
@@ -113,14 +113,14 @@ def _much_faster(advice: RentAdvice, chosen: Offer) -> Iterator[Phrase]:
         is_cheap = figures.cost <= _MORE_COST * own.cost and figures.meets_limits
         if is_cheap and figures.duration_s <= _LESS_TIME * own.duration_s:
             more, time = money(figures.cost - own.cost, sign), hours(figures.duration_s)
-            yield phrase("For {more} more in {time}: {machine}.", more=more, time=time, machine=_title(offer))
+            yield phrase("For {more} more it takes {time}: {machine}.", more=more, time=time, machine=_title(offer))
             return
 
 
 def _nothing(advice: RentAdvice) -> Iterator[Phrase]:
     cheapest, fastest, sign = advice.cheapest, advice.fastest, advice.table.sign
     if cheapest is None or fastest is None:
-        yield phrase("On none of these machines anything fits.")
+        yield phrase("No plan fits on any of these machines.")
         return
     yield phrase("No machine {limits}.", limits=_limits(advice))
     fields = [
@@ -183,7 +183,7 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
         when = oldest if oldest == newest else phrase("{low} to {high}", low=oldest, high=newest)
         name = phrase("{name} ({note})", name=name, note=when)
     yield phrase(
-        "{count} machines, with the prices of {table}; --prices FILE.csv takes others. Storage, traffic and taxes are "
+        "{count} machines, with the prices of {table}; --prices FILE.csv uses others. Storage, traffic and taxes are "
         "not included.",
         count=len(table.machines),
         table=name,

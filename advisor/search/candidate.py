@@ -29,7 +29,7 @@ LIKELY = 0.5
 LEAST: dict[Risk, float] = {"safe": SURE, "balanced": 0.8, "bold": LIKELY}
 """Least probability of fitting of a recommended plan, by risk."""
 
-RAN_OUT, NEEDS_MORE, FAILED = phrase("ran out of memory"), phrase("needs more yet"), phrase("failed")
+RAN_OUT, NEEDS_MORE, FAILED = phrase("ran out of memory"), phrase("needs even more"), phrase("failed")
 """Reasons from probes: the plan ran out of memory, needs more than one that did, or failed for another reason."""
 
 NEEDS_RAM = phrase("needs --ram")

@@ -63,7 +63,7 @@ def filled_batch(
     if steps and steps > 1:
         batch = phrase("{batch} x accumulation {steps}", batch=batch, steps=steps)
     words = phrase(
-        "{batch}, checkpointing {choice}: the advice's, for `auto` in the file",
+        "{batch}, checkpointing {choice}: recommended, for `auto` in the file",
         batch=batch,
         choice=checkpointing_label(chosen),
     )

@@ -47,7 +47,7 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
         gpu_hours=gpu_hours,
     )
     if price is None:
-        return phrase("{job} (--price makes it a cost).", job=text)
+        return phrase("{job} (--price adds the cost).", job=text)
     ends = duration.cost_range(price)
     paid = money(duration.cost(price), price.currency)
     paid = with_ends(paid, ends and (money(ends[0], price.currency), money(ends[1], price.currency)))
@@ -85,8 +85,8 @@ def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[Phras
             "share": percent(duration.padding),
         }
         waste = phrase(
-            "Samples have {mean} tokens on average and take the time of {timed}: {share} of what is computed is "
-            "padding, and all wait for the longest sample",
+            "Samples have {mean} tokens on average and take the time of {timed}: {share} of the computation is "
+            "padding, and all ranks wait for the longest sample",
             **fields,
         )
         if packing_helps:
@@ -100,7 +100,7 @@ def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[Phras
         return [*found, one]
     every = max(1, round(saving.interval_s / duration.step_s))
     several = phrase(
-        "A checkpoint of {size} GiB takes {time} to write; one every {interval} ({steps} steps) loses least.",
+        "A checkpoint of {size} GiB takes {time} to write; one every {interval} ({steps} steps) minimizes lost time.",
         size=size,
         time=write,
         interval=hours(saving.interval_s),

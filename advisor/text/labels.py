@@ -80,7 +80,7 @@ def _method_title(workload: Workload) -> Phrase:
     adapters = phrase("{kind} r={rank} on {targets}", kind=kind, rank=workload.lora_rank, targets=targets)
     if workload.modules_to_save:
         copied = ", ".join(workload.modules_to_save)
-        adapters = phrase("{adapters}, and {modules} trained whole", adapters=adapters, modules=copied)
+        adapters = phrase("{adapters}, and {modules} trained in full", adapters=adapters, modules=copied)
     if not workload.lora_dropout:
         return adapters
     return phrase("{adapters}, dropout {share}", adapters=adapters, share=f"{workload.lora_dropout:g}")

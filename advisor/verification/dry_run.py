@@ -86,8 +86,8 @@ def _without_generation(memory: MemoryEstimate) -> tuple[MemoryEstimate, int]:
 def no_such_rank(rank: int, world_size: int) -> WorkloadError:
     fix = f"pass --rank {world_size - 1} or less"
     return WorkloadError(
-        phrase("there is no rank {rank} among {world_size}", rank=rank, world_size=world_size),
-        why="ranks count from 0",
+        phrase("rank {rank} does not exist among {world_size} ranks", rank=rank, world_size=world_size),
+        why="ranks start at 0",
         fix=fix,
     )
 
@@ -151,7 +151,7 @@ def trace(answer: DryRunAnswer) -> dict[str, Any]:
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
-            "time axis of memory": "one allocation or free is one microsecond: the order is true, durations are not",
+            "time axis of memory": "one allocation or free is one microsecond: the order is exact, durations are not",
             "time axis of the step": "microseconds, simulated from the recorded schedule",
             "unit of the counters": "bytes of tensors of one rank, the highest of each stretch of the run",
             "peak allocated bytes": result.peak.allocated_bytes_per_gpu,

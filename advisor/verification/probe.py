@@ -138,7 +138,7 @@ def compared_probe(
         raise no_such_rank(rank, run.cluster.world_size)
     if run.cluster.nodes > 1 and not settings.get("solo"):
         raise ClusterError(
-            phrase("{nodes} nodes are not here", nodes=run.cluster.nodes),
+            phrase("{nodes} nodes are not available here", nodes=run.cluster.nodes),
             why="a probe starts all ranks on this machine",
             fix="pass --solo, which runs one rank of the job",
         )

@@ -101,7 +101,7 @@ def settle(
     question = answer.question
     if not question.cluster.is_this_machine:
         raise ClusterError(
-            "--probe runs on this machine", why="the question names other GPUs", fix="pass --gpus auto, or --device cpu"
+            "--probe runs on this machine", why="--gpus describes other GPUs", fix="pass --gpus auto, or --device cpu"
         )
 
     def probe_candidate(candidate: Candidate, timeout_s: float) -> ProbeResult:
@@ -117,7 +117,8 @@ def settle(
         plan = candidate.plan
         say(
             phrase(
-                "probe of {plan}, micro batch {size}, {checkpointing}: {reason}; plans that could still win: {left}",
+                "probe of {plan}, micro batch {size}, {checkpointing}: {reason}; plans that may still be faster: "
+                "{left}",
                 plan=plan_title(plan),
                 size=plan.micro_batch_size,
                 checkpointing=checkpointing_title(plan),

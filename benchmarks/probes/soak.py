@@ -419,7 +419,7 @@ def _go_on(trial: Trial) -> None:
                 check=False,
             ).returncode
     text = output.read_text(errors="replace")
-    fell_back = "going on with" in text
+    fell_back = "continuing with" in text
     if trial.fault in _MEMORY and (not fell_back or resumptions):
         trial.wrong.append("no fallback was taken")
     if trial.fault in DAMAGES and trial.struck and "is damaged:" not in text:

@@ -76,11 +76,11 @@ _SYMBOLS = {
     "workspace": "bytes of one handle's workspace",
     "pages": "bytes of pages that are only partly used",
     "segment": "bytes of a segment",
-    "share": "share of what comes and goes that the allocator cannot give back",
-    "transient": "bytes that come and go within a step",
-    "stream": "most bytes at a moment on one CUDA stream (computation, gathering, reducing), of the step's copies",
+    "share": "share of temporary memory that the allocator cannot release",
+    "transient": "bytes that are allocated and freed within a step",
+    "stream": "most bytes at a moment on one CUDA stream (computation, gathering, reducing, or the step's copies)",
     "component": "most bytes of one component at any moment",
-    "earlier": "bytes that batches left which were the longest before",
+    "earlier": "bytes left by earlier batches that were the longest so far",
     "kept": "bytes at the peak and the pages that are only partly used",
     "memory": "bytes of the GPU's memory",
     "needed": "bytes that the process needs of it",
@@ -124,7 +124,7 @@ _OF_LENGTHS = _OF_STREAMS._replace(
 )
 _ROOM = Formula("cache", "memory - needed", "an allocator holds no more than the GPU has", _SYMBOLS)
 _HEAP = Formula("allocator_overhead", "passes + share transient - peak", _ON_CPU, _SYMBOLS)
-_PROCESS = Formula("process", "by ZeRO stage", _ON_CPU, not_covered="other optimizers and libraries than were measured")
+_PROCESS = Formula("process", "by ZeRO stage", _ON_CPU, not_covered="optimizers and libraries that were not measured")
 _CONTEXT = Formula(
     "cuda_context",
     "by GPU generation",

@@ -32,13 +32,13 @@ _KEPT = Formula(
     "logits of earlier batches",
     "k N w B S V",
     _LOOP,
-    {**MEMORY_SYMBOLS, "k": "batches whose logits are held, the last one twice where there are several before it"},
+    {**MEMORY_SYMBOLS, "k": "batches whose logits are kept; the last one counts twice if several precede it"},
 )
 _JOINED = Formula(
     "logits of all ranks",
     "2 k N w B S V",
     _LOOP,
-    {**MEMORY_SYMBOLS, "k": "batches whose logits are put together, in one tensor, next to the earlier one"},
+    {**MEMORY_SYMBOLS, "k": "batches whose logits are joined in one tensor, next to the earlier tensor"},
 )
 _GATHERED = Formula("logits of all ranks", "(N + 1) w B S V", "accelerate 1.15 utils/operations.py _gpu_gather")
 _CACHE_SOURCE = "transformers 5.23 cache_utils.py DynamicLayer, DynamicSlidingWindowLayer"

@@ -32,9 +32,9 @@ SYMBOLS = {
     "b": "buckets: 2 with overlap_comm",
     "slice": "elements of the largest tensor within one rank's partition",
     "clone": "elements of a gradient that is copied before it is reduced",
-    "piece": "one rank's part of a gradient on its way to the host",
+    "piece": "one rank's part of a gradient during its copy to the host",
     "chunk": "elements per partial norm",
-    "waiting": "fp32 elements that wait on the GPU for their way to the disk",
+    "waiting": "fp32 elements on the GPU that wait to be written to the disk",
     "shard": "one rank's shard of the largest tensor",
 }
 STEP_NOT_COVERED = "optimizers that bring kernels of their own"

@@ -78,7 +78,7 @@ from .trainable import shard_tensors, tensor_set
 _SYMBOLS = {
     **MEMORY_SYMBOLS,
     "c": "tokens whose logits are alive at a time, B S unless the loss is tiled",
-    "x": "the largest moment of the passes besides what is saved",
+    "x": "peak of the passes without the saved tensors",
 }
 _LOGITS = Formula("logits_and_loss", "w c V", "gradient of the logits", _SYMBOLS)
 _MOMENT = Formula("gradients of activations", "x", "torch 2.13 derivatives of the recorded operations", _SYMBOLS)

@@ -41,10 +41,10 @@ _MASTERS_3 = f"{_STAGE_3}._create_fp32_partitions"
 _SYMBOLS = {
     **MEMORY_SYMBOLS,
     "kept": "elements of the sub-groups that stay on the GPU (offload_optimizer.ratio)",
-    "resting": "elements of one rank's shards, frozen ones included, but for what is persistent",
+    "resting": "elements of one rank's shards, including frozen ones, without persistent ones",
     "scales": "bytes of the scales of quantized weights, whole on every rank",
     "persistent": "elements of tensors up to stage3_param_persistence_threshold",
-    "second": "elements, padded to a multiple of N, that have been released since the step, and frozen ones",
+    "second": "elements, padded to a multiple of N, that were released since the step, and frozen elements",
     "h": "ranks that share a second copy (zero_hpz_partition_size)",
 }
 _KEPT_MASTERS = Formula("master_weights", "m kept", _MASTERS_3, _SYMBOLS)

@@ -194,7 +194,7 @@ def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:
     candidates = list(dict.fromkeys(_entries()[known.entry]["id"] for known in found))
     shown = ", ".join(candidates[:8]) + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
     return UnknownModelError(
-        phrase("{name!r} does not say which model is meant", name=name),
-        why=phrase("it may be: {shown}", shown=shown),
+        phrase("{name!r} is ambiguous", name=name),
+        why=phrase("it matches: {shown}", shown=shown),
         fix="give one of these names in full",
     )

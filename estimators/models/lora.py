@@ -284,7 +284,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     parameters, apart = frozenset(adapted), tuple(adapted.items()) if modules_of_experts else ()
     if parameters and workload.lora_dropout and not apart:
         raise WorkloadError(
-            phrase("peft adapts {model}'s experts without dropout only", model=model.name),
+            phrase("peft adapts {model}'s experts only without dropout", model=model.name),
             why="it folds W + B A into one weight before the product",
             fix="leave --lora-dropout out, or name other modules in --lora-targets",
         )
@@ -292,7 +292,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     if nameable and (every or "router" in ends.values()):
         raise WorkloadError(
             phrase("peft cannot adapt the routers of {model}, which all linear layers include", model=model.name),
-            why="a router's result is a pair there, and an adapter is added to one tensor",
+            why="its routers return a pair, and an adapter is added to one tensor",
             fix=phrase("name other layers: --lora-targets {names}", names=",".join(nameable)),
         )
     if every:

@@ -316,11 +316,13 @@ class ModelShape:
             own = phrase("layers recorded from the module's own code")
             phrases.append(own if self.module else phrase("layers recorded from transformers' own code"))
         if self.quantized:
-            phrases.append(phrase("weights as --method has them, not as the checkpoint's {kind}", kind=self.quantized))
+            phrases.append(
+                phrase("weights as --method loads them, not as the checkpoint's {kind}", kind=self.quantized)
+            )
         if self.images and self.image:
             phrases.append(
                 phrase(
-                    "{count} images of {patches} patches in each sample, which take {tokens} tokens of its sequence",
+                    "{count} images of {patches} patches in each sample, which take {tokens} tokens of the sequence",
                     count=self.images,
                     patches=f"{self.image.patches:,}",
                     tokens=f"{self.images * self.image.tokens:,}",
@@ -330,16 +332,17 @@ class ModelShape:
             patches = self.encoder_len_fixed or max(block.tokens for block in self.blocks)
             phrases.append(phrase("one image of {patches} patches in each sample", patches=f"{patches:,}"))
         if self.idle_tower:
-            phrases.append(phrase("samples of text alone: the vision tower is held and updated, but computes nothing"))
+            phrases.append(phrase("text-only samples: the vision tower is in memory and updated, but computes nothing"))
         if any(block.attention.chunk for block in self.blocks):
             phrases.append(
                 phrase(
-                    "linear attention keeps what transformers' own code keeps (the kernels of flash-linear-attention "
-                    "keep less), and its speed is that of attention over a chunk (not held against a GPU)"
+                    "linear attention saves the same tensors as transformers' code (the kernels of "
+                    "flash-linear-attention save less), and has the speed of attention over a chunk (not compared with "
+                    "a GPU)"
                 )
             )
         if any(1 < block.feed_forward.experts == block.feed_forward.experts_per_token for block in self.blocks):
-            phrases.append("every expert computes every token, as transformers' own code does")
+            phrases.append("every expert computes every token, as in transformers' code")
         return tuple(phrases)
 
     def encoder_len(self, seq_len: int) -> int:

@@ -79,9 +79,9 @@ def unsplittable(model: ModelShape, ranks: int) -> str | None:
         }
         for name, width in widths.items():
             if width % ranks:
-                return f"{width} {name} do not divide over {ranks} ranks that split each layer"
+                return f"{width} {name} are not divisible by {ranks} ranks that split each layer"
     if not model.tied and model.vocab_size % ranks:
-        return f"{model.vocab_size} logits do not divide over {ranks} ranks that split each layer"
+        return f"{model.vocab_size} logits are not divisible by {ranks} ranks that split each layer"
     return None
 
 
@@ -121,8 +121,8 @@ def unspreadable(model: ModelShape, ranks: int) -> str | None:
     if not counts:
         return phrase("{model} has no experts to spread over ranks", model=model.architecture)
     if not family_of(model).autoep_preset or model.num_labels:
-        return phrase("how AutoEP spreads the experts of {model} is not known", model=model.architecture)
+        return phrase("AutoEP's sharding of the experts of {model} is not known", model=model.architecture)
     for count in counts:
         if count % ranks:
-            return phrase("{count} experts do not divide over {ranks} ranks", count=count, ranks=ranks)
+            return phrase("{count} experts are not divisible by {ranks} ranks", count=count, ranks=ranks)
     return None

@@ -137,7 +137,7 @@ def with_frozen(model: ModelShape, parts: tuple[str, ...]) -> ModelShape:
     )
     if all(tensor.frozen or tensor.role == "tower" for tensor, _ in marked.tensor_counts):
         raise WorkloadError(
-            phrase("nothing of {model} trains", model=model.name),
+            phrase("no part of {model} is trained", model=model.name),
             why=phrase("--freeze names all parts that samples pass through"),
             fix=phrase("leave a part out of --freeze"),
         )

@@ -247,7 +247,7 @@ class Passes:
         recompute_formula = "n forward: of every layer, up to its last product"
         summed = "Pr" if step.plan.zero_stage >= 2 else "Pt"
         copied = f"(copies reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W"
-        waits = "host time that the GPU waits for, forward and backward apart"
+        waits = "host time that the GPU waits for, separate for forward and backward"
         launch = step.term("launch overhead", "launch", launched, waits)
         return [
             step.term("matrix products", "gpu compute", products, products_formula),

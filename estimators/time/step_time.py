@@ -159,7 +159,12 @@ def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str
     if time is not None and cluster.host_score_s is None:
         launches = sum(term.seconds for term in time.terms if term.resource == "launch")
         core = (HOST_CORE,) if launches >= LAUNCHES_MATTER * time.step_s else ()
-    return (*cluster.assumptions, *assumed_of_machines(cluster), *core, phrase("data loading that keeps up"))
+    return (
+        *cluster.assumptions,
+        *assumed_of_machines(cluster),
+        *core,
+        phrase("data loading does not slow down training"),
+    )
 
 
 STEP_REDUCTIONS = (0, 2, 2, 1)

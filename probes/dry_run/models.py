@@ -22,7 +22,7 @@ from ...estimators.workload import Workload
 from ..run import Run
 from ..simulated_gpu.attention import FLASH
 
-_BUILD_IT = "give FILE.py:FUNCTION with a function of yours that builds the model"
+_BUILD_IT = "give FILE.py:FUNCTION with a function that builds the model"
 
 
 class UnusableModelError(ValueError):
@@ -95,7 +95,7 @@ def transformers_config(description: Mapping[str, Any]) -> Any:
 
         raise UnusableModelError(
             phrase(
-                "transformers {version} has no model type {kind!r}, and a model's own code is not run",
+                "transformers {version} has no model type {kind!r}, and the code of a model folder is not run",
                 version=transformers.__version__,
                 kind=kind,
             ),
@@ -126,7 +126,7 @@ def from_config(
     unknown = _unknown_kernels(workload)
     if prepare_base is None and unknown:
         raise UnusableModelError(
-            phrase("a dry run does not know {unknown}", unknown=unknown),
+            phrase("a dry run does not support {unknown}", unknown=unknown),
             fix="probe it on a GPU, or use the closed form",
         )
     chosen = model_class(config)

@@ -317,10 +317,10 @@ def _error(answer: dict[str, str]) -> DryRunError:
     needs_values = kind in _NEEDS_VALUES or "meta tensor" in text or "register_meta function" in text
     if needs_values:
         text = f"{where or 'the model'} needs real values: {text[:200]}"
-        why = "a dry run and a recording have shapes, not values"
+        why = "a dry run and a recording have shapes but no values"
         fix = (
-            "avoid shapes that depend on values (a mask instead of an index), or probe it: ds-advise probe, with "
-            "--device cpu without a GPU; ds-advise launch has --no-check"
+            "avoid shapes that depend on values (use a mask instead of an index), or probe it: ds-advise probe, "
+            "without a GPU with --device cpu; ds-advise launch has --no-check"
         )
     elif kind == "MemoryError":
         text = "this machine is out of memory"

@@ -26,7 +26,7 @@ records the order of the layers for later prefetching."""
 class UnfilledAutoError(ValueError):
     """An `auto` value has no replacement."""
 
-    fix = "write a number there: the Trainer replaces `auto` for some keys only, and for models with a hidden size"
+    fix = "write a number there: the Trainer replaces `auto` only for some keys, and only for models with a hidden size"
 
     def __init__(self, name: str) -> None:
         super().__init__(f'nothing replaces "auto" at {name}')

@@ -286,7 +286,7 @@ def groups(traces: Sequence[Sequence[Step]]) -> list[list[Group]]:
         names = [identity.setdefault((steps[place].kind, steps[place].name), len(identity)) for place in places]
         forests.append(_compressed(list(places), names, identity))
     if any(names != forests[0][1] for _, names in forests):
-        raise UnrecordableError("its operations depend on the sequence length in another way than loops do")
+        raise UnrecordableError("its operations depend on the sequence length in other ways than loops")
     aligned = _aligned([[tokens] for tokens, _ in forests])
     return [
         [[steps[place] for place in group] for group in own]

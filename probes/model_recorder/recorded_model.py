@@ -232,7 +232,7 @@ def _windows(text: Any, window: object) -> dict[int, int]:
 
 def _cannot(name: str, why: str, fix: str = "") -> ModelConfigError:
     return ModelConfigError(
-        phrase("{name}: a model of this type is not known here, and could not be recorded", name=name),
+        phrase("{name}: this type of model is not known here, and could not be recorded", name=name),
         why=why,
         fix=fix
         or "give a model of a known type, or write its `build_model` into a file and dry-run that: "

@@ -276,7 +276,7 @@ def prepare_base(
     if not has_weights:
         _fill(model)
     if workload.method == "qlora" and workload.quantization != "nf4":
-        raise UnusableModelError("a probe quantizes to NF4 alone", fix="leave --quantization out")
+        raise UnusableModelError("a probe supports quantization to NF4 only", fix="leave --quantization out")
     if workload.method == "qlora":
         _quantize(model, dtype, device)
     if (workload.loss == "fused" or workload.kernels == "liger") and not torch.cuda.is_available():

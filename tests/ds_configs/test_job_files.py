@@ -104,7 +104,7 @@ def test_a_training_that_waits_for_a_vllm_server_gets_no_job_file(
 ) -> None:
     asked = ["Qwen2.5-7B", "--gpus", "8xH100", "--offline", "--objective", "grpo", "--rollout", "vllm-server"]
     assert run([*asked, "--emit", "slurm", "-o", str(tmp_path / "ds_config.json")]) == 2
-    assert "job files start no vLLM server" in capsys.readouterr().err and not (tmp_path / "job.sbatch").exists()
+    assert "job files do not start a vLLM server" in capsys.readouterr().err and not (tmp_path / "job.sbatch").exists()
 
 
 @pytest.mark.parametrize("restarts", ["0", "1"])

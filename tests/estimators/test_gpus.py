@@ -74,7 +74,7 @@ def test_an_unknown_name_gets_the_nearest_ones(name: str) -> None:
     """Nothing is guessed; the error names similar GPUs and how to describe one without a name."""
     with pytest.raises(ClusterError) as error:
         find_gpu(name)
-    assert any(near in error.value.fix for near in nearest_names(name)) or "could be any of" in error.value.what
+    assert any(near in error.value.fix for near in nearest_names(name)) or "matches several GPUs" in error.value.what
 
 
 def test_a_name_without_a_form_factor_says_that_sxm_is_assumed() -> None:

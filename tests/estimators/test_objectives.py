@@ -136,7 +136,7 @@ def test_the_objective_decides_on_framework_and_loss() -> None:
     for saved in ({}, {"modules_to_save": "score"}):
         workload = workload_of({"objective": "reward", "method": "lora", **saved}, MODEL, None)
         assert workload.modules_to_save == ("score",)
-    with pytest.raises(WorkloadError, match="does not go with --objective kto"):
+    with pytest.raises(WorkloadError, match="cannot be used with --objective kto"):
         of(objective="kto", loss="fused")
 
 

@@ -159,14 +159,14 @@ def test_other_gpus_are_no_change_where_a_server_has_some() -> None:
 def test_a_generation_consists_of_whole_groups() -> None:
     question = ask(MODEL, gpus="6xH100", objective="grpo", rollout="generate", global_batch=48)
     assert all(micro * steps * 6 % 8 == 0 for micro, steps in rollout_choices(question)[0].batch_shapes())
-    with pytest.raises(WorkloadError, match="make no whole groups of 8"):
+    with pytest.raises(WorkloadError, match="do not form whole groups of 8"):
         answer(ask(MODEL, gpus="6xH100", objective="grpo", rollout="generate", global_batch=12))
 
 
 def test_options_of_completions_belong_to_objectives_with_completions() -> None:
     with pytest.raises(WorkloadError, match="--num-generations is not possible with --objective dpo"):
         ask(MODEL, gpus="8xH100", objective="dpo", num_generations=4)
-    with pytest.raises(WorkloadError, match="leaves none of 512 to the prompt"):
+    with pytest.raises(WorkloadError, match="no room for the prompt in 512"):
         ask(MODEL, gpus="8xH100", objective="grpo", seq_len=512)
 
 
@@ -216,7 +216,7 @@ def test_ppo_trains_a_value_model_beside_the_policy_and_holds_two_more_models() 
         forward_s = estimate_forward_s(model, workload, CLUSTER, plan)
         assert time["reference model"] == pytest.approx(forward_s / 4)  # four steps on each generation
     lora = unsupported(model, replace(workload, method="lora"), plan)
-    assert lora is not None and "adapts the policy alone" in lora
+    assert lora is not None and "adapts only the policy" in lora
     with pytest.raises(WorkloadError, match="--num-generations is not possible"):
         ask(MODEL, gpus="8xH100", objective="ppo", num_generations=4)
 

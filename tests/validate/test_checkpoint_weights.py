@@ -127,10 +127,10 @@ def _write_pickle(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (_write_pickle, "is not loaded: it is not an archive of torch.save's"),
+        (_write_pickle, "is not loaded: it is not a torch.save archive"),
         (_with_config(num_hidden_layers=3), "does not hold the weights of its config.json: model.layers.2."),
         (_with_config(vocab_size=300), "(256, 64), and (300, 64) in the model"),
-        (_plant_code, "is not loaded: it names posix.system, whose code would run"),
+        (_plant_code, "is not loaded: it refers to posix.system, whose code would run"),
     ],
 )
 def test_a_foreign_checkpoint_writes_nothing(
@@ -172,7 +172,7 @@ def test_a_folder_is_described_without_torch(
     for path, says in (
         ("empty", "empty holds no checkpoint"),
         ("absent", "absent is not a folder"),
-        (".", ". is the folder of 1 checkpoints; name one of them, such as checkpoint-8"),
+        (".", ". contains 1 checkpoints; name one of them, such as checkpoint-8"),
     ):
         assert run(["checkpoint", path]) == 2
         assert says in capsys.readouterr().err

@@ -234,7 +234,8 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
                     name=name,
                     minutes=f"{age_s / 60:.0f}",
                 ),
-                "a killed build leaves its lock, and every process that needs the op waits forever, without a message",
+                "a killed build leaves its lock, and every process that needs the op then waits forever, without a "
+                "message",
                 phrase(
                     "when no other machine compiles it: find {path} -path '*{name}/lock' -delete",
                     path=folder,

@@ -202,7 +202,7 @@ def gpu_memory(machine: ExaminedMachine) -> Findings:
                     memory=gib(gpu.memory_bytes),
                     processes=by or phrase("no visible process"),
                 ),
-                "training has that much less memory and shares the GPU's time",
+                "training has less memory and shares the GPU's time",
                 "end the processes of earlier runs (nvidia-smi lists them), or exclude this GPU with "
                 "CUDA_VISIBLE_DEVICES",
             )

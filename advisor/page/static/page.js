@@ -69,7 +69,7 @@ function slider(box) {
     box.stops = stops.includes(now) ? stops : [...stops, now].sort((one, other) => size(one) - size(other));
     range.max = box.stops.length - 1;
     range.value = box.at = box.stops.indexOf(now);
-    range.setAttribute("aria-valuetext", said || (auto ? `${now}, chosen by the advice` : unset));
+    range.setAttribute("aria-valuetext", said || (auto ? `${now}, the recommended value` : unset));
     back.hidden = !auto || !said;
     if (auto) text.placeholder = used[name] ?? "";
     if (document.activeElement !== text) text.value = said;
@@ -216,7 +216,7 @@ function showWhole({ changes, jobs, json }) {
   const items = changes.map(({ flags, outcome, options }) => make("li", {},
     make("button", { type: "button", textContent: flags, title: "Ask this", onclick: () => { Object.assign(state, options); changed(); } }),
     make("span", { textContent: outcome })));
-  byId("changes").replaceChildren(...(items.length ? items : [make("li", { className: "soft", textContent: "Nothing that was tried." })]));
+  byId("changes").replaceChildren(...(items.length ? items : [make("li", { className: "soft", textContent: "None of the tried changes." })]));
   byId("changes").classList.remove("stale");
   askScaling();
 }
@@ -287,7 +287,7 @@ function serverAnswers() {
         for (const line of lines) if (!signal.aborted) onPart(JSON.parse(line));
       }
     } catch (error) {
-      if (!signal.aborted) failed(name, "ds-advise page is not running any more: start it again in its terminal.");
+      if (!signal.aborted) failed(name, "ds-advise page is no longer running: start it again in its terminal.");
     }
   };
 }
@@ -304,7 +304,7 @@ const ask = (near = []) => {
 
 function loadFailed(reason) {
   const why = navigator.onLine ? `(${reason.split("\n")[0]})` : "(there is no network)";
-  showError(`Python could not be loaded ${why}. It is 20 MB and wanted once: reload this page when its server can be reached; after that it works offline.`);
+  showError(`Python could not be loaded ${why}. It has 20 MB and is loaded once: reload this page when its server can be reached; after that it works offline.`);
   byId("status").textContent = "Not loaded.";
 }
 function ready() {
@@ -330,7 +330,7 @@ async function keepFiles() {
 function obstacle() {
   if (location.protocol === "file:") {
     const folder = decodeURIComponent(location.pathname).replace(/\/[^/]*$/, "") || "/";
-    return `This page was opened as a file, from which browsers start no Python. Serve its folder, python3 -m http.server --directory "${folder}", and open http://localhost:8000; or run ds-advise page.`;
+    return `This page was opened as a file, and browsers cannot start Python from files. Serve its folder, python3 -m http.server --directory "${folder}", and open http://localhost:8000; or run ds-advise page.`;
   }
   if (mode === "worker" && typeof WebAssembly !== "object")
     return "This browser has no WebAssembly, or it is switched off, so it cannot run Python. Open the page in another one, or run ds-advise in a terminal.";

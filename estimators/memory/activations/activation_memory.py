@@ -16,12 +16,12 @@ from .passes import WeightsInPass, frontier
 from .recording import SOURCE, LayerRecorder, LinearTerm, Recording, saved_term, saved_terms
 from .saved_tensors import total
 
-_LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
-_FORWARD = Formula("forward pass of a layer", "B x + y: largest moment of one layer's forward pass", SOURCE, _LARGEST)
-_RECOMPUTED = Formula("recomputed layer", "B x + y: what one layer saves without checkpointing", SOURCE, _LARGEST)
+_LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes for any batch size"}
+_FORWARD = Formula("forward pass of a layer", "B x + y: peak of one layer's forward pass", SOURCE, _LARGEST)
+_RECOMPUTED = Formula("recomputed layer", "B x + y: bytes that one layer saves without checkpointing", SOURCE, _LARGEST)
 _GRADIENTS = Formula(
     "gradients of activations",
-    "B x + y: largest moment of the backward pass of one layer, of the final norm",
+    "B x + y: peak of the backward pass of one layer or of the final norm",
     SOURCE,
     _LARGEST,
     not_covered="torch.compile, and fusions that a kernel library adds",

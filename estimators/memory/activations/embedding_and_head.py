@@ -21,7 +21,7 @@ _SYMBOLS = {
     "D": "head size",
     "b": "bytes per element of the mask",
     "x": "bytes per sample",
-    "y": "bytes whatever the batch",
+    "y": "bytes for any batch size",
 }
 
 

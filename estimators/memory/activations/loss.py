@@ -49,12 +49,12 @@ def untileable(model: ModelShape, workload: Workload) -> str | None:
     if workload.mlp == "whole" and workload.loss != "tiled":
         return None
     if not supports(model, "tiles"):
-        return phrase("tiled compute does not know {model_type} models", model_type=model.model_type)
+        return phrase("tiled compute does not support {model_type} models", model_type=model.model_type)
     if workload.loss == "tiled" and model.tied:
         # deepspeed 0.19.8 runtime/zero/stage3.py __reduce_and_partition_ipg_grads asserts a single reduction
         return phrase("tiles and embedding would each reduce the gradient of the head, which is tied to the embedding")
     if workload.mlp == "tiled" and workload.lora_dropout and workload.method != "full":
-        return phrase("a tile's second forward pass would draw another dropout than its first")
+        return phrase("the second forward pass of a tile would draw another dropout than the first")
     return None
 
 
@@ -144,7 +144,7 @@ _MODULE_OUTPUT = Formula(
     "model output",
     "B x + y",
     _OUTPUT.source,
-    {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"},
+    {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes for any batch size"},
 )
 
 

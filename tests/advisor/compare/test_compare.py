@@ -218,7 +218,7 @@ def test_features_without_figures_are_named(tmp_path: Path, files: dict[str, str
     offload = FILES["offload"]["zero_optimization"] | {"zenflow": {"topk_ratio": 0.05}}  # type: ignore[operator]
     written.write_text(json.dumps(FILES["offload"] | {"zero_optimization": offload}))
     text = text_of(compare(files["offload"], str(written), comparison_context("Qwen2.5-1.5B", **WHERE)))
-    assert "B has ZenFlow: predictions are of the plain offload" in text and "A has" not in text
+    assert "B has ZenFlow: predictions are for plain offload" in text and "A has" not in text
     assert "has ZenFlow" not in text_of(compare(files["offload"], str(written)))
 
 
@@ -236,16 +236,16 @@ def test_the_tables_hold_the_figures_of_the_plans(files: dict[str, str]) -> None
     assert sides[0] is not None and sides[1] is not None
     blocks = {block.splitlines()[0].strip().split(",")[0]: block.splitlines()[1:] for block in text.split("\n\n")}
     for title, wanted in (
-        ("Where a GPU's memory goes", [side.device_bytes / 2**30 for side in sides if side]),
-        ("Where the time goes", [1e6 / side.tokens_per_s for side in sides if side]),
+        ("Memory per GPU", [side.device_bytes / 2**30 for side in sides if side]),
+        ("Time", [1e6 / side.tokens_per_s for side in sides if side]),
     ):
         rows = [line.split()[-3:-1] for line in blocks[title][1:]]
         for column in (0, 1):
             shown = sum(float(row[column].replace(",", "")) for row in rows if row[column] != "-")
             assert shown == pytest.approx(wanted[column], rel=0.02), title
-    assert "ms of 1,000 tokens" in text
+    assert "ms per 1,000 tokens" in text
     less = (sides[0].device_bytes - sides[1].device_bytes) / 2**30
-    assert f" B takes {abs(less):.1f} GiB {'less' if less > 0 else 'more'} of each GPU." in text.splitlines()
+    assert f" B takes {abs(less):.1f} GiB {'less' if less > 0 else 'more'} on each GPU." in text.splitlines()
 
 
 def test_verdicts(files: dict[str, str]) -> None:

@@ -102,7 +102,7 @@ def test_configuration_and_commands_are_in_the_report(page: Page, answer: dict[s
         '"stage": 3',
         "per_device_train_batch_size=16",
         "accelerate launch",
-        "what the ranks share: 1 optimizer states, 2 gradients too, 3 weights too",
+        "what the ranks shard: 1 optimizer states, 2 also gradients, 3 also weights",
         *answer["assumptions"][1:],
         *answer["reasons"],
     ):

@@ -163,12 +163,16 @@ BAD = {
     "it is not text": ("x.yaml", "a\0b", "not text"),
     "it is a list": ("x.yaml", "- 1\n- 2", "no keys"),
     "its keys are of no tool": ("x.yaml", "services: 1\nversion: 2", "services, version"),
-    "it is a ds_config": ("x.json", json.dumps(CONFIG), "DeepSpeed configuration, without model"),
-    "the script trains nothing": ("x.sh", "#!/bin/sh\necho hello", "no command in it trains"),
+    "it is a ds_config": ("x.json", json.dumps(CONFIG), "DeepSpeed configuration without model"),
+    "the script trains nothing": ("x.sh", "#!/bin/sh\necho hello", "no training command"),
     "the script's configuration is not here": ("x.sh", "llamafactory-cli train a.yaml", "a.yaml"),
-    "it names no model": ("x.yaml", "distributed_type: NO", "names no model"),
+    "it does not name a model": ("x.yaml", "distributed_type: NO", "does not name a model"),
     "its model is unknown": ("x.yaml", "base_model: a/nonsense-9x\n", "nonsense-9x"),
-    "its DeepSpeed file is not here": ("x.yaml", "base_model: Qwen2.5-1.5B\ndeepspeed: no.json", "no.json is not here"),
+    "its DeepSpeed file is not here": (
+        "x.yaml",
+        "base_model: Qwen2.5-1.5B\ndeepspeed: no.json",
+        "no.json is not on this machine",
+    ),
     "its DeepSpeed file is broken": ("x.yaml", "base_model: Qwen2.5-1.5B\ndeepspeed: bad.json", "bad.json"),
     "its batch sizes contradict": (
         "x.yaml",
@@ -258,7 +262,7 @@ def test_two_precisions_are_a_fault_that_the_new_file_lacks(capsys: pytest.Captu
         )
     Path("both.sh").write_text(SCRIPT.replace("--bf16 true", "--bf16 true --fp16"))
     code, answer, _ = _imported(capsys, "both.sh", "--gpus", "A100-80GB", "-o", "new.sh")
-    assert code == 1 and answer["faults"] == ["the Trainer refuses bf16 and fp16 at once: it is counted as bf16"]
+    assert code == 1 and answer["faults"] == ["the Trainer refuses bf16 and fp16 together: bf16 is assumed"]
     assert "--bf16 true --fp16 false" in answer["changes"][0]["text"]
 
 

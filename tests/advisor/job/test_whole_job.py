@@ -136,12 +136,12 @@ def test_other_prices_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": 5, "tokens": "1B"}, "both give the amount"),
+        ({"samples": 5, "tokens": "1B"}, "both set the amount"),
         ({"epochs": 2.0}, "needs the amount"),
         ({"price": "2/h"}, "needs the amount"),
         ({"eval_split": 0.1}, "needs the amount"),
         ({"tokens": "1B", "epochs": 2.0}, "counts all epochs"),
-        ({"tokens": "1B", "eval_split": 0.1}, "share of samples"),
+        ({"tokens": "1B", "eval_split": 0.1}, "fraction of the samples"),
         ({"samples": 5, "packing": True}, "needs --data"),
         ({"samples": 5, "eval_split": 1.5}, "--eval-split is 1.5"),
         ({"samples": 5, "epochs": -1.0}, "--epochs is -1"),

@@ -144,15 +144,15 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
         ("--gpus 2x8xH100 -- train.py", "no rendezvous given"),
         ("--gpus 8xH100 --slurm -- train.py", "not a Slurm allocation"),
         ("--gpus 8xH100 --master a:b --nodes 2 -- train.py", "is not an address"),
-        ("--gpus 8xH100 --master a --nodes 2 --node-rank 2 -- train.py", "no node 2 among 2"),
+        ("--gpus 8xH100 --master a --nodes 2 --node-rank 2 -- train.py", "node rank 2 does not exist"),
         ("--gpus 8xH100 --hostfile hosts --launcher torchrun -- train.py", "pass --launcher deepspeed"),
         ("--gpus 8xH100 --hostfile none -- train.py", "no such file"),
         ("--gpus 8xH100 --hostfile unequal -- train.py", "nodes with different numbers of GPUs"),
         ("--gpus 8xH100 --hostfile empty -- train.py", "nodes without GPUs"),
-        ("--gpus 8xH100 -- no.py", "no script no.py"),
-        ("--gpus 8xH100 -- python train.py", "write the Python script and its arguments alone"),
+        ("--gpus 8xH100 -- no.py", "script no.py does not exist"),
+        ("--gpus 8xH100 -- python train.py", "pass only the Python script and its arguments"),
         ("--gpus 8xH100 -- -m train", "write it before: -m --"),
-        ("--gpus 8xH100 -- run.sh", "run.sh is a program and no training script"),
+        ("--gpus 8xH100 -- run.sh", "run.sh is a program, not a training script"),
         ("--gpus 8xH100 train.py --steps 3", "write -- before the script"),
         ("--gpus 8xH100", "no script; write --"),
         ("--gpus 8xH100 --master a --nodes 2 --fallback -- train.py", "--fallback and --master contradict each other"),
@@ -292,7 +292,7 @@ def test_an_evaluation_that_does_not_fit_is_warned_of(folder: Path, monkeypatch:
     evaluated = replace(run, cluster=cluster, workload=replace(run.workload, eval_batch=256))
     printed = list[str]()
     assert _objections(folder, evaluated, "probe", printed=printed) == []
-    assert "evaluation takes" in printed[0] and "predicted to run out" in printed[0]
+    assert "evaluation takes" in printed[0] and "predicted to exceed" in printed[0]
     printed.clear()
     _objections(folder, replace(run, cluster=cluster), "probe", printed=printed)
     assert printed == []
@@ -310,7 +310,7 @@ def test_a_plan_that_likely_fits_is_started(
     found = _objections(folder, _run(folder), "dry-run", printed=printed)
     assert (not found) == starts
     words = " ".join([*printed, *found])
-    assert ("it fits with" in words) == (probability < 1) and ("is started" in words) == (probability == 0.8)
+    assert ("it fits with" in words) == (probability < 1) and ("the training starts" in words) == (probability == 0.8)
 
 
 def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
@@ -353,7 +353,7 @@ def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatc
     assert (found(run), len(probed)) == ([], 1)
     keep_probe(success, run, memory_limit_bytes=None)
     assert (found(run), len(probed)) == ([], 1)
-    assert "probe 1 (just now) answers for this plan" in printed[-1]
+    assert "probe 1 (just now) is used for this plan" in printed[-1]
     assert (found(run, "probe"), len(probed)) == ([], 2)
     assert (found(replace(run, micro_batch_size=1)), len(probed)) == ([], 3)
     keep_probe(failed_probe("out_of_memory", "no room"), run, memory_limit_bytes=None)

@@ -361,7 +361,7 @@ def test_a_script_that_trains_by_another_plan_is_reported(tmp_path: Path) -> Non
             monitor._sampled_at = 0.0
     outcome = monitor.outcome(0, None, stopped=False)
     assert outcome.differences == ("ZeRO 0 instead of 2", "accumulation 2 instead of 1")
-    assert (tmp_path / "shown").read_text().count("another plan than the one that was checked") == 1
+    assert (tmp_path / "shown").read_text().count("a different plan than the one that was checked") == 1
 
 
 def test_a_memory_limit_is_named_as_such(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_ram_is_read_as_it_is_sold(text: str, size: int) -> None:
     """In powers of two, less the kernel's share; the answer says so. GiB are the usable size."""
     cluster = parse_cluster("2x32GB", ram=text)
     assert cluster.host_memory_bytes_per_node == int(size * GIB * (1 - KERNEL_MEMORY_SHARE))
-    assert f"{size:,} GiB, less 2 % for the kernel" in cluster.assumptions[-1]
+    assert f"{size:,} GiB, minus 2 % for the kernel" in cluster.assumptions[-1]
     usable = parse_cluster("2x32GB", ram=f"{size}GiB")
     assert usable.host_memory_bytes_per_node == size * GIB and usable.assumptions == parse_cluster("2x32GB").assumptions
 
@@ -226,7 +226,7 @@ def test_the_containers_cpu_quota_counts(tmp_path: Path) -> None:
     [
         ({"ranks": 2}, "--ranks needs --device cpu"),
         ({"memory": "2GB"}, "--memory needs --device cpu"),
-        ({"device": "cpu", "gpus": "2x24GB"}, "--gpus has no meaning"),
+        ({"device": "cpu", "gpus": "2x24GB"}, "--gpus does not apply"),
     ],
 )
 def test_options_of_the_cpu_go_with_it(options: dict[str, Any], words: str) -> None:
@@ -268,7 +268,7 @@ def test_ranks_need_the_gpus_of_this_machine(
 ) -> None:
     """A rank that runs alone needs one; several nodes are not this machine."""
     monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 1)
-    with pytest.raises(ClusterError, match="this machine has only 1 of the GPUs"):
+    with pytest.raises(ClusterError, match="this machine has only 1 of these GPUs"):
         cluster_here({"gpus": "2x24GB"})
     assert cluster_here({"gpus": "2x24GB"}, devices=1).gpus_per_node == 2
     monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 8)

@@ -210,5 +210,5 @@ def test_a_downloaded_config_is_read_and_kept(hub: list[tuple[str, str]], name: 
 
 def test_a_module_of_the_users_is_not_looked_up_as_a_name() -> None:
     """Commands that read models by name, such as `lint --model`, say which ones take it."""
-    with pytest.raises(UnknownModelError, match=r"net\.py:Net is a module of your own, .* or ds-advise dry-run"):
+    with pytest.raises(UnknownModelError, match=r"net\.py:Net is your own module, .* or ds-advise dry-run"):
         load_model("net.py:Net", offline=True)

@@ -203,14 +203,14 @@ def test_a_loss_without_logits_is_offered_where_they_are_too_large() -> None:
 @pytest.mark.parametrize(
     ("model", "question", "loss", "words"),
     [
-        ("Llama-3.1-8B", {"seq_len": 524288}, "fused", "nothing fits with the standard one"),
+        ("Llama-3.1-8B", {"seq_len": 524288}, "fused", "no plan fits with the standard loss"),
         ("Llama-3.1-8B", {"seq_len": 524288, "loss": "standard"}, "standard", ""),
         ("Llama-3.1-8B", {}, "standard", ""),
         ("bloom-7b1", {"seq_len": 65536}, "standard", ""),
-        ("Qwen2.5-14B", {"gpus": "2x32GB"}, "fused", "the standard one makes"),
-        ("Qwen2.5-14B", {"gpus": "2x32GB", "framework": "deepspeed"}, "chunked-softmax", "the standard one makes"),
+        ("Qwen2.5-14B", {"gpus": "2x32GB"}, "fused", "the standard loss reaches"),
+        ("Qwen2.5-14B", {"gpus": "2x32GB", "framework": "deepspeed"}, "chunked-softmax", "the standard loss reaches"),
         ("Qwen2.5-14B", {"gpus": "2x32GB", "framework": "trl"}, "chunked-head", ""),
-        ("Qwen2.5-14B", {"gpus": "2x32GB", "framework": "trl", "software": "trl=1.6"}, "fused", "standard one"),
+        ("Qwen2.5-14B", {"gpus": "2x32GB", "framework": "trl", "software": "trl=1.6"}, "fused", "standard loss"),
     ],
 )
 def test_a_loss_of_one_argument_is_turned_on_where_it_decides(
@@ -249,8 +249,8 @@ def test_defaults_follow_the_model_and_the_gpu() -> None:
         ({"model": "vit-base-patch16-224", "seq_len": 512}, "197 tokens"),
         ({"model": "gpt2-xl", "seq_len": 2048}, "1024 learned positions"),
         ({"spec": "T4", "precision": "bf16"}, "no bf16"),
-        ({"global_batch": 7}, "does not divide over 2 GPUs"),
-        ({"global_batch": 12, "micro_batch": 4}, "do not divide"),
+        ({"global_batch": 7}, "is not divisible by 2 GPUs"),
+        ({"global_batch": 12, "micro_batch": 4}, "not a multiple"),
         ({"lora_dropout": 1.0, "method": "lora"}, "lora_dropout is 1.0"),
         ({"lora_dropout": float("nan"), "method": "lora"}, "lora_dropout is nan"),
         ({"optimizer": "adamx"}, "unknown optimizer 'adamx'"),
@@ -286,7 +286,7 @@ def test_the_suggested_gpus_argument_names_the_same_cluster() -> None:
 def test_plans_that_are_close_are_named() -> None:
     """All of them, equal ones too, with their speeds; nothing where no other rung fits."""
     faster, close = ask("Llama-2-7b", "8xA100-80GB", seq_len=4096).doubts
-    assert re.fullmatch(r"zero3.*: (up to )?[1-9]0? % faster on paper, within the error; .* taken\.", faster)
+    assert re.fullmatch(r"zero3.*: predicted (up to )?[1-9]0? % faster, within the error; .* used\.", faster)
     assert re.fullmatch(r"zero2( and .*)? (is|are) close: [\d,]+( to [\d,]+)? tokens/s\.", close)
     assert ask("Qwen2.5-14B", "2x32GB").doubts == ()
 
@@ -303,8 +303,8 @@ def test_on_one_gpu_a_stage_without_offload_is_not_called_close() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("google/vit-base-patch16-224", ("samples/s", "every sample is 197 tokens")),
-        ("t5-small", ("tokens of the target, which are counted; the source has 512)",)),
+        ("google/vit-base-patch16-224", ("samples/s", "with 197 tokens per sample")),
+        ("t5-small", ("target tokens, which are counted; the source has 512)",)),
     ],
 )
 def test_tokens_of_images_and_of_encoder_decoders_are_explained(model: str, words: tuple[str, ...]) -> None:

@@ -51,7 +51,7 @@ def test_the_closest_plan_names_what_it_lacks(asked: str, lacks: str) -> None:
     lines = _answer(f"Qwen2.5-7B --gpus 2xRTX5090 {asked}")
     verdict = " ".join(line.strip() for line in lines[: lines.index("")])
     assert verdict.startswith(
-        "Nothing fits. The closest, zero3-nvme, would take 27.6 GiB per GPU (31.4 available) and "
+        "Nothing fits. The closest plan, zero3-nvme, needs 27.6 GiB per GPU (31.4 available) and "
     )
     assert verdict.endswith(lacks)
     assert [line for line in lines if line.startswith(">")] == [line for line in lines if " zero3-nvme  " in line]
@@ -71,7 +71,7 @@ def test_a_host_of_unknown_ram_is_not_assumed_to_have_terabytes() -> None:
     lines = _answer(asked)
     assert lines[0].startswith(" Nothing fits.")
     assert any(line.endswith("needs --ram") for line in lines)
-    assert any("needs --ram: state it where a host has more than 2,048 GiB" in line for line in lines)
+    assert any("needs --ram: pass it if a host has more than 2,048 GiB" in line for line in lines)
     assert _answer(f"{asked} --ram 10TB")[0].endswith("fits.")
 
 

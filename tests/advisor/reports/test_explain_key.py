@@ -40,7 +40,7 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == out
     assert run(["explain", "offload_optimizer.buffer_count", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["default"] == "4" and found["acts"] == ["It acts only with offload to NVMe."]
+    assert found["default"] == "4" and found["acts"] == ["It takes effect only with offload to NVMe."]
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_fallback_ends_a_training_whose_memory_runs_out(
         code = train(model_folder, write(tmp_path / "chats.jsonl", CHAT * 50), output, options)
     printed = capsys.readouterr()
     assert code == 0, printed
-    assert "The host's memory ran out" in printed.err and "going on with" in printed.err
+    assert "The host's memory ran out" in printed.err and "continuing with" in printed.err
     assert_learned(output)
     [config] = (output / "training").rglob("ds_config.json")
     assert config.read_text() == (output / "ds_config.json").read_text()

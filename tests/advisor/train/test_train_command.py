@@ -105,7 +105,7 @@ def test_a_refused_training_does_not_block_the_next(ask: Ask, data: Path) -> Non
     data.write_text(whole)
     code, printed, error = ask("--memory 10MB")
     assert (code, error) == (1, "")
-    assert "Nothing fits." in printed and "The closest, " in printed
+    assert "Nothing fits." in printed and "The closest plan, " in printed
 
 
 def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
         ("--method qlora", "--method qlora needs a GPU"),
         ("--report-to swanlab", "--report-to swanlab needs swanlab"),
         ("--format text-label", "chats.jsonl, row 1: text is missing"),
-        ("--gpus 2x24GB", "--gpus has no meaning with --device cpu"),
+        ("--gpus 2x24GB", "--gpus does not apply to --device cpu"),
         ("--experts autoep", "experts of rank 0 alone"),
         ("--output-dir /dev/null/out", "cannot be written to"),
         ("--resume", "holds no training to resume"),
@@ -274,7 +274,7 @@ def test_fallback_goes_on_with_less_memory(
     before, after = first.prediction, second.prediction
     assert after.memory.allocated_bytes_per_gpu < before.memory.allocated_bytes_per_gpu
     assert after.plan.zero_stage in (1, 2)
-    assert "The GPU's memory ran out (out of memory); going on with" in talk
+    assert "The GPU's memory ran out (out of memory); continuing with" in talk
     assert second.resumes_after == 3
     given = [request.script.options for request in (first, second)]
     assert given[1].text("resume_from_checkpoint") == str(folder.path / "checkpoint-3")

@@ -144,7 +144,7 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
     [
         (["--timeline", "trace.json"], "trace.json exists"),
         (["--timeline", "nowhere/trace.json"], "cannot be written"),
-        (["--rank", "2"], "there is no rank 2"),
+        (["--rank", "2"], "rank 2 does not exist"),
     ],
 )
 def test_impossible_options_are_refused_before_anything_runs(

@@ -129,7 +129,7 @@ def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> Non
     assert len(seen) == len(series.probes), "a crash is not repeated with another batch"
     page = io.StringIO()
     print_answer(after_series(answer, series, order), Console(file=page, width=80))
-    assert "No plan ran.\n The first that failed: no such library" in page.getvalue()
+    assert "No plan ran.\n The first failure: no such library" in page.getvalue()
     failed = [
         candidate for candidate in after_series(answer, series, order).candidates if candidate.fit.reason == "failed"
     ]

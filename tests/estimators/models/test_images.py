@@ -67,7 +67,7 @@ def test_images_are_patches_of_the_tower_and_tokens_of_the_sequence(
     model = ask(name, gpus="8xH100", **options).model
     assert model.image is not None
     assert (model.encoder_len(2048), (model.images or 0) * model.image.tokens) == (patches, tokens)
-    assert any(f"which take {tokens:,} tokens of its sequence" in each for each in model.assumptions)
+    assert any(f"which take {tokens:,} tokens of the sequence" in each for each in model.assumptions)
 
 
 def test_an_image_attends_to_itself_alone() -> None:

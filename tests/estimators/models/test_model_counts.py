@@ -37,7 +37,7 @@ def test_linear_attention_stands_three_times_between_full() -> None:
     linear, full = (block.attention for block in shape.blocks[:2])
     assert (linear.heads, linear.kv_heads, linear.chunk, linear.rotary) == (48, 16, 64, False)
     assert (full.heads, full.kv_heads, full.head_dim, full.gated) == (24, 4, 256, True)
-    assert any("text alone" in assumption for assumption in shape.assumptions)
+    assert any("text-only" in assumption for assumption in shape.assumptions)
     assert shape.encoder_len(2048) == 2048
 
 

@@ -82,9 +82,9 @@ def test_a_name_that_no_model_has_is_unknown(name: str) -> None:
 )
 def test_an_ambiguous_name_lists_its_candidates(name: str, candidates: list[str]) -> None:
     """Other shapes behind one name, or a name without the size: never a guess."""
-    with pytest.raises(UnknownModelError, match="does not say which model is meant") as caught:
+    with pytest.raises(UnknownModelError, match="is ambiguous") as caught:
         catalogue.find(name)
-    assert caught.value.why == f"it may be: {', '.join(candidates)}"
+    assert caught.value.why == f"it matches: {', '.join(candidates)}"
 
 
 def test_equal_shapes_with_other_lengths_have_no_length() -> None:

@@ -139,7 +139,7 @@ def test_experts_that_one_rank_alone_has_are_not_gathered() -> None:
     ("name", "ranks", "why"),
     [
         ("Qwen2.5-7B", 2, "no experts"),
-        ("Qwen3-30B-A3B", 3, "128 experts do not divide over 3"),
+        ("Qwen3-30B-A3B", 3, "128 experts are not divisible by 3"),
         ("gpt-oss-20b", 2, "is not known"),
     ],
 )

@@ -230,7 +230,7 @@ def test_assumptions_name_unknown_properties_of_the_cluster() -> None:
         nvme_read_bytes_per_s_per_node=5e9,
         nvme_write_bytes_per_s_per_node=3e9,
     )
-    assert assumptions(known) == ("data loading that keeps up",)
+    assert assumptions(known) == ("data loading does not slow down training",)
 
 
 def test_measured_attention_replaces_what_is_published() -> None:

@@ -43,5 +43,5 @@ def test_a_missing_library_of_a_method_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_a_dry_run_refuses_kernels_that_it_does_not_know() -> None:
     """It would show the memory of another training."""
     run = Run(config={}, model=SMALL_LLAMA, cluster=h100s(1), workload=Workload(method="qlora"))
-    with pytest.raises(models.UnusableModelError, match="a dry run does not know"):
+    with pytest.raises(models.UnusableModelError, match="a dry run does not support"):
         models.from_config(run, models.transformers_config(run.description or {}), torch.bfloat16, "cpu")
