@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep
 from ..search.choice import closest
-from .doubts import doubts
-from .reasons import reasons
+from .reasons import doubts, reasons
 
 if TYPE_CHECKING:
     from ...ds_configs.job_files import JobFile

@@ -44,8 +44,8 @@ def rent(
     Exit code: 0 if a machine meets the limits, 1 if none does, 2 if the question cannot be answered.
     """
     from ..render.deliver import show_document
-    from ..rent.rent import rent as rent_advice
-    from ..rent.report import rent_document
+    from ..render.rent import rent_document
+    from ..rent import rent as rent_advice
 
     advice = rent_advice(model, **question, **limits, say=output.say)
     show_document(

@@ -27,7 +27,7 @@ from ..render.history import History
 from ..render.imported_file import ImportJson
 from ..render.launch import LaunchReport
 from ..render.lint import LintFigures
-from ..rent.rent import RentFigures
+from ..rent import RentFigures
 from ..train.report import TrainingReport
 from ..verification.probe import ProbeAdditions
 from .options import DEBUG

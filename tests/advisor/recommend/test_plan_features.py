@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.advise import advise, estimate
 from ds_advise.advisor.answer.advice import advice_of
-from ds_advise.advisor.answer.doubts import SENT_IN_FEWER_BITS
+from ds_advise.advisor.answer.reasons import SENT_IN_FEWER_BITS
 from ds_advise.advisor.answer.start import recommended_config
 from ds_advise.advisor.cli.main import program
 from ds_advise.advisor.search.candidate import predict

@@ -12,7 +12,7 @@ import pytest
 from ds_advise.advisor.advise import ask, predicted
 from ds_advise.advisor.answer.advice import job_figures
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.rent.rent import Offer, RentAdvice, ranked, rent
+from ds_advise.advisor.rent import Offer, RentAdvice, ranked, rent
 from ds_advise.advisor.search.candidate import duration_of
 
 from tests.advisor.html_report.report_page import Page

@@ -8,19 +8,19 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
-from ...estimators.hardware import Cluster
-from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.phrase import phrase
-from ...estimators.time.job import JobDuration, Price
-from ..advise import ask
-from ..answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
-from ..answer.what_if import gpus_argument
-from ..question.job import parse_duration
-from ..question.prices import Machine, PriceTable, read_prices, shipped_prices
-from ..question.question import Question
-from ..search.candidate import Candidate, duration_of
-from ..search.search import fastest
+from ..estimators.errors import ClusterError, DsAdviseError, WorkloadError
+from ..estimators.hardware import Cluster
+from ..estimators.json_form import SCHEMA_VERSION, from_attributes
+from ..estimators.phrase import phrase
+from ..estimators.time.job import JobDuration, Price
+from .advise import ask
+from .answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
+from .answer.what_if import gpus_argument
+from .question.job import parse_duration
+from .question.prices import Machine, PriceTable, read_prices, shipped_prices
+from .question.question import Question
+from .search.candidate import Candidate, duration_of
+from .search.search import fastest
 
 TOKENS = "100M"
 """Default amount of training: a small fine-tuning, long enough that the loading time is negligible."""

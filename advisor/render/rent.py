@@ -10,10 +10,10 @@ from ...estimators.phrase import Phrase, phrase
 from ..answer.verdict import training_subject
 from ..document.blocks import Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table
 from ..document.charts import Bar, Limit, Part, StackedBars, Unit
+from ..rent import Offer, RentAdvice
 from ..text.job import hours, money, with_ends
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
 from ..text.units import gib, rate
-from .rent import Offer, RentAdvice
 
 _LESS_TIME, _MORE_COST = 0.6, 1.1
 """Limits for naming a second machine next to the cheapest: at most this share of its time, for at most this multiple of

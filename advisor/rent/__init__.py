@@ -1,1 +1,0 @@
-"""Which machine to rent: every machine of a price table with its best plan, its cost and its duration."""
