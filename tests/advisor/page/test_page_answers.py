@@ -84,7 +84,7 @@ def test_a_switch_stands_without_a_value() -> None:
     "state, message",
     [
         ({"model": "gpt-17", "gpus": "2x32GB"}, "paste its config.json"),
-        ({"model": "", "gpus": "2x32GB"}, "No model is named"),
+        ({"model": "", "gpus": "2x32GB"}, "No model is given"),
         ({"config": "{'model_type': 'llama'}", "gpus": "2x32GB"}, "The pasted text: not JSON"),
         ({"model": "Qwen2.5-7B", "gpus": "auto"}, "cannot see this machine's GPUs"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "seq-len": "many"}, "whole number"),
