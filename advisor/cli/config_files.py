@@ -221,7 +221,7 @@ def compare(
     question["gradient_checkpointing"] = question["gradient_checkpointing"] or "on"  # the same on both sides
     context = None if model is None else comparison_context(model, gpus=gpus or "auto", say=output.say, **question)
     comparison = compare_sides(first, second, context)
-    show_document(lambda: comparison_document(comparison), comparison.figures, output, html=html, plot=plot)
+    show_document(lambda: comparison_document(comparison), output, html=html, plot=plot)
     return 0
 
 

@@ -48,11 +48,5 @@ def rent(
     from ..rent import rent as rent_advice
 
     advice = rent_advice(model, **question, **limits, say=output.say)
-    show_document(
-        lambda: rent_document(advice, all_offers=all_offers),
-        lambda: advice.figures(all_offers=all_offers),
-        output,
-        html=html,
-        plot=plot,
-    )
+    show_document(lambda: rent_document(advice, all_offers=all_offers), output, html=html, plot=plot)
     return 0 if advice.recommended is not None else 1

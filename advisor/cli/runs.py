@@ -154,13 +154,7 @@ def dry_run(
         answer = compared_dry_run(subject, on_progress=on_progress, **settings)
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
-    show_document(
-        lambda: dry_run_document(answer, config_file.name, explain=explain),
-        answer.to_json,
-        output,
-        html=html,
-        plot=plot,
-    )
+    show_document(lambda: dry_run_document(answer, config_file.name, explain=explain), output, html=html, plot=plot)
     return 0 if answer.fit.fits else 1
 
 
@@ -205,7 +199,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
         on_progress=output.say,
         **settings,
     )
-    show_document(lambda: probe_document(answer, config_file.name), answer.to_json, output, html=html)
+    show_document(lambda: probe_document(answer, config_file.name), output, html=html)
     return 0 if answer.result.failure is None else 1
 
 
@@ -290,7 +284,7 @@ def launch(
     from ..launch.question import launch_question
     from ..launch.session import run_session
     from ..render.deliver import show_document
-    from ..render.launch import emit_jobs, launch_report, session_document, show_dry
+    from ..render.launch import emit_jobs, session_document, show_dry
 
     given = given_by_user() & run.keys()
     if emit:
@@ -303,7 +297,7 @@ def launch(
     if dry:
         return show_dry(request, output)
     session = run_session(request, None if no_check else check, fallback=fallback, verbose=verbose, output=output)
-    show_document(lambda: session_document(session), lambda: launch_report(session), output, html=html)
+    show_document(lambda: session_document(session), output, html=html)
     return 0 if session.finished else 1
 
 

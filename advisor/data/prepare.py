@@ -108,7 +108,7 @@ def prepare(
 
         def tokenized(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
             made = tokenize(tokenizer, list(render(batch, numbers)))
-            counts["trained"] += sum(label != IGNORED for labels in made["labels"] for label in labels)
+            counts["trained"] += sum(len(labels) - labels.count(IGNORED) for labels in made["labels"])
             counts["highest"] = max(counts["highest"], *map(max, filter(None, made["input_ids"])), 0)
             return made | {"length": list(map(len, made["input_ids"]))}
 
@@ -241,7 +241,7 @@ def pieces_of(sequences: Dataset, file: Path, *, seq_len: int, divisible: bool) 
             for start in range(0, len(ids) if divisible else 1, seq_len):
                 # The first token of a piece is never predicted.
                 trained = [IGNORED, *labels[start + 1 : start + seq_len]]
-                if any(label != IGNORED for label in trained):
+                if trained.count(IGNORED) < len(trained):
                     made["input_ids"].append(ids[start : start + seq_len])
                     made["labels"].append(trained)
                     made["length"].append(len(trained))

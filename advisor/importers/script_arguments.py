@@ -51,7 +51,8 @@ class ScriptArguments:
     """Options in the syntax of argparse: `--name value`, `--name=value`, `--name` alone; `-` and `_` are equal."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._words = tuple(arguments)
+        self.words = tuple(arguments)
+        """The command line."""
         self._values: dict[str, str] = {}
         self._lists: dict[str, list[str]] = {}
         self._read: set[str] = set()
@@ -230,7 +231,7 @@ class ScriptArguments:
         """The command line with these options at the end, replacing earlier ones of the same names."""
         kept: list[str] = []
         dropping = False
-        for word in self._words:
+        for word in self.words:
             if word.startswith("--"):
                 dropping = _key(word[2:].partition("=")[0]) in values
             if not dropping:

@@ -11,7 +11,7 @@ from ...estimators.phrase import Phrase, named, phrase
 from ..answer.comparison import Comparison, Difference
 from ..answer.config_settings import Setting
 from ..answer.verdict import Tone
-from ..document.blocks import NOTHING, Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table
+from ..document.blocks import NOTHING, Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table, figure_of
 from ..question.question import Question
 from ..search.candidate import Candidate, chance, duration_of
 from ..search.choice import SAME_SPEED
@@ -107,9 +107,7 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
 
     def ratio(title: str, values: Iterable[float], write: Callable[[Any], str]) -> None:
         first, second = values
-        rows.append(
-            Row([title, Figure(write(first), first), Figure(write(second), second), Figure(times(second / first))])
-        )
+        rows.append(Row([title, figure_of(first, write), figure_of(second, write), Figure(times(second / first))]))
 
     ratio("tokens/s", [plan.tokens_per_s for plan in plans], rate)
     for title, name in (
@@ -229,7 +227,7 @@ def _durations(first: float, second: float) -> tuple[Figure, Figure, Figure]:
     change = second - first
     is_same = abs(change) <= _SAME * max(first, second)
     text = Figure("=") if is_same else _signed(write(abs(change)), change)
-    return Figure(write(first), first), Figure(write(second), second), text
+    return figure_of(first, write), figure_of(second, write), text
 
 
 def _signed(text: str, difference: float) -> Figure:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...ds_configs.files import config_text, write_config, write_text
 from ...ds_configs.job import JobKind
@@ -101,25 +102,22 @@ def _written(
 
 
 def show_document(
-    make: Callable[[], Document],
-    form: Callable[[], Any],
-    output: Output,
-    *,
-    html: Path | None = None,
-    plot: Path | None = None,
+    make: Callable[[], Document], output: Output, *, html: Path | None = None, plot: Path | None = None
 ) -> None:
-    """Write the report and its chart if they have a path, and print the document, or the data of `form` as JSON."""
+    """Write the report and its chart if they have a path, and print the document, or its data as JSON. The document is
+    made once, when one of them needs it."""
+    made = cache(make)
     if html is not None or plot is not None:
         from ..html_report.report import write_report  # imported here: few answers have one
 
-        write_report(make(), html, output.say, plot=plot)
+        write_report(made(), html, output.say, plot=plot)
 
     def render(console: Console) -> None:
         from ..document.terminal import print_document  # imported here: JSON needs no terminal library
 
-        print_document(make(), console)
+        print_document(made(), console)
 
-    output.show(form, render)
+    output.show(lambda: made().data, render)
 
 
 def advice_markdown(answer: Recommendation, config_path: str) -> str:

@@ -28,7 +28,7 @@ _REPAIR = "start the training without --resume"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What the last launch trained, as far as its configuration does not tell."""
+    """The settings of the last launch that are not in its configuration."""
 
     arguments: tuple[str, ...]
     """The arguments of the training script, without the configuration."""

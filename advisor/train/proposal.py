@@ -259,7 +259,7 @@ def script_arguments(proposal: Proposal, model: str, folder: TrainingFolder) -> 
             "lora_modules_to_save": list(workload.modules_to_save) or None,
             "load_in_4bit": workload.method == "qlora",
         }
-    return ScriptArguments.of_values(arguments).with_values({})
+    return ScriptArguments.of_values(arguments).words
 
 
 def request_of(run: Run, prediction: Estimate | None, job: TrainingJob, folder: TrainingFolder) -> LaunchRequest:

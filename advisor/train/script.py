@@ -3,8 +3,8 @@
     torchrun -m ds_advise.advisor.train.script --model_name_or_path MODEL --tokenizer_name TOKENIZER
         --train_file train.arrow --max_length 2048 --output_dir output --deepspeed ds_config.json ...
 
-Takes every option of TrainingArguments in addition to those of `ScriptArguments`; `--per_device_eval_batch_size 0` is
-the training's. No code from the model's folder is executed: weights are safetensors only, without remote code.
+The options are those of `ScriptArguments` and of TrainingArguments. `--per_device_eval_batch_size 0` selects the batch
+size of the training. No code from the model's folder is executed: weights are safetensors only, without remote code.
 
 TRL's SFTTrainer (1.16) is not used: it finds answers only in chat templates that it knows by their text; it packs a
 micro batch into one sequence, whose mask without FlashAttention has (micro batch x length)^2 elements, which no plan

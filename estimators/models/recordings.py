@@ -23,9 +23,15 @@ FOLDER = Path(__file__).parents[1] / "data" / "recorded"
 @cache
 def recording(model_type: str, hub_id: str) -> ModelShape:
     """Return the recording of a catalogue entry whose type has no row."""
-    groups = json.loads(gzip.decompress((FOLDER / f"{model_type}.json.gz").read_bytes()))
-    models, tree = next((models, tree) for models, tree in groups if hub_id in models)
+    models, tree = next((models, tree) for models, tree in _groups(model_type) if hub_id in models)
     return from_json(ModelShape, _of_one(tree, models.index(hub_id)))
+
+
+@cache
+def _groups(model_type: str) -> list[tuple[list[str], Any]]:
+    """Return the content of a type's file."""
+    groups: list[tuple[list[str], Any]] = json.loads(gzip.decompress((FOLDER / f"{model_type}.json.gz").read_bytes()))
+    return groups
 
 
 def _of_one(tree: Any, index: int) -> Any:

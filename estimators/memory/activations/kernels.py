@@ -35,7 +35,7 @@ def kernel_and_mask(
     model: ModelShape, block: Block, workload: Workload, attention: Attention, compute_capability: float | None
 ) -> tuple[Kernel, bool]:
     """Return the kernel of a block's attention, and whether it receives an S x S mask. `attention` is the block's own,
-    or that of its cross-attention or program."""
+    or one of its program."""
     variant, rows = layer_variant(model, block), model.stream_len(block, workload.seq_len)
     ranks, software = workload.sequence_parallel_size, workload.software
     attention = attention.of_rank(ranks)
@@ -44,7 +44,7 @@ def kernel_and_mask(
     # Answers differ in length. In 16 bits they count as full; in fp32 their mask keeps sdpa off the math path.
     answers = workload.precision == "fp32" and bool(OBJECTIVES[workload.objective].trainer)
     padded = software.padding_mask or made or answers
-    masked = (windowed or variant.masked or padded) and not attention.cross
+    masked = windowed or variant.masked or padded
     repeated = windowed or padded or software.transformers < FIRST_GROUPED
     repeated |= max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD
     kernel = attention_kernel(
