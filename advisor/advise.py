@@ -11,7 +11,6 @@ from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
-from ..estimators.phrase import phrase
 from ..estimators.plan import PLANS, Plan
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
@@ -175,8 +174,8 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
     """The best shape of a rung, or of plain PyTorch, with these settings. Raises the errors of `estimate`."""
     if rung not in PLANS:
         raise WorkloadError(
-            phrase("unknown strategy {rung!r}", rung=rung[:40]),
-            fix=phrase("pass one of {names}", names=", ".join(PLANS)),
+            f"unknown strategy {rung[:40]!r}",
+            fix=f"pass one of {', '.join(PLANS)}",
         )
     question, _ = with_fastest_rollout(question)
     chosen = settings_of(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
@@ -186,7 +185,7 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
     candidates, obstacle = candidates_of(rung, question, settings=chosen)
     best = best_of_rung(candidates, LEAST[question.risk])
     if best is None:
-        raise WorkloadError(phrase("{rung} cannot run here", rung=rung), why=obstacle, fix="pass another --rung")
+        raise WorkloadError(f"{rung} cannot run here", why=obstacle, fix="pass another --rung")
     return best
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from ..estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ..estimators.hardware import Cluster
 from ..estimators.json_form import SCHEMA_VERSION, from_attributes
-from ..estimators.phrase import phrase
 from ..estimators.time.job import JobDuration, Price
 from .advise import ask
 from .answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
@@ -175,15 +174,11 @@ def rent(
     deadline_s = None if deadline is None else parse_duration("--deadline", deadline)
     table = shipped_prices() if prices is None else read_prices(Path(prices).expanduser())
     if budget is not None and not 0 < budget < inf:
-        raise WorkloadError(
-            phrase("--budget is {budget:g}", budget=budget), why="it must be above 0", fix="pass --budget 50"
-        )
+        raise WorkloadError(f"--budget is {budget:g}", why="it must be above 0", fix="pass --budget 50")
     basis: tuple[str, ...] = ()
     if all(question.get(name) is None for name in ("data", "samples", "tokens")):
         question["tokens"] = TOKENS
-        basis = (
-            phrase("{tokens} tokens are assumed for the job (--data, --samples or --tokens set it).", tokens=TOKENS),
-        )
+        basis = (f"{TOKENS} tokens are assumed for the job (--data, --samples or --tokens set it).",)
     about = _about_any(model, table, question)
     found = list(_market(about, table.machines, most_nodes))
     return RentAdvice(
@@ -253,7 +248,7 @@ def _search(about: Question, cluster: Cluster) -> tuple[Question, Candidate, Job
     except (ClusterError, WorkloadError) as error:
         return error.what
     if candidate is None:
-        return phrase("nothing fits")
+        return "nothing fits"
     duration = duration_of(question, candidate)
     assert duration is not None, "the question has a job"
     return question, candidate, duration

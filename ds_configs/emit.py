@@ -11,7 +11,6 @@ from ..estimators.models.families import family_of, leaf_classes_to_write
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.optimizers import OPTIMIZERS
-from ..estimators.phrase import phrase
 from ..estimators.plan import PLAN_FIELDS, Plan
 from ..estimators.workload import Framework, Workload
 from .training_script import script_makes_optimizer
@@ -162,7 +161,7 @@ def optimizer_block(workload: Workload, plan: Plan, *, auto: bool) -> dict[str, 
     spec = OPTIMIZERS[workload.optimizer]
     if plan.offload_optimizer != "none" and spec.cpu_state_bytes is None:
         raise WorkloadError(
-            phrase("{optimizer} cannot run with its states in host RAM", optimizer=workload.optimizer),
+            f"{workload.optimizer} cannot run with its states in host RAM",
             why="DeepSpeed has no CPU version of it",
             fix="choose adamw, or a plan that does not offload the optimizer",
         )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..estimators.errors import ConfigFileError, DsAdviseError
-from ..estimators.phrase import phrase
 
 _MOST_JSON_BYTES = 10_000_000
 """Maximum size of a JSON file; a configuration has kilobytes."""
@@ -22,8 +21,8 @@ def read_file(path: Path, most_bytes: int, *, fix: str, error: type[DsAdviseErro
     try:
         if not path.is_file():
             if path.exists():
-                raise error(phrase("{path}: not a regular file", path=path), fix=fix)
-            raise error(phrase("{path}: no such file", path=path), fix=fix)
+                raise error(f"{path}: not a regular file", fix=fix)
+            raise error(f"{path}: no such file", fix=fix)
         with path.open("rb") as stream:
             return stream.read(most_bytes + 1)
     except (OSError, ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
@@ -88,14 +87,14 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     except (OSError, RuntimeError) as error:  # a loop of links, no current folder
         raise ConfigFileError(
-            phrase("{path} is a broken link", path=path),
+            f"{path} is a broken link",
             why="a link points to itself, or its folder does not exist",
             fix="pass another path with -o",
         ) from error
     if target.exists():
         if not target.is_file():
             raise ConfigFileError(
-                phrase("{path} is not a regular file", path=path),
+                f"{path} is not a regular file",
                 why="the configuration cannot replace it",
                 fix="pass another path with -o",
             )
@@ -103,15 +102,15 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
             return
         if not force:
             raise ConfigFileError(
-                phrase("{path} exists and differs", path=path),
-                why=phrase("it may be the configuration of a training"),
-                fix=phrase("pass --force to overwrite it, or another path with -o"),
+                f"{path} exists and differs",
+                why="it may be the configuration of a training",
+                fix="pass --force to overwrite it, or another path with -o",
             )
     try:
         replace_file(target, text)
     except OSError as error:
         raise ConfigFileError(
-            phrase("cannot write {path}: {reason}", path=path, reason=error.strerror),
+            f"cannot write {path}: {error.strerror}",
             why="the configuration was not written",
             fix="pass a path in a folder that you may write to with -o, or --no-write",
         ) from error

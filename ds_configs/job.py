@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..estimators.hardware import Cluster
-from ..estimators.phrase import whole_gib
+from ..estimators.units import whole_gib
 from .launch_commands import threads_setting
 
 JobKind = Literal["slurm", "kubernetes", "skypilot", "ray", "accelerate", "hostfile"]

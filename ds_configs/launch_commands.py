@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 from ..estimators.errors import ConfigFileError
 from ..estimators.hardware import Cluster, cpu_cores, threads_per_rank
-from ..estimators.phrase import phrase
 from ..estimators.workload import Framework
 from .files import read_text
 
@@ -239,12 +238,10 @@ def read_hostfile(file: Path) -> dict[str, int]:
             nodes[match[1]] = int(match[2])
             continue
         raise ConfigFileError(
-            phrase("hostfile {file}: {problem}", file=file, problem=problem),
+            f"hostfile {file}: {problem}",
             why="DeepSpeed's launcher refuses it",
             fix=_FIX,
         )
     if not nodes:
-        raise ConfigFileError(
-            phrase("hostfile {file}: it names no node", file=file), why="DeepSpeed's launcher refuses it", fix=_FIX
-        )
+        raise ConfigFileError(f"hostfile {file}: it names no node", why="DeepSpeed's launcher refuses it", fix=_FIX)
     return nodes

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 from ..estimators.errors import ConfigFileError
 from ..estimators.hardware import Cluster
 from ..estimators.models.model_shape import ModelShape
-from ..estimators.phrase import named, phrase
 from ..estimators.plan import PLAN_FIELDS, ConfigKey, Offload, Plan
 from ..estimators.workload import OptimizerStep, Precision, Workload
 
@@ -324,12 +323,10 @@ def _batch(
     if total and micro * accumulation * ranks != total:
         fields = {"total": total, "micro": micro, "accumulation": accumulation, "ranks": ranks}
         raise ConfigFileError(
-            phrase(
-                "train_batch_size is {total}, but {micro} samples x {accumulation} accumulation steps x "
-                "{ranks} GPUs are {product}",
-                product=micro * accumulation * ranks,
-                **fields,
-            ),
+            (
+                "train_batch_size is {total}, but {micro} samples x {accumulation} accumulation steps x {ranks} GPUs "
+                "are {product}"
+            ).format(product=micro * accumulation * ranks, **fields),
             why="DeepSpeed refuses the contradiction",
             fix="remove train_batch_size: it follows from the others",
         )
@@ -341,9 +338,9 @@ def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_def
     value = _number(config, key, default=given or 0, auto=given or trainer_default, lowest=1, where="")
     if given and value != given:
         raise ConfigFileError(
-            phrase("{key} is {value}, but TrainingArguments has {given}", key=key, value=value, given=given),
+            f"{key} is {value}, but TrainingArguments has {given}",
             why="the Trainer refuses the contradiction",
-            fix=phrase('set {key} to "auto"', key=key),
+            fix=f'set {key} to "auto"',
         )
     return value
 
@@ -387,5 +384,5 @@ def _number(
 
 
 def _refused(key: str, value: Any, wanted: str) -> ConfigFileError:
-    what, fix = phrase("{key} is {value!r}", key=key, value=value), phrase("set it to {wanted}", wanted=named(wanted))
+    what, fix = f"{key} is {value!r}", f"set it to {wanted}"
     return ConfigFileError(what, why="DeepSpeed refuses it", fix=fix)

@@ -11,7 +11,6 @@ from typing import Any
 
 from ..estimators.errors import ClusterError
 from ..estimators.hardware import Cluster, cpu_cores
-from ..estimators.phrase import phrase
 from .job import Job, yaml_text
 from .launch_commands import IN_ALLOCATION, PORT, Rendezvous, launcher_words, shell_line
 
@@ -99,7 +98,7 @@ def gpu_name(cluster: Cluster) -> str:
     if gpu.assumed or known is None:
         what = "a GPU that is given by its memory alone" if gpu.assumed else gpu.name
         raise ClusterError(
-            phrase("SkyPilot's catalogue has no name for {what}", what=what),
+            f"SkyPilot's catalogue has no name for {what}",
             why="its file must name the GPU to rent",
             fix="pass --gpus with a GPU that clouds offer, such as 8xH100, or leave skypilot out",
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from .phrase import named
-
 
 class DsAdviseError(Exception):
     """Base class of the errors that a user can cause. Each of the three parts is one line."""
@@ -12,7 +10,7 @@ class DsAdviseError(Exception):
         """what: the problem, with the offending value. why: the cause, or the reason why no value can be assumed. fix:
         the flag, file or command that helps, without a full stop. Literals and `phrase`s can be translated."""
         super().__init__(what)
-        self.what, self.why, self.fix = (named(_without_stop(part)) for part in (what, why, fix))
+        self.what, self.why, self.fix = (_without_stop(part) for part in (what, why, fix))
 
     def __str__(self) -> str:
         return "  ".join(part for part in (self.what, self.why, self.fix) if part)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from .errors import ClusterError
-from .phrase import phrase
 
 
 class AttentionSpeed(NamedTuple):
@@ -161,7 +160,7 @@ HOST_SCORE_S = 0.018
 """Single-thread score of an idle Intel Xeon (Cascade Lake) at 2.5 GHz, a usual cloud host of A100 and V100. It is the
 reference core of the unit costs in `time/host_costs.py`."""
 
-HOST_CORE = phrase("CPU cores as fast as a Xeon of 2.5 GHz")
+HOST_CORE = "CPU cores as fast as a Xeon of 2.5 GHz"
 
 NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S = 2.5e9, 1.25e9
 """One PCIe 4 drive under DeepNVMe; four reach 10 and 5 GB/s (DeepSpeed blogs/deepnvme, 06-2025)."""
@@ -213,19 +212,15 @@ def assumed_of_machines(cluster: Cluster) -> tuple[str, ...]:
     phrases = []
     if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
         speed = f"{network_bytes_per_s(cluster) * 8 / 1e9:g}"
-        phrases.append(phrase("{speed} Gb/s between nodes (--interconnect)", speed=speed))
+        phrases.append(f"{speed} Gb/s between nodes (--interconnect)")
     if cluster.dram_bytes_per_s_per_node is None:
         speed = f"{dram_bytes_per_s(cluster) / 1e9:g}"
-        phrases.append(phrase("{speed} GB/s of host memory bandwidth per node", speed=speed))
+        phrases.append(f"{speed} GB/s of host memory bandwidth per node")
     if cluster.cpu_cores_per_node is None:
-        phrases.append(phrase("{count} CPU cores per node", count=cpu_cores(cluster)))
+        phrases.append(f"{cpu_cores(cluster)} CPU cores per node")
     if cluster.nvme_read_bytes_per_s_per_node is None or cluster.nvme_write_bytes_per_s_per_node is None:
         phrases.append(
-            phrase(
-                "NVMe that reads {read} and writes {write} GB/s",
-                read=f"{NVME_READ_BYTES_PER_S / 1e9:g}",
-                write=f"{NVME_WRITE_BYTES_PER_S / 1e9:g}",
-            )
+            f"NVMe that reads {NVME_READ_BYTES_PER_S / 1e9:g} and writes {NVME_WRITE_BYTES_PER_S / 1e9:g} GB/s"
         )
     return tuple(phrases)
 
@@ -267,19 +262,17 @@ def find_gpu(name: str) -> Gpu:
     if candidates:
         names = [gpu.name for gpu in candidates]
         raise ClusterError(
-            phrase("{name!r} matches several GPUs: {names}", name=name, names=", ".join(names)),
-            why=phrase("they differ in memory or speed"),
-            fix=phrase("name one of them, such as {example}", example=f"--gpus {names[-1].replace(' ', '-')}"),
+            "{name!r} matches several GPUs: {names}".format(name=name, names=", ".join(names)),
+            why="they differ in memory or speed",
+            fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}",
         )
     near = nearest_names(name)
     if wanted == "cpu":
-        raise ClusterError(
-            phrase("--gpus takes GPUs only"), fix=phrase("for training on this machine's CPU pass --device cpu")
-        )
+        raise ClusterError("--gpus takes GPUs only", fix="for training on this machine's CPU pass --device cpu")
     raise ClusterError(
-        phrase("no GPU called {name!r} is known", name=name),
-        why=phrase("its memory and speed are not known"),
-        fix=phrase("nearest: {names}; or give the memory alone, such as --gpus 2x24GB", names=", ".join(near)),
+        f"no GPU called {name!r} is known",
+        why="its memory and speed are not known",
+        fix=f"nearest: {', '.join(near)}; or give the memory alone, such as --gpus 2x24GB",
     )
 
 
@@ -301,8 +294,8 @@ def gpu_of_memory(gigabytes: float) -> Gpu:
     """
     if not SMALLEST_GB <= gigabytes <= LARGEST_GB:
         raise ClusterError(
-            phrase("{gigabytes:g} GB is not the memory of a GPU", gigabytes=gigabytes),
-            why=phrase("sizes from {least} to {most} GB are accepted", least=SMALLEST_GB, most=LARGEST_GB),
+            f"{gigabytes:g} GB is not the memory of a GPU",
+            why=f"sizes from {SMALLEST_GB} to {LARGEST_GB} GB are accepted",
             fix="give the memory of one GPU, such as --gpus 2x24GB",
         )
     size = min(_references(), key=lambda size: (abs(size - gigabytes), size))

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 from .errors import WorkloadError
 from .models.families import supports
 from .models.model_shape import ModelShape, Tensor
-from .phrase import phrase
 from .plan import Plan
 from .rollouts import Rollouts
 from .workload import NEXT_TOKEN, Framework, LossKernel, Objective, Software, Workload
@@ -124,11 +123,11 @@ def unusable_loss(model: ModelShape, loss: LossKernel) -> str | None:
     if loss not in _OF_CAUSAL_MODELS:
         return None
     if not model.vocab_size or model.num_labels:
-        return phrase("{model} has no head over the vocabulary", model=model.name)
+        return f"{model.name} has no head over the vocabulary"
     if loss == "fused" and not supports(model, "liger"):
-        return phrase("Liger does not patch {model_type} models", model_type=model.model_type)
+        return f"Liger does not patch {model.model_type} models"
     if loss != "fused" and (not upcasts(model) or model.architecture.endswith("ForMaskedLM")):
-        return phrase("it replaces the loss of causal language models only")
+        return "it replaces the loss of causal language models only"
     return None
 
 
@@ -315,7 +314,7 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
         return model
     if not model.architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise WorkloadError(
-            phrase("a {objective} model of {model} is not known", objective=objective, model=model.name),
+            f"a {objective} model of {model.name} is not known",
             why="only causal language models have heads for rewards",
             fix="pass another model, or another --objective",
         )

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .errors import WorkloadError
-from .phrase import phrase
 from .workload import OptimizerStep
 
 
@@ -216,9 +215,9 @@ def optimizer(name: str, *, bf16_states: bool = False, step: OptimizerStep = "au
         known = OPTIMIZERS[name]
     except KeyError:
         raise WorkloadError(
-            phrase("unknown optimizer {name!r}", name=name),
+            f"unknown optimizer {name!r}",
             why="its bytes per parameter are not known",
-            fix=phrase("--optimizer {names}", names="|".join(OPTIMIZERS)),
+            fix=f"--optimizer {'|'.join(OPTIMIZERS)}",
         ) from None
     if step != "auto" and known.is_adam:
         elements = {"foreach": known.foreach_step_elements, "loop": known.loop_step_elements}.get(step, 0)

@@ -15,7 +15,6 @@ from .models.model_shape import ModelShape
 from .models.rank_part import unsplittable, unspreadable
 from .objectives import has_reference_model
 from .optimizers import OptimizerSpec, optimizer
-from .phrase import phrase
 from .plan import Plan
 from .workload import NEXT_TOKEN, Workload
 
@@ -28,14 +27,14 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     """Return the reason why a plan cannot run; None if none is known."""
     runs = optimizer(workload.optimizer)
     if cluster is not None and workload.precision == "bf16" and not cluster.gpu.has_bf16:
-        return phrase("{gpu} has no bf16 units; use fp16", gpu=cluster.gpu.name)
+        return f"{cluster.gpu.name} has no bf16 units; use fp16"
     if cluster is not None and cluster.gpu.is_cpu and "cpu" in (plan.offload_optimizer, plan.offload_param):
-        return phrase("the ranks' memory is the host's, so there is nowhere to offload to")
+        return "the ranks' memory is the host's, so there is nowhere to offload to"
     if obstacle := untileable(model, workload):
         return obstacle
     if plan.offload_param == "nvme" and has_reference_model(workload):
         # Both engines use the same folder, and 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py empties it.
-        return phrase("the reference model's weights would be lost on NVMe")
+        return "the reference model's weights would be lost on NVMe"
     if obstacle := _ungenerated(model, workload, plan, cluster):
         return obstacle
     if plan.sharding != "zero":
@@ -43,11 +42,11 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return own if plan.ranks_per_sample == 1 else "Ulysses and AutoTP need DeepSpeed"
     ranks, size = cluster.world_size if cluster is not None else 0, plan.sequence_parallel_size
     if ranks % size:
-        return phrase("{ranks} ranks are not divisible into groups of {size}", ranks=ranks, size=size)
+        return f"{ranks} ranks are not divisible into groups of {size}"
     if size > 1 and (obstacle := undividable(model, workload, size)):
         return obstacle
     if plan.cpu_checkpointing and cluster is not None and cluster.gpu.is_cpu:
-        return phrase("the ranks' memory is the host's, so there is nowhere to offload to")
+        return "the ranks' memory is the host's, so there is nowhere to offload to"
     if plan.zero_stage == 0 and plan.offload_optimizer != "none":
         return "an offloaded optimizer needs ZeRO stage 1 or higher"
     if plan.zero_stage < 3 and plan.offload_param != "none":
@@ -67,14 +66,14 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     ):
         return obstacle
     if plan.zero_stage and not runs.partitions:
-        return phrase("{optimizer} needs whole layers, ZeRO gives it flat partitions", optimizer=workload.optimizer)
+        return f"{workload.optimizer} needs whole layers, ZeRO gives it flat partitions"
     if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:
-        return phrase("{optimizer} does not run on the host", optimizer=workload.optimizer)
+        return f"{workload.optimizer} does not run on the host"
     if workload.method == "qlora" and plan.zero_stage == 3:
         if workload.quantization == "int8":  # bitsandbytes 0.50 autograd/_functions.py MatmulLtState.CB
-            return phrase("bitsandbytes' int8 layers keep whole weights in addition to ZeRO-3's shards")
+            return "bitsandbytes' int8 layers keep whole weights in addition to ZeRO-3's shards"
         if workload.quantization != "nf4" or plan.offload_param != "none" or plan.quantizes_collectives:
-            return phrase("ZeRO-3 is known to shard NF4 weights only on the GPU, with unquantized collectives")
+            return "ZeRO-3 is known to shard NF4 weights only on the GPU, with unquantized collectives"
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
         return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
     return None
@@ -88,16 +87,16 @@ def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
     if not plan.bf16_master_weights_and_grads:
         return None
     if plan.zero_stage == 0:
-        return phrase("master weights in bf16 need ZeRO stage 1 or higher")
+        return "master weights in bf16 need ZeRO stage 1 or higher"
     if workload.precision != "bf16":
-        return phrase("master weights in bf16 need training in bf16, not {precision}", precision=workload.precision)
+        return f"master weights in bf16 need training in bf16, not {workload.precision}"
     if not optimizer(workload.optimizer).is_adam:
-        return phrase("states in bf16 are known for AdamW and Adam, not for {optimizer}", optimizer=workload.optimizer)
+        return f"states in bf16 are known for AdamW and Adam, not for {workload.optimizer}"
     if plan.offload_optimizer == "none" and not plan.bf16_optimizer_states:
         return "bf16 master weights with fp32 states need an optimizer in host RAM"
     if plan.offload_optimizer == "nvme":
         # Releasing a sub-group turns its empty master into fp32 (swap_tensor/optimizer_utils.py `release_memory`).
-        return phrase("DeepSpeed's NVMe swapper does not support master weights in bf16")
+        return "DeepSpeed's NVMe swapper does not support master weights in bf16"
     return None
 
 
@@ -122,26 +121,24 @@ def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cl
     if not plan.quantizes_collectives:
         return None
     if plan.zero_stage < 3:
-        return phrase("quantized collectives need parameters partitioned by ZeRO stage 3")
+        return "quantized collectives need parameters partitioned by ZeRO stage 3"
     if workload.precision == "fp32":
-        return phrase("quantized collectives need training in bf16 or fp16")
+        return "quantized collectives need training in bf16 or fp16"
     if cluster is not None and cluster.gpu.vendor != "NVIDIA":
-        return phrase("the kernels of the quantizer run on NVIDIA GPUs only")
+        return "the kernels of the quantizer run on NVIDIA GPUs only"
     if plan.ranks_per_sample > 1:
-        return phrase("quantized collectives with Ulysses or AutoTP are not known to run")
+        return "quantized collectives with Ulysses or AutoTP are not known to run"
     if plan.offload_param == "nvme":
-        return phrase("quantized collectives with weights on NVMe are not known to run")
+        return "quantized collectives with weights on NVMe are not known to run"
     if plan.zero_quantized_gradients and optimizer(workload.optimizer).per_matrix:
-        return phrase("DeepSpeed refuses Muon with quantized gradients")
+        return "DeepSpeed refuses Muon with quantized gradients"
     if plan.zero_quantized_weights and cluster is not None:
         tensors, ranks = tensor_set(model, workload), cluster.world_size
         shards = {shard_numel(numel, ranks) for numel in (*tensors.trainable, *tensors.frozen)}
         if any(shard % QUANTIZED_TOGETHER for shard in shards):
-            return phrase(
-                "the quantizer needs shards of a multiple of {count} elements, which {ranks} ranks do not have for "
-                "every tensor",
-                count=QUANTIZED_TOGETHER,
-                ranks=ranks,
+            return (
+                f"the quantizer needs shards of a multiple of {QUANTIZED_TOGETHER} elements, which {ranks} ranks do "
+                "not have for every tensor"
             )
     return None
 
@@ -170,23 +167,19 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
     if ranks == 1:
         return None
     if cluster is not None and cluster.world_size % ranks:
-        return phrase(
-            "{count} ranks are not divisible into expert-parallel groups of {ranks}",
-            count=cluster.world_size,
-            ranks=ranks,
-        )
+        return f"{cluster.world_size} ranks are not divisible into expert-parallel groups of {ranks}"
     if workload.method != "full":
-        return phrase("AutoEP does not support adapters")
+        return "AutoEP does not support adapters"
     if not optimizer(workload.optimizer).is_adam or plan.bf16_master_weights_and_grads:
-        return phrase("AutoEP is known to run only with AdamW and its states in fp32")
+        return "AutoEP is known to run only with AdamW and its states in fp32"
     if plan.zero_stage == 0 or plan.offloads:
-        return phrase("AutoEP is predicted at ZeRO stages 1 to 3 without offload only")
+        return "AutoEP is predicted at ZeRO stages 1 to 3 without offload only"
     if plan.ranks_per_sample > 1:
-        return phrase("AutoEP with Ulysses or AutoTP is not known to run")
+        return "AutoEP with Ulysses or AutoTP is not known to run"
     if plan.zero_hpz_partition_size > 1 or plan.quantizes_collectives:
-        return phrase("AutoEP with ZeRO++ is not known to run")
+        return "AutoEP with ZeRO++ is not known to run"
     if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
-        return phrase("AutoEP with other losses or kernels, or with tiles, is not known to run")
+        return "AutoEP with other losses or kernels, or with tiles, is not known to run"
     return unspreadable(model, ranks)
 
 
@@ -196,19 +189,19 @@ def _ungenerated(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
     if rollouts is None:
         return None
     if model.policy and workload.method != "full":
-        return phrase("TRL's PPO adapts only the policy and trains the whole value model, which is not predicted")
+        return "TRL's PPO adapts only the policy and trains the whole value model, which is not predicted"
     if model.policy and (plan.sharding != "zero" or plan.ranks_per_sample > 1):
-        return phrase("PPO is predicted only with DeepSpeed's ZeRO")
+        return "PPO is predicted only with DeepSpeed's ZeRO"
     if not model.vocab_size or any(not block.attention.causal or block.cross_attention for block in model.blocks):
-        return phrase("completions need a decoder-only model with a head over the vocabulary")
+        return "completions need a decoder-only model with a head over the vocabulary"
     if cluster is None or rollouts.rollout == "generate":
         return None
     if cluster.gpu.is_cpu:
-        return phrase("vLLM during a training on the CPU is not predicted")
+        return "vLLM during a training on the CPU is not predicted"
     if rollouts.rollout == "vllm-server" and not rollouts.server_gpus:
-        return phrase("no GPUs are left for the vLLM server")
+        return "no GPUs are left for the vLLM server"
     if cached_sequences(model, workload, cluster.gpu.memory_bytes) < 1:
-        return phrase("the model does not fit vLLM's share of the GPU (--vllm-gpu-memory-utilization)")
+        return "the model does not fit vLLM's share of the GPU (--vllm-gpu-memory-utilization)"
     return None
 
 
@@ -217,15 +210,11 @@ def _unswappable(sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec) -> st
     if plan.offload_optimizer == "nvme":
         needed = 2 + round((runs.cpu_state_bytes or 0) / 4)  # fp32 tensors per master weight
         if plan.optimizer_buffer_count < needed:
-            return phrase(
-                "offload_optimizer.buffer_count must be at least {needed} (master, states, gradient)", needed=needed
-            )
+            return f"offload_optimizer.buffer_count must be at least {needed} (master, states, gradient)"
     if plan.offload_param == "nvme":
         shard = -(-max(*sharded.tensors.trainable, *sharded.tensors.frozen, 0) // sharded.world_size)
         if shard > plan.param_buffer_size:
-            return phrase(
-                "offload_param.buffer_size must be at least {shard}, the shard of the largest tensor", shard=shard
-            )
+            return f"offload_param.buffer_size must be at least {shard}, the shard of the largest tensor"
     return None
 
 
@@ -236,35 +225,23 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
     if ranks == 1:
         return None
     if workload.objective != NEXT_TOKEN:
-        return phrase("TRL's loss of {objective} sums over whole sequences", objective=workload.objective)
+        return f"TRL's loss of {workload.objective} sums over whole sequences"
     if not supports(model, "ulysses"):
-        return phrase("Ulysses sequence parallelism does not support {model_type} models", model_type=model.model_type)
+        return f"Ulysses sequence parallelism does not support {model.model_type} models"
     if any(not block.attention.causal or block.cross_attention is not None for block in model.blocks):
-        return phrase("sequence parallelism needs a decoder-only model: Ulysses supports causal attention only")
+        return "sequence parallelism needs a decoder-only model: Ulysses supports causal attention only"
     if with_offered_attention(model, workload).attention == "eager":
-        return phrase("sequence parallelism needs the attention kernel sdpa or flash, not eager")
+        return "sequence parallelism needs the attention kernel sdpa or flash, not eager"
     for block in model.blocks:
         attention = block.attention
         if attention.window is not None and workload.attention != "flash":
-            return phrase(
-                "sequence parallelism drops the mask of a sliding window unless the attention kernel is flash"
-            )
+            return "sequence parallelism drops the mask of a sliding window unless the attention kernel is flash"
         if attention.heads % ranks:
-            return phrase(
-                "{heads} heads are not divisible by {ranks} ranks that share a sequence",
-                heads=attention.heads,
-                ranks=ranks,
-            )
+            return f"{attention.heads} heads are not divisible by {ranks} ranks that share a sequence"
         if attention.kv_heads % ranks and ranks % attention.kv_heads:
-            return phrase(
-                "neither of {heads} key-value heads and {ranks} ranks divides the other",
-                heads=attention.kv_heads,
-                ranks=ranks,
-            )
+            return f"neither of {attention.kv_heads} key-value heads and {ranks} ranks divides the other"
     if workload.seq_len % ranks:
-        return phrase(
-            "a sequence of {seq_len} tokens is not divisible by {ranks} ranks", seq_len=workload.seq_len, ranks=ranks
-        )
+        return f"a sequence of {workload.seq_len} tokens is not divisible by {ranks} ranks"
     return None
 
 

@@ -14,7 +14,6 @@ from typing import Literal
 import psutil
 
 from ..estimators.errors import ClusterError
-from ..estimators.phrase import phrase
 from .benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, Skipped, of_all_ranks
 from .machine import cpu_cores, host_memory_bytes, mount_point, this_machine, threads_of_a_rank, visible_gpus
 from .real_run.watch import watch
@@ -96,7 +95,7 @@ def ask_bench(
         raise ClusterError(
             f"--ranks {ranks} is more than the {gpus} GPU{'s' * (gpus != 1)} of this machine",
             why="every rank has its own GPU",
-            fix=phrase("pass --ranks {gpus} or less", gpus=gpus),
+            fix=f"pass --ranks {gpus} or less",
         )
     ranks = ranks or (gpus if device == "cuda" else 2)
     started = time.monotonic()
@@ -177,7 +176,7 @@ def _nvme_folder(folder: str, stack: ExitStack) -> str:
         return str(stack.enter_context(scratch("bench", Path(folder).expanduser().resolve())))
     except OSError as error:
         raise ClusterError(
-            phrase("--nvme {folder} cannot be written to", folder=folder[:200]),
+            f"--nvme {folder[:200]} cannot be written to",
             why=error.strerror or str(error),
             fix="name a writable folder on the drive",
         ) from None

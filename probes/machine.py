@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 from ..estimators.errors import ClusterError
 from ..estimators.hardware import UNMEASURED_MEMORY_SHARE, Gpu, find_gpu, gpu_of_memory
-from ..estimators.phrase import phrase
 
 
 def read_text(file: Path) -> str:
@@ -212,7 +211,7 @@ def visible_gpus() -> list[Gpu]:
         gpus = _query(lambda nvml: [_gpu(nvml, handle) for handle in visible_handles(nvml)])
     except pynvml.NVMLError as error:
         raise ClusterError(
-            phrase("no NVIDIA driver answers on this machine ({error})", error=error),
+            f"no NVIDIA driver answers on this machine ({error})",
             why="without --gpus, the driver's list of GPUs is used",
             fix=_OTHER_FIX,
         ) from None
@@ -220,7 +219,7 @@ def visible_gpus() -> list[Gpu]:
         raise ClusterError(
             "no GPU is visible",
             why="--gpus auto takes the GPUs that CUDA uses",
-            fix=phrase("check CUDA_VISIBLE_DEVICES, or {advice}", advice=_OTHER_FIX),
+            fix=f"check CUDA_VISIBLE_DEVICES, or {_OTHER_FIX}",
         )
     return gpus
 
@@ -236,8 +235,8 @@ def check_gpus(count: int) -> None:
     if found >= count:
         return
     raise ClusterError(
-        phrase("this machine has only {found} of these GPUs", found=found) if found else "this machine has no GPU",
-        why=phrase("{count} are needed, one for each rank", count=count) if found else "every rank needs one",
+        f"this machine has only {found} of these GPUs" if found else "this machine has no GPU",
+        why=f"{count} are needed, one for each rank" if found else "every rank needs one",
         fix="pass --device cpu, or use ds-advise dry-run, which simulates GPUs",
     )
 

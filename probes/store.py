@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ..estimators.errors import DsAdviseError
 from ..estimators.json_form import from_json
 from ..estimators.models.model_shape import ModelShape
-from ..estimators.phrase import phrase
 from .machine import Machine, this_machine
 from .store_path import store_path
 
@@ -223,7 +222,7 @@ class Store:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDONLY | os.O_NONBLOCK, 0o600))
         except OSError as error:
             raise StoreError(
-                phrase("results cannot be stored in {path} ({strerror})", path=self.path, strerror=error.strerror),
+                f"results cannot be stored in {self.path} ({error.strerror})",
                 why="earlier measurements improve the answers",
                 fix="make the folder writable, or set DS_ADVISE_CACHE to another one",
             ) from None
@@ -285,7 +284,7 @@ class Store:
     def _unusable(
         self, what: str, fix: str = f"remove it, or {_ELSEWHERE}", *, why: str = "results are stored there"
     ) -> StoreError:
-        return StoreError(phrase("{path} {what}", path=self.path, what=what), why=why, fix=fix)
+        return StoreError(f"{self.path} {what}", why=why, fix=fix)
 
 
 def _record(number: int, kind: RecordKind, made_at: str, model: str, body: str) -> Record:

@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from ..estimators.errors import ConfigFileError
-from ..estimators.phrase import phrase
 from ..estimators.workload import TORCH_DTYPES, Precision
 from .checkpoint import (
     CHECKSUMS,
@@ -95,8 +94,8 @@ def contents_of(folder: Path) -> CheckpointContents:
     tag, inside = tag_of(folder), checkpoints_in(folder)
     if inside and not tag:
         raise ConfigFileError(
-            phrase("{folder} contains {count} checkpoints", folder=folder, count=len(inside)),
-            fix=phrase("name one of them, such as {newest}", newest=inside[-1]),
+            f"{folder} contains {len(inside)} checkpoints",
+            fix=f"name one of them, such as {inside[-1]}",
         )
     states = [match for name in names if (match := OPTIMIZER_STATES.search(name))]
     models = [match for name in names if (match := _MODEL.search(name))]
@@ -105,7 +104,7 @@ def contents_of(folder: Path) -> CheckpointContents:
     weights = tuple(name for name in names if "/" not in name and name.endswith(".safetensors"))
     if not models and not weights:
         fix = "name the folder that holds `latest` or safetensors"
-        raise ConfigFileError(phrase("{folder} holds no checkpoint", folder=folder), fix=fix)
+        raise ConfigFileError(f"{folder} holds no checkpoint", fix=fix)
     return CheckpointContents(
         folder=str(folder),
         tag=tag,
@@ -144,12 +143,10 @@ def write_model(
     """
     _check_convertible(contents)
     if target.exists() and not force:
-        raise ConfigFileError(
-            phrase("{target} exists", target=target), why="nothing is overwritten", fix="pass --force"
-        )
+        raise ConfigFileError(f"{target} exists", why="nothing is overwritten", fix="pass --force")
     if target.is_dir() and any(path.is_dir() for path in target.iterdir()):
         raise ConfigFileError(
-            phrase("{target} is not replaced", target=target),
+            f"{target} is not replaced",
             why="it holds other folders, such as checkpoints, which --force would delete",
             fix="name another folder",
         )
@@ -159,7 +156,7 @@ def write_model(
     _keep_own_tensors(folder, tensors, config)
     own = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     conversion = _conversion(contents, tensors, own if dtype == "auto" else TORCH_DTYPES[dtype])
-    say(phrase("needs {size} GiB of RAM", size=f"{conversion.peak_bytes / 2**30:.1f}"))
+    say(f"needs {conversion.peak_bytes / 2**30:.1f} GiB of RAM")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
@@ -174,7 +171,7 @@ def write_model(
             made.rename(target)
     except OSError as error:
         raise ConfigFileError(
-            phrase("{target} cannot be written", target=target),
+            f"{target} cannot be written",
             why=error.strerror or str(error),
             fix="name another folder",
         ) from error
@@ -193,7 +190,7 @@ def _check_convertible(contents: CheckpointContents) -> None:
         reason = "without ZeRO the weights are whole in mp_rank_00_model_states.pt"
         fix = "load them with the training script: engine.load_checkpoint, then model.save_pretrained"
     if reason:
-        raise ConfigFileError(phrase("{folder} cannot be converted", folder=contents.folder), why=reason, fix=fix)
+        raise ConfigFileError(f"{contents.folder} cannot be converted", why=reason, fix=fix)
 
 
 def _merged(contents: CheckpointContents) -> dict[str, Any]:
@@ -203,14 +200,14 @@ def _merged(contents: CheckpointContents) -> dict[str, Any]:
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
     for path in sorted((Path(contents.folder) / contents.tag).glob("*_states.pt")):
-        refused = phrase("{path} is not loaded", path=path.name)
+        refused = f"{path.name} is not loaded"
         try:
             foreign = [name for name in get_unsafe_globals_in_checkpoint(str(path)) if name not in _KNOWN]
         except ValueError as error:
             why = "it is not a torch.save archive, so its objects cannot be listed"
             raise ConfigFileError(refused, why=why, fix="take another checkpoint") from error
         if foreign:
-            why = phrase("it refers to {foreign}, whose code would run", foreign=foreign[0])
+            why = f"it refers to {foreign[0]}, whose code would run"
             raise ConfigFileError(refused, why=why, fix="convert it with the training script")
     try:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -219,7 +216,7 @@ def _merged(contents: CheckpointContents) -> dict[str, Any]:
             )
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise ConfigFileError(
-            phrase("{folder} cannot be converted", folder=contents.folder),
+            f"{contents.folder} cannot be converted",
             why=str(error)[:300],
             fix="take another checkpoint",
         ) from error
@@ -230,7 +227,7 @@ def _keep_own_tensors(folder: Path, tensors: dict[str, Any], config: Mapping[str
     """Remove aliases of tied weights. Raises ConfigFileError unless names and shapes are those of the model's class."""
     if any(".lora_A." in name for name in tensors):
         raise ConfigFileError(
-            phrase("{folder} holds LoRA adapters", folder=folder),
+            f"{folder} holds LoRA adapters",
             why="peft saves them as adapter_model.safetensors",
             fix="use that file, or ds-advise train --merge",
         )
@@ -247,7 +244,7 @@ def _keep_own_tensors(folder: Path, tensors: dict[str, Any], config: Mapping[str
     ]
     if wrong:
         raise ConfigFileError(
-            phrase("{folder} does not hold the weights of its config.json", folder=folder),
+            f"{folder} does not hold the weights of its config.json",
             why=wrong[0] + (f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""),
             fix="put the training's config.json into the folder",
         )

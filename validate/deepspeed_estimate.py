@@ -13,7 +13,6 @@ from typing import Any
 
 from ..estimators.hardware import Cluster
 from ..estimators.models.model_shape import ModelShape
-from ..estimators.phrase import Phrase, phrase
 from ..estimators.plan import Plan
 
 
@@ -26,7 +25,7 @@ class DeepSpeedEstimate:
     gpu_bytes: int | None = None
     """This and the next: bytes per GPU and per node; None if the function could not be called."""
     host_bytes: int | None = None
-    leaves_out: tuple[Phrase, ...] = ()
+    leaves_out: tuple[str, ...] = ()
     """Parts of the plan that the function does not count."""
     problem: str = ""
     """Why the function could not be called; "" if it was."""
@@ -83,22 +82,22 @@ def largest_module_parameters(model: ModelShape) -> int:
     return largest
 
 
-def _leaves_out(plan: Plan) -> tuple[Phrase, ...]:
+def _leaves_out(plan: Plan) -> tuple[str, ...]:
     missing = [
-        phrase("activations"),
-        phrase("logits"),
-        phrase("communication buffers"),
-        phrase("the CUDA context and NCCL"),
+        "activations",
+        "logits",
+        "communication buffers",
+        "the CUDA context and NCCL",
     ]
     if plan.zero_stage < 2:
-        less = phrase("that ZeRO-{stage} shards less than ZeRO-2 (there is no estimator for it)", stage=plan.zero_stage)
+        less = f"that ZeRO-{plan.zero_stage} shards less than ZeRO-2 (there is no estimator for it)"
         missing.insert(0, less)
     if plan.zero_stage == 3:
-        missing.append(phrase("gathered and prefetched parameters"))
+        missing.append("gathered and prefetched parameters")
         if plan.offload_param != "none" and plan.offload_optimizer == "none":
-            missing.append(phrase("that the parameters alone are offloaded"))
+            missing.append("that the parameters alone are offloaded")
     if "nvme" in (plan.offload_optimizer, plan.offload_param):
-        missing.append(phrase("NVMe (it counts RAM)"))
+        missing.append("NVMe (it counts RAM)")
     return tuple(missing)
 
 

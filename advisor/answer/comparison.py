@@ -10,7 +10,6 @@ from ...ds_configs.emit import ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.phrase import phrase
 from ...estimators.plan import PLANS, PlainPyTorch, Rung
 from ...estimators.unsupported import unsupported
 from ...validate.lint import load_facts
@@ -156,7 +155,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
     if name in PLANS and not Path(name).exists():
         if context is None:
             raise WorkloadError(
-                phrase("{name} is a strategy: its settings are computed from the model and the GPUs", name=name),
+                f"{name} is a strategy: its settings are computed from the model and the GPUs",
                 fix="pass --model and --gpus, or a ds_config.json instead",
             )
         return _rung_side(name, context, facts)
@@ -168,7 +167,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
     if workload.optimizer not in OPTIMIZERS:
         known = workload.optimizer[:40]
         raise WorkloadError(
-            phrase("{name}: the memory of the optimizer {optimizer!r} is not known", name=name, optimizer=known),
+            f"{name}: the memory of the optimizer {known!r} is not known",
             why="the memory depends on its states per parameter",
             fix="compare the files without --model, or name one of " + ", ".join(sorted(OPTIMIZERS)),
         )
@@ -184,11 +183,11 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
         )
         plan = filled.plan(config, model, cluster)
     except ConfigFileError as error:
-        what = phrase("{name}: {what}", name=name, what=error.what)
+        what = f"{name}: {error.what}"
         raise ConfigFileError(what, why=error.why, fix=error.fix) from error
     obstacle = unsupported(model, workload, plan, cluster)
     if obstacle is not None:
-        what = phrase("{name} cannot run: {obstacle}", name=name, obstacle=obstacle)
+        what = f"{name} cannot run: {obstacle}"
         raise WorkloadError(what, fix="compare it without --model")
     return Side(
         name=name,
@@ -211,7 +210,7 @@ def _rung_side(rung: Rung | PlainPyTorch, context: ComparisonContext, facts: Dee
     candidates, obstacle = candidates_of(rung, question)
     candidate = best_of_rung(candidates, LEAST[question.risk])
     if candidate is None:
-        what = phrase("{rung} cannot run here: {obstacle}", rung=rung, obstacle=obstacle)
+        what = f"{rung} cannot run here: {obstacle}"
         raise WorkloadError(what, fix="compare another strategy")
     is_deepspeed = candidate.plan.sharding == "zero"
     config = ds_config(candidate.plan, model, workload, cluster, flavor=workload.framework) if is_deepspeed else {}

@@ -10,7 +10,6 @@ from typing import Any, get_args, get_type_hints
 from ...ds_configs.config_keys import CONFIG_KEYS, meaning
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.phrase import listed, phrase
 from ...estimators.plan import Plan, stages_of
 from ...estimators.time.step_time import estimate_plan
 from ...estimators.unsupported import unsupported
@@ -95,18 +94,14 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
     if not places:
         near = _nearest(name, facts)
         fix = f"did you mean {near}?" if near else "name a key of the configuration, such as overlap_comm"
-        raise ConfigFileError(
-            phrase("DeepSpeed {version} has no key {name!r}", version=facts.version, name=name[:60]), fix=fix
-        )
+        raise ConfigFileError(f"DeepSpeed {facts.version} has no key {name[:60]!r}", fix=fix)
     if len(places) > 1:
         paths = ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
-        raise ConfigFileError(
-            f"{len(places)} blocks have a key {name!r}", fix=phrase("pass its path: {paths}", paths=paths)
-        )
+        raise ConfigFileError(f"{len(places)} blocks have a key {name!r}", fix=f"pass its path: {paths}")
     (path,) = places
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
     if field is not None and field.moves and field.successor:
-        acts: list[str] = [phrase("It is deprecated: write {other} instead.", other=field.successor)]
+        acts: list[str] = [f"It is deprecated: write {field.successor} instead."]
     else:
         acts = list(_acts(path, answer))
     plan, costs, no_cost = _costs(path, answer)
@@ -120,7 +115,7 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
         path=path,
         meaning=described(path),
         description=field.description if field is not None and meaning(path) else "",
-        type=phrase("a block") if block is not None else wanted(field.type) if field is not None else "",
+        type="a block" if block is not None else wanted(field.type) if field is not None else "",
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
         stages=known.stages if known is not None else stages_of(path),
@@ -137,32 +132,27 @@ def _default(path: str, facts: DeepSpeedFacts) -> str:
         stage: ConfigSettings({"zero_optimization": {"stage": stage}}, facts).default(path).value for stage in range(4)
     }
     usual = by_stage[1]
-    others = [
-        phrase("{value} at stage {stage}", value=shown(value), stage=stage)
-        for stage, value in by_stage.items()
-        if stage and value != usual
-    ]
-    return listed([shown(usual), *others]) if usual is not None or others else ""
+    others = [f"{shown(value)} at stage {stage}" for stage, value in by_stage.items() if stage and value != usual]
+    return ", ".join([shown(usual), *others]) if usual is not None or others else ""
 
 
 def _acts(path: str, answer: Recommendation | None) -> Iterator[str]:
     known = CONFIG_KEYS.get(path)
     if path.startswith("aio.") or (known is not None and known.nvme_only):
-        yield phrase("It takes effect only with offload to NVMe.")
+        yield "It takes effect only with offload to NVMe."
     if known is None or not known.filled:
         return
     if known.argument:
-        yield phrase(
-            '"auto": the Trainer fills in {argument} of TrainingArguments; another value must be equal to it.',
-            argument=known.argument,
+        yield (
+            f'"auto": the Trainer fills in {known.argument} of TrainingArguments; another value must be equal to it.'
         )
     elif known.filled_from_hidden_size is not None and answer is not None:
         value = known.filled_from_hidden_size(answer.question.model.hidden_size)
-        yield phrase('"auto": the Trainer fills in {value}, computed from the hidden size.', value=f"{value:,}")
+        yield f'"auto": the Trainer fills in {value:,}, computed from the hidden size.'
     elif known.filled_from_hidden_size is not None:
-        yield phrase('"auto": the Trainer computes it from the hidden size.')
+        yield '"auto": the Trainer computes it from the hidden size.'
     else:
-        yield phrase('"auto": the Trainer fills it in from TrainingArguments.')
+        yield '"auto": the Trainer fills it in from TrainingArguments.'
 
 
 def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost, ...], str]:
@@ -172,16 +162,16 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
     known, question = CONFIG_KEYS.get(path), answer.question
     chosen = answer.shown
     if chosen is None:
-        return "", (), phrase("no plan can be predicted for this question")
+        return "", (), "no plan can be predicted for this question"
     plan = chosen.plan
     size = plan.micro_batch_size
-    title = phrase("{model}, {rung}, micro batch {size}", model=question.model.name, rung=plan.rung, size=size)
+    title = f"{question.model.name}, {plan.rung}, micro batch {size}"
     if known is None or not known.field:
-        return title, (), phrase("the predictions do not depend on it")
+        return title, (), "the predictions do not depend on it"
     if plan.zero_stage not in known.stages:
-        return title, (), phrase("it has no effect at stage {stage}", stage=plan.zero_stage)
+        return title, (), f"it has no effect at stage {plan.zero_stage}"
     if known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param):
-        return title, (), phrase("this plan uses no NVMe")
+        return title, (), "this plan uses no NVMe"
     costs, own = [], getattr(plan, known.field)
     model, workload, cluster = question.model, question.workload, question.cluster
     for value in _alternatives(known.field, own, known.lowest):
@@ -189,7 +179,7 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
         if value == own or not unsupported(model, workload, other, cluster):
             found = estimate_plan(model, workload, cluster, other)
             costs.append(from_attributes(KeyCost, found.memory, found.time, value=value, is_the_plans=other == plan))
-    return title, tuple(costs), "" if len(costs) > 1 else phrase("no other value can be predicted with this plan")
+    return title, tuple(costs), "" if len(costs) > 1 else "no other value can be predicted with this plan"
 
 
 def _alternatives(field: str, value: Any, lowest: int) -> list[Any]:

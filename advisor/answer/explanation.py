@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
 from ...estimators.json_form import from_attributes
-from ...estimators.phrase import named, phrase
 from ...estimators.plan import RUNGS, PlainPyTorch, PlanSettings, Rung
 from ..search.candidate import Candidate, Verdict
-from ..text.language import translate
 from .recommendation import Recommendation
 
 _TOKEN = re.compile(r"[A-Za-z_][\w-]*'*|\d[\w.]*(?:e[+-]?\d+)?|\S")
@@ -24,8 +22,7 @@ _HEAD = re.compile(r" \(|[,;:] | as stage | in the training | at this | on one G
 def in_words(term: MemoryTerm | TimeTerm) -> str:
     """Return `bytes per weight x samples per micro batch x vocabulary size`. Text after a colon is already in words."""
     formula, colon, remark = term.formula.partition(": ")
-    words = _written(formula, term.symbols, lambda symbol: translate(named(head(term.symbols[symbol]))))
-    return (translate(named(words)) if words == formula else words) + colon + translate(named(remark))
+    return _written(formula, term.symbols, lambda symbol: head(term.symbols[symbol])) + colon + remark
 
 
 def with_numbers(term: MemoryTerm | TimeTerm) -> str:
@@ -207,11 +204,9 @@ def explain(answer: Recommendation, *, rung: str | None = None) -> Explanation:
         return explain_plan(answer.shown)
     step = next((step for step in answer.ladder if step.rung == rung), None)
     if step is None:
-        raise WorkloadError(
-            phrase("unknown strategy {rung!r}", rung=rung), fix=phrase("pass one of {names}", names=", ".join(RUNGS))
-        )
+        raise WorkloadError(f"unknown strategy {rung!r}", fix=f"pass one of {', '.join(RUNGS)}")
     if step.candidate is None:
-        raise WorkloadError(phrase("{rung} cannot run here", rung=rung), why=step.reason, fix="pass another --rung")
+        raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung")
     return explain_plan(step.candidate)
 
 

@@ -12,7 +12,6 @@ from ...ds_configs.read import optimizer_in
 from ...estimators.errors import DsAdviseError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.phrase import Phrase, phrase
 from ...estimators.workload import Framework
 from ...validate.lint import LintReport, lint, load_facts
 from ...validate.lint.config_file import correct, read_config_file
@@ -66,7 +65,7 @@ class LintAnswer:
     path: Path
     report: LintReport
     """Report on the file; after a correction, on the corrected file."""
-    basis: Phrase | None
+    basis: str | None
     """The training for which memory and speed are predicted; None if they are not predicted."""
     correction_wanted: bool
     old_text: str
@@ -93,13 +92,10 @@ def lint_file(path: Path, *, fix: bool = False, **settings: Any) -> LintAnswer:
     workload, batch = known["workload"], known.get("batch")
     basis = None
     if workload is not None and batch is not None:
-        basis = phrase(
-            "{method}, sequence {length}, {loss} loss, checkpointing {choice} (--method, --seq-len, --loss, "
-            "--gradient-checkpointing)",
-            method=method_title(workload),
-            length=workload.seq_len,
-            loss=workload.loss,
-            choice=phrase("on") if batch.gradient_checkpointing else phrase("off"),
+        basis = (
+            f"{method_title(workload)}, sequence {workload.seq_len}, {workload.loss} loss, checkpointing "
+            f"{'on' if batch.gradient_checkpointing else 'off'} (--method, --seq-len, --loss, "
+            "--gradient-checkpointing)"
         )
     unchecked = known["model"] is not None and known["workload"] is None
     return LintAnswer(

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.rollout_time import ROLLOUT_TERMS, SCORING_TERMS, Engine, engine_of
 from ..question.question import Question
@@ -17,10 +16,10 @@ from ..text.units import gib, percent, rate, seconds
 
 StepPhase = Literal["rollout", "scoring", "training"]
 
-_TITLES: Mapping[StepPhase, Phrase] = {
-    "rollout": phrase("rollout"),
-    "scoring": phrase("scoring"),
-    "training": phrase("training"),
+_TITLES: Mapping[StepPhase, str] = {
+    "rollout": "rollout",
+    "scoring": "scoring",
+    "training": "training",
 }
 
 _OF_MEMORY: Mapping[str, StepPhase] = {
@@ -74,7 +73,7 @@ def phases_of(candidate: Candidate) -> tuple[PhaseFigures, ...]:
     )
 
 
-def phase_sentences(question: Question, candidate: Candidate) -> Iterator[Phrase]:
+def phase_sentences(question: Question, candidate: Candidate) -> Iterator[str]:
     """Yield one line per phase."""
     workload, plan = question.workload, candidate.plan
     rollouts = workload.rollouts
@@ -82,34 +81,25 @@ def phase_sentences(question: Question, candidate: Candidate) -> Iterator[Phrase
         return
     per_gpu = plan.micro_batch_size * rollouts.micro_batches(plan.gradient_accumulation_steps)
     engine = engine_of(question.model, workload, question.cluster, per_gpu)
-    scored = [phrase("the policy's log-probabilities")] * rollouts.policy_passes(plan.gradient_accumulation_steps)
+    scored = ["the policy's log-probabilities"] * rollouts.policy_passes(plan.gradient_accumulation_steps)
     if rollouts.beta > 0:
         full = workload.method == "full"
-        scored.append(phrase("the reference model's") if full else phrase("log-probabilities without adapters"))
+        scored.append("the reference model's" if full else "log-probabilities without adapters")
     if rollouts.reward_model is not None:
-        scored.append(phrase("rewards by {model}", model=rollouts.reward_model.name))
+        scored.append(f"rewards by {rollouts.reward_model.name}")
     what = {
         "rollout": _generating(question, rollouts, engine, per_gpu),
-        "scoring": listed(scored) if scored else "",
-        "training": phrase(
-            "{steps} micro batches of {size} completions",
-            steps=plan.gradient_accumulation_steps,
-            size=plan.micro_batch_size,
-        ),
+        "scoring": ", ".join(scored) if scored else "",
+        "training": f"{plan.gradient_accumulation_steps} micro batches of {plan.micro_batch_size} completions",
     }
     for phase in phases_of(candidate):
-        yield phrase(
-            "{phase}: {time} ({share}), {need} GiB per {device}; {what}",
-            phase=_TITLES[phase.name],
-            time=seconds(phase.seconds),
-            share=percent(phase.seconds / candidate.time.step_s),
-            need=gib(phase.device_bytes_per_gpu),
-            device=device_label(question.cluster),
-            what=what[phase.name],
+        yield (
+            f"{_TITLES[phase.name]}: {seconds(phase.seconds)} ({percent(phase.seconds / candidate.time.step_s)}), "
+            f"{gib(phase.device_bytes_per_gpu)} GiB per {device_label(question.cluster)}; {what[phase.name]}"
         )
 
 
-def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu: int) -> Phrase:
+def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu: int) -> str:
     speed = rate(
         engine.engines
         * engine.sequences
@@ -119,48 +109,43 @@ def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu:
     at_once = round(engine.sequences)
     total = per_gpu * question.cluster.world_size
     if rollouts.rollout == "generate":
-        return phrase(
-            "generate, {count} completions per GPU at once, {speed} tokens/s in total", count=at_once, speed=speed
-        )
-    return phrase(
-        "{engines} vLLM engines, {count} of {total} completions at a time, {speed} tokens/s in total",
-        engines=engine.engines,
-        count=min(at_once * engine.engines, total),
-        total=total,
-        speed=speed,
+        return f"generate, {at_once} completions per GPU at once, {speed} tokens/s in total"
+    return (
+        f"{engine.engines} vLLM engines, {min(at_once * engine.engines, total)} of {total} completions at a time, "
+        f"{speed} tokens/s in total"
     )
 
 
-def rollout_title(question: Question) -> Phrase:
+def rollout_title(question: Question) -> str:
     """Return the generator, such as `a vLLM server on 2 of 8 GPUs`."""
     rollouts, training = question.workload.rollouts, question.cluster.world_size
     assert rollouts is not None
     if rollouts.rollout == "generate":
-        return phrase("transformers' generate")
+        return "transformers' generate"
     if rollouts.rollout == "vllm-server":
         gpus = rollouts.server_gpus
-        return phrase("a vLLM server on {gpus} of {all} GPUs", gpus=gpus, all=training + gpus)
+        return f"a vLLM server on {gpus} of {training + gpus} GPUs"
     if rollouts.vllm_enable_sleep_mode:
-        return phrase("colocated vLLM, asleep during training")
-    return phrase("colocated vLLM without sleep")
+        return "colocated vLLM, asleep during training"
+    return "colocated vLLM without sleep"
 
 
-def split_sentences(question: Question, others: tuple[RolloutOutcome, ...]) -> tuple[Phrase, ...]:
+def split_sentences(question: Question, others: tuple[RolloutOutcome, ...]) -> tuple[str, ...]:
     """Return sentences on the generator, its number of GPUs, and the speed of the alternatives."""
     rollouts, training = question.workload.rollouts, question.cluster.world_size
     if rollouts is None:
         return ()
     gpus = rollouts.server_gpus
     text = (
-        phrase("{training} GPUs train, {gpus} generate (vLLM server).", training=training, gpus=gpus)
+        f"{training} GPUs train, {gpus} generate (vLLM server)."
         if gpus
-        else phrase("All {gpus} GPUs train and generate: {what}.", gpus=training, what=rollout_title(question))
+        else f"All {training} GPUs train and generate: {rollout_title(question)}."
     )
     slower = [
-        phrase("{what} {speed}", what=rollout_title(other.question), speed=rate(other.tokens_per_s))
+        f"{rollout_title(other.question)} {rate(other.tokens_per_s)}"
         for other in sorted(others, key=lambda other: -other.tokens_per_s)
         if other.best is not None
     ]
     if not slower:
         return (text,)
-    return (text, phrase("Alternatives: {choices} tokens/s.", choices=listed(slower)))
+    return (text, f"Alternatives: {', '.join(slower)} tokens/s.")

@@ -8,7 +8,6 @@ from itertools import takewhile
 from math import sqrt
 
 from ...estimators.estimate import TimeEstimate
-from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.plan import RUNGS, Plan
 from ...estimators.time.step_time import ratio_spread
 from ..question.question import MAX_TOKENS_PER_STEP, Question
@@ -42,33 +41,20 @@ def reasons(
 def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     others = taken_others(ladder, chosen)
     if not others:
-        return phrase("No other strategy fits.")
+        return "No other strategy fits."
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
     ratio = rival.tokens_per_s / chosen.tokens_per_s
     if costly_features(rival.plan) > costly_features(chosen.plan) and ratio > 1 + SAME_SPEED:
         offloads = rival.plan.offloads and not chosen.plan.offloads
-        gain = phrase(
-            "{rung} might gain {share}, which is within the error of the prediction",
-            rung=rival.rung,
-            share=percent(ratio - 1),
-        )
+        gain = f"{rival.rung} might gain {percent(ratio - 1)}, which is within the error of the prediction"
         if not offloads:
-            return phrase("{words}.", words=gain)
+            return f"{gain}."
         need = gib(rival.memory.host_bytes_per_node)
-        return phrase("{gain}, and takes {need} GiB of host RAM.", gain=gain, need=need)
+        return f"{gain}, and takes {need} GiB of host RAM."
     if ratio >= 1 - SAME_SPEED and RUNGS.index(rival.rung) < RUNGS.index(chosen.rung):
-        return phrase(
-            "{rung} is equally fast, but leaves less than {share} of a resource free.",
-            rung=rival.rung,
-            share=percent(1 - COMFORTABLE),
-        )
+        return f"{rival.rung} is equally fast, but leaves less than {percent(1 - COMFORTABLE)} of a resource free."
     if ratio >= 1 - SAME_SPEED:
-        return phrase(
-            "{rung} is equally fast within {share}; {chosen} is simpler.",
-            rung=rival.rung,
-            share=percent(SAME_SPEED),
-            chosen=chosen.rung,
-        )
+        return f"{rival.rung} is equally fast within {percent(SAME_SPEED)}; {chosen.rung} is simpler."
     slow, fast = rival.time, chosen.time
     extra = max(
         slow.components,
@@ -76,58 +62,43 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
             slow.components[name] / slow.tokens_per_step - fast.components.get(name, 0.0) / fast.tokens_per_step
         ),
     )
-    return phrase(
-        "The next best plan, {rung}, runs at {share} of this speed; the difference is mostly {component}.",
-        rung=rival.rung,
-        share=percent(ratio),
-        component=component_title(extra),
+    return (
+        f"The next best plan, {rival.rung}, runs at {percent(ratio)} of this speed; the difference is mostly "
+        f"{component_title(extra)}."
     )
 
 
-def _obstacle(candidate: Candidate, device: Phrase) -> str:
+def _obstacle(candidate: Candidate, device: str) -> str:
     memory, rung, fit = candidate.memory, candidate.rung, candidate.fit
     if fit.reason in (RAN_OUT, FAILED):
-        return phrase("{rung} {failed} when it was probed on this machine.", rung=rung, failed=fit.reason)
+        return f"{rung} {fit.reason} when it was probed on this machine."
     if fit.reason == NEEDS_MORE:
-        return phrase("{rung} needs more than a plan that ran out of memory on this machine.", rung=rung)
+        return f"{rung} needs more than a plan that ran out of memory on this machine."
     if fit.limit == "host":
         need = gib(memory.host_bytes_per_node)
-        return phrase("{rung} needs {need} GiB of host RAM per node.", rung=rung, need=need)
+        return f"{rung} needs {need} GiB of host RAM per node."
     if fit.limit != "gpu":
-        return phrase("{rung} needs {need} GiB of NVMe per node.", rung=rung, need=gib(memory.nvme_bytes_per_node))
+        return f"{rung} needs {gib(memory.nvme_bytes_per_node)} GiB of NVMe per node."
     need = gib(memory.device_bytes_per_gpu)
     if fit.probability >= LIKELY:
-        return phrase(
-            "{rung} needs {need} GiB per {device}: it fits with a probability of {chance}.",
-            rung=rung,
-            need=need,
-            device=device,
-            chance=chance(fit.probability),
-        )
+        return f"{rung} needs {need} GiB per {device}: it fits with a probability of {chance(fit.probability)}."
     name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
-    return phrase(
-        "{rung} needs at least {need} GiB per {device}, {part} of it for {component}.",
-        rung=rung,
-        need=need,
-        device=device,
-        part=gib(size_bytes),
-        component=component_title(name),
-    )
+    return f"{rung} needs at least {need} GiB per {device}, {gib(size_bytes)} of it for {component_title(name)}."
 
 
-_FEATURES: Mapping[Phrase, Callable[[Plan], bool]] = {
-    phrase("Sample sharing (Ulysses)"): lambda plan: plan.sequence_parallel_size > 1,
-    phrase("Layer splitting (AutoTP)"): lambda plan: plan.autotp_size > 1,
-    phrase("Expert parallelism (AutoEP)"): lambda plan: plan.autoep_size > 1,
-    phrase("A second copy of the weights in every node (hpZ)"): lambda plan: plan.zero_hpz_partition_size > 1,
-    phrase("Quantization of collectives (ZeRO++)"): lambda plan: plan.quantizes_collectives,
-    phrase("Storage of layer inputs in host RAM"): lambda plan: plan.cpu_checkpointing,
-    phrase("Part of the optimizer on the GPU (offload_optimizer.ratio)"): lambda plan: plan.offload_optimizer_ratio < 1,
+_FEATURES: Mapping[str, Callable[[Plan], bool]] = {
+    "Sample sharing (Ulysses)": lambda plan: plan.sequence_parallel_size > 1,
+    "Layer splitting (AutoTP)": lambda plan: plan.autotp_size > 1,
+    "Expert parallelism (AutoEP)": lambda plan: plan.autoep_size > 1,
+    "A second copy of the weights in every node (hpZ)": lambda plan: plan.zero_hpz_partition_size > 1,
+    "Quantization of collectives (ZeRO++)": lambda plan: plan.quantizes_collectives,
+    "Storage of layer inputs in host RAM": lambda plan: plan.cpu_checkpointing,
+    "Part of the optimizer on the GPU (offload_optimizer.ratio)": lambda plan: plan.offload_optimizer_ratio < 1,
 }
 """Features of plans, each compared with the plans without it."""
 
 
-def _features(chosen: Candidate, candidates: Sequence[Candidate], device: Phrase, least: float) -> Iterator[Phrase]:
+def _features(chosen: Candidate, candidates: Sequence[Candidate], device: str, least: float) -> Iterator[str]:
     """Yield what each feature of the chosen plan gains over the fastest plan without it, or that no such plan fits."""
     for feature, has in _FEATURES.items():
         others = [each for each in candidates if not has(each.plan)]
@@ -137,23 +108,13 @@ def _features(chosen: Candidate, candidates: Sequence[Candidate], device: Phrase
         if fitting:
             best = max(fitting, key=lambda each: each.tokens_per_s)
             share = percent(best.tokens_per_s / chosen.tokens_per_s)
-            yield phrase(
-                "{feature}: without it, the fastest plan that fits, {rung}, runs at {share} of this speed.",
-                feature=feature,
-                rung=best.rung,
-                share=share,
-            )
+            yield f"{feature}: without it, the fastest plan that fits, {best.rung}, runs at {share} of this speed."
         else:
             need = gib(min(candidate.device_bytes for candidate in others))
-            yield phrase(
-                "{feature}: without it, every plan needs at least {need} GiB per {device}.",
-                feature=feature,
-                need=need,
-                device=device,
-            )
+            yield f"{feature}: without it, every plan needs at least {need} GiB per {device}."
 
 
-def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: Phrase, least: float) -> str:
+def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: str, least: float) -> str:
     plan = chosen.plan
     others = [each for each in of_rung if each.plan.gradient_checkpointing != plan.gradient_checkpointing]
     fitting = [each for each in others if each.fit.probability >= least]
@@ -163,25 +124,21 @@ def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: Phra
         smallest = min(others, key=lambda candidate: candidate.device_bytes)
         if not plan.gradient_checkpointing or smallest.fit.limit != "gpu":
             return ""
-        return phrase(
-            "Without gradient checkpointing it would need {need} GiB per {device} at micro batch {size}.",
-            need=gib(smallest.device_bytes),
-            device=device,
-            size=smallest.plan.micro_batch_size,
+        return (
+            f"Without gradient checkpointing it would need {gib(smallest.device_bytes)} GiB per {device} at micro "
+            f"batch {smallest.plan.micro_batch_size}."
         )
     rival = max(fitting, key=lambda candidate: candidate.tokens_per_s)
     ratio = chosen.tokens_per_s / rival.tokens_per_s
     if ratio <= 1 + SAME_SPEED:
         return ""
     if not plan.gradient_checkpointing:
-        return phrase(
-            "Without gradient checkpointing it is {ratio} as fast: nothing is computed twice.", ratio=times(ratio)
-        )
-    gain = phrase("Gradient checkpointing makes it {ratio} as fast", ratio=times(ratio))
+        return f"Without gradient checkpointing it is {times(ratio)} as fast: nothing is computed twice."
+    gain = f"Gradient checkpointing makes it {times(ratio)} as fast"
     size, other = plan.micro_batch_size, rival.plan.micro_batch_size
     if size == other:
-        return phrase("{words}.", words=gain)
-    return phrase("{gain}: there is room for micro batch {size} instead of {other}.", gain=gain, size=size, other=other)
+        return f"{gain}."
+    return f"{gain}: there is room for micro batch {size} instead of {other}."
 
 
 def _micro_batch(question: Question, chosen: Candidate, of_rung: Sequence[Candidate]) -> str:
@@ -203,34 +160,29 @@ def _micro_batch(question: Question, chosen: Candidate, of_rung: Sequence[Candid
         next_step_tokens = 2 * chosen.time.tokens_per_step
         if question.workload.global_batch_size is not None or next_step_tokens <= MAX_TOKENS_PER_STEP:
             return ""
-        return phrase(
-            "A larger micro batch was not tried: it has more than {count} tokens per step (--micro-batch or "
-            "--global-batch sets it).",
-            count=count(MAX_TOKENS_PER_STEP),
+        return (
+            f"A larger micro batch was not tried: it has more than {count(MAX_TOKENS_PER_STEP)} tokens per step "
+            "(--micro-batch or --global-batch sets it)."
         )
     following = min(larger, key=lambda candidate: candidate.plan.micro_batch_size)
     if following.fit.probability >= LEAST[question.risk]:
-        return phrase("A larger micro batch gains less than {share}.", share=percent(SAME_SPEED))
+        return f"A larger micro batch gains less than {percent(SAME_SPEED)}."
     if following.fit.limit != "gpu":
         return ""
-    need = phrase(
-        "Micro batch {size} would need {need} GiB per {device}",
-        size=following.plan.micro_batch_size,
-        need=gib(following.device_bytes),
-        device=device_label(cluster),
+    need = (
+        f"Micro batch {following.plan.micro_batch_size} would need {gib(following.device_bytes)} GiB per "
+        f"{device_label(cluster)}"
     )
     if following.device_bytes > cluster.gpu.memory_bytes:
-        return phrase("{words}.", words=need)
-    return phrase(
-        "{needs}, which fits with a probability of {chance}.", needs=need, chance=chance(following.fit.probability)
-    )
+        return f"{need}."
+    return f"{need}, which fits with a probability of {chance(following.fit.probability)}."
 
 
 _LARGEST_REST = 0.3
 """Largest share of a step that may be summarized as `other`."""
 
 
-def time_shares(time: TimeEstimate, least: float) -> Phrase:
+def time_shares(time: TimeEstimate, least: float) -> str:
     """Return `matrix products 70 %, attention 25 %, other 5 %`: the step's terms, largest first. Terms below the share
     `least` count as `other`, while `other` is at most `_LARGEST_REST`."""
     shares = sorted(((taken / time.step_s, name) for name, taken in time.components.items() if taken > 0), reverse=True)
@@ -240,22 +192,22 @@ def time_shares(time: TimeEstimate, least: float) -> Phrase:
             break
         shown.append((component_title(name), share))
         rest -= share
-    shown.append((phrase("other"), max(0.0, rest)))
+    shown.append(("other", max(0.0, rest)))
     percents = whole_percents([share for _, share in shown])
     parts = zip(shown, percents, strict=True)
-    return listed([phrase("{part} {share} %", part=name, share=whole) for (name, _), whole in parts if whole])
+    return ", ".join([f"{name} {whole} %" for (name, _), whole in parts if whole])
 
 
-ROUNDED = phrase(
-    "Master weights in bf16 have 8 significant bits, so an update below 1/512 of a weight is rounded away: compare the "
-    "loss with that of --optimizer-dtype fp32 before a long training."
+ROUNDED = (
+    "Master weights in bf16 have 8 significant bits, so an update below 1/512 of a weight is rounded away: compare "
+    "the loss with that of --optimizer-dtype fp32 before a long training."
 )
-SENT_IN_FEWER_BITS = phrase(
+SENT_IN_FEWER_BITS = (
     "Communicating weights in 8 bits and gradients in 4 changes the loss: compare it with a run without --zeropp "
     "before a long training. DeepSpeed's quantization kernels run on NVIDIA GPUs only; their memory and traffic are "
     "derived from its source code."
 )
-NEEDS_TRANSFORMERS = phrase(
+NEEDS_TRANSFORMERS = (
     "AutoEP needs transformers 5.0 to 5.22: DeepSpeed 0.19.8 cannot initialize it with later versions. transformers "
     "saves only the experts of rank 0: keep DeepSpeed's own checkpoints (engine.save_checkpoint). The step time "
     "assumes a balanced router and has not been compared with published runs."
@@ -291,7 +243,7 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     )
 
 
-def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator[Phrase]:
+def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator[str]:
     """Yield `zero3: predicted 2 % faster, within the error; the simpler plan is used.`, and `zero2 and ddp are close:
     25,600 to 30,400 tokens/s.`"""
     gains = {plan.rung: plan.tokens_per_s / chosen.tokens_per_s - 1 for plan in plans}
@@ -300,24 +252,18 @@ def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator
     if ahead:
         gain = percent(max(gains.values()))
         if len(ahead) > 1:
-            gain = phrase("up to {gain}", gain=gain)
+            gain = f"up to {gain}"
         names = _joined(ahead)
-        yield phrase(
-            "{rungs}: predicted {gain} faster, within the error; the simpler plan is used.", rungs=names, gain=gain
-        )
+        yield f"{names}: predicted {gain} faster, within the error; the simpler plan is used."
     if behind:
         speeds = sorted(plan.tokens_per_s for plan in behind)
         low, high = rate(speeds[0]), rate(speeds[-1])
-        speed = low if low == high else phrase("{low} to {high}", low=low, high=high)
+        speed = low if low == high else f"{low} to {high}"
         names = _joined([plan.rung for plan in behind])
-        yield (
-            phrase("{rung} is close: {speed} {unit}/s.", rung=names, speed=speed, unit=unit)
-            if len(behind) == 1
-            else phrase("{rungs} are close: {speed} {unit}/s.", rungs=names, speed=speed, unit=unit)
-        )
+        yield (f"{names} is close: {speed} {unit}/s." if len(behind) == 1 else f"{names} are close: {speed} {unit}/s.")
 
 
 def _joined(names: Sequence[str]) -> str:
     """Return `zero2`, `zero2 and zero3`, or `ddp, zero2 and zero3`."""
     *first, last = names
-    return phrase("{first} and {last}", first=", ".join(first), last=last) if first else last
+    return f"{', '.join(first)} and {last}" if first else last

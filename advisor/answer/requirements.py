@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
-from ...estimators.phrase import listed, phrase
 from ...estimators.workload import Framework
 from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import lint_file
@@ -62,9 +61,9 @@ def parse_limits(
     for name, value in (("min-tokens-per-second", min_tokens_per_second), ("max-cost", max_cost)):
         if value is not None and not 0 < value < float("inf"):
             raise WorkloadError(
-                phrase("--{name} is {value:g}", name=name, value=value),
+                f"--{name} is {value:g}",
                 why="it must be above 0",
-                fix=phrase("pass a valid --{name}", name=name),
+                fix=f"pass a valid --{name}",
             )
     limits: dict[RequirementName, float | None] = {
         "memory": parse_size("--max-memory", max_memory, least=10**6, most=10**15) if max_memory else None,
@@ -84,10 +83,10 @@ def check_file(
     name = shown_name(path)
     report = lint_file(path, gpus=gpus, framework=framework).report
     errors = [finding for finding in report.findings if finding.severity == "error"]
-    found = [phrase("{code} line {line}, {what}", code=each.code, line=each.line, what=each.what) for each in errors]
+    found = [f"{each.code} line {each.line}, {each.what}" for each in errors]
     warnings = report.count("warning")
-    clean = phrase("no errors, 1 warning") if warnings == 1 else phrase("no errors, {number} warnings", number=warnings)
-    detail = listed(found, "; ") if found else clean
+    clean = "no errors, 1 warning" if warnings == 1 else f"no errors, {warnings} warnings"
+    detail = "; ".join(found) if found else clean
     yield Requirement(file=name, name="lint", met=not errors, detail=detail, value=len(errors), limit=0)
     if context is None or errors:  # a refused configuration has no memory or speed
         return
@@ -96,21 +95,21 @@ def check_file(
     assert candidate is not None, "the context is known"
     fit, offered = candidate.fit, context.question.cluster.gpu.memory_bytes
     figures = {"verdict": fit.reason, "needed": gib(candidate.device_bytes), "offered": gib(offered)}
-    memory = phrase("{verdict}, {needed} of {offered} GiB per GPU", **figures)
+    memory = "{verdict}, {needed} of {offered} GiB per GPU".format(**figures)
     yield Requirement(
         file=name,
         name="fits",
         met=fit.probability >= LEAST["safe"],
-        detail=phrase("{first} ({second})", first=memory, second=side.filled) if side.filled else memory,
+        detail=f"{memory} ({side.filled})" if side.filled else memory,
         value=fit.probability,
         limit=LEAST["safe"],
     )
     for key, (value, text, write) in _figures(candidate, context.question).items():
         if key in limits:
-            bound, met = phrase("at most {limit} allowed", limit=write(limits[key])), value <= limits[key]
+            bound, met = f"at most {write(limits[key])} allowed", value <= limits[key]
             if key == "speed":
-                bound, met = phrase("at least {limit} required", limit=write(limits[key])), value >= limits[key]
-            detail = listed([text, bound])
+                bound, met = f"at least {write(limits[key])} required", value >= limits[key]
+            detail = ", ".join([text, bound])
             yield Requirement(file=name, name=key, met=met, detail=detail, value=value, limit=limits[key])
 
 
@@ -120,13 +119,13 @@ def _figures(
     """Return, for each limit, the figure to compare, its text, and the function that formats the limit."""
     needed, host, time = candidate.device_bytes, candidate.memory.host_bytes_per_node, candidate.time
     ends, duration, price = time.tokens_per_s_range, duration_of(question, candidate), question.price
-    speed: str = phrase("{speed} tokens/s", speed=rate(time.tokens_per_s))
+    speed: str = f"{rate(time.tokens_per_s)} tokens/s"
     if ends is not None:
-        interval = phrase("{low} to {high}", low=rough_rate(ends[0]), high=rough_rate(ends[1]))
-        speed = phrase("{first} ({second})", first=speed, second=interval)
+        interval = f"{rough_rate(ends[0])} to {rough_rate(ends[1])}"
+        speed = f"{speed} ({interval})"
     found: dict[RequirementName, tuple[float, str, Callable[[Any], str]]] = {
-        "memory": (needed, phrase("{size} GiB per GPU", size=gib(needed)), gib),
-        "ram": (host, phrase("{size} GiB per node", size=gib(host)), gib),
+        "memory": (needed, f"{gib(needed)} GiB per GPU", gib),
+        "ram": (host, f"{gib(host)} GiB per node", gib),
         "speed": (time.tokens_per_s, speed, rate),
     }
     if duration is not None:

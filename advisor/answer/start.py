@@ -29,7 +29,6 @@ from ...ds_configs.training_script import (
     trainer_lines,
 )
 from ...estimators.objectives import OBJECTIVES, loss_of
-from ...estimators.phrase import Phrase, named, phrase
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.workload import NEXT_TOKEN
 from ..search.candidate import Candidate
@@ -37,8 +36,8 @@ from ..text.labels import checkpointing_title
 from ..text.units import gib, times
 from .recommendation import Recommendation, try_first_path
 
-_SERVER = phrase("Start the generation server before the training:")
-_LAUNCHED_BY_DS_ADVISE = phrase("Or let ds-advise check, start and watch it:")
+_SERVER = "Start the generation server before the training:"
+_LAUNCHED_BY_DS_ADVISE = "Or let ds-advise check, start and watch it:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +76,16 @@ def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str,
     cluster = answer.question.cluster
     variables = " ".join(f"{name}={value}" for name, value in rank_variables(answer).items())
     if cluster.gpu.is_cpu:
-        why = phrase("Before the start (otherwise DeepSpeed looks for a GPU, and every rank uses all cores):")
+        why = "Before the start (otherwise DeepSpeed looks for a GPU, and every rank uses all cores):"
         return [(f"{variables} {threads_setting(cluster)}", why)]
     settings: list[tuple[str, str]] = []
     if variables:
-        why = phrase("Before the start (without it, fragmentation can take a quarter more memory):")
+        why = "Before the start (without it, fragmentation can take a quarter more memory):"
         if cluster.nodes > 1:
-            why = phrase("Before the start, on every node (without it, fragmentation can take a quarter more memory):")
+            why = "Before the start, on every node (without it, fragmentation can take a quarter more memory):"
         settings.append((variables, why))
     if chosen.plan.offload_optimizer != "none" and cluster.threads_per_rank is None:  # the user has not set the threads
-        why = phrase("For the optimizer on the host (torchrun and accelerate would give each rank one thread):")
+        why = "For the optimizer on the host (torchrun and accelerate would give each rank one thread):"
         settings.append((threads_setting(cluster), why))
     return settings
 
@@ -128,22 +127,18 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> It
             launch = _launch(answer, chosen, config_path)
             yield Block(text=_LAUNCHED_BY_DS_ADVISE, code=(launch,))
     for file in answer.job_files:
-        yield Block(text=phrase("Or with {file}:", file=file.path), code=file.start)
+        yield Block(text=f"Or with {file.path}:", code=file.start)
 
 
 def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -> Block:
     plan, safe = candidate.plan, answer.recommended
-    start = named(plan.rung)
+    start = plan.rung
     if safe is not None:
         ratio = times(candidate.tokens_per_s / safe.tokens_per_s)
-        start = phrase("{rung}, {ratio} as fast", rung=plan.rung, ratio=ratio)
-    text = phrase(
-        "Try first: {plan}, micro batch {size} x {steps}, {checkpointing}. If memory runs out, this command continues "
-        "with a plan that fits:",
-        plan=start,
-        size=plan.micro_batch_size,
-        steps=plan.gradient_accumulation_steps,
-        checkpointing=checkpointing_title(plan),
+        start = f"{plan.rung}, {ratio} as fast"
+    text = (
+        f"Try first: {start}, micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps}, "
+        f"{checkpointing_title(plan)}. If memory runs out, this command continues with a plan that fits:"
     )
     return Block(text=text, code=(_launch(answer, candidate, config_path),))
 
@@ -183,12 +178,12 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
         source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
         kind = arguments_class(workload)
         yield Block(
-            text=phrase("In the script, create {kind} before the model, with {arguments}.", kind=kind, arguments=source)
+            text=f"In the script, create {kind} before the model, with {source}."
             if plan.zero_stage == 3
-            else phrase("In the script, create {kind} with {arguments}.", kind=kind, arguments=source)
+            else f"In the script, create {kind} with {source}."
         )
         if lines := model_lines(question.model, workload, plan) + pageable_inputs(plan, workload):
-            yield Block(text=phrase("The script also needs:"), code=tuple(lines))
+            yield Block(text="The script also needs:", code=tuple(lines))
         yield from _after_trainer(answer, chosen)
     else:
         yield from _script_blocks(answer, chosen, config_path)
@@ -198,7 +193,7 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
     if server := server_commands(workload, question.cluster, question.model.name):
         yield Block(text=_SERVER, code=tuple(server))
     commands = next(iter(start_commands(answer, chosen, config_path).values()))
-    text = phrase("Start it (--details has all launchers and arguments):")
+    text = "Start it (--details has all launchers and arguments):"
     yield Block(text=text, code=(*exports, *commands))
 
 
@@ -213,64 +208,59 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
         yield Block(text=why, code=(f"export {setting}",))
     by_launcher = start_commands(answer, chosen, config_path)
     first, *others = by_launcher
-    yield Block(text=phrase("Start it with {launcher}:", launcher=first), code=tuple(by_launcher[first]))
+    yield Block(text=f"Start it with {first}:", code=tuple(by_launcher[first]))
     for launcher in others:
-        how = phrase("Or with {launcher}:", launcher=launcher)
+        how = f"Or with {launcher}:"
         if launcher == "srun":
-            how = phrase("Or with srun in a Slurm allocation (--emit slurm writes a job script):")
+            how = "Or with srun in a Slurm allocation (--emit slurm writes a job script):"
         elif cluster.nodes > 1:
-            how = phrase("Or with {launcher} on every node:", launcher=launcher)
+            how = f"Or with {launcher} on every node:"
         yield Block(text=how, code=tuple(by_launcher[launcher]))
     if "srun" in by_launcher:
         command = _launch(answer, chosen, config_path, " --slurm")
-        yield Block(text=phrase("Or let ds-advise check, start and watch it there:"), code=(command,))
+        yield Block(text="Or let ds-advise check, start and watch it there:", code=(command,))
 
 
 def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
     plan, question, workload = chosen.plan, answer.question, answer.question.workload
     cluster = question.cluster
     if lines := script_lines(question.model, workload, plan, cluster, config_path):
-        yield Block(text=phrase("In the training script:"), code=tuple(lines))
+        yield Block(text="In the training script:", code=tuple(lines))
         if workload.uses_trainer and plan.zero_stage == 3:
             kind = arguments_class(workload)
-            early = phrase("Create the {kind} before the model: it is then sharded while it loads.", kind=kind)
+            early = f"Create the {kind} before the model: it is then sharded while it loads."
             yield Block(text=early)
     if plan.cpu_checkpointing:
-        yield Block(text=phrase("offload needs a version of transformers that supports it, such as 5.23."))
+        yield Block(text="offload needs a version of transformers that supports it, such as 5.23.")
     yield from _after_trainer(answer, chosen)
 
 
 def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]:
     if lines := trainer_lines(answer.question.model, answer.question.workload, chosen.plan):
-        yield Block(text=phrase("After the Trainer is created, before trainer.train():"), code=tuple(lines))
+        yield Block(text="After the Trainer is created, before trainer.train():", code=tuple(lines))
     if chosen.plan.sequence_parallel_size > 1:
         # deepspeed `UlyssesSPDataLoaderAdapter`
         yield Block(
-            text=phrase(
-                "DeepSpeed's Ulysses data loader is empty in every second epoch: repeat the data instead. In the data "
-                "collator, pad the batch to a multiple of {ranks}, and add:",
-                ranks=chosen.plan.sequence_parallel_size,
+            text=(
+                "DeepSpeed's Ulysses data loader is empty in every second epoch: repeat the data instead. In the "
+                f"data collator, pad the batch to a multiple of {chosen.plan.sequence_parallel_size}, and add:"
             ),
             code=('batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])',),
         )
 
 
-def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) -> Phrase:
+def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) -> str:
     """Return the size of checkpoints, how many fit, and the effect of two arguments. The Trainer deletes the oldest
     checkpoint only after it has saved a new one (transformers 5.23 trainer.py `_save_checkpoint`)."""
     question, stage = answer.question, chosen.plan.zero_stage
     one = checkpoint_bytes(question.model, question.workload, stage)
-    text = phrase("A checkpoint takes {size} GiB, and the Trainer keeps all of them", size=gib(one))
+    text = f"A checkpoint takes {gib(one)} GiB, and the Trainer keeps all of them"
     if question.cluster.is_this_machine:
         free = free_bytes(Path(config_path).parent)
         room = {"count": free // one, "free": gib(free)}
-        text = phrase("{checkpoints}: {count} fit into the {free} GiB free here", checkpoints=text, **room)
-    text = phrase("{checkpoints}; save_total_limit=1 needs room for two", checkpoints=text)
+        text = "{checkpoints}: {count} fit into the {free} GiB free here".format(checkpoints=text, **room)
+    text = f"{text}; save_total_limit=1 needs room for two"
     if saves_model(plan_config(answer, chosen)):
         small = gib(checkpoint_bytes(question.model, question.workload, stage, only_model=True))
-        text = phrase(
-            "{checkpoints}; with save_only_model=True each takes {small} GiB, but training cannot resume from it",
-            checkpoints=text,
-            small=small,
-        )
-    return phrase("{words}.", words=text)
+        text = f"{text}; with save_only_model=True each takes {small} GiB, but training cannot resume from it"
+    return f"{text}."

@@ -1,5 +1,5 @@
 """The answer as sentences, rows and figures, shared by the terminal, Markdown, the HTML report and the page. Texts are
-English; a `Phrase` is translated when it is drawn (`text.language.translate`)."""
+English; a `str` is translated when it is drawn (`text.language.translate`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from ...estimators.estimate import MemoryEstimate
 from ...estimators.objectives import OBJECTIVES
-from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..question.question import Question
 from ..search.candidate import NEEDS_RAM, Candidate, chance, duration_of
@@ -29,11 +28,11 @@ _LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
 """Least share of a step's time that is named without `details`, and with `details`."""
 
 _COLUMNS = {
-    "rung": phrase("strategy"),
-    "batch": phrase("batch"),
-    "checkpointing": phrase("ckpt"),
-    "gpu_gib": phrase("GPU GiB"),
-    "ram_gib": phrase("RAM GiB"),
+    "rung": "strategy",
+    "batch": "batch",
+    "checkpointing": "ckpt",
+    "gpu_gib": "GPU GiB",
+    "ram_gib": "RAM GiB",
     "nvme_gib": "NVMe",
     "tokens_per_s": "tokens/s",
 }
@@ -100,7 +99,7 @@ class AnswerView:
         return self.answer.question
 
     @property
-    def _device(self) -> Phrase:
+    def _device(self) -> str:
         return device_label(self._question.cluster)
 
     @cached_property
@@ -144,21 +143,16 @@ class AnswerView:
         cluster, length, notes = self._question.cluster, self._question.model.fixed_len, list[str]()
         shown = [row.candidate for row in self.ladder if row.candidate]
         if length and length > 1:
-            notes.append(phrase("tokens/s: with {tokens} tokens per sample", tokens=length))
+            notes.append(f"tokens/s: with {length} tokens per sample")
         if any(candidate.plan.ranks_per_sample > 1 for candidate in shown):
-            notes.append(
-                phrase(
-                    "batch: micro batch / {device}s that share it x accumulation; RAM, NVMe: per node",
-                    device=self._device,
-                )
-            )
+            notes.append(f"batch: micro batch / {self._device}s that share it x accumulation; RAM, NVMe: per node")
         elif self.details:
-            notes.append(phrase("batch: micro batch x accumulation; ckpt: checkpointing; RAM, NVMe: per node"))
+            notes.append("batch: micro batch x accumulation; ckpt: checkpointing; RAM, NVMe: per node")
         if any(candidate.fit.reason == NEEDS_RAM for candidate in shown):
             most = gib(cluster.most_host_bytes_per_node)
-            notes.append(phrase("needs --ram: pass it if a host has more than {most} GiB", most=most))
+            notes.append(f"needs --ram: pass it if a host has more than {most} GiB")
         if any(candidate.fit.reason.endswith("%") for candidate in shown):
-            notes.append(phrase("%: the probability that it fits (--risk)"))
+            notes.append("%: the probability that it fits (--risk)")
         return tuple(notes)
 
     @cached_property
@@ -166,19 +160,16 @@ class AnswerView:
         plain, chosen = self.answer.pytorch_baseline, self.answer.recommended
         if plain is None:
             return ""
-        text = phrase("{plan} needs {need} GiB per GPU", plan=plan_title(plain.plan), need=gib(plain.device_bytes))
+        text = f"{plan_title(plain.plan)} needs {gib(plain.device_bytes)} GiB per GPU"
         if plain.fit.fits and chosen is not None:
             share = percent(plain.tokens_per_s / chosen.tokens_per_s)
-            text = phrase("{needs} and would run at {share} of the speed", needs=text, share=share)
+            text = f"{text} and would run at {share} of the speed"
         elif plain.fit.fits:
-            text = phrase("{needs} and fits", needs=text)
+            text = f"{text} and fits"
         if plain.plan.sharding == "fsdp2":
-            emits = phrase("{needs}. --emit accelerate writes its configuration, too.", needs=text)
-            return emits if plain.fit.fits else phrase("{words}.", words=text)
-        return phrase(
-            "{needs}. It has no fp32 master weights and is only a comparison: no configuration is written for it.",
-            needs=text,
-        )
+            emits = f"{text}. --emit accelerate writes its configuration, too."
+            return emits if plain.fit.fits else f"{text}."
+        return f"{text}. It has no fp32 master weights and is only a comparison: no configuration is written for it."
 
     # Memory and time.
 
@@ -195,8 +186,8 @@ class AnswerView:
             "moment": phase_title(shown.memory.peak.name),
         }
         if shown.measured_bytes is None:
-            return phrase("Memory of {rung}: {need} GiB per {device} (peak: {moment})", **fields)
-        return phrase("Predicted memory of {rung}: {need} GiB per {device} (peak: {moment})", **fields)
+            return "Memory of {rung}: {need} GiB per {device} (peak: {moment})".format(**fields)
+        return "Predicted memory of {rung}: {need} GiB per {device} (peak: {moment})".format(**fields)
 
     @property
     def memory_parts(self) -> Mapping[str, int]:
@@ -216,7 +207,7 @@ class AnswerView:
         if chosen is None:
             return ""
         shares = time_shares(chosen.time, least=_SMALL_SHARE if self.details else _LARGE_SHARE)
-        return phrase("Step time, {time}: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
+        return f"Step time, {seconds(chosen.time.step_s)}: {shares}."
 
     @cached_property
     def job(self) -> tuple[str, ...]:
@@ -239,14 +230,9 @@ class AnswerView:
         share = model_flops_utilization(model, workload, cluster, chosen.plan, chosen.time)
         if share is None:
             return ""
-        return phrase(
-            "{speed} tokens/s per {device} at full length are {share} of the data sheet's {peak} for {precision} "
-            "(MFU).",
-            speed=rate(chosen.tokens_per_s / cluster.world_size),
-            device=self._device,
-            share=percent(share),
-            peak=amount(peak, "flop/s"),
-            precision=workload.matmul_precision,
+        return (
+            f"{rate(chosen.tokens_per_s / cluster.world_size)} tokens/s per {self._device} at full length are "
+            f"{percent(share)} of the data sheet's {amount(peak, 'flop/s')} for {workload.matmul_precision} (MFU)."
         )
 
     # Evidence and next steps.
@@ -263,12 +249,12 @@ class AnswerView:
         if not answer.changes and answer.recommended is not None:
             return ""
         if not answer.changes and self._question.cluster.gpu.is_cpu:
-            return phrase("Other methods and a shorter sequence do not make it fit.")
+            return "Other methods and a shorter sequence do not make it fit."
         if not answer.changes:
-            return phrase("Other methods, a shorter sequence, and more or larger GPUs do not make it fit.")
-        title = phrase("What would change the answer") if answer.recommended else phrase("What would make it fit")
+            return "Other methods, a shorter sequence, and more or larger GPUs do not make it fit."
+        title = "What would change the answer" if answer.recommended else "What would make it fit"
         if answer.probe_series or answer.past_probes:
-            title = phrase("{title} (predicted, not corrected by probes)", title=title)
+            title = f"{title} (predicted, not corrected by probes)"
         return title
 
     @cached_property

@@ -16,7 +16,6 @@ from ...estimators.models.families import module_experts
 from ...estimators.models.lora import adapters, nameable_targets
 from ...estimators.objectives import LOSSES, offered_loss, reference_passes
 from ...estimators.optimizers import optimizer
-from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.collective_time import ring
 from ..question.cluster import parse_ram
 from ..question.question import Question
@@ -108,21 +107,21 @@ def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[As
         yield _larger_gpus(question)
 
 
-def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> Phrase:
+def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> str:
     speed, unit = rate(best.tokens_per_s), question.model.unit
-    text = phrase("{rung}, {speed} {unit}/s", rung=best.rung, speed=speed, unit=unit)
+    text = f"{best.rung}, {speed} {unit}/s"
     rounds = best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states)
     rounds |= best.plan.quantizes_collectives and (chosen is None or not chosen.plan.quantizes_collectives)
     if rounds:
-        text = phrase("{outcome}, less exact", outcome=text)
+        text = f"{text}, less exact"
     if chosen is None:
-        text = phrase("fits: {outcome}", outcome=text)
+        text = f"fits: {text}"
     else:
         ratio = best.tokens_per_s / chosen.tokens_per_s
-        text = phrase("{outcome} ({ratio} x)", outcome=text, ratio=f"{ratio:.{1 if ratio >= 1 else 2}f}")
+        text = f"{text} ({ratio:.{1 if ratio >= 1 else 2}f} x)"
     need = best.fit.assumed_host_bytes
     if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
-        text = phrase("{outcome}, needs {need} GiB of RAM", outcome=text, need=f"{whole_gib(need):,}")
+        text = f"{text}, needs {whole_gib(need):,} GiB of RAM"
     return text
 
 
@@ -231,16 +230,16 @@ def gpus_argument(cluster: Cluster) -> str:
     return counts + kind
 
 
-def _with_job(outcome: Phrase, question: Question, altered: Question, best: Candidate) -> Phrase:
+def _with_job(outcome: str, question: Question, altered: Question, best: Candidate) -> str:
     """Return the outcome with the job's duration, and with its cost if the price still applies to these machines."""
     duration, price = duration_of(altered, best), altered.price
     if duration is None or altered.workload.seq_len != question.workload.seq_len:
         return outcome
     was, now = question.cluster, altered.cluster
-    text = phrase("{outcome}, job {time}", outcome=outcome, time=hours(duration.duration_s))
+    text = f"{outcome}, job {hours(duration.duration_s)}"
     same_node = price is not None and (price.unit == "gpu" or was.gpus_per_node == now.gpus_per_node)
     if price is not None and same_node and was.gpu.name == now.gpu.name:
-        text = phrase("{outcome}, {cost}", outcome=text, cost=money(duration.cost(price), price.currency))
+        text = f"{text}, {money(duration.cost(price), price.currency)}"
     return text
 
 
@@ -290,7 +289,7 @@ def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
             asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
             best = fastest(asked)
         if best is None:
-            found[""] = Change(flags=f"--ram {size}", outcome=phrase("nothing fits"))
+            found[""] = Change(flags=f"--ram {size}", outcome="nothing fits")
             break
         best = of_any_loss(asked, best)
         drive = _storage_flags(cluster, _with_storage(cluster, best))

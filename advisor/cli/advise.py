@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from ...ds_configs.job import JobKind
-from ...estimators.phrase import phrase
 from ..question.options import OPTIONS
+from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from .options import (
     EMIT,
@@ -53,6 +53,7 @@ from .options import (
 @click.option("--probe", is_flag=True, help="Run the best candidates for a few steps on this machine.")
 @click.option("--budget", metavar="TIME", default="30m", help="Time limit of --probe: 90s, 5m, 1h.")
 @report_options("the memory of all plans; scaling.svg: memory and speed against length, batch, GPUs", own_force=True)
+@click.option("--lang", "language", type=click.Choice(["en", "zh"]), help="Language.  [default: from the locale]")
 @output_options
 def advise(
     model: str,
@@ -67,6 +68,7 @@ def advise(
     no_deepspeed_estimate: bool,
     html: Path | None,
     plot: Path | None,
+    language: Language | None,
     output: Output,
     **proofs: Any,
 ) -> int:
@@ -98,9 +100,7 @@ def advise(
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
     if destination != "-" and not Path(destination).name:
-        raise click.UsageError(
-            phrase("--output {folder} is a folder; name a file in it, or pass --no-write", folder=destination)
-        )
+        raise click.UsageError(f"--output {destination} is a folder; name a file in it, or pass --no-write")
     if markdown and (output.mode != "human" or destination == "-" or details or all_candidates):
         raise click.UsageError("--markdown prints a summary; leave --json, --quiet, -o -, --details and --all out")
     shows_estimate = output.mode == "json" or details or html is not None
@@ -128,4 +128,5 @@ def advise(
         details=details,
         markdown=markdown,
         emit=emit,
+        language=language or language_of_environment(),
     )

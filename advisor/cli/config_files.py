@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ import click
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
-from ...estimators.phrase import phrase
 from ..text.output import Output
 from .options import (
     ACCUMULATION,
@@ -91,7 +89,7 @@ def lint(
     answer = lint_file(Path(config_file), fix=fix, **question)
     if answer.unknown_optimizer:
         name = repr(answer.unknown_optimizer)
-        output.say(phrase("memory and speed are not checked: the optimizer {name} is unknown", name=name))
+        output.say(f"memory and speed are not checked: the optimizer {name} is unknown")
     output.show(lambda: lint_figures(answer), lambda console: render_answer(answer, console))
     return int(answer.report.count("error") > 0)
 
@@ -101,12 +99,12 @@ def _show_rules(code: str | None, output: Output) -> int:
     from ..render.lint import render_rule, render_rules
 
     if code is None:
-        output.print(partial(render_rules, RULES), output.console())
+        render_rules(RULES, output.console())
         return 0
     rule = next((rule for rule in RULES if rule.code == code.upper()), None)
     if rule is None:
-        raise click.UsageError(phrase("there is no rule {code!r}; --list shows them", code=code[:20]))
-    output.print(partial(render_rule, rule), output.console())
+        raise click.UsageError(f"there is no rule {code[:20]!r}; --list shows them")
+    render_rule(rule, output.console())
     return 0
 
 
@@ -173,12 +171,11 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
 
 def _render(result: CheckResult, console: Console) -> None:
     """Print one line per requirement at any terminal width, because logs of a pipeline are searched by line."""
-    from ..text.language import translate
     from ..text.units import printable
 
     for each in result.requirements:
         word = "ok  " if each.met else "FAIL"
-        line = printable(f"{word}  {each.file}: {each.name}: {translate(each.detail)}")
+        line = printable(f"{word}  {each.file}: {each.name}: {each.detail}")
         console.print(line, style="green" if each.met else "bold red", soft_wrap=True, markup=False)
 
 
@@ -217,7 +214,7 @@ def compare(
             ("--plot", plot is not None),
         ):
             if given:
-                raise click.UsageError(phrase("{option} needs --model", option=option))
+                raise click.UsageError(f"{option} needs --model")
     question["gradient_checkpointing"] = question["gradient_checkpointing"] or "on"  # the same on both sides
     context = None if model is None else comparison_context(model, gpus=gpus or "auto", say=output.say, **question)
     comparison = compare_sides(first, second, context)
@@ -287,9 +284,7 @@ def from_file(
     if no_write and destination is not None:
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
     if destination is not None and not destination.name:
-        raise click.UsageError(
-            phrase("--output {folder} is a folder; name a file in it, or pass --no-write", folder=destination)
-        )
+        raise click.UsageError(f"--output {destination} is a folder; name a file in it, or pass --no-write")
     answer, failure = import_file(file, destination=destination, **question), None
     if destination is not None and answer.files:
         try:

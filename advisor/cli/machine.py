@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ...estimators.errors import DsAdviseError
-from ...estimators.phrase import named, phrase
 from ..text.output import Output
 from .options import COUNT, DEBUG, FORCE, PATH, output_options, warn_ignored
 
@@ -68,7 +67,7 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
         device=device,
         ranks=ranks,
         nvme=nvme,
-        on_progress=lambda title: output.say(phrase("{title} ...", title=named(title))),
+        on_progress=lambda title: output.say(f"{title} ..."),
     )
     output.show(lambda: record, lambda console: render_bench(record, console))
     return 0
@@ -112,9 +111,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise DsAdviseError(
-            phrase("{text!r} is not the number of a record", text=text[:40]), fix="`ds-advise history` lists them"
-        )
+        raise DsAdviseError(f"{text[:40]!r} is not the number of a record", fix="`ds-advise history` lists them")
     return int(text)
 
 
@@ -148,7 +145,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     if not to_hf:
         warn_ignored("dtype", "without --to-hf")
     if not folder.is_dir():
-        raise click.UsageError(phrase("{folder} is not a folder", folder=folder))
+        raise click.UsageError(f"{folder} is not a folder")
     contents = contents_of(folder)
     found = read_checkpoint(folder)
     conversion = None

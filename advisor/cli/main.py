@@ -8,20 +8,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ... import __version__
 from ...estimators.errors import DsAdviseError
-from ...estimators.phrase import Phrase, listed, named, phrase
 from ...probes.gc_pause import gc_paused
-from ..text.language import Language, language_of_environment, translate, use_language
 from ..text.output import to_stderr
 from .options import complete_model, help_records
 
@@ -161,21 +158,21 @@ def run(args: list[str]) -> int:
                 traceback.print_exc()
             raise
     except DsAdviseError as error:
-        _report(args, error.what, error.why, error.fix)
+        _report(error.what, error.why, error.fix)
     except click.NoSuchOption as error:
-        what = phrase("no such option {option}", option=error.option_name)
+        what = f"no such option {error.option_name}"
         if error.possibilities:
-            what = phrase("{what}; did you mean {option}?", what=what, option=error.possibilities[0])
+            what = f"{what}; did you mean {error.possibilities[0]}?"
         command = error.ctx.command if error.ctx is not None else None
         if "--" not in args and any(
             parameter.type is click.UNPROCESSED for parameter in getattr(command, "params", ())
         ):
-            what = listed([what, phrase("write -- before the script and its arguments")], "; ")
-        _report(args, what, fix=_help_of(args))
+            what = f"{what}; write -- before the script and its arguments"
+        _report(what, fix=_help_of(args))
     except click.UsageError as error:
-        _report(args, _words_of(error), fix=_help_of(args))
+        _report(_words_of(error), fix=_help_of(args))
     except (click.Abort, KeyboardInterrupt):
-        _report(args, "interrupted")
+        _report("interrupted")
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):
         # The reader closed the pipe (`| head`), which Click and rich turn into a SystemExit.
@@ -184,34 +181,32 @@ def run(args: list[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None:  # an error of stdout, which has no file name
             _discard_output()
-            _report(args, "the answer cannot be written", error.strerror or str(error))
+            _report("the answer cannot be written", error.strerror or str(error))
             return UNANSWERED
         if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
             size = " (about 3 GB with CUDA, unless torch is there)" if extra == "engine" else ""
-            what, fix = phrase("this needs {name}", name=error.name), f'pip install "ds-advise[{extra}]"{size}'
-            _report(args, what, "it is not installed", fix)
+            what, fix = f"this needs {error.name}", f'pip install "ds-advise[{extra}]"{size}'
+            _report(what, "it is not installed", fix)
             return UNANSWERED
-        fault = phrase("this is an error of ds-advise itself ({error})", error=f"{type(error).__name__}: {error}")
-        _report(args, fault, fix="run it again with --debug and report the output")
+        fault = f"this is an error of ds-advise itself ({type(error).__name__}: {error})"
+        _report(fault, fix="run it again with --debug and report the output")
     return UNANSWERED
 
 
 def _help_of(args: Sequence[str]) -> str:
     """The help command that lists the options, of the command or of all."""
     command = next((f"{word} --help" for word in args[:1] if word in COMMANDS), "--help-all")
-    return phrase("see ds-advise {command}", command=command)
+    return f"see ds-advise {command}"
 
 
 def _words_of(error: click.UsageError) -> str:
-    """Click's message, or the text of an option's own error, which can be translated."""
+    """Click's message, or the text of an option's own error."""
     param = getattr(error, "param", None)
     hint = param.get_error_hint(error.ctx) if param is not None else ""
     if isinstance(error, click.MissingParameter) and param is not None and param.param_type_name == "argument":
-        return phrase("missing argument {name}", name=hint)
+        return f"missing argument {hint}"
     if isinstance(error, click.BadParameter) and hint and error.message:
-        return phrase("invalid value for {option}: {what}", option=hint, what=named(error.message))
-    if isinstance(error.message, Phrase):
-        return error.message
+        return f"invalid value for {hint}: {error.message}"
     message = error.format_message().rstrip(".")
     return message[:1].lower() + message[1:]
 
@@ -236,12 +231,9 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _report(args: Sequence[str], what: str, why: str = "", fix: str = "") -> None:
-    asked = re.search(r"--lang[= ](en|zh)\b", " ".join(args))
-    with use_language(cast(Language, asked[1]) if asked else language_of_environment()):
-        line = translate(named(what))
-        line = line if len(line) <= _LONGEST_TEXT else line[:_LONGEST_TEXT] + "..."
-        line = phrase("{place}: {what}", place=line, what=named(why)) if why else line
-        line = translate(listed([line, named(fix)], "; ") if fix else line)
+def _report(what: str, why: str = "", fix: str = "") -> None:
+    line = what if len(what) <= _LONGEST_TEXT else what[:_LONGEST_TEXT] + "..."
+    line = f"{line}: {why}" if why else line
+    line = f"{line}; {fix}" if fix else line
     with contextlib.suppress(OSError):  # stderr is full
         to_stderr(line)

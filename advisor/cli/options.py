@@ -11,9 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ...ds_configs.job import JOB_KINDS
-from ...estimators.phrase import phrase
 from ..question.options import GROUPS, OPTIONS, MethodOptions, Option, RolloutOptions, names_in, parse_count
-from ..text.language import Language, language_of_environment
 from ..text.output import Output, OutputMode, to_stderr
 
 Command = Callable[..., int]
@@ -41,7 +39,7 @@ class _Choice(click.Choice):  # type: ignore[type-arg,unused-ignore]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in self.choices:
-            self.fail(phrase("{value!r} is not one of {names}", value=value, names=", ".join(self.choices)), param, ctx)
+            self.fail("{value!r} is not one of {names}".format(value=value, names=", ".join(self.choices)), param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -205,7 +203,7 @@ def _job_kinds(_context: click.Context, _parameter: click.Parameter, values: Seq
     for kind in kinds:
         if kind not in JOB_KINDS:
             raise click.BadParameter(
-                phrase("{value!r} is not one of {names}", value=kind[:40], names=", ".join(JOB_KINDS))
+                "{value!r} is not one of {names}".format(value=kind[:40], names=", ".join(JOB_KINDS))
             )
     return kinds
 
@@ -247,21 +245,18 @@ def report_options(picture: str = "", *, own_force: bool = False) -> Decorator:
 
 
 def output_options(command: Command) -> Command:
-    """Decorator that gives a command --lang, --json, --quiet and --debug, and passes their `Output` as `output`."""
+    """Decorator that gives a command --json, --quiet and --debug, and passes their `Output` as `output`."""
 
     @functools.wraps(command)
-    def with_output(language: Language | None, as_json: bool, quiet: bool, **values: Any) -> int:
+    def with_output(as_json: bool, quiet: bool, **values: Any) -> int:
         if as_json and quiet:
             raise click.UsageError("--json and --quiet contradict each other; leave one out")
         mode: OutputMode = "json" if as_json else "quiet" if quiet else "human"
-        return command(output=Output(mode, language or language_of_environment()), **values)
+        return command(output=Output(mode), **values)
 
-    language = click.option(
-        "--lang", "language", type=click.Choice(["en", "zh"]), help="Language.  [default: from the locale]"
-    )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     quiet = click.option("--quiet", is_flag=True, help="Print nothing; the exit code is the answer.")
-    return _decorated(with_output, [language, as_json, quiet, DEBUG])
+    return _decorated(with_output, [as_json, quiet, DEBUG])
 
 
 def _decorated(command: Command, options: Sequence[Decorator]) -> Command:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.phrase import phrase
 from ..question.options import (
     OPTIONS,
     CpuOptions,
@@ -150,7 +149,7 @@ def dry_run(
             output.say(filled.words)
             micro, steps = filled.micro_batch_size, filled.gradient_accumulation_steps or 1
             subject = replace(subject, micro_batch_size=micro, gradient_accumulation_steps=steps)
-    with output.progress(phrase("dry run")) as on_progress:
+    with output.progress("dry run") as on_progress:
         answer = compared_dry_run(subject, on_progress=on_progress, **settings)
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
@@ -191,7 +190,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     subject = read_run(config_file, **run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None))
     _warn_of_set_keys(subject)
     if run["micro_batch"] is None and subject.config.get("train_micro_batch_size_per_gpu") == "auto":
-        output.say(phrase("micro batch 1, for `auto` in the file; --micro-batch sets another"))
+        output.say("micro batch 1, for `auto` in the file; --micro-batch sets another")
     answer = compared_probe(
         subject,
         device=machine["device"],
@@ -365,7 +364,7 @@ def train(
         return go_on({name: options[name] for name in given_by_user() & options.keys()}, folder, controls)
     for name in ("model", "data"):
         if not options[name]:
-            raise click.UsageError(phrase("--{name} is missing", name=name))
+            raise click.UsageError(f"--{name} is missing")
     advice = {name: options[name] for name in _TRAINED}
     if dry:
         return show(options, advice, folder, output)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.job import PADDED_TO, Job, SamplesOfLength
 from ...estimators.workload import DEFAULT_SEQ_LEN
 from .formats import ROW_FORMATS
@@ -75,39 +74,33 @@ class CountedData:
     """Whether the tokens were counted with the model's tokenizer; otherwise they are estimated from bytes."""
 
     @property
-    def sentence(self) -> Phrase:
+    def sentence(self) -> str:
         """A sentence on the contents of the file."""
         truncated = self.samples.cuts.truncated
-        contents = phrase(
-            "{file}: {rows} of {kind} are {samples} of at most {tokens} tokens",
-            file=self.data.name,
-            rows=_rows(self.data.rows),
-            kind=ROW_FORMATS[self.data.row_format].title,
-            samples=_samples(self.samples.train_samples, packed=self.samples.packing),
-            tokens=f"{self.samples.seq_len:,}",
+        contents = (
+            f"{self.data.name}: {_rows(self.data.rows)} of {ROW_FORMATS[self.data.row_format].title} are "
+            f"{_samples(self.samples.train_samples, packed=self.samples.packing)} of at most {self.samples.seq_len:,} "
+            "tokens"
         )
         if truncated:
-            contents = phrase("{counted}; {rows} longer than that", counted=contents, rows=_rows(truncated))
-        how = phrase("by the model's tokenizer")
+            contents = f"{contents}; {_rows(truncated)} longer than that"
+        how = "by the model's tokenizer"
         if not self.exact:
-            how = phrase(
-                "estimated as {bytes} bytes a token, because the model's tokenizer is not on this machine",
-                bytes=BYTES_PER_TOKEN,
-            )
+            how = f"estimated as {BYTES_PER_TOKEN} bytes a token, because the model's tokenizer is not on this machine"
         tokens = f"{self.samples.tokens:,}"
-        return phrase("{counted}; {tokens} tokens, {how}.", counted=contents, tokens=tokens, how=how)
+        return f"{contents}; {tokens} tokens, {how}."
 
 
-def _rows(count: int) -> Phrase:
-    return phrase("{count} row", count=count) if count == 1 else phrase("{count} rows", count=f"{count:,}")
+def _rows(count: int) -> str:
+    return f"{count} row" if count == 1 else f"{count:,} rows"
 
 
-def _samples(count: int, *, packed: bool) -> Phrase:
+def _samples(count: int, *, packed: bool) -> str:
     number = f"{count:,}"
     if packed:
-        one, more = phrase("{count} packed sample", count=number), phrase("{count} packed samples", count=number)
+        one, more = f"{number} packed sample", f"{number} packed samples"
     else:
-        one, more = phrase("{count} sample", count=number), phrase("{count} samples", count=number)
+        one, more = f"{number} sample", f"{number} samples"
     return one if count == 1 else more
 
 
@@ -154,11 +147,7 @@ def check_causal(shape: ModelShape, *, fix: str) -> None:
     others = (each.stack == "encoder" or not each.attention.causal or each.cross_attention for each in shape.blocks)
     if shape.fixed_len is not None or not shape.vocab_size or shape.num_labels or any(others):
         raise ModelConfigError(
-            phrase(
-                "{name} ({architecture}) is not a causal language model",
-                name=shape.name,
-                architecture=shape.architecture,
-            ),
+            f"{shape.name} ({shape.architecture}) is not a causal language model",
             why="a data file is read as text for causal language models",
             fix=fix,
         )

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...estimators.phrase import phrase
 from .rows import DataError
 
 Message = dict[str, Any]
@@ -69,7 +68,7 @@ def recognise(path: Path, columns: Iterable[str]) -> str:
     raise DataError(
         f"{path.name}: fields {', '.join(map(str, columns)) or '(none)'} match no known format",
         why="it is not clear what is trained",
-        fix=phrase("name the fields as one of: {known}", known=known),
+        fix=f"name the fields as one of: {known}",
     )
 
 
@@ -82,7 +81,7 @@ def sample_of(row: Row, row_format: str, place: str) -> Sample | None:
         sample = ROW_FORMATS[row_format].sample(row)
     except ValueError as problem:
         raise DataError(
-            phrase("{place}: {what}", place=place, what=str(problem)),
+            f"{place}: {problem!s}",
             why="every row must be one whole sample",
             fix="repair or remove it, or name another format with --format",
         ) from None
@@ -162,25 +161,23 @@ def _completion(row: Row) -> Sample:
 
 
 ROW_FORMATS: dict[str, RowFormat] = {
-    "chat": RowFormat(phrase("chat messages"), "messages or conversations", (_MESSAGES,), _chat),
+    "chat": RowFormat("chat messages", "messages or conversations", (_MESSAGES,), _chat),
     "prompt-completion": RowFormat(
-        phrase("prompt and completion"), "prompt and completion", (("prompt",), ("completion",)), _completion
+        "prompt and completion", "prompt and completion", (("prompt",), ("completion",)), _completion
     ),
     "instruction": RowFormat(
-        phrase("instruction and output"),
+        "instruction and output",
         "instruction or question, perhaps input, and output, response or answer",
         (_QUESTIONS, _ANSWERS),
         lambda row: _exchange(row, _QUESTIONS, _ANSWERS),
     ),
     "text-label": RowFormat(
-        phrase("text and label"),
+        "text and label",
         "text and label",
         (("text",), ("label",)),
         lambda row: _exchange(row, ("text",), ("label",)),
     ),
-    "text": RowFormat(
-        phrase("plain text"), "text or content", (_TEXTS,), lambda row: Completion("", _text(row, _TEXTS))
-    ),
+    "text": RowFormat("plain text", "text or content", (_TEXTS,), lambda row: Completion("", _text(row, _TEXTS))),
 }
 """Formats in the order in which they are tried; those that need more fields come first."""
 

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 from datasets import Dataset, Features, List, Value
 
-from ...estimators.phrase import phrase
 from .formats import Completion, recognise, sample_of
 from .rows import DataError, no_rows, read_rows
 from .tokenizing import IGNORED, Rendered, Renderer, tokenize
@@ -220,7 +219,7 @@ def cut(
     train, cuts = samples(trained, "train", divisible=data.divisible)
     if not len(train):
         raise DataError(
-            phrase("{data}: no sample keeps an answer within {seq_len} tokens", data=data.name, seq_len=seq_len),
+            f"{data.name}: no sample keeps an answer within {seq_len} tokens",
             why="text beyond the sequence length is cut",
             fix="pass a larger --seq-len",
         )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...estimators.errors import DsAdviseError
-from ...estimators.phrase import phrase
 from ..text.units import counted_noun
 
 if TYPE_CHECKING:
@@ -59,14 +58,14 @@ def read_csv(path: Path) -> Iterator[CsvRow]:
         raise _unreadable(path, problem) from None
 
 
-_FIX = phrase("repair or remove it")
+_FIX = "repair or remove it"
 
 
 def _unreadable(path: Path, problem: OSError | UnicodeDecodeError) -> DataError:
     if isinstance(problem, UnicodeDecodeError):
-        return DataError(phrase("{path}: not UTF-8 text", path=path), fix="save it as UTF-8")
+        return DataError(f"{path}: not UTF-8 text", fix="save it as UTF-8")
     reason = os.strerror(problem.errno or 0)
-    return DataError(phrase("{path}: cannot be read ({reason})", path=path, reason=reason), fix="check --data")
+    return DataError(f"{path}: cannot be read ({reason})", fix="check --data")
 
 
 _EMPTY = ("corresponds to no data", "at least one example")
@@ -82,9 +81,9 @@ def read_rows(path: Path, cache: Path) -> Dataset:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(
-            phrase("{path}: unknown kind of data file", path=path),
-            why=phrase("the suffix {suffix} is not known", suffix=suffix or "(none)"),
-            fix=phrase("rename it to end with one of {names}, as its content is", names=", ".join(SUFFIXES)),
+            f"{path}: unknown kind of data file",
+            why=f"the suffix {suffix or '(none)'} is not known",
+            fix=f"rename it to end with one of {', '.join(SUFFIXES)}, as its content is",
         )
     import datasets  # slow
 
@@ -113,7 +112,7 @@ def read_rows(path: Path, cache: Path) -> Dataset:
             raise no_rows(path) from None
         reason = (str(first).splitlines() or [type(first).__name__])[0][:200]
         raise DataError(
-            phrase("{path}: its rows cannot be read ({reason})", path=path.name, reason=reason),
+            f"{path.name}: its rows cannot be read ({reason})",
             why="every row must be one whole sample",
             fix=_FIX,
         ) from problem
@@ -121,4 +120,4 @@ def read_rows(path: Path, cache: Path) -> Dataset:
 
 def no_rows(path: Path, what: str = "no rows") -> DataError:
     why = "there is nothing to train on"
-    return DataError(phrase("{path}: {what}", path=path, what=what), why=why, fix="check --data")
+    return DataError(f"{path}: {what}", why=why, fix="check --data")

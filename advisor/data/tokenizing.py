@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.phrase import phrase
 from .formats import Chat, Message, Sample
 from .rows import DataError
 
@@ -32,7 +31,7 @@ def load_tokenizer(name: str, shape: ModelShape, *, offline: bool) -> Any:
     except Exception as problem:  # many kinds: missing and broken files, code that would need to be trusted
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
         raise ModelConfigError(
-            phrase("{name}: no tokenizer that can be read ({lines})", name=name, lines=lines[0][:150]),
+            f"{name}: no tokenizer that can be read ({lines[0][:150]})",
             why="text must become tokens, and code from the model's folder is not executed",
             fix="put tokenizer.json and tokenizer_config.json next to config.json",
         ) from problem
@@ -43,7 +42,7 @@ def weights_folder(name: str, shape: ModelShape, *, offline: bool) -> Path:
     folder = _folder(name, shape, (*_DESCRIPTIONS, _WEIGHTS), offline=offline)
     if not any(folder.glob(_WEIGHTS)):
         raise ModelConfigError(
-            phrase("{name}: no safetensors in {folder}", name=name, folder=folder),
+            f"{name}: no safetensors in {folder}",
             why="training starts from weights, and pickled ones can run code when read",
             fix="give the folder that holds model.safetensors, or convert: model.save_pretrained(folder)",
         )
@@ -63,7 +62,7 @@ def _folder(name: str, shape: ModelShape, patterns: tuple[str, ...], *, offline:
         return Path(snapshot_download(shape.name, allow_patterns=list(patterns), local_files_only=offline))
     except Exception as problem:  # errors of the network, the hub, the disk
         raise UnknownModelError(
-            phrase("{name}: cannot be fetched from the hub ({name2})", name=shape.name, name2=type(problem).__name__),
+            f"{shape.name}: cannot be fetched from the hub ({type(problem).__name__})",
             why="training needs its tokenizer and weights",
             fix="give a folder that holds them" if not offline else "leave --offline out, or give a folder",
         ) from problem
@@ -162,7 +161,7 @@ class Renderer:
             return start, len(until)
         if is_last:
             raise DataError(
-                phrase("{place}: the chat template leaves out the last answer", place=place),
+                f"{place}: the chat template leaves out the last answer",
                 why="there is nothing to learn from",
                 fix="repair the row, or the tokenizer's chat_template",
             )
@@ -177,11 +176,7 @@ class Renderer:
             )
         except Exception as problem:  # templates are programs, which raise anything
             raise DataError(
-                phrase(
-                    "{place}: the tokenizer's chat template refuses it ({problem})",
-                    place=place,
-                    problem=str(problem)[:150],
-                ),
+                f"{place}: the tokenizer's chat template refuses it ({str(problem)[:150]})",
                 why="the model was made for other conversations",
                 fix="repair or remove the row",
             ) from problem

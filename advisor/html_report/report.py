@@ -20,7 +20,6 @@ from ... import __version__
 from ...ds_configs.files import replace_file
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import to_json
-from ...estimators.phrase import phrase
 from ..document import blocks as doc
 from ..text.lines import glued
 from .canvas import NARROW, WIDE, Markup, dark_style, element, escaped, joined, standing_alone
@@ -144,13 +143,13 @@ def write_report(
     written."""
     if html is not None:
         write_file(html_of(document).encode(), html, "--html")
-        say(phrase("wrote {file}", file=html))
+        say(f"wrote {html}")
     picture = document.picture or next(
         (block.drawing for block in document.blocks if isinstance(block, doc.Chart)), None
     )
     if plot is not None and picture is not None:
         write_picture(draw(picture), document.subject, plot)
-        say(phrase("wrote {file}", file=plot))
+        say(f"wrote {plot}")
 
 
 def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
@@ -165,7 +164,7 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
         return
     if plot.suffix.lower() not in (".svg", ".png"):
         raise ConfigFileError(
-            phrase("{plot} has no supported picture format", plot=plot),
+            f"{plot} has no supported picture format",
             why="--plot writes SVG and PNG",
             fix="name it .svg or .png",
         )
@@ -180,17 +179,17 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
 
 def check_target(path: Path, option: str, *, force: bool) -> None:
     """Raise ConfigFileError if the file that an option names cannot be written, or exists and `force` is not set."""
-    what, why = phrase("{path} cannot be written", path=path), ""
+    what, why = f"{path} cannot be written", ""
     fix: str = f"pass another file to {option}"
     if path.exists() and not path.is_file():
-        what = phrase("{path} is not a regular file", path=path)
+        what = f"{path} is not a regular file"
         why = "it cannot be replaced"
     elif not path.parent.is_dir():
         why = "its folder does not exist"
     elif path.exists() and not force:
-        what = phrase("{path} exists", path=path)
+        what = f"{path} exists"
         why = "it would be overwritten"
-        fix = phrase("pass --force, or another file to {option}", option=option)
+        fix = f"pass --force, or another file to {option}"
     else:
         try:
             with tempfile.TemporaryFile(dir=path.parent):
@@ -206,9 +205,9 @@ def write_file(content: bytes, path: Path, option: str) -> None:
         replace_file(Path(os.path.realpath(path)), content)
     except OSError as error:
         raise ConfigFileError(
-            phrase("{path} cannot be written", path=path),
+            f"{path} cannot be written",
             why=(error.strerror or "").lower(),
-            fix=phrase("pass another file to {option}", option=option),
+            fix=f"pass another file to {option}",
         ) from error
 
 

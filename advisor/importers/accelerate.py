@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ConfigFileError
-from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from .imported_run import DeepSpeedPart, ImportedRun, Value, fsdp_of, unpredicted_fsdp, unused_keys
 from .launch_line import LaunchLine, SlurmJob
@@ -142,7 +141,7 @@ def _block(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = values.get(key)
     if value is not None and not isinstance(value, Mapping):
         raise ConfigFileError(
-            phrase("{key} contains {value!r}", key=key, value=value),
+            f"{key} contains {value!r}",
             why="accelerate expects keys there",
             fix="write them below it",
         )
@@ -154,9 +153,7 @@ def _count(values: Mapping[str, Any], key: str) -> int | None:
     if value is None or value == -1:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigFileError(
-            phrase("{key} is {value!r}", key=key, value=value), why="it is a number", fix="write a whole number from 1"
-        )
+        raise ConfigFileError(f"{key} is {value!r}", why="it is a number", fix="write a whole number from 1")
     return value
 
 
@@ -171,11 +168,11 @@ def add_launch(run: ImportedRun, source: Source) -> None:
     nodes, per_node = line.counts()
     if source.further_lines:
         count = source.further_lines
-        run.remarks.append(phrase("the script has {count} further training commands; the first is read", count=count))
+        run.remarks.append(f"the script has {count} further training commands; the first is read")
     unknown = dict.fromkeys(match[0] for text in line.arguments for match in _UNEXPANDED.finditer(text))
     if unknown:
         names = ", ".join(name[:30] for name in unknown)
-        run.remarks.append(phrase("values that are set only at run time are not known: {names}", names=names))
+        run.remarks.append(f"values that are set only at run time are not known: {names}")
     threads = line.environment.get("OMP_NUM_THREADS", "")
     allocator = [line.environment.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
     run.nodes = nodes or run.nodes or job.nodes

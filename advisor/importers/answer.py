@@ -10,7 +10,6 @@ from typing import Any
 
 from ...ds_configs.files import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
-from ...estimators.phrase import phrase
 from ...validate.lint import LintReport
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
@@ -43,7 +42,7 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
         named = next(form for form in FORMATS if form.name == name)
         if source.line is not None and name != "script" and not named.matches(source):
             raise ConfigFileError(
-                phrase("{path} is a script whose training command is not that of {name}", path=path, name=name),
+                f"{path} is a script whose training command is not that of {name}",
                 fix="leave --format out",
             )
         return source, named
@@ -52,13 +51,13 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
         return source, form
     if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
         raise ConfigFileError(
-            phrase("{path} is a DeepSpeed configuration without model and batch", path=source.path),
+            f"{source.path} is a DeepSpeed configuration without model and batch",
             fix="pass it to ds-advise lint, compare or dry-run",
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
-        phrase("{path}: no known tool has its keys ({keys})", path=source.path, keys=keys),
-        fix=phrase("pass --format, one of {names}", names=", ".join(NAMES)),
+        f"{source.path}: no known tool has its keys ({keys})",
+        fix=f"pass --format, one of {', '.join(NAMES)}",
     )
 
 
@@ -71,16 +70,12 @@ def _followed(source: Source) -> Source:
     path = find_file(name, source.path.parent)
     if path is None and "$" in name:
         raise ConfigFileError(
-            phrase(
-                "{path} sets the name of its configuration at run time: {name}",
-                path=source.path,
-                name=name[:80],
-            ),
+            f"{source.path} sets the name of its configuration at run time: {name[:80]}",
             fix="pass the configuration itself",
         )
     if path is None:
         raise ConfigFileError(
-            phrase("{path} needs {name}, which is not on this machine", path=source.path, name=name[:80]),
+            f"{source.path} needs {name[:80]}, which is not on this machine",
             why="it describes the training",
             fix="run this on the machine that has it, or pass that file",
         )
@@ -146,9 +141,9 @@ def import_file(
     source, known = recognised(path, format)
     if source.started_by is not None and destination is not None and destination.suffix != source.path.suffix:
         raise ConfigFileError(
-            phrase("-o {destination} does not end in {suffix}", destination=destination, suffix=source.path.suffix),
-            why=phrase("the changed file is {path}, the target of {link}", path=source.path, link=path),
-            fix=phrase("pass -o with a name that ends in {suffix}", suffix=source.path.suffix),
+            f"-o {destination} does not end in {source.path.suffix}",
+            why=f"the changed file is {source.path}, the target of {path}",
+            fix=f"pass -o with a name that ends in {source.path.suffix}",
         )
     run = known.read(source)
     _set_options(run, ds_config, model, overrides)
@@ -158,7 +153,7 @@ def import_file(
         if run.gpus_per_node is not None:
             kind = f"{run.nodes or 1}x{run.gpus_per_node}x{kind}"
         elif gpus is not None and not run.obstacle:
-            assumed = phrase("the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})", gpus=gpus)
+            assumed = f"the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})"
             run.remarks.append(assumed)
     figures: ImportFigures | None = None
     obstacle: DsAdviseError | None = None
@@ -172,7 +167,7 @@ def import_file(
     if run.obstacle:
         obstacle = WorkloadError(run.obstacle)
     elif run.model is None:
-        obstacle = WorkloadError(phrase("{path} does not name a model", path=path), fix="pass --model")
+        obstacle = WorkloadError(f"{path} does not name a model", fix="pass --model")
     elif obstacle is None:
         try:
             shape = load_model(run.model, offline=offline)
@@ -206,11 +201,11 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
     micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
     by_script = run.micro_batch_size is None and run.framework != "deepspeed" and not run.obstacle
     if by_script and micro is None:
-        run.remarks.append(phrase("the script sets the micro batch; 1 is assumed (--micro-batch)"))
+        run.remarks.append("the script sets the micro batch; 1 is assumed (--micro-batch)")
     if by_script and checkpointing is None:
-        run.remarks.append(phrase("the script sets checkpointing; off is assumed (--gradient-checkpointing)"))
+        run.remarks.append("the script sets checkpointing; off is assumed (--gradient-checkpointing)")
     if not run.expandable_segments and not run.obstacle:
-        run.remarks.append(phrase("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is not set, which wastes memory"))
+        run.remarks.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is not set, which wastes memory")
     if ds_config is not None:
         name = run.deepspeed.name if run.deepspeed is not None else str(ds_config)
         run.deepspeed = DeepSpeedPart(name=name, config=read_ds_config(ds_config), path=ds_config)

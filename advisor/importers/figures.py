@@ -15,8 +15,8 @@ from ...estimators.hardware import Cluster, cores_per_rank
 from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.phrase import GIB, Phrase, phrase
 from ...estimators.plan import PlainPyTorch, Plan
+from ...estimators.units import GIB
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..advise import plan_of, predicted
@@ -54,7 +54,7 @@ class ImportFigures:
     """The fastest plan that fits with the same training and global batch; None if none does."""
     is_better: bool
     """Whether the recommended plan fits when the run does not, or is faster."""
-    lacking: Phrase | None = None
+    lacking: str | None = None
     """What the closest plan lacks, as a sentence, if a search found no plan that fits."""
     command: str = ""
     """The command that lists the changes that would help; "" without a search."""
@@ -70,7 +70,7 @@ def figures_of(
     part, equal_parts, remarks = run.deepspeed, cluster, list[str]()
     if part is not None and part.config is None:
         raise ConfigFileError(
-            phrase("the configuration {name} is not on this machine", name=part.name[:80]),
+            f"the configuration {part.name[:80]} is not on this machine",
             why="it determines the memory of each GPU",
             fix="run this on the machine that has it, or pass --ds-config FILE",
         )
@@ -89,7 +89,7 @@ def figures_of(
     workload = configured_workload(config, options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
         raise WorkloadError(
-            phrase("not predicted: the optimizer {optimizer}", optimizer=workload.optimizer[:40]),
+            f"not predicted: the optimizer {workload.optimizer[:40]}",
             why="its states are not known",
         )
     plan = _plan(run, config, model, workload, cluster)
@@ -105,10 +105,10 @@ def figures_of(
             )
     if run.training.get("seq_len") is None:
         tokens = f"{workload.seq_len:,}"
-        remarks.append(phrase("the sample length is not given: {tokens} tokens are assumed (--seq-len)", tokens=tokens))
+        remarks.append(f"the sample length is not given: {tokens} tokens are assumed (--seq-len)")
     if run.tool == "python" and cluster.world_size > 1:
         counts = f"--nproc_per_node {cluster.gpus_per_node}"
-        words = phrase("python alone starts one process; the prediction is for torchrun {counts}", counts=counts)
+        words = f"python alone starts one process; the prediction is for torchrun {counts}"
         remarks.append(words)
     splits_layers = plan.autotp_size > 1  # the script's data loader depends on the groups
     samples = None if splits_layers else plan.samples_per_step(cluster.world_size)
@@ -116,7 +116,7 @@ def figures_of(
     question = Question(model=model, workload=workload, cluster=cluster, risk=risk, options=script_constraints(plan))
     recommended, lacking, command = None, None, ""
     if splits_layers:
-        remarks.append(phrase("other plans are not searched for a run with AutoTP"))
+        remarks.append("other plans are not searched for a run with AutoTP")
     else:
         recommended, lacking = _best_plan(question, run, plan, offloads_checkpoints=offloads_checkpoints)
         command = _command(run, workload, model, cluster)
@@ -128,7 +128,7 @@ def figures_of(
     in_group = cluster.world_size > 1 or (run.launcher == "accelerate" and run.sharding == "zero")
     if advised is not None and advised.plan.sharding == "zero" and run.one_process and not in_group:
         how = run.one_process
-        remarks.append(phrase("DeepSpeed needs a launcher even for one process: start it with {how}", how=how))
+        remarks.append(f"DeepSpeed needs a launcher even for one process: start it with {how}")
     return ImportFigures(
         question=question,
         plan=plan,
@@ -144,7 +144,7 @@ def figures_of(
 
 def _best_plan(
     question: Question, run: ImportedRun, plan: Plan, *, offloads_checkpoints: bool
-) -> tuple[Candidate | None, Phrase | None]:
+) -> tuple[Candidate | None, str | None]:
     """(the best plan, what the closest plan lacks if none fits). If the script decides batch and checkpointing, a plan
     with the script's values is preferred."""
     if run.leaves_batch_to_script:
@@ -214,6 +214,4 @@ def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, worklo
         return plan_from_ds_config(config, model, cluster, cpu_checkpointing=offloads, **batch)
     except ConfigFileError as error:
         name = run.deepspeed.name if run.deepspeed is not None else ""
-        raise ConfigFileError(
-            phrase("{name}: {what}", name=name[:80], what=error.what), why=error.why, fix=error.fix
-        ) from error
+        raise ConfigFileError(f"{name[:80]}: {error.what}", why=error.why, fix=error.fix) from error

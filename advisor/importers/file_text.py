@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from ...estimators.errors import ConfigFileError
-from ...estimators.phrase import phrase
 from ...validate.lint.config_file import Remove, Replace, apply
 from ...validate.lint.document import read_document
 from .imported_run import Value
@@ -26,7 +25,7 @@ def edit_json(text: str, changes: Mapping[str, Value]) -> str:
             text, made = apply(document, [Remove((name,)) if value is None else Replace((name,), value)])
             if not made:
                 raise ConfigFileError(
-                    phrase("{path} cannot be removed without its comment", path=name),
+                    f"{name} cannot be removed without its comment",
                     fix="remove the comment next to it",
                 )
         elif value is not None:
@@ -46,24 +45,20 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
     try:
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
         if aliases > _MOST_ALIASES:
-            raise ConfigFileError(
-                phrase("{name}: {aliases} aliases, more than a configuration has", name=name, aliases=aliases), fix=_FIX
-            )
+            raise ConfigFileError(f"{name}: {aliases} aliases, more than a configuration has", fix=_FIX)
         value = yaml.safe_load(text)
         json.dumps(value, default=str)  # raises for a value that contains itself
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
         raise ConfigFileError(
-            phrase(
-                "{name}: not YAML: {words}{where}", name=name, words=problem.problem or problem.context, where=where
-            ),
+            f"{name}: not YAML: {problem.problem or problem.context}{where}",
             fix=_FIX,
         ) from problem
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
-        raise ConfigFileError(phrase("{name}: not YAML that can be read", name=name), fix=_FIX) from problem
+        raise ConfigFileError(f"{name}: not YAML that can be read", fix=_FIX) from problem
     if not isinstance(value, dict):
-        raise ConfigFileError(phrase("{name}: has no keys with values", name=name), fix=_FIX)
+        raise ConfigFileError(f"{name}: has no keys with values", fix=_FIX)
     return {str(key): item for key, item in value.items()}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...estimators.phrase import phrase
 from .imported_run import DeepSpeedPart, ImportedRun
 from .script_arguments import ScriptArguments
 from .source import Source
@@ -92,7 +91,7 @@ def _details(run: ImportedRun, arguments: ScriptArguments, _: Source) -> None:
 
 OPENRLHF = ToolFormat(
     name="openrlhf",
-    title=phrase("an OpenRLHF script"),
+    title="an OpenRLHF script",
     tool="OpenRLHF",
     program="openrlhf",
     is_file=lambda _: False,

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from ...ds_configs.files import read_text
 from ...estimators.errors import ConfigFileError
-from ...estimators.phrase import named, phrase
 from ...validate.lint.document import MAX_BYTES, read_document
 from ..question.run import read_ds_config
 from .file_text import edit_json, edit_yaml, read_yaml
@@ -65,7 +64,7 @@ class Source:
             script, overrides = self.started_by.path, self.started_by.line.overrides
             if name := next((name for name in changes if name in overrides), None):
                 paths = {"path": script, "path2": self.path}
-                what = phrase("the command in {path} sets {name}, which overrides {path2}", name=name, **paths)
+                what = "the command in {path} sets {name}, which overrides {path2}".format(name=name, **paths)
                 raise ConfigFileError(what, fix="set it only in that file")
         if self.line is None:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
@@ -82,7 +81,7 @@ def read_source(path: Path, kind: Kind | None = None) -> Source:
     text = read_text(path, MAX_BYTES, what="a configuration", fix=fix)
     if "\0" in text or not text.strip():
         problem = "not text" if text.strip() else "the file is empty"
-        raise ConfigFileError(phrase("{place}: {what}", place=path, what=named(problem)), fix=fix)
+        raise ConfigFileError(f"{path}: {problem}", fix=fix)
     return parsed(path, text, kind or _kind(path, text))
 
 
@@ -97,7 +96,7 @@ def parsed(path: Path, text: str, kind: Kind) -> Source:
     lines = training_lines(read_shell(text, job.variables() if job is not None else None))
     if not lines:
         raise ConfigFileError(
-            phrase("{path}: it has no training command", path=path),
+            f"{path}: it has no training command",
             why="it calls neither a launcher, nor python with training arguments, nor one of the tools",
             fix="pass the script that calls them, or the configuration",
         )
@@ -159,7 +158,7 @@ def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
     elif last := next(filter(None, (_option(text, each) for each in reversed(given))), None):
         return f"{text[: last.end()]} --{name} {new}{text[last.end() :]}"
     raise ConfigFileError(
-        phrase("--{name} is composed of several parts of the script, so it cannot be changed there", name=name),
+        f"--{name} is composed of several parts of the script, so it cannot be changed there",
         fix="write its value in one place",
     )
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.objectives import OBJECTIVES
-from ...estimators.phrase import phrase
 from .imported_run import DeepSpeedPart, ImportedRun
 from .script_arguments import ScriptArguments
 from .source import Source
@@ -87,7 +86,7 @@ def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Sour
 
 LLAMA_FACTORY = ToolFormat(
     name="llama-factory",
-    title=phrase("a LLaMA-Factory configuration"),
+    title="a LLaMA-Factory configuration",
     tool="LLaMA-Factory",
     program="llama-factory",
     is_file=lambda source: (
@@ -213,7 +212,7 @@ def _is_ms_swift(source: Source) -> bool:
 
 MS_SWIFT = ToolFormat(
     name="ms-swift",
-    title=phrase("an ms-swift configuration"),
+    title="an ms-swift configuration",
     tool="ms-swift",
     program="ms-swift",
     is_file=_is_ms_swift,
@@ -332,7 +331,7 @@ def _axolotl_kernels(run: ImportedRun, arguments: ScriptArguments) -> None:
 
 AXOLOTL = ToolFormat(
     name="axolotl",
-    title=phrase("an axolotl configuration"),
+    title="an axolotl configuration",
     tool="axolotl",
     program="axolotl",
     is_file=lambda source: "base_model" in source.values,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...estimators.phrase import phrase
 from .imported_run import ImportedRun
 from .launch_line import OF_TRL
 from .script_arguments import ScriptArguments
@@ -63,7 +62,7 @@ _ONE_PROCESS = {"one_process": "torchrun --nproc_per_node 1"}
 
 TRAINING_ARGUMENTS = ToolFormat(
     name="training-arguments",
-    title=phrase("a file of TrainingArguments"),
+    title="a file of TrainingArguments",
     tool="the Trainer",
     is_file=lambda source: (
         source.arguments.are_training_arguments
@@ -85,7 +84,7 @@ TRAINING_ARGUMENTS = ToolFormat(
 SCRIPT = replace(
     TRAINING_ARGUMENTS,
     name="script",
-    title=phrase("a script that starts a training"),
+    title="a script that starts a training",
     tool="",
     is_file=lambda _: False,
     program="script",
@@ -115,7 +114,7 @@ def _trl_details(run: ImportedRun, arguments: ScriptArguments, source: Source) -
 TRL = replace(
     TRAINING_ARGUMENTS,
     name="trl",
-    title=phrase("a TRL configuration"),
+    title="a TRL configuration",
     tool="TRL",
     program="trl",
     is_file=_is_trl,

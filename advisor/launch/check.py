@@ -11,7 +11,6 @@ from ...ds_configs.files import free_bytes
 from ...ds_configs.read import saves_model
 from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
-from ...estimators.phrase import listed, named, phrase
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.workload import NEXT_TOKEN
 from ...probes.machine import installed_version
@@ -89,12 +88,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
             for place, names in outdated.items()
         ]
     if request.other_loss is not None:
-        say(
-            phrase(
-                "{loss} has another loss and may have further models: not predicted and not checked",
-                loss=request.other_loss,
-            )
-        )
+        say(f"{request.other_loss} has another loss and may have further models: not predicted and not checked")
         return disk_objections(request, say)
     if not run.model:
         raise WorkloadError(
@@ -113,13 +107,13 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
 
 
 def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
-    say(phrase("dry run ..."))
+    say("dry run ...")
     answer = compared_dry_run(run)
     probability = answer.fit.probability
     if probability >= LIKELY:
         if not answer.fit.fits:
             odds = chance(probability)
-            say(phrase("by its dry run it fits with a probability of {odds}; the training starts", odds=odds))
+            say(f"by its dry run it fits with a probability of {odds}; the training starts")
         return []
     gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
     host_need_bytes = answer.required_host_bytes_per_node
@@ -136,14 +130,12 @@ def _probe(request: LaunchRequest, say: Callable[[str], None], *, again: bool) -
     run = request.run
     past = None if again else _past_probe(run)
     if past is None:
-        title = phrase("the probe")
-        result = probe_and_keep(
-            run, device=request.device, on_progress=lambda step: say(phrase("probe: {phase} ...", phase=named(step)))
-        )
+        title = "the probe"
+        result = probe_and_keep(run, device=request.device, on_progress=lambda step: say(f"probe: {step} ..."))
     else:
-        title = phrase("probe {number} ({age})", number=past.id, age=age(past.age_s))
+        title = f"probe {past.id} ({age(past.age_s)})"
         result = past.result
-        say(phrase("{title} is used for this plan; --check probe runs a new probe", title=title))
+        say(f"{title} is used for this plan; --check probe runs a new probe")
     failure = result.failure
     if failure is None:
         return []
@@ -157,7 +149,7 @@ def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Obje
     folder = request.script.options.text("resume_from_checkpoint")
     if folder is None or not Path(folder, "latest").exists():
         return []
-    say(phrase("checking {name} ...", name=folder))
+    say(f"checking {folder} ...")
     checkpoint = read_checkpoint(Path(folder))
     fix = "resume from an earlier checkpoint"
     return [] if checkpoint.is_whole else [Objection(what=f"{folder} is damaged: {checkpoint.problem}", fix=fix)]
@@ -182,18 +174,16 @@ def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
     workload, have = run.workload, run.cluster.gpu.memory_bytes
     step = max(phase.allocated_bytes for phase in prediction.memory.phases if phase.name != "evaluation")
     size = gib(prediction.memory.allocated_bytes_per_gpu)
-    parts = [phrase("evaluation takes {size} GiB of tensors, training {other}", size=size, other=gib(step))]
+    parts = [f"evaluation takes {size} GiB of tensors, training {gib(step)}"]
     if workload.eval_logits:
         parts.append(
-            phrase(
-                "each GPU keeps the logits of its batches for compute_metrics: reduce them in "
-                "preprocess_logits_for_metrics, or set eval_accumulation_steps=1"
-            )
+            "each GPU keeps the logits of its batches for compute_metrics: reduce them in "
+            "preprocess_logits_for_metrics, or set eval_accumulation_steps=1"
         )
     if prediction.memory.device_bytes_per_gpu > have:
         gpu = run.cluster.gpu.name
-        parts.append(phrase("it is predicted to exceed the {size} GiB of the {gpu}", size=gib(have), gpu=gpu))
-    say(listed(parts, "; "))
+        parts.append(f"it is predicted to exceed the {gib(have)} GiB of the {gpu}")
+    say("; ".join(parts))
 
 
 def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
@@ -211,14 +201,8 @@ def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[
     if count * one <= free:
         if kept is None:
             say(
-                phrase(
-                    "a checkpoint takes {size} GiB, and {number} fit into the {free} GiB free in {folder}: the number "
-                    "of kept ones is unknown (--save_total_limit limits it)",
-                    size=gib(one),
-                    number=free // one,
-                    free=gib(free),
-                    folder=output_dir,
-                )
+                f"a checkpoint takes {gib(one)} GiB, and {free // one} fit into the {gib(free)} GiB free in "
+                f"{output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"
             )
         return []
     needed = f"{count} checkpoint{'s' * (count > 1)} of {gib(one)} GiB"

@@ -15,11 +15,9 @@ from rich.live import Live
 from rich.text import Text
 
 from ...estimators.errors import DsAdviseError
-from ...estimators.phrase import phrase
 from ...probes.machine import memory_groups, read_pairs, visible_handles, with_nvml
 from ...probes.real_run.watch import COMPILERS
 from ...validate.checkpoint import write_checksums
-from ..text.language import translate
 from ..text.units import gib, rate, seconds
 from .failures import failure_of, last_lines
 from .records import Records
@@ -109,9 +107,7 @@ class Display:
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
-            self._live = Live(
-                Text(translate(phrase("starting ..."))), console=self._console, refresh_per_second=4, transient=True
-            )
+            self._live = Live(Text("starting ..."), console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
         return self
 
@@ -121,7 +117,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line that is not redrawn."""
-        self._console.print(Text(translate(text)), soft_wrap=True)
+        self._console.print(Text(text), soft_wrap=True)
 
     def show(self, step: int, progress: str, memory: str) -> None:
         """Show two lines of at most 80 columns."""
@@ -137,14 +133,14 @@ class Display:
 def progress_line(
     step: int, total_steps: int | None, loss: float | None, tokens_per_s: float | None, step_s: float | None
 ) -> str:
-    parts = [phrase("step {step}", step=f"{step}/{total_steps}" if total_steps else step)]
+    parts = ["step {step}".format(step=f"{step}/{total_steps}" if total_steps else step)]
     if loss is not None:
-        parts.append(phrase("loss {loss}", loss=f"{loss:.4g}"))
+        parts.append(f"loss {loss:.4g}")
     if tokens_per_s is not None:
-        parts.append(phrase("{speed} tokens/s", speed=rate(tokens_per_s)))
+        parts.append(f"{rate(tokens_per_s)} tokens/s")
     if total_steps and step < total_steps and step_s is not None:
-        parts.append(phrase("{time} left", time=seconds((total_steps - step) * step_s)))
-    return "  ".join(map(translate, parts))
+        parts.append(f"{seconds((total_steps - step) * step_s)} left")
+    return "  ".join(parts)
 
 
 MemoryFigures = tuple[int | None, int | None, int | None]
@@ -154,16 +150,14 @@ MemoryFigures = tuple[int | None, int | None, int | None]
 def memory_line(gpu: MemoryFigures, host: MemoryFigures) -> str:
     """The memory of the fullest GPU and of this node's processes, as far as known."""
     if gpu[0] is None:
-        return translate(phrase("host GiB: {sizes}", sizes=_sizes(host)))
+        return f"host GiB: {_sizes(host)}"
     short = ", ".join(gib(size) for size in host if size is not None)
-    return translate(phrase("GPU GiB: {sizes}; host: {host}", sizes=_sizes(gpu), host=short))
+    return f"GPU GiB: {_sizes(gpu)}; host: {short}"
 
 
 def _sizes(sizes: MemoryFigures) -> str:
-    labels = (phrase("now"), phrase("peak"), phrase("predicted"))
-    return ", ".join(
-        f"{gib(size)} {translate(label)}" for size, label in zip(sizes, labels, strict=True) if size is not None
-    )
+    labels = ("now", "peak", "predicted")
+    return ", ".join(f"{gib(size)} {label}" for size, label in zip(sizes, labels, strict=True) if size is not None)
 
 
 def _write_checksums(checkpoint: Path) -> None:
@@ -198,12 +192,10 @@ class Monitor:
         sample = sample_memory(pid, gpus=self._request.device == "cuda")
         if sample.compiles and not self._said_compiling:
             self._said_compiling = True
-            self._display.say(phrase("ds-advise: compiling DeepSpeed's extensions ..."))
+            self._display.say("ds-advise: compiling DeepSpeed's extensions ...")
         self._show(sample)
         if differences := self._differences():
-            self._warn(
-                phrase("the script trains with a different plan than the one that was checked"), "; ".join(differences)
-            )
+            self._warn("the script trains with a different plan than the one that was checked", "; ".join(differences))
         self._warn_of_silence(now - self.records.heard_at)
 
     def show_output(self) -> None:
@@ -246,7 +238,7 @@ class Monitor:
         for name, thread in self._summed.items():
             thread.join(_PATIENCE_S)
             if thread.is_alive():
-                self._display.say(phrase("ds-advise: writing the checksums of {name} ...", name=name))
+                self._display.say(f"ds-advise: writing the checksums of {name} ...")
                 thread.join()
         records, request = self.records, self._request
         if exit_code and failure is None and not stopped:
@@ -332,13 +324,11 @@ class Monitor:
             output = "; ".join(last_lines(self.records, self._request.folder))
             pids = ", ".join(str(rank.pid) for rank in self.records.ranks if rank.pid)
             shown = f"py-spy dump --pid shows where they are: {pids}" if pids else "no rank has started"
-            silence = phrase(
-                "no rank has completed a step or printed a line for {minutes} min", minutes=f"{_SILENT_S / 60:.0f}"
-            )
+            silence = f"no rank has completed a step or printed a line for {_SILENT_S / 60:.0f} min"
             self._warn(silence, f"{output}; {shown}")
 
     def _warn(self, warning: str, figures: str = "") -> None:
         """Print each `warning` once."""
         if not any(earlier.startswith(warning) for earlier in self._warnings):
-            self._warnings.append(phrase("{first} ({second})", first=warning, second=figures) if figures else warning)
-            self._display.say(f"ds-advise: {translate(self._warnings[-1])}")
+            self._warnings.append(f"{warning} ({figures})" if figures else warning)
+            self._display.say(f"ds-advise: {self._warnings[-1]}")

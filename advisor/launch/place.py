@@ -11,7 +11,6 @@ from pathlib import Path
 from ...ds_configs.launch_commands import IN_ALLOCATION, PORT, Launcher, Rendezvous, read_hostfile, slurm_port
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware import Cluster
-from ...estimators.phrase import phrase
 from ...probes.run import Device
 from ..question.cluster import cluster_here, cluster_of, counts_in
 
@@ -63,15 +62,13 @@ def resolve_place(
             cluster = replace(cluster, nodes=nodes)
         if node_rank >= cluster.nodes:
             raise WorkloadError(
-                phrase(
-                    "node rank {node_rank} does not exist among {nodes} nodes", node_rank=node_rank, nodes=cluster.nodes
-                ),
+                f"node rank {node_rank} does not exist among {cluster.nodes} nodes",
                 why="node ranks start at 0",
                 fix="pass --nodes N, and --node-rank from 0 to N - 1",
             )
     elif (nodes or cluster.nodes) > 1:
         raise ClusterError(
-            phrase("{count} nodes, but no rendezvous given", count=nodes or cluster.nodes),
+            f"{nodes or cluster.nodes} nodes, but no rendezvous given",
             why="without a rendezvous only this node's ranks are started",
             fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R",
         )
@@ -135,7 +132,7 @@ def static_rendezvous(master: str, node_rank: int) -> Rendezvous:
         port = str(PORT)
     if not (address and re.fullmatch(r"\d{1,5}", port, flags=re.ASCII) and 0 < int(port) < 65536):
         raise ClusterError(
-            phrase("--master {master!r} is not an address", master=master[:60]),
+            f"--master {master[:60]!r} is not an address",
             why="all nodes connect to it",
             fix="write the first node's name or address, and optionally a port: node-0:29500",
         )
@@ -150,8 +147,8 @@ def launcher_for(rendezvous: Rendezvous | None, requested: Launcher | None) -> L
     able = _LAUNCHERS[rendezvous.kind]
     if requested is not None and requested not in able:
         raise ClusterError(
-            phrase("--launcher {requested} does not start nodes this way", requested=requested),
+            f"--launcher {requested} does not start nodes this way",
             why=f"of the three, {' and '.join(able)} {'does' if len(able) == 1 else 'do'}",
-            fix=phrase("pass --launcher {launcher}", launcher=able[0]),
+            fix=f"pass --launcher {able[0]}",
         )
     return requested or (able[0] if len(able) == 1 else None)

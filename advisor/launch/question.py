@@ -12,7 +12,6 @@ from typing import Any
 from ...ds_configs.launch_commands import Launcher, Rendezvous
 from ...ds_configs.read import has_auto, precision_in
 from ...estimators.errors import ConfigFileError, DsAdviseError
-from ...estimators.phrase import phrase
 from ...estimators.workload import NEXT_TOKEN, Framework, Workload
 from ...probes.run import Run, check_device
 from ..importers.imported_run import ImportedRun
@@ -224,17 +223,9 @@ def config_passing(
         if Path(own.value).resolve() == config_file.resolve():
             return False, ""
         raise ConfigFileError(
-            phrase(
-                "{where} names {value}, but {config_file} would be checked",
-                where=where,
-                value=own.value,
-                config_file=config_file,
-            ),
+            f"{where} names {own.value}, but {config_file} would be checked",
             why="the checked configuration and the training's configuration must be the same",
-            fix=phrase(
-                "launch {value}, or pass --pass-config where the script takes the file from its arguments",
-                value=own.value,
-            ),
+            fix=f"launch {own.value}, or pass --pass-config where the script takes the file from its arguments",
         )
     remark = (
         f"{where} gives DeepSpeed a configuration of its own: {config_file} is checked but not passed, so they "
@@ -251,14 +242,9 @@ def _check_arguments(config_file: Path, config: Mapping[str, Any], arguments: Sc
             other = None
         if other != config:
             raise ConfigFileError(
-                phrase(
-                    "the script gets --{name} {text}, which differs from {config_file}",
-                    name=name,
-                    text=text[:80],
-                    config_file=config_file,
-                ),
+                f"the script gets --{name} {text[:80]}, which differs from {config_file}",
                 why="the checked configuration and the training's configuration must be the same",
-                fix=phrase("leave --{name} out, or launch with the script's own file", name=name),
+                fix=f"leave --{name} out, or launch with the script's own file",
             )
 
 

@@ -8,7 +8,6 @@ from typing import Literal
 
 from ...ds_configs.launch_commands import Launcher, Rendezvous
 from ...estimators.estimate import Estimate
-from ...estimators.phrase import phrase
 from ...probes.run import Device, Run
 from .script_source import Script
 
@@ -29,16 +28,16 @@ FailureKind = Literal[
 ]
 
 FAILURE_TITLES: dict[FailureKind, str] = {
-    "gpu_out_of_memory": phrase("The GPU's memory ran out"),
-    "host_out_of_memory": phrase("The host's memory ran out"),
-    "communication_timeout": phrase("A collective operation timed out"),
-    "disk_full": phrase("The disk is full"),
-    "nan_loss": phrase("The loss is NaN"),
-    "lost_rank": phrase("A rank was lost"),
-    "fewer_ranks": phrase("The ranks do not train together"),
-    "not_resumed": phrase("The script did not resume"),
-    "hang": phrase("The ranks made no progress"),
-    "crash": phrase("The script failed"),
+    "gpu_out_of_memory": "The GPU's memory ran out",
+    "host_out_of_memory": "The host's memory ran out",
+    "communication_timeout": "A collective operation timed out",
+    "disk_full": "The disk is full",
+    "nan_loss": "The loss is NaN",
+    "lost_rank": "A rank was lost",
+    "fewer_ranks": "The ranks do not train together",
+    "not_resumed": "The script did not resume",
+    "hang": "The ranks made no progress",
+    "crash": "The script failed",
 }
 
 

@@ -16,7 +16,6 @@ import psutil
 from rich.console import Console
 
 from ...estimators.errors import ConfigFileError
-from ...estimators.phrase import phrase
 from ...probes.machine import search_path
 from ...probes.real_run.supervisor import adopt_orphans, clean_up, kill_descendants, start_supervised
 from ...probes.scratch import signals_collected
@@ -39,10 +38,10 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
     verbose: whether to show rank 0's output. console: where to show the progress, default stderr. Raises
     ConfigFileError if the folder cannot be made or holds another launch's records.
     """
-    make_folder(request.folder, phrase("the ranks' output is kept there"))
+    make_folder(request.folder, "the ranks' output is kept there")
     if any(request.folder.glob("rank*.jsonl")):
         raise ConfigFileError(
-            phrase("{folder} contains the records of another launch", folder=request.folder),
+            f"{request.folder} contains the records of another launch",
             why="the records of two launches must not be mixed",
             fix="pass a new folder with --log-dir",
         )
@@ -68,9 +67,9 @@ def _watch(
         if signals and stopping is None:
             stopping = _stop(monitor.records)
             if stopping:
-                display.say(phrase("ds-advise: stopping: {how}", how=stopping))
+                display.say(f"ds-advise: stopping: {stopping}")
         if len(signals) > 1 or stopping == "":
-            display.say(phrase("ds-advise: ending at once"))
+            display.say("ds-advise: ending at once")
             return None
         time.sleep(_POLL_S)
     if verbose:
@@ -128,7 +127,7 @@ def make_folder(folder: Path, why: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigFileError(
-            phrase("{folder} cannot be made ({reason})", folder=folder, reason=error.strerror),
+            f"{folder} cannot be made ({error.strerror})",
             why=why,
             fix="pass a folder that can be written to with --log-dir",
         ) from None

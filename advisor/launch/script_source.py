@@ -15,7 +15,6 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
-from ...estimators.phrase import phrase
 from ...estimators.workload import NEXT_TOKEN, Objective
 from ...probes.machine import search_path
 from ..importers.script_arguments import ScriptArguments
@@ -284,14 +283,14 @@ def _not_a_script(path: Path) -> ConfigFileError:
         return ConfigFileError("-m after -- is interpreted as the script", fix="write it before: -m -- package.train")
     if path.is_file() or shutil.which(target, path=search_path()) is not None:
         return ConfigFileError(
-            phrase("{target} is a program, not a training script", target=target),
+            f"{target} is a program, not a training script",
             why="launch starts the ranks itself, with the launcher that the script needs (--launcher)",
-            fix=phrase("pass only the Python script and its arguments: {example}", example=example),
+            fix=f"pass only the Python script and its arguments: {example}",
         )
     return ConfigFileError(
-        phrase("script {target} does not exist", target=target),
+        f"script {target} does not exist",
         why="the ranks cannot start without it",
-        fix=phrase("give its path relative to this folder: {example}", example=example),
+        fix=f"give its path relative to this folder: {example}",
     )
 
 

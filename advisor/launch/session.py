@@ -16,7 +16,6 @@ from ...estimators.estimate import Estimate, total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
 from ...estimators.memory.host_memory import process_terms
-from ...estimators.phrase import phrase
 from ...probes.store import record_of, try_store
 from ...validate.checkpoint import checkpoints_in, newest_usable, step_of
 from ..text.labels import plan_title
@@ -140,7 +139,7 @@ def next_launch(
             f"{run.gradient_accumulation_steps} and checkpointing {'on' if run.gradient_checkpointing else 'off'} is "
             "predicted to fit; how this script takes them and resumes cannot be known, so it is not started"
         )
-    make_folder(folder, phrase("the next plan's configuration is written there"))
+    make_folder(folder, "the next plan's configuration is written there")
     path = folder / "ds_config.json"
     write_config(run.config, path, force=True)
     values = {
@@ -202,9 +201,9 @@ def run_session(
     """
     variables = environment_of(request)
     if variables:
-        output.say(phrase("sets {settings}", settings=" ".join(f"{name}={value}" for name, value in variables.items())))
+        output.say("sets {settings}".format(settings=" ".join(f"{name}={value}" for name, value in variables.items())))
     if kept := kept_settings(request):
-        output.say(phrase("keeps {settings}", settings=", ".join(kept)))
+        output.say(f"keeps {', '.join(kept)}")
     if check is not None:
         if against := objections(request, check, output.say):
             return Session(objections=tuple(against))
@@ -215,8 +214,7 @@ def run_session(
     first_folder = request.folder
     while True:
         prepare(request)
-        with output.speaking():
-            outcome = launch(request, verbose=verbose, console=console)
+        outcome = launch(request, verbose=verbose, console=console)
         attempt = Attempt(request=request, outcome=outcome)
         keep_training(attempt)
         attempts.append(attempt)
@@ -226,8 +224,8 @@ def run_session(
         following = next_launch(request, outcome, first_folder / f"fallback-{len(attempts)}", say=output.say)
         if not fallback or following.request is None or len(attempts) == _MAX_ATTEMPTS:
             return Session(attempts=tuple(attempts), following=following)
-        title = phrase("{first} ({second})", first=FAILURE_TITLES[failure.kind], second=failure.message)
-        output.say(phrase("{failure}; continuing with {plan}", failure=title, plan=following.description))
+        title = f"{FAILURE_TITLES[failure.kind]} ({failure.message})"
+        output.say(f"{title}; continuing with {following.description}")
         request = following.request
 
 

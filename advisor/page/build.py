@@ -19,7 +19,6 @@ from typing import Literal
 import packaging
 
 from ...estimators.errors import DsAdviseError
-from ...estimators.phrase import phrase
 from .answers import FIRST
 
 VERSION = "314.0.7"
@@ -98,10 +97,10 @@ def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
     folder with other files, a folder that is not writable, and a missing Pyodide.
     """
     if folder.exists() and not folder.is_dir():
-        raise DsAdviseError(phrase("{folder} is a file", folder=folder), fix="name a folder")
+        raise DsAdviseError(f"{folder} is a file", fix="name a folder")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).is_file():
         raise DsAdviseError(
-            phrase("{folder} holds other files", folder=folder),
+            f"{folder} holds other files",
             why="they would be mixed with the page's files",
             fix="name an empty or a new folder",
         )
@@ -120,7 +119,7 @@ def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
             (folder / name).write_bytes(raw)
     except OSError as error:
         raise DsAdviseError(
-            phrase("{folder}: cannot be written ({strerror})", folder=folder, strerror=error.strerror),
+            f"{folder}: cannot be written ({error.strerror})",
             fix="name a folder that you may write to",
         ) from error
     return [folder / name for name in contents]
@@ -209,11 +208,10 @@ def _downloaded(folder: Path) -> Path:
 def _unusable(what: str) -> DsAdviseError:
     return DsAdviseError(
         what,
-        why=phrase("a static page includes Pyodide {version}", version=VERSION),
-        fix=phrase(
-            "get it where there is a network (npm pack pyodide@{version}) and pass --pyodide pyodide-{version}.tgz; "
-            "ds-advise page without --build needs none",
-            version=VERSION,
+        why=f"a static page includes Pyodide {VERSION}",
+        fix=(
+            f"get it where there is a network (npm pack pyodide@{VERSION}) and pass --pyodide pyodide-{VERSION}.tgz; "
+            "ds-advise page without --build needs none"
         ),
     )
 

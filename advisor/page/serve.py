@@ -9,7 +9,6 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ...estimators.errors import DsAdviseError
-from ...estimators.phrase import phrase
 from .answers import REQUESTS
 from .build import TYPES, page_file
 
@@ -25,7 +24,7 @@ def page_server(port: int) -> ThreadingHTTPServer:
         return ThreadingHTTPServer((ADDRESS, port), _Handler)
     except (OSError, OverflowError) as error:
         raise DsAdviseError(
-            phrase("port {port} cannot be used ({error})", port=port, error=error),
+            f"port {port} cannot be used ({error})",
             fix="leave --port out, or name another",
         ) from error
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from ...estimators.errors import ClusterError
 from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster, Gpu, assumes_sxm, find_gpu, gpu_of_memory
-from ...estimators.phrase import phrase
 
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 """Larger counts are assumed to be typing errors (DGX-2 has the most GPUs in one host, 16)."""
@@ -35,7 +34,7 @@ _OTHER_ORDER = re.compile(
 """Other orders of kind and count: `H100x8`, `H100:8`, `8*H100`. The kind has a digit, so that the x in RTX9090 is not
 parsed as a separator."""
 
-_GRAMMAR = phrase("write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine")
+_GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
 
 
 def cluster_of(options: Mapping[str, Any]) -> Cluster:
@@ -48,14 +47,14 @@ def cluster_of(options: Mapping[str, Any]) -> Cluster:
             raise ClusterError(
                 "--gpus does not apply to --device cpu",
                 why="its ranks are processes on the host",
-                fix=phrase("pass --ranks {ranks} instead", ranks=DEFAULT_CPU_RANKS),
+                fix=f"pass --ranks {DEFAULT_CPU_RANKS} instead",
             )
         from .this_machine import cpu_cluster  # imported here: few questions are about this machine
 
         cluster = cpu_cluster(ranks or DEFAULT_CPU_RANKS, memory_limit_bytes(options))
     elif ranks is not None or memory is not None:
         raise ClusterError(
-            phrase("{option} needs --device cpu", option="--ranks" if ranks is not None else "--memory"),
+            f"{'--ranks' if ranks is not None else '--memory'} needs --device cpu",
             why="a GPU is one rank and has its own memory",
             fix="pass --gpus, or add --device cpu",
         )
@@ -119,12 +118,12 @@ def parse_cluster(
         known = measured_hardware("cuda")
         cluster = cluster if known is None else as_measured(cluster, known)
         if cluster.gpu.assumed:
-            cluster = _assuming(cluster, phrase("{gpu} as fast as a known card of its size", gpu=cluster.gpu.name))
+            cluster = _assuming(cluster, f"{cluster.gpu.name} as fast as a known card of its size")
     if interconnect is None:
         return cluster
     rate = _rate(interconnect)
     if cluster.nodes == 1:
-        return _assuming(cluster, phrase("--interconnect has no effect on one node"))
+        return _assuming(cluster, "--interconnect has no effect on one node")
     return replace(cluster, interconnect_bytes_per_s=rate)
 
 
@@ -151,23 +150,21 @@ def _described(gpus: str) -> Cluster:
     nodes, per_node = (int(first), int(second)) if second else (1, int(first or 1))
     if not kind:
         raise ClusterError(
-            phrase("--gpus {gpus!r} has no kind of GPU", gpus=gpus[:40]),
-            why=phrase("memory and speed depend on it"),
+            f"--gpus {gpus[:40]!r} has no kind of GPU",
+            why="memory and speed depend on it",
             fix=_GRAMMAR,
         )
     if not 0 < nodes <= MOST_NODES or per_node < 1:
         raise ClusterError(
-            phrase("--gpus {gpus!r}", gpus=gpus),
-            why=phrase("1 to {most} nodes and at least 1 GPU are needed", most=MOST_NODES),
+            f"--gpus {gpus!r}",
+            why=f"1 to {MOST_NODES} nodes and at least 1 GPU are needed",
             fix=_GRAMMAR,
         )
     if per_node > MOST_GPUS_PER_NODE:
         raise ClusterError(
-            phrase("--gpus {gpus!r} has {per_node} GPUs in one node", gpus=gpus, per_node=per_node),
-            why=phrase("a node holds at most {most}", most=MOST_GPUS_PER_NODE),
-            fix=phrase(
-                "write nodes x GPUs x kind, such as {example}", example=f"{min(MOST_NODES, -(-per_node // 8))}x8x{kind}"
-            ),
+            f"--gpus {gpus!r} has {per_node} GPUs in one node",
+            why=f"a node holds at most {MOST_GPUS_PER_NODE}",
+            fix=f"write nodes x GPUs x kind, such as {min(MOST_NODES, -(-per_node // 8))}x8x{kind}",
         )
     gpu, assumptions = _gpu_of_kind(kind, gpus)
     return Cluster(nodes=nodes, gpus_per_node=per_node, gpu=gpu, assumptions=assumptions)
@@ -177,15 +174,13 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
     size = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", kind.strip(), flags=re.IGNORECASE | re.ASCII)
     if size and size[2]:
         gpu = gpu_of_memory(float(size[1]))
-        known = phrase(
-            "GPUs of {size} GB have the speed of the {gpu} (--gpus names no model)", size=gpu.nominal_gb, gpu=gpu.name
-        )
+        known = f"GPUs of {gpu.nominal_gb} GB have the speed of the {gpu.name} (--gpus names no model)"
         return gpu, (known,)
     if size and len(size[1]) < 4:
         raise ClusterError(
-            phrase("--gpus {gpus!r} ends in a number without a unit", gpus=gpus),
+            f"--gpus {gpus!r} ends in a number without a unit",
             why="it could be a count or a memory size",
-            fix=phrase("for memory write {number}GB; {grammar}", number=gpus.strip(), grammar=_GRAMMAR),
+            fix=f"for memory write {gpus.strip()}GB; {_GRAMMAR}",
         )
     try:
         gpu = find_gpu(kind)
@@ -196,10 +191,10 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         other = _OTHER_ORDER.fullmatch(gpus.strip())
         if other is not None and kind == gpus.strip():  # no count was found
             count, kind = other["count"] or other["before"], other["kind"] or other["behind"]
-            fix = phrase("write --gpus {gpus}", gpus=f"{count}x{kind.strip()}")
-            raise ClusterError(phrase("--gpus {gpus!r} has the count in the wrong place", gpus=gpus), fix=fix) from None
+            fix = f"write --gpus {count}x{kind.strip()}"
+            raise ClusterError(f"--gpus {gpus!r} has the count in the wrong place", fix=fix) from None
         raise
-    return gpu, ((phrase("{kind} means the {gpu}", kind=kind.strip(), gpu=gpu.name),) if assumes_sxm(kind, gpu) else ())
+    return gpu, ((f"{kind.strip()} means the {gpu.name}",) if assumes_sxm(kind, gpu) else ())
 
 
 def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str, ...]]:
@@ -208,12 +203,7 @@ def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str
     gpu = gpu_of_memory(gigabytes)
     with suppress(ClusterError):
         gpu = replace(find_gpu(name), memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
-    taken = phrase(
-        "{name} of {size} GB, which is not in the table of GPUs, has the speed of the {gpu}",
-        name=name,
-        size=gpu.nominal_gb,
-        gpu=gpu.name,
-    )
+    taken = f"{name} of {gpu.nominal_gb} GB, which is not in the table of GPUs, has the speed of the {gpu.name}"
     return gpu, (taken,)
 
 
@@ -224,7 +214,7 @@ def _this_machine() -> Cluster:
     kinds = {gpu.name for gpu in found}
     if len(kinds) > 1:
         raise ClusterError(
-            phrase("this machine's GPUs differ: {names}", names=", ".join(sorted(kinds))),
+            f"this machine's GPUs differ: {', '.join(sorted(kinds))}",
             why="all ranks hold the same share of the model and wait for the slowest",
             fix="select equal ones with CUDA_VISIBLE_DEVICES=0,1 or describe them: --gpus 2x24GB",
         )
@@ -249,7 +239,7 @@ def _rate(text: str) -> float:
     )
     if number is None:
         raise ClusterError(
-            phrase("--interconnect {text!r} is not a rate", text=text[:40]),
+            f"--interconnect {text[:40]!r} is not a rate",
             why="the time of every collective depends on it",
             fix=fix,
         )
@@ -257,7 +247,7 @@ def _rate(text: str) -> float:
     rate = float(number[2]) * (1e9 if number[3][0] in "gG" else 1e6) / (1 if in_bytes else 8) * int(number[1] or 1)
     if not 1e8 <= rate <= 2e12:
         raise ClusterError(
-            phrase("--interconnect {text!r} is {rate:g} GB/s per node", text=text, rate=rate / 1e9),
+            f"--interconnect {text!r} is {rate / 1e9:g} GB/s per node",
             why="values from 0.1 to 2000 GB/s are accepted",
             fix=fix,
         )
@@ -274,28 +264,26 @@ def parse_ram(text: str) -> tuple[int, str]:
     if "i" in text.lower():
         return size, ""
     usable = int(size * (1 - KERNEL_MEMORY_SHARE))
-    return usable, phrase(
-        "--ram {text} is taken as {size} GiB, minus {share} % for the kernel",
-        text=text.strip(),
-        size=f"{size / 2**30:,.4g}",
-        share=f"{100 * KERNEL_MEMORY_SHARE:.0f}",
+    return usable, (
+        f"--ram {text.strip()} is taken as {size / 2**30:,.4g} GiB, minus {100 * KERNEL_MEMORY_SHARE:.0f} % for the "
+        "kernel"
     )
 
 
 def parse_size(option: str, text: str, *, least: int, most: int) -> int:
     """Bytes of `256GB` or `256GiB`. A GB of memory is 2**30 bytes, a GB of a drive 10**9 bytes."""
-    fix = phrase("write it as {example}", example=f"{option} {'/mnt/nvme:2TB' if option == '--nvme' else '200GiB'}")
+    fix = f"write it as {option} {'/mnt/nvme:2TB' if option == '--nvme' else '200GiB'}"
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE | re.ASCII)
     unit = match[2].lower() if match else ""
     scale = (_UNITS if option == "--nvme" else _MEMORY_UNITS).get(unit if unit.endswith("b") else unit + "b")
     if match is None or scale is None:
-        what = phrase("{option} {text!r} is not a size", option=option, text=text[:40])
+        what = f"{option} {text[:40]!r} is not a size"
         raise ClusterError(what, why="a number and a unit are needed", fix=fix)
     size = int(float(match[1]) * scale)
     if not least <= size <= most:
         raise ClusterError(
-            phrase("{option} {text!r} is out of range", option=option, text=text),
-            why=phrase("from {least:g} GB to {most:g} TB are accepted", least=least / 1e9, most=most / 1e12),
+            f"{option} {text!r} is out of range",
+            why=f"from {least / 1e9:g} GB to {most / 1e12:g} TB are accepted",
             fix=fix,
         )
     return size

@@ -19,7 +19,6 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ...estimators.errors import UnknownModelError
 from ...estimators.models import catalogue
-from ...estimators.phrase import listed, named, phrase
 from ...probes.store_path import store_path
 from ..text.output import to_stderr
 
@@ -30,15 +29,15 @@ without a byte."""
 _LARGEST_BYTES = 10_000_001
 """Maximum number of bytes to download: one more than `read_json_object` accepts."""
 
-_OTHERWISE = phrase("give a catalogue name, or a folder with the model's config.json")
-_ABSENT = (phrase("not on the hub, or private and not visible to the token"), _OTHERWISE)
+_OTHERWISE = "give a catalogue name, or a folder with the model's config.json"
+_ABSENT = ("not on the hub, or private and not visible to the token", _OTHERWISE)
 _REFUSALS = {
     "GatedRepo": (
-        phrase("the hub shows this model only to users who accepted its terms"),
-        phrase("accept them on its page and log in with `hf auth login`, or set HF_TOKEN"),
+        "the hub shows this model only to users who accepted its terms",
+        "accept them on its page and log in with `hf auth login`, or set HF_TOKEN",
     ),
     "RepoNotFound": _ABSENT,
-    "EntryNotFound": (phrase("its repository on the hub has no config.json"), _OTHERWISE),
+    "EntryNotFound": ("its repository on the hub has no config.json", _OTHERWISE),
 }
 """X-Error-Code -> (problem, fix)."""
 
@@ -49,8 +48,8 @@ def config_from_hub(hub_id: str, *, offline: bool) -> Path:
 
     def unknown(what: str, fix: str) -> UnknownModelError:
         near = ", ".join(catalogue.nearest(hub_id))
-        what = phrase("{place}: {what}", place=hub_id, what=what)
-        return UnknownModelError(what, why=phrase("nearest names: {names}", names=near), fix=fix)
+        what = f"{hub_id}: {what}"
+        return UnknownModelError(what, why=f"nearest names: {near}", fix=fix)
 
     name = f"models--{hub_id.replace('/', '--')}"
     own = store_path().parent / "hub" / name / "config.json"
@@ -61,24 +60,24 @@ def config_from_hub(hub_id: str, *, offline: bool) -> Path:
     if offline or variable:
         forbids, leave = ("--offline", "leave --offline out") if offline else ("HF_HUB_OFFLINE", "unset HF_HUB_OFFLINE")
         raise unknown(
-            phrase("neither in the catalogue nor in the hub's cache, and {option} forbids the network", option=forbids),
-            phrase("{first} or {last}", first=named(leave), last=_OTHERWISE),
+            f"neither in the catalogue nor in the hub's cache, and {forbids} forbids the network",
+            f"{leave} or {_OTHERWISE}",
         )
-    no_network = listed([_OTHERWISE, phrase("--offline does not use the hub")], "; ")
+    no_network = "; ".join([_OTHERWISE, "--offline does not use the hub"])
     try:
         return _in_time(lambda: _download(hub_id, own), f"asking the hub for the config.json of {hub_id} ...")
     except HTTPError as error:
         code = error.headers.get("X-Error-Code", "")
         if code in _REFUSALS or error.code in (401, 404):
             raise unknown(*_REFUSALS.get(code, _ABSENT)) from None
-        what = phrase("not in the catalogue, and the hub answers {words}", words=f"{error.code} {error.reason}")
+        what = f"not in the catalogue, and the hub answers {error.code} {error.reason}"
         raise unknown(what, no_network) from None
     except TimeoutError:
-        what = phrase("not in the catalogue, and the hub did not send its config.json within {s:.0f} s", s=_LIMIT_S)
+        what = f"not in the catalogue, and the hub did not send its config.json within {_LIMIT_S:.0f} s"
         raise unknown(what, no_network) from None
     except (OSError, HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
-        what = phrase("not in the catalogue, and the hub cannot be reached ({reason})", reason=reason)
+        what = f"not in the catalogue, and the hub cannot be reached ({reason})"
         raise unknown(what, no_network) from error
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from ...estimators.errors import WorkloadError
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.phrase import phrase
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
 from ..data.counting import EPOCHS, count_data
@@ -50,12 +49,12 @@ def check_job(options: Mapping[str, Any]) -> None:
     given = {name: options[name] for name in names_in(JobOptions) if options.get(name) is not None}
     amounts = [f"--{name}" for name in ("data", "samples", "tokens") if name in given]
     if len(amounts) > 1:
-        both = phrase("{names} both set the amount of training", names=" and ".join(amounts))
+        both = f"{' and '.join(amounts)} both set the amount of training"
         raise WorkloadError(both, fix="leave all but one out")
     for name in ("epochs", "price", "eval_split"):
         if given.get(name) and not amounts:
             raise WorkloadError(
-                phrase("--{option} needs the amount of training", option=name.replace("_", "-")),
+                f"--{name.replace('_', '-')} needs the amount of training",
                 why="duration and cost are computed for a whole job",
                 fix="add --data FILE, --samples N or --tokens 1B",
             )
@@ -76,14 +75,12 @@ def check_epochs(epochs: float | None, eval_split: float) -> None:
     """Raise WorkloadError for values out of range."""
     if not 0 <= eval_split < 1:
         fix = "pass a share such as --eval-split 0.05"
-        raise WorkloadError(
-            phrase("--eval-split is {eval_split:g}", eval_split=eval_split), why="it is a share below 1", fix=fix
-        )
+        raise WorkloadError(f"--eval-split is {eval_split:g}", why="it is a share below 1", fix=fix)
     if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
         fix = "pass a number such as --epochs 3"
         raise WorkloadError(
-            phrase("--epochs is {epochs:g}", epochs=epochs),
-            why=phrase("it must be above 0 and at most {most}", most=_MOST_EPOCHS),
+            f"--epochs is {epochs:g}",
+            why=f"it must be above 0 and at most {_MOST_EPOCHS}",
             fix=fix,
         )
 
@@ -110,7 +107,7 @@ def job_of(
     basis: tuple[str, ...] = ()
     if epochs is None:
         epochs = EPOCHS
-        basis = (phrase("{epochs} epochs are assumed (--epochs).", epochs=f"{EPOCHS:g}"),)
+        basis = (f"{EPOCHS:g} epochs are assumed (--epochs).",)
     if options["samples"] is not None:
         samples = parse_amount("samples", options["samples"])
         held_out = round(samples * options["eval_split"])
@@ -139,7 +136,7 @@ def _of_completions(asked: AskedJob, rollouts: Rollouts | None) -> AskedJob:
         return asked
     each = rollouts.num_generations * rollouts.num_iterations
     job = replace(asked.job, samples=each * asked.job.samples, lengths=())
-    basis = phrase("Each sample is a prompt, which is trained {count} times.", count=each)
+    basis = f"Each sample is a prompt, which is trained {each} times."
     return asked._replace(job=job, basis=(*asked.basis, basis))
 
 
@@ -150,9 +147,9 @@ def parse_amount(of: str, text: int | str) -> int:
     number = round(float(match[1]) * _SCALES[match[2].lower()]) if match else 0
     if not 0 < number <= _MOST:
         raise WorkloadError(
-            phrase("--{of} {text!r} is not a number of {of}", of=of, text=str(text)[:40]),
-            why=phrase("from 1 to {most:,}T are accepted", most=_MOST // 10**12),
-            fix=phrase("write it as {example}", example=f"--{of} 20000, 500k, 1B"),
+            f"--{of} {str(text)[:40]!r} is not a number of {of}",
+            why=f"from 1 to {_MOST // 10**12:,}T are accepted",
+            fix=f"write it as --{of} 20000, 500k, 1B",
         )
     return number
 
@@ -162,8 +159,8 @@ def parse_duration(option: str, text: str) -> float:
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h|d)", text.strip().lower(), re.ASCII)
     duration_s = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not duration_s:
-        fix = phrase("write it as {example}", example=f"{option} 24h, 90m, 3d")
-        what = phrase("{option} {text!r} is not a duration", option=option, text=text[:40])
+        fix = f"write it as {option} 24h, 90m, 3d"
+        what = f"{option} {text[:40]!r} is not a duration"
         raise WorkloadError(what, why="a number and a unit are needed", fix=fix)
     return duration_s
 
@@ -174,7 +171,7 @@ def parse_price(text: str) -> Price:
     figure = float(match["figure"]) if match else 0.0
     if match is None or not 0 < figure <= 10**6:
         raise WorkloadError(
-            phrase("--price {text!r} is not a price", text=text[:40]),
+            f"--price {text[:40]!r} is not a price",
             why="an hourly price is needed, per GPU unless /node is given",
             fix="write it as --price 2.49/h or --price $20/node/h",
         )

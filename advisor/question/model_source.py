@@ -16,7 +16,6 @@ from ...estimators.errors import ModelConfigError, UnknownModelError, WorkloadEr
 from ...estimators.models import catalogue
 from ...estimators.models.families import UnknownModelTypeError, shape_from_config
 from ...estimators.models.model_shape import Input, ModelShape, OwnModule
-from ...estimators.phrase import phrase
 from ...estimators.workload import DEFAULT_SEQ_LEN
 
 
@@ -62,8 +61,8 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     name = name_or_path.strip()
     if is_own_module(name):
         raise UnknownModelError(
-            phrase("{name} is your own module, which this command does not record", name=name[:80]),
-            fix=phrase("use ds-advise {name} --input-shape 3,32,32, or ds-advise dry-run", name=name[:80]),
+            f"{name[:80]} is your own module, which this command does not record",
+            fix=f"use ds-advise {name[:80]} --input-shape 3,32,32, or ds-advise dry-run",
         )
     try:
         path = Path(name).expanduser()
@@ -76,9 +75,7 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     can_only_be_a_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..")
     if can_only_be_a_path or name.endswith(".json") or name.count("/") > 1:
         raise UnknownModelError(
-            phrase("{path}: no config.json in this folder", path=name)
-            if is_folder
-            else phrase("{path}: no such file or folder", path=name),
+            f"{name}: no config.json in this folder" if is_folder else f"{name}: no such file or folder",
             fix="give the folder that holds the model's config.json, a catalogue name, or a hub id",
         )
     try:
@@ -115,8 +112,8 @@ def inputs_of(shapes: str | None, types: str | None) -> tuple[Input, ...]:
     names = names * len(given) if len(names) == 1 else names
     if len(names) != len(given) or not {*names} <= {*_TYPES}:
         raise WorkloadError(
-            phrase("--input-dtype {types!r:.40} does not fit --input-shape {shapes!r:.40}", types=types, shapes=shapes),
-            why=phrase("it is one type for all inputs or one type per input, from {names}", names=", ".join(_TYPES)),
+            f"--input-dtype {types!r:.40} does not fit --input-shape {shapes!r:.40}",
+            why=f"it is one type for all inputs or one type per input, from {', '.join(_TYPES)}",
             fix="write it as int64, or float+int64",
         )
     return tuple(Input(_sizes(text), name) for text, name in zip(given, names, strict=True))
@@ -128,7 +125,7 @@ def _sizes(text: str) -> tuple[int, ...]:
         return ()
     if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
         raise WorkloadError(
-            phrase("--input-shape {text!r} is not a shape", text=text[:40]),
+            f"--input-shape {text[:40]!r} is not a shape",
             why="it lists the dimensions of one sample",
             fix="write it as 3,32,32; several inputs as 3,32,32+77; one number per sample as scalar",
         )
@@ -141,17 +138,13 @@ def options_of_module(shape: ModelShape, given: Mapping[str, Any]) -> dict[str, 
     checkpointing = given["gradient_checkpointing"]
     if given["method"] != "full":
         raise WorkloadError(
-            phrase("--method {method} does not apply to a module of your own", method=given["method"]),
+            f"--method {given['method']} does not apply to a module of your own",
             why="its own code creates the adapters",
             fix="let the function return get_peft_model(...), and leave --method out",
         )
     if checkpointing == "offload" or (checkpointing == "on" and not shape.module.checkpointing):
         raise WorkloadError(
-            phrase(
-                "{name} does not offer --gradient-checkpointing {checkpointing}",
-                name=shape.name,
-                checkpointing=checkpointing,
-            ),
+            f"{shape.name} does not offer --gradient-checkpointing {checkpointing}",
             why="its class has none of the methods that transformers, timm and diffusers have for it, such as "
             "gradient_checkpointing_enable",
             fix="leave --gradient-checkpointing out",
@@ -190,7 +183,7 @@ def module_of_object(model: Any, example_inputs: Any, loss_fn: Any) -> ModelShap
 
 def _cannot(name: str, why: str, fix: str) -> ModelConfigError:
     return ModelConfigError(
-        phrase("{name} cannot be recorded", name=name),
+        f"{name} cannot be recorded",
         why=why,
         fix=fix or "ds-advise probe runs any module on a GPU, or with --device cpu",
     )

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
 from ...estimators.errors import WorkloadError
-from ...estimators.phrase import phrase
 from ...estimators.rollouts import Rollout
 from ...estimators.workload import (
     NEXT_TOKEN,
@@ -70,13 +69,13 @@ class Option(NamedTuple):
     def check(self, value: Any) -> None:
         """Raise WorkloadError for a value that is not a choice of the option, or a count out of range."""
         if self.choices and value not in self.choices:
-            fix = phrase("pass one of {names}", names=", ".join(self.choices))
-            raise WorkloadError(phrase("unknown {name} {value!r}", name=self.name, value=str(value)[:40]), fix=fix)
+            fix = f"pass one of {', '.join(self.choices)}"
+            raise WorkloadError(f"unknown {self.name} {str(value)[:40]!r}", fix=fix)
         if self.kind.startswith("count") and value != "max" and not 0 < value <= LARGEST_COUNT:
             raise WorkloadError(
-                phrase("{name} is {value}", name=self.name, value=value),
-                why=phrase("it must be between 1 and {most}", most=LARGEST_COUNT),
-                fix=phrase("pass another {flag}", flag=self.flag),
+                f"{self.name} is {value}",
+                why=f"it must be between 1 and {LARGEST_COUNT}",
+                fix=f"pass another {self.flag}",
             )
 
 
@@ -100,7 +99,7 @@ def declared(annotations: Mapping[str, Any]) -> dict[str, Option]:
 def parse_count(text: str) -> int:
     """An integer from 1 to 999999999 in digits. Raises ValueError for any other text."""
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
-        raise ValueError(phrase("{text!r} is not a whole number from 1 to 999999999", text=text[:40]))
+        raise ValueError(f"{text[:40]!r} is not a whole number from 1 to 999999999")
     return int(text)
 
 

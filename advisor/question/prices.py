@@ -11,7 +11,6 @@ from pathlib import Path
 from ...ds_configs.job import Offer
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware import Cluster
-from ...estimators.phrase import phrase
 from ...estimators.time.job import HOUR_S, Price
 from ..data.rows import DataError, read_csv
 from .cluster import MOST_NODES, parse_cluster
@@ -113,22 +112,17 @@ def read_prices(path: Path) -> PriceTable:
         own = row.get("currency", "").upper() or "USD"
         if not re.fullmatch("[A-Z]{3}", own):
             fix = "write its code, such as USD, EUR or CNY"
-            raise ConfigFileError(phrase("{where}: {own!r} is not a currency", where=where, own=own[:20]), fix=fix)
+            raise ConfigFileError(f"{where}: {own[:20]!r} is not a currency", fix=fix)
         currency = currency or own
         if own != currency:
             fix = "give all of them in one currency"
             raise ConfigFileError(
-                phrase(
-                    "{where}: prices in {currency} and {own} cannot be compared",
-                    where=where,
-                    currency=currency,
-                    own=own,
-                ),
+                f"{where}: prices in {currency} and {own} cannot be compared",
                 fix=fix,
             )
         machines += _machines(row, where)
     if currency is None:
-        raise ConfigFileError(phrase("{path} lists no machine", path=path.name), fix=_EXAMPLE)
+        raise ConfigFileError(f"{path.name} lists no machine", fix=_EXAMPLE)
     return PriceTable(name=path.name, machines=tuple(machines), currency=currency)
 
 
@@ -141,8 +135,8 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             if unknown or "gpus" not in cells:
                 what = f"has a column {unknown[0][:40]!r}" if unknown else "has no column gpus"
                 raise ConfigFileError(
-                    phrase("{name} {what}", name=path.name, what=what),
-                    why=phrase("the columns are {columns}", columns=", ".join(COLUMNS)),
+                    f"{path.name} {what}",
+                    why=f"the columns are {', '.join(COLUMNS)}",
                     fix=_EXAMPLE,
                 )
             if any(cells.values()):
@@ -157,7 +151,7 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
     sizes = [int(count) for count in counts.split("/")]
     if len(sizes) > 1 and row.get("price_per_machine"):
         raise ConfigFileError(
-            phrase("{where}: machines of {counts} GPUs have the same price", where=where, counts=counts),
+            f"{where}: machines of {counts} GPUs have the same price",
             fix="use price_per_gpu, or a row for each size",
         )
     nodes = _number(row, "nodes", where, most=MOST_NODES) if row.get("nodes") else 1
@@ -180,9 +174,7 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) 
         alone = parse_cluster(gpus, ram=row.get("ram") or None)
         network = parse_cluster(f"2x{gpus}", interconnect=row.get("interconnect") or None)
     except ClusterError as error:
-        raise ClusterError(
-            phrase("{where}: {what}", where=where, what=error.what), why=error.why, fix=error.fix
-        ) from None
+        raise ClusterError(f"{where}: {error.what}", why=error.why, fix=error.fix) from None
     ram = alone.host_memory_bytes_per_node
     return replace(
         alone,
@@ -194,9 +186,7 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) 
 
 def _price(row: Mapping[str, str], gpus: int, where: str) -> Price | None:
     if row.get("price_per_gpu") and row.get("price_per_machine"):
-        raise ConfigFileError(
-            phrase("{where} has both price_per_gpu and price_per_machine", where=where), fix="leave one of them empty"
-        )
+        raise ConfigFileError(f"{where} has both price_per_gpu and price_per_machine", fix="leave one of them empty")
     if row.get("price_per_gpu"):
         return Price(per_hour=gpus * _number(row, "price_per_gpu", where, most=MOST_PER_HOUR), unit="node")
     if row.get("price_per_machine"):
@@ -209,8 +199,8 @@ def _number(row: Mapping[str, str], column: str, where: str, *, most: float) -> 
     is_number = re.fullmatch(r"\d{1,9}(\.\d{1,20})?", text, re.ASCII)
     if is_number is None or not 0 < float(text) <= most:
         raise ConfigFileError(
-            phrase("{where}: {column} is {text!r}", where=where, column=column, text=text[:40]),
-            why=phrase("a number above 0 and up to {most:,.0f} is needed, without a currency", most=most),
+            f"{where}: {column} is {text[:40]!r}",
+            why=f"a number above 0 and up to {most:,.0f} is needed, without a currency",
             fix="leave it empty where it is not known",
         )
     return float(text)

@@ -15,7 +15,6 @@ from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, default_loss, offered_loss, unusable_loss
 from ...estimators.optimizers import optimizer
-from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
@@ -103,11 +102,7 @@ class Question:
         per_gpu = self.micro_batch_size or (workload.global_batch_size or LARGEST_COUNT) // self.cluster.world_size
         if per_gpu < (least := OBJECTIVES[workload.objective].least_samples) and least > 1:
             raise WorkloadError(
-                phrase(
-                    "a micro batch of {per_gpu} is too small for {objective}",
-                    per_gpu=per_gpu,
-                    objective=workload.objective,
-                ),
+                f"a micro batch of {per_gpu} is too small for {workload.objective}",
                 why="its loss pairs each sample with the answer of another sample of the micro batch",
                 fix=f"pass --micro-batch {least}, and a --global-batch of at least {least * self.cluster.world_size}",
             )
@@ -122,7 +117,7 @@ class Question:
                 fix="pass --attention flash, or leave --document-len out",
             )
         has_kernels = workload.kernels != "liger" or supports(model, "liger")
-        unpatched = phrase("it does not patch {model_type} models", model_type=model.model_type)
+        unpatched = f"it does not patch {model.model_type} models"
         spread = Plan(
             zero_stage=1,
             micro_batch_size=1,
@@ -131,16 +126,16 @@ class Question:
             bf16_optimizer_states=in_bf16,
         )
         no_autoep = unsupported(model, workload, spread) if self.options["experts"] == "autoep" else None
-        no_loss = phrase("the {loss} loss is not possible here", loss=workload.loss)
-        no_liger = phrase("Liger has no kernels for {model}", model=model.name)
+        no_loss = f"the {workload.loss} loss is not possible here"
+        no_liger = f"Liger has no kernels for {model.name}"
         for what, why, option in (
-            (phrase("AutoEP is not possible here"), no_autoep, "--experts"),
-            (phrase("tiles are not possible here"), untileable(model, workload), "--mlp and --loss tiled"),
+            ("AutoEP is not possible here", no_autoep, "--experts"),
+            ("tiles are not possible here", untileable(model, workload), "--mlp and --loss tiled"),
             (no_loss, unusable_loss(model, workload.loss), "--loss"),
             (no_liger, None if has_kernels else unpatched, "--kernels"),
         ):
             if why is not None:
-                raise WorkloadError(what, why=why, fix=phrase("leave {option} out", option=option))
+                raise WorkloadError(what, why=why, fix=f"leave {option} out")
 
     def with_options(self, **options: Unpack[PlanOptions]) -> Question:
         """The question with other features of plans. Raises WorkloadError for impossible features."""
@@ -165,7 +160,7 @@ class Question:
         obstacle = obstacle or (f"{ranks} GPUs are not divisible into groups of {size}" if ranks % size else None)
         if obstacle is not None:
             raise WorkloadError(
-                phrase("{size} GPUs cannot share a sample", size=size),
+                f"{size} GPUs cannot share a sample",
                 why=obstacle,
                 fix="pass another --sequence-parallel-size, or leave it out"
                 + context_parallel_words(self.model, self.workload, size),
@@ -175,32 +170,27 @@ class Question:
         ranks = self.cluster.world_size // (self.options["sequence_parallel_size"] or 1)
         if global_batch % ranks:
             lower = global_batch // ranks * ranks
-            fix = phrase("pass --global-batch {size}", size=lower + ranks)
+            fix = f"pass --global-batch {lower + ranks}"
             return WorkloadError(
-                phrase("a global batch of {size} is not divisible by {ranks} GPUs", size=global_batch, ranks=ranks),
+                f"a global batch of {global_batch} is not divisible by {ranks} GPUs",
                 why="every GPU takes the same number of samples per optimizer step",
-                fix=phrase("{first} or {last}", first=fix, last=lower) if lower else fix,
+                fix=f"{fix} or {lower}" if lower else fix,
             )
         each = global_batch // ranks
         fields = {"batch": global_batch, "ranks": ranks, "each": each, "size": self.micro_batch_size or 1}
         return WorkloadError(
-            phrase(
+            (
                 "a global batch of {batch} over {ranks} GPUs is {each} samples per GPU, which is not a multiple of "
-                "micro batch {size}",
-                **fields,
-            ),
+                "micro batch {size}"
+            ).format(**fields),
             why="global batch = micro batch x accumulation steps x GPUs",
-            fix=phrase("pass a --micro-batch that divides {each}, or another --global-batch", each=each),
+            fix=f"pass a --micro-batch that divides {each}, or another --global-batch",
         )
 
     def _incomplete_groups(self, rollouts: Rollouts) -> WorkloadError:
         ranks, group = self.cluster.world_size, rollouts.group_of(self.cluster.world_size)
         return WorkloadError(
-            phrase(
-                "the completions of {ranks} GPUs do not form whole groups of {num_generations}",
-                ranks=ranks,
-                num_generations=rollouts.num_generations,
-            ),
+            f"the completions of {ranks} GPUs do not form whole groups of {rollouts.num_generations}",
             why="micro batch x steps per generation x GPUs must be a multiple of --num-generations",
             fix=f"pass a --global-batch that is a multiple of {ranks * group}, or another --num-generations",
         )

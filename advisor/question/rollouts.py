@@ -11,7 +11,6 @@ from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster
 from ...estimators.memory.rollout_memory import cached_sequences
 from ...estimators.objectives import OBJECTIVES, reward_model, trained_model
-from ...estimators.phrase import phrase
 from ...estimators.rollouts import BATCH_SIZE, Rollouts
 from .options import RolloutOptions, names_in
 
@@ -32,11 +31,7 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
     foreign = [name for name in named if defaults is None or name in spec.lacks]
     if foreign:
         raise WorkloadError(
-            phrase(
-                "--{words} is not possible with --objective {given}",
-                words=foreign[0].replace("_", "-"),
-                given=given["objective"],
-            ),
+            f"--{foreign[0].replace('_', '-')} is not possible with --objective {given['objective']}",
             why="it generates no completions" if defaults is None else "its trainer has no such setting",
             fix="pass --objective grpo, or leave it out" if defaults is None else "leave it out",
         )
@@ -56,11 +51,7 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
         raise WorkloadError("vllm_gpu_memory_utilization is a fraction below 1", fix="pass a number such as 0.3")
     if rollouts.beta < 0 or rollouts.num_generations < min(2, defaults.num_generations):
         raise WorkloadError(
-            phrase(
-                "beta {beta:g} with {num_generations} generations",
-                beta=rollouts.beta,
-                num_generations=rollouts.num_generations,
-            ),
+            f"beta {rollouts.beta:g} with {rollouts.num_generations} generations",
             why="beta must be at least 0, and advantages compare at least two completions of a prompt",
             fix="pass other numbers",
         )
@@ -95,10 +86,7 @@ def rollout_choices(question: Question) -> list[Question]:
                 raise
     if not found:
         raise WorkloadError(
-            phrase(
-                "{world_size} GPUs cannot be split between training and generation",
-                world_size=question.cluster.world_size,
-            ),
+            f"{question.cluster.world_size} GPUs cannot be split between training and generation",
             why="the batch is not divisible, or the model does not fit a vLLM engine",
             fix="pass another --global-batch, --server-gpus or --vllm-tensor-parallel-size, or --rollout generate",
         )
@@ -108,14 +96,14 @@ def rollout_choices(question: Question) -> list[Question]:
 def rollout_assumptions(question: Question) -> tuple[str, ...]:
     """Assumptions about completions, a phrase each."""
     rollouts = question.workload.rollouts
-    batch = phrase("a batch of about {size} completions, as in DeepSeekMath", size=BATCH_SIZE)
+    batch = f"a batch of about {BATCH_SIZE} completions, as in DeepSeekMath"
     if rollouts is not None and rollouts.local_rollout_forward_batch_size:
         size = rollouts.local_rollout_forward_batch_size
-        batch = phrase("a batch of {size} completions per GPU, which are generated at once", size=size)
+        batch = f"a batch of {size} completions per GPU, which are generated at once"
     assumed: tuple[str, ...] = (batch,) if question.is_batch_free else ()
-    assumed += (phrase("completions of --max-completion-length tokens"),)
+    assumed += ("completions of --max-completion-length tokens",)
     by_function = rollouts is not None and reward_model(question.model, question.workload) is None
-    return assumed + ((phrase("rewards by a function that takes no time"),) if by_function else ())
+    return assumed + (("rewards by a function that takes no time",) if by_function else ())
 
 
 def _settings(question: Question, rollouts: Rollouts, free: tuple[str, ...]) -> Iterator[tuple[Cluster, Rollouts]]:

@@ -9,7 +9,6 @@ from typing import Any, Unpack
 
 from ...estimators.errors import ModelConfigError
 from ...estimators.hardware import Cluster
-from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ...validate.lint.config_file import read_config_file
@@ -82,7 +81,7 @@ def run_of(question: Question, plan: Plan, *, offline: bool = False) -> Run:
     module = question.model.module
     if module is not None and not module.factory:
         raise ModelConfigError(
-            phrase("{name} is an object of this process", name=question.model.name),
+            f"{question.model.name} is an object of this process",
             why="a dry run and a probe build it in their own process",
             fix="write a function that returns it to a file, and pass it: train.py:build_model",
         )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...estimators.hardware import AttentionSpeed, Cluster, Gpu
 from ...estimators.json_form import from_json
-from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.time.collective_time import LINK_SHARE, link_share
 from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
@@ -52,11 +51,11 @@ class MeasuredHardware:
     result: BenchResult
     age_s: float
 
-    def phrase(self, names: Sequence[Phrase]) -> str:
+    def phrase(self, names: Sequence[str]) -> str:
         """The benchmark as a phrase: `here 3 days ago (bench): matrix products, PCIe`."""
         if not names:
             return ""
-        return phrase("here {age} (bench): {figures}", age=age(self.age_s), figures=listed(names))
+        return f"here {age(self.age_s)} (bench): {', '.join(names)}"
 
 
 def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None:
@@ -84,16 +83,16 @@ def as_measured(cluster: Cluster, known: MeasuredHardware) -> Cluster:
     return replace(cluster, gpu=gpu, measured=known.phrase([*names, *more]), **changes)
 
 
-def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
+def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
     bf16, fp16, fp32 = (known.best("matrix_product", how=how) for how in ("bf16", "fp16", "fp32"))
     up, down = (known.best(kind, how="pinned") for kind in ("host_to_device", "device_to_host"))
     memory, links, attention = known.memory_bytes_per_s, known.links_bytes_per_s, _attention_speeds(known)
     changes, names = _known(
-        (phrase("matrix products"), bf16 or fp16, {"gemm_bf16_flops_per_s": bf16, "gemm_fp16_flops_per_s": fp16}),
-        (phrase("attention"), attention, {"attention": attention}),
-        (phrase("device memory"), memory, {"memory_bytes_per_s": (memory or 0) / STREAM_SHARE}),
-        (phrase("PCIe"), up and down, {"pcie_bytes_per_s": min(up or 0, down or 0) / PINNED_SHARE}),
-        (phrase("collectives"), links, {"peer_bytes_per_s": (links or 0) / link_share(gpu)}),
+        ("matrix products", bf16 or fp16, {"gemm_bf16_flops_per_s": bf16, "gemm_fp16_flops_per_s": fp16}),
+        ("attention", attention, {"attention": attention}),
+        ("device memory", memory, {"memory_bytes_per_s": (memory or 0) / STREAM_SHARE}),
+        ("PCIe", up and down, {"pcie_bytes_per_s": min(up or 0, down or 0) / PINNED_SHARE}),
+        ("collectives", links, {"peer_bytes_per_s": (links or 0) / link_share(gpu)}),
     )
     if gpu.assumed and fp16 and memory:
         changes |= {
@@ -105,17 +104,17 @@ def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
     return replace(gpu, **changes), names
 
 
-def _measured_node(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[Phrase]]:
+def _measured_node(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[str]]:
     """(fields of a cluster except its GPUs, names of the measured speeds)."""
     score, memory, adam = known.host_score_s, known.best("host_memory"), known.best("cpu_adam")
     read, write = known.best("nvme_read"), known.best("nvme_write")
     same_drive = not cluster.nvme_path or mount_point(cluster.nvme_path) == known.nvme_mount
     drive = {"nvme_read_bytes_per_s_per_node": read, "nvme_write_bytes_per_s_per_node": write}
     changes, names = _known(
-        (phrase("a core's speed"), score, {"host_score_s": score}),
-        (phrase("host memory"), memory, {"dram_bytes_per_s_per_node": (memory or 0) / HOST_STREAM_SHARE}),
-        (phrase("CPU Adam"), adam, {"cpu_adam_parameters_per_s_per_node": adam}),
-        (phrase("NVMe"), read and write and same_drive, drive),
+        ("a core's speed", score, {"host_score_s": score}),
+        ("host memory", memory, {"dram_bytes_per_s_per_node": (memory or 0) / HOST_STREAM_SHARE}),
+        ("CPU Adam", adam, {"cpu_adam_parameters_per_s_per_node": adam}),
+        ("NVMe", read and write and same_drive, drive),
     )
     changes |= {
         "collective_call_s": known.collective_call_s,
@@ -124,10 +123,10 @@ def _measured_node(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any]
     return changes, names
 
 
-def _known(*rows: tuple[Phrase, Any, dict[str, Any]]) -> tuple[dict[str, Any], list[Phrase]]:
+def _known(*rows: tuple[str, Any, dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """(fields, names) of the measured rows. rows: (name, whether it was measured, fields)."""
     changes: dict[str, Any] = {}
-    names: list[Phrase] = []
+    names: list[str] = []
     for name, measured, fields in rows:
         if measured:
             changes |= fields
@@ -153,10 +152,10 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
     memory, links = MEMORY_BYTES_PER_S, GLOO_BYTES_PER_S
     attention: tuple[AttentionSpeed, ...] = ()
     assumed = [
-        phrase("{speed} GFLOP/s per CPU core", speed=f"{CORE_FLOPS_PER_S / 1e9:g}"),
-        phrase("{speed} GB/s of host memory bandwidth", speed=f"{MEMORY_BYTES_PER_S / 1e9:g}"),
+        f"{CORE_FLOPS_PER_S / 1e9:g} GFLOP/s per CPU core",
+        f"{MEMORY_BYTES_PER_S / 1e9:g} GB/s of host memory bandwidth",
     ]
-    names: list[Phrase] = []
+    names: list[str] = []
     known = measured_hardware("cpu")
     if known is not None:
         result = known.result
@@ -170,11 +169,11 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
         links = result.links_bytes_per_s or links
         attention = _attention_speeds(result, result.ranks / ranks)
         assumed = []
-        names = [phrase("matrix products"), phrase("memory"), *([phrase("attention")] if attention else [])]
+        names = ["matrix products", "memory", *(["attention"] if attention else [])]
     if known is not None and known.result.ranks > 1:
-        names.append(phrase("collectives"))
+        names.append("collectives")
     elif ranks > 1:
-        assumed.append(phrase("{speed} GB/s between ranks", speed=f"{GLOO_BYTES_PER_S / 1e9:g}"))
+        assumed.append(f"{GLOO_BYTES_PER_S / 1e9:g} GB/s between ranks")
     limit = ram // ranks if memory_limit_bytes is None else memory_limit_bytes
     gpu = Gpu(
         name=f"CPU ({cpu_model()})",

@@ -16,7 +16,6 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import check_image_tokens, parts_of, with_frozen, with_images
 from ...estimators.objectives import OBJECTIVES, loss_of, trained_model
 from ...estimators.optimizers import OPTIMIZERS, optimizer_of_trainer, step_of_trainer
-from ...estimators.phrase import phrase
 from ...estimators.rollouts import PROMPT_LEN, Rollouts
 from ...estimators.workload import (
     DEFAULT_SEQ_LEN,
@@ -116,7 +115,7 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
     if model is not None and model.fixed_len is not None:
         if seq_len not in (None, model.fixed_len):
             raise WorkloadError(
-                phrase("every sample of {model} has {fixed_len} tokens", model=model.name, fixed_len=model.fixed_len),
+                f"every sample of {model.name} has {model.fixed_len} tokens",
                 why="all its images have the same size",
                 fix="leave --seq-len out",
             )
@@ -126,14 +125,9 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
         return min(DEFAULT_SEQ_LEN, longest) if longest else DEFAULT_SEQ_LEN
     if model is not None and longest is not None and seq_len > longest:
         raise WorkloadError(
-            phrase(
-                "{model} has {most} learned positions, fewer than a sequence of {length}",
-                model=model.name,
-                most=longest,
-                length=seq_len,
-            ),
+            f"{model.name} has {longest} learned positions, fewer than a sequence of {seq_len}",
             why="the position embedding has no row for the tokens beyond",
-            fix=phrase("pass --seq-len {longest} or less", longest=longest),
+            fix=f"pass --seq-len {longest} or less",
         )
     return seq_len
 
@@ -142,11 +136,7 @@ def _within(rollouts: Rollouts, seq_len: int) -> Rollouts:
     if rollouts.max_completion_length < seq_len:
         return rollouts
     raise WorkloadError(
-        phrase(
-            "a completion of {max_completion_length} tokens leaves no room for the prompt in {seq_len}",
-            max_completion_length=rollouts.max_completion_length,
-            seq_len=seq_len,
-        ),
+        f"a completion of {rollouts.max_completion_length} tokens leaves no room for the prompt in {seq_len}",
         why="--seq-len includes prompt and completion",
         fix="pass a longer --seq-len or a shorter --max-completion-length",
     )
@@ -158,7 +148,7 @@ def resolve_precision(precision: str, gpu: Gpu | None) -> Precision:
         return "bf16" if gpu is None else gpu.half_precision
     if precision == "bf16" and gpu is not None and not gpu.has_bf16:
         raise WorkloadError(
-            phrase("the {gpu} has no bf16 units", gpu=gpu.name),
+            f"the {gpu.name} has no bf16 units",
             why="bf16 is emulated there, several times slower than fp16",
             fix="pass --precision fp16 (or auto)",
         )
@@ -179,8 +169,8 @@ def settings_of(
         field = str(name).replace("-", "_").lower()
         if field not in types:
             raise WorkloadError(
-                phrase("{option} has no setting {name!r}", option=option, name=str(name)[:40]),
-                fix=phrase("set one of {names}", names=", ".join(types)),
+                f"{option} has no setting {str(name)[:40]!r}",
+                fix=f"set one of {', '.join(types)}",
             )
         found[field] = _typed(f"{option} {name}", value, types[field])
     return found
@@ -207,8 +197,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     elif value in choices:
         return value
     raise WorkloadError(
-        phrase("{name} is {value!r}", name=name, value=str(value)[:40]),
-        fix=phrase("pass one of {names}", names=", ".join(choices)),
+        f"{name} is {str(value)[:40]!r}",
+        fix=f"pass one of {', '.join(choices)}",
     )
 
 
@@ -221,8 +211,8 @@ def _loss(given: Mapping[str, Any], framework: Framework, software: Software) ->
     possible = OBJECTIVES[objective].losses
     if asked not in possible:
         raise WorkloadError(
-            phrase("--loss {asked} cannot be used with --objective {objective}", asked=asked, objective=objective),
-            why=phrase("it has {own}", own=own),
+            f"--loss {asked} cannot be used with --objective {objective}",
+            why=f"it has {own}",
             fix="leave --loss out",
         )
     return cast(LossKernel, asked)
@@ -233,7 +223,7 @@ def _evaluation_batch(given: Mapping[str, Any]) -> int | None:
     WorkloadError for logits of trainers whose metrics have none."""
     if given["eval_logits"] and OBJECTIVES[given["objective"]].trainer:
         raise WorkloadError(
-            phrase("--eval-logits cannot be used with --objective {objective}", objective=given["objective"]),
+            f"--eval-logits cannot be used with --objective {given['objective']}",
             why="its trainer's metrics are computed batch by batch",
             fix="leave --eval-logits out",
         )
@@ -246,7 +236,7 @@ def _document_length(document_len: int | None, seq_len: int) -> int | None:
         return None
     if document_len > seq_len:
         raise WorkloadError(
-            phrase("documents of {tokens} tokens do not fit into samples of {most}", tokens=document_len, most=seq_len),
+            f"documents of {document_len} tokens do not fit into samples of {seq_len}",
             why="--document-len is the mean length of the documents packed into a sample",
             fix="pass a longer --seq-len, or leave --document-len out",
         )
@@ -256,7 +246,7 @@ def _document_length(document_len: int | None, seq_len: int) -> int | None:
 def _dropout(probability: float) -> float:
     if not 0 <= probability < 1:
         raise WorkloadError(
-            phrase("lora_dropout is {probability}", probability=probability),
+            f"lora_dropout is {probability}",
             why="it must be at least 0 and below 1",
             fix="pass a probability such as --lora-dropout 0.05",
         )
@@ -271,7 +261,7 @@ def _names(option: str, given: str | Sequence[str] | None, fix: str) -> tuple[st
     listed = given.split(",") if isinstance(given, str) else given
     names = tuple(name.strip() for name in listed if name.strip())
     if not names and isinstance(given, str):
-        raise WorkloadError(phrase("{option} names no module", option=option), fix=fix)
+        raise WorkloadError(f"{option} names no module", fix=fix)
     return names or None
 
 
@@ -301,8 +291,8 @@ def _optimizer(name: str) -> tuple[str, OptimizerStep]:
     key = optimizer_of_trainer(name)
     if key is None:
         raise WorkloadError(
-            phrase("unknown optimizer {name!r}", name=name),
+            f"unknown optimizer {name!r}",
             why="the memory depends on its state bytes per parameter",
-            fix=phrase("pass one of {names}", names=", ".join(sorted(OPTIMIZERS))),
+            fix=f"pass one of {', '.join(sorted(OPTIMIZERS))}",
         )
     return key, step_of_trainer(name)

@@ -9,7 +9,6 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ...estimators.phrase import listed, phrase
 from ..answer.evidence import dry_run_sentence, probes_of
 from ..answer.recommendation import Recommendation
 from ..answer.view import AnswerView, LadderRow
@@ -80,7 +79,7 @@ def _print_view(view: AnswerView, console: Console, *, left_out: Sequence[str]) 
     job = view.job if details else ()
     reasons = answer.reasons if details or not view.figures else ()
     utilization = view.utilization if details and not job else ""
-    title = phrase("The whole job") if job else ""
+    title = "The whole job" if job else ""
     paragraph(console, *job, utilization, *reasons, view.pytorch_baseline, title=title)
     for run in answer.verifications:
         paragraph(console, dry_run_sentence(run))
@@ -91,7 +90,7 @@ def _print_view(view: AnswerView, console: Console, *, left_out: Sequence[str]) 
         _print_changes(view, console)
     assumed = ""
     if details and answer.assumptions:
-        assumed = phrase("Assumed: {figures}.", figures=listed(answer.assumptions, "; "))
+        assumed = f"Assumed: {'; '.join(answer.assumptions)}."
     paragraph(console, *view.evidence, assumed, style="dim")
 
 
@@ -100,7 +99,7 @@ def _print_steps(view: AnswerView, console: Console) -> None:
     if view.steps:
         blank(console)
     files = view.answer.files
-    written = [phrase("Wrote {paths}.", paths=", ".join(files))] if files else []
+    written = [f"Wrote {', '.join(files)}."] if files else []
     for block in view.steps:
         sentence(console, " ".join([*map(translate, written), translate(block.text)]))
         written.clear()
@@ -131,7 +130,7 @@ def _print_ladder(view: AnswerView, console: Console, *, only_fitting: bool) -> 
         chosen = "bold green" if view.figures else "bold"
         style = chosen if step.is_chosen else "" if step.fits else "dim"
         if step.candidate is None:
-            reason = phrase("the same") if step.verdict == previous else step.verdict
+            reason = "the same" if step.verdict == previous else step.verdict
             sentence(console, f" {step.rung:<19} {translate(reason)}", style="dim", hang=21)
         elif as_rows:
             row(console, line, style=style)
@@ -142,7 +141,7 @@ def _print_ladder(view: AnswerView, console: Console, *, only_fitting: bool) -> 
             text = f"{mark} {', '.join([step.rung, *parts])}: {translate(step.verdict)}"
             sentence(console, text, style=style, hang=4)
         previous = "" if step.candidate else step.verdict
-    left_out = [phrase("--details shows the plans that need more memory")] if only_fitting else []
+    left_out = ["--details shows the plans that need more memory"] if only_fitting else []
     for note in (*view.ladder_notes, *left_out):
         sentence(console, f" {translate(note)}", style="dim")
 
@@ -175,7 +174,7 @@ def _print_changes(view: AnswerView, console: Console) -> None:
     changes, title = view.answer.changes, view.changes
     shown = tuple(islice(changes, None if view.details else _FEW_CHANGES))
     if shown and not changes.are_all_tried:
-        title = phrase("{title} (--details tries more)", title=title)
+        title = f"{title} (--details tries more)"
     paragraph(console, title)
     is_wide = console.width >= WIDTH
     width = max((len(change.flags) for change in shown), default=0) * is_wide

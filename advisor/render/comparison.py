@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any
 
 from ...ds_configs.read import unmodeled_features
-from ...estimators.phrase import Phrase, named, phrase
 from ..answer.comparison import Comparison, Difference
 from ..answer.config_settings import Setting
 from ..answer.verdict import Tone
@@ -56,43 +55,38 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
     count = len([found for found in comparison.differences if found.acts])
     if len(comparison.candidates) < 2:
         if not count:
-            return (phrase("Both do the same."),)
+            return ("Both do the same.",)
         return (
-            phrase("{count} settings differ.", count=count) if count > 1 else phrase("1 setting differs."),
-            phrase("Pass --model and --gpus to see the effect on memory and speed."),
+            f"{count} settings differ." if count > 1 else "1 setting differs.",
+            "Pass --model and --gpus to see the effect on memory and speed.",
         )
     first, second = comparison.candidates
     saved = first.device_bytes - second.device_bytes
     if abs(saved) <= _SMALL_SHARE * first.device_bytes:
         return (_speed(first, second),)
     size = gib(abs(saved))
-    less = phrase("B takes {size} GiB less on each GPU.", size=size)
-    return _speed(first, second), less if saved > 0 else phrase("B takes {size} GiB more on each GPU.", size=size)
+    less = f"B takes {size} GiB less on each GPU."
+    return _speed(first, second), less if saved > 0 else f"B takes {size} GiB more on each GPU."
 
 
-def _speed(first: Candidate, second: Candidate) -> Phrase:
+def _speed(first: Candidate, second: Candidate) -> str:
     if not first.fit.fits and not second.fit.fits:
-        return phrase(
-            "Neither is sure to fit: A {first}, B {second}.", first=first.fit.reason, second=second.fit.reason
-        )
+        return f"Neither is sure to fit: A {first.fit.reason}, B {second.fit.reason}."
     if not first.fit.fits or not second.fit.fits:
         fits, other, lacks = ("A", "B", second) if first.fit.fits else ("B", "A", first)
-        return phrase("Only {fits} is sure to fit; {other}: {reason}.", fits=fits, other=other, reason=lacks.fit.reason)
+        return f"Only {fits} is sure to fit; {other}: {lacks.fit.reason}."
     ratio = second.tokens_per_s / first.tokens_per_s
     if abs(ratio - 1) < SAME_SPEED:
-        return phrase("Both fit, and are equally fast.")
+        return "Both fit, and are equally fast."
     faster, by = ("B", ratio) if ratio > 1 else ("A", 1 / ratio)
-    return phrase("Both fit; {faster} is {ratio} as fast.", faster=faster, ratio=times(by))
+    return f"Both fit; {faster} is {times(by)} as fast."
 
 
-def _subject_of(question: Question) -> Phrase:
+def _subject_of(question: Question) -> str:
     """Return the model, its training and the machines."""
-    return phrase(
-        "{model} · {method} · sequence {tokens} · {machines}",
-        model=question.model.name,
-        method=method_title(question.workload),
-        tokens=question.workload.seq_len,
-        machines=cluster_title(question.cluster),
+    return (
+        f"{question.model.name} · {method_title(question.workload)} · sequence {question.workload.seq_len} · "
+        f"{cluster_title(question.cluster)}"
     )
 
 
@@ -100,10 +94,10 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
     """Yield speed and memory of both plans, and duration and cost of the job if its amount is known."""
     question, plans = comparison.question, comparison.candidates
     assert question is not None, "plans have a question"
-    short = {"fits": phrase("yes"), "does not fit": phrase("no")}
+    short = {"fits": "yes", "does not fit": "no"}
     fits = [Figure(short.get(plan.fit.verdict, chance(plan.fit.probability))) for plan in plans]
     batches = [Figure(f"{plan.plan.micro_batch_size} x {plan.plan.gradient_accumulation_steps}") for plan in plans]
-    rows = [Row([phrase("fits"), *fits, Figure("")]), Row([phrase("micro batch x accumulation"), *batches, Figure("")])]
+    rows = [Row(["fits", *fits, Figure("")]), Row(["micro batch x accumulation", *batches, Figure("")])]
 
     def ratio(title: str, values: Iterable[float], write: Callable[[Any], str]) -> None:
         first, second = values
@@ -111,19 +105,19 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
 
     ratio("tokens/s", [plan.tokens_per_s for plan in plans], rate)
     for title, name in (
-        (phrase("GPU GiB"), "device_bytes"),
-        (phrase("RAM GiB per node"), "memory.host_bytes_per_node"),
-        (phrase("NVMe GiB per node"), "memory.nvme_bytes_per_node"),
+        ("GPU GiB", "device_bytes"),
+        ("RAM GiB per node", "memory.host_bytes_per_node"),
+        ("NVMe GiB per node", "memory.nvme_bytes_per_node"),
     ):
         if any(sizes := tuple(map(attrgetter(name), plans))):
             rows.append(Row([title, *_sizes(*sizes)]))
     jobs = [job for plan in plans if (job := duration_of(question, plan)) is not None]
     if jobs:
-        ratio(phrase("optimizer steps of the job"), [job.steps for job in jobs], "{:,}".format)
-        ratio(phrase("hours of the job"), [job.duration_s for job in jobs], hours)
+        ratio("optimizer steps of the job", [job.steps for job in jobs], "{:,}".format)
+        ratio("hours of the job", [job.duration_s for job in jobs], hours)
     if jobs and (price := question.price) is not None:
         costs = [job.cost(price) for job in jobs]
-        ratio(phrase("cost of the job"), costs, lambda cost: money(cost, price.currency))
+        ratio("cost of the job", costs, lambda cost: money(cost, price.currency))
     yield Sentence(_subject_of(question))
     yield Gap()
     yield Table(["", "A", "B", "B - A"], rows, _WIDTHS)
@@ -142,16 +136,16 @@ def _parts(comparison: Comparison) -> Iterator[Block]:
     assert question is not None, "plans have a question"
     labels = {f"{letter}: {plan.rung}": plan for letter, plan in zip("AB", plans, strict=True)}
     first, second = (phase_title(plan.memory.peak.name) for plan in plans)
-    title = phrase("Memory per GPU, GiB (peak: {moment})", moment=first)
+    title = f"Memory per GPU, GiB (peak: {first})"
     if first != second:
-        title = phrase("Memory per GPU, GiB (peak of A: {first}; of B: {second})", first=first, second=second)
+        title = f"Memory per GPU, GiB (peak of A: {first}; of B: {second})"
     yield Heading(title, "memory")
     yield Chart(memory_bars(labels, question.cluster, with_sources=True))
     yield _table([plan.memory.components for plan in plans], _sizes)
     tokens = [plan.time.tokens_per_step for plan in plans]
-    title = phrase("Time, ms per 1,000 tokens")
+    title = "Time, ms per 1,000 tokens"
     if tokens[0] == tokens[1]:
-        title = phrase("Time, ms per step of {tokens} tokens", tokens=f"{tokens[0]:,}")
+        title = f"Time, ms per step of {tokens[0]:,} tokens"
         tokens = [1000, 1000]
     columns = [
         {name: 1e6 * seconds / count for name, seconds in plan.time.components.items()}
@@ -185,16 +179,16 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Block]:
             rows.append(Row([here]))
         block = here
         values = (Figure(_value_label(value)) for value in (found.first, found.second))
-        meaning = [named(found.meaning)] if found.meaning else []
+        meaning = [found.meaning] if found.meaning else []
         rows.append(Row([f"{'  ' * bool(dot)}{printable(name or here)}", *values], remarks=meaning))
     if rows:
-        title = phrase("Differences")
+        title = "Differences"
         yield Heading(title, "differences", printed=False)
         yield Table([title, "A", "B"], rows, _KEY_WIDTHS)
     idle = [printable(found.key) for found in differences if not found.acts]
     if idle:
         yield Gap()
-        yield Sentence(phrase("Without effect at these ZeRO stages: {names}.", names=", ".join(idle)), "dim")
+        yield Sentence(f"Without effect at these ZeRO stages: {', '.join(idle)}.", "dim")
 
 
 def _value_label(setting: Setting) -> str:
@@ -205,14 +199,14 @@ def _value_label(setting: Setting) -> str:
     return f"{text} *" if setting.origin == "default" else text
 
 
-def _basis(comparison: Comparison) -> Iterator[Phrase]:
+def _basis(comparison: Comparison) -> Iterator[str]:
     acting = (found for found in comparison.differences if found.acts)
     if any("default" in (found.first.origin, found.second.origin) for found in acting):
-        yield phrase("* the default of DeepSpeed {version}; - no value.", version=comparison.deepspeed)
+        yield f"* the default of DeepSpeed {comparison.deepspeed}; - no value."
     if comparison.question is None:
-        yield phrase("A key with its default on both sides is not a difference.")
+        yield "A key with its default on both sides is not a difference."
     else:
-        yield phrase("Evidence: analytic. Speeds within {share} count as equal.", share=percent(SAME_SPEED))
+        yield f"Evidence: analytic. Speeds within {percent(SAME_SPEED)} count as equal."
 
 
 def _sizes(first: float, second: float) -> tuple[Figure, Figure, Figure]:

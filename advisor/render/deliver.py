@@ -15,6 +15,7 @@ from ...ds_configs.job import JobKind
 from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
 from ..answer.start import plan_config, recommended_config
+from ..text.language import Language, in_language
 from ..text.output import Output
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def deliver(
     details: bool = False,
     markdown: bool = False,
     emit: tuple[JobKind, ...] = (),
+    language: Language = "en",
 ) -> int:
     """Write the recommended configuration, show the answer, and return the exit code. JSON, Markdown and files are
     English.
@@ -68,10 +70,11 @@ def deliver(
             return
         from .answer import print_answer  # imported here: JSON needs no terminal library
 
-        print_answer(answer, console, config_path=path, all_candidates=all_candidates, details=details)
+        with in_language(console, language):
+            print_answer(answer, console, config_path=path, all_candidates=all_candidates, details=details)
 
     if destination == "-" and output.mode == "human":
-        output.print(print_all, output.console(on_stderr=True))
+        print_all(output.console(on_stderr=True))
     else:
         output.show(form, print_all)
     if failure is not None:

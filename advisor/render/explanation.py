@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...estimators.estimate import MemoryTerm
-from ...estimators.phrase import listed, named, phrase
 from ...validate.lint.values import shown
 from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import Explanation, Section, Term, head, in_words, number, with_numbers
 from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Table, figure_of
 from ..search.candidate import chance
 from ..text.labels import checkpointing_title, component_title, phase_title, plan_title
-from ..text.language import translate
 from ..text.lines import capitalised, ended
 from ..text.units import gib, rate, seconds
 
@@ -21,39 +19,31 @@ def explanation_blocks(explanation: Explanation) -> Iterator[Block]:
     """Yield every section of an explanation, its terms in falling order, and the moments of a step."""
     candidate = explanation.candidate
     plan, memory = candidate.plan, candidate.memory
-    size = phrase("micro batch {size}", size=plan.micro_batch_size)
-    yield Sentence(listed([plan_title(plan), size, checkpointing_title(plan)]), "bold")
-    fields = {"evidence": named(candidate.estimate.evidence), "chance": chance(candidate.fit.probability)}
-    yield Sentence(phrase("Evidence: {evidence}; the probability that it fits is {chance}.", **fields), "dim")
+    size = f"micro batch {plan.micro_batch_size}"
+    yield Sentence(", ".join([plan_title(plan), size, checkpointing_title(plan)]), "bold")
+    fields = {"evidence": candidate.estimate.evidence, "chance": chance(candidate.fit.probability)}
+    yield Sentence("Evidence: {evidence}; the probability that it fits is {chance}.".format(**fields), "dim")
     for section in explanation.sections:
         yield Heading(section_title(explanation, section), section.name)
         yield terms_table(section)
     if any(section.name == "gpu_memory" for section in explanation.sections):
-        yield Heading(phrase("Allocated at each moment of a step; the largest is the peak"), "phases")
+        yield Heading("Allocated at each moment of a step; the largest is the peak", "phases")
         phases = sorted(memory.phases, key=lambda phase: -phase.allocated_bytes)
-        yield Table(
-            ["", ""], [Row([named(phase_title(each.name)), _gib_figure(each.allocated_bytes)]) for each in phases]
-        )
+        yield Table(["", ""], [Row([phase_title(each.name), _gib_figure(each.allocated_bytes)]) for each in phases])
 
 
 def section_title(explanation: Explanation, section: Section) -> str:
     """Return the total of a section with its meaning."""
     memory = explanation.candidate.memory
     if section.name == "time":
-        return phrase("{time} for one optimizer step", time=seconds(section.total))
+        return f"{seconds(section.total)} for one optimizer step"
     size, loading = gib(int(section.total)), gib(memory.host_loading_bytes_per_node)
-    moment = named(phase_title(memory.peak.name))
+    moment = phase_title(memory.peak.name)
     return {
-        "gpu_memory": phrase("{size} GiB of each GPU's memory, at the peak ({moment})", size=size, moment=moment),
-        "gpu_cache": phrase(
-            "{size} GiB that PyTorch also keeps cached until an allocation would fail; nvidia-smi shows it", size=size
-        ),
-        "host_memory": phrase(
-            "{size} GiB of host RAM per node while training ({loading} GiB while the model loads)",
-            size=size,
-            loading=loading,
-        ),
-        "nvme": phrase("{size} GiB of NVMe per node", size=size),
+        "gpu_memory": f"{size} GiB of each GPU's memory, at the peak ({moment})",
+        "gpu_cache": (f"{size} GiB that PyTorch also keeps cached until an allocation would fail; nvidia-smi shows it"),
+        "host_memory": f"{size} GiB of host RAM per node while training ({loading} GiB while the model loads)",
+        "nvme": f"{size} GiB of NVMe per node",
     }[section.name]
 
 
@@ -84,15 +74,15 @@ def _details(term: Term) -> list[str]:
     if numbers := with_numbers(term):
         details.append(f"= {numbers}")
     elif term.inputs:
-        names = ((named(head(term.symbols.get(symbol, symbol))), number(value)) for symbol, value in term.inputs)
-        known = [phrase("{name} {value}", name=name, value=value) for name, value in names]
-        details.append(phrase("with {inputs}", inputs=listed(known)))
+        names = ((head(term.symbols.get(symbol, symbol)), number(value)) for symbol, value in term.inputs)
+        known = [f"{name} {value}" for name, value in names]
+        details.append(f"with {', '.join(known)}")
     if not isinstance(term, MemoryTerm):
-        busy = phrase("occupies: {resource}", resource=named(term.resource))
-        hidden = phrase("{time} overlapped with other work", time=seconds(term.hidden_s))
-        details.append(listed([busy, hidden]) if term.hidden_s else busy)
-    details += [phrase("source: {source}", source=term.source)] if term.source else []
-    details += [phrase("not covered: {what}", what=named(term.not_covered))] if term.not_covered else []
+        busy = f"occupies: {term.resource}"
+        hidden = f"{seconds(term.hidden_s)} overlapped with other work"
+        details.append(", ".join([busy, hidden]) if term.hidden_s else busy)
+    details += [f"source: {term.source}"] if term.source else []
+    details += [f"not covered: {term.not_covered}"] if term.not_covered else []
     return details
 
 
@@ -100,35 +90,35 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     """Yield meaning, type, default, conditions, and the figures by value."""
     yield Sentence(key.path, "bold")
     if key.meaning:
-        yield Sentence(ended(capitalised(translate(named(key.meaning)))))
+        yield Sentence(ended(capitalised(key.meaning)))
     if key.description:
         yield Sentence(f'DeepSpeed: "{key.description}"', "dim")
     yield Gap()
-    facts = [named(key.type or "value")]
+    facts = [(key.type or "value")]
     if key.default:
-        facts.append(phrase("default {value}", value=key.default))
+        facts.append(f"default {key.default}")
     if key.type or key.default:
-        yield Sentence(ended(capitalised(translate(listed(facts, "; ")))))
+        yield Sentence(ended(capitalised("; ".join(facts))))
     stages = ", ".join(map(str, key.stages))
     if key.path.startswith("zero_optimization"):
-        yield Sentence(phrase("Used at ZeRO stage {stages}.", stages=stages) if stages else phrase("No stage uses it."))
+        yield Sentence(f"Used at ZeRO stage {stages}." if stages else "No stage uses it.")
     yield from map(Sentence, key.acts)
     if key.keys:
         yield Gap()
         width = max(map(len, key.keys))
         for name, words in key.keys.items():
-            yield Sentence(f"{name:<{width}}  {translate(named(words))}".rstrip(), hang=width + 2)
+            yield Sentence(f"{name:<{width}}  {words}".rstrip(), hang=width + 2)
     if key.plan:
         yield Gap()
-        words = key.no_cost or phrase("predicted figures by value")
-        yield Sentence(phrase("What it costs here ({plan}): {words}.", plan=key.plan, words=words))
+        words = key.no_cost or "predicted figures by value"
+        yield Sentence(f"What it costs here ({key.plan}): {words}.")
     if len(key.costs) > 1:
         rows = []
         for cost in key.costs:
             value = f"{cost.value:,}" if type(cost.value) is int else shown(cost.value)
             sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
             rows.append(Row([value, *sizes, Figure(rate(cost.tokens_per_s))], "chosen" if cost.is_the_plans else ""))
-        yield Table([named(title) for title in ("value", "GPU GiB", "RAM GiB", "tokens/s")], rows)
-        yield Sentence(phrase("> the recommended plan's value"), "dim")
+        yield Table(["value", "GPU GiB", "RAM GiB", "tokens/s"], rows)
+        yield Sentence("> the recommended plan's value", "dim")
     yield Gap()
-    yield Sentence(phrase("Read in the sources of DeepSpeed {version}.", version=key.deepspeed), "dim")
+    yield Sentence(f"Read in the sources of DeepSpeed {key.deepspeed}.", "dim")

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.phrase import Phrase, phrase
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, subject_of, tone_of
 from ..document.blocks import TONES
@@ -18,7 +17,6 @@ from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
 from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import plan_title
-from ..text.language import translate
 from ..text.lines import blank, capitalised, commands, ended, sentence
 from ..text.units import printable, times
 from .lint import FindingFigures, finding_figures, render_diff, render_findings
@@ -30,74 +28,74 @@ _MOST_KEYS = 12
 def render_import(answer: ImportAnswer, console: Console) -> None:
     """Print the file, the figures of its run, a better plan, errors, and the changes to the file."""
     run, name = answer.run, printable(str(answer.source.path))
-    title: str = phrase("{file} is {kind}.", file=name, kind=answer.form.title)
+    title: str = f"{name} is {answer.form.title}."
     if answer.source.line is not None:
-        title = phrase("{file} is a script that trains with {tool}.", file=name, tool=run.tool)
+        title = f"{name} is a script that trains with {run.tool}."
     sentence(console, title, style="bold")
     if answer.source.started_by is not None:
-        sentence(console, phrase("{script} starts it.", script=printable(str(answer.source.started_by.path))))
+        sentence(console, f"{printable(str(answer.source.started_by.path))} starts it.")
     if answer.figures is not None:
         for line in subject_of(answer.figures.question, answer.form.tool or "TRL"):
             sentence(console, line)
         _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
     for remark in answer.remarks:
-        sentence(console, capitalised(ended(printable(translate(remark)))))
+        sentence(console, capitalised(ended(printable(remark))))
     if run.uncounted and not run.obstacle:
-        sentence(console, phrase("Options that the prediction does not use: {names}.", names=_listed(run.uncounted)))
+        sentence(console, f"Options that the prediction does not use: {_listed(run.uncounted)}.")
     if run.unknown and answer.form.name != "accelerate":  # its unknown keys are faults
-        sentence(console, phrase("Unknown to {tool}: {names}.", tool=run.tool, names=_listed(run.unknown)))
+        sentence(console, f"Unknown to {run.tool}: {_listed(run.unknown)}.")
     _wrong(answer, console)
     _changes(answer, console)
 
 
 def _listed(keys: Sequence[str]) -> str:
     names, more = ", ".join(printable(key)[:90] for key in keys[:_MOST_KEYS]), len(keys) - _MOST_KEYS
-    return phrase("{names} and {count} more", names=names, count=more) if more > 0 else names
+    return f"{names} and {more} more" if more > 0 else names
 
 
 def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) -> None:
     blank(console)
     better = figures.recommended
     if figures.as_is is None:
-        sentence(console, phrase("It cannot run as it is: {reason}.", reason=figures.refusal), style="bold red")
+        sentence(console, f"It cannot run as it is: {figures.refusal}.", style="bold red")
     else:
-        _plan(phrase("As it is"), figures.as_is, figures, console)
+        _plan("As it is", figures.as_is, figures, console)
     if better is not None and figures.is_better:
-        _plan(phrase("Better"), better, figures, console)
+        _plan("Better", better, figures, console)
         by_script = ("micro_batch_size", "gradient_checkpointing")
         if leaves_batch and any(getattr(better.plan, name) != getattr(figures.plan, name) for name in by_script):
-            sentence(console, phrase("The script must set micro batch and checkpointing: they are not in this file."))
+            sentence(console, "The script must set micro batch and checkpointing: they are not in this file.")
         _gain(figures, better, console)
     elif better is not None:
-        sentence(console, phrase("No plan with the same training and global batch is known to be faster."))
+        sentence(console, "No plan with the same training and global batch is known to be faster.")
     elif figures.command:
         batch = figures.question.workload.global_batch_size
-        sentence(console, phrase("No plan fits with its global batch of {count} samples.", count=batch))
+        sentence(console, f"No plan fits with its global batch of {batch} samples.")
         if figures.lacking is not None:
             sentence(console, figures.lacking)
-        sentence(console, phrase("This command shows which changes help:"))
+        sentence(console, "This command shows which changes help:")
         commands(console, [figures.command])
 
 
 def _gain(figures: ImportFigures, better: Candidate, console: Console) -> None:
     """The advantage of the better plan."""
     if figures.as_is is None:
-        sentence(console, phrase("It is better because it can run."))
+        sentence(console, "It is better because it can run.")
         return
     ratio = times(better.tokens_per_s / figures.as_is.tokens_per_s)
     if figures.as_is.fit.fits:
-        sentence(console, phrase("It is {ratio} as fast.", ratio=ratio))
+        sentence(console, f"It is {ratio} as fast.")
     else:
-        text = phrase("It is better because it fits; it is {ratio} as fast as the run would be.", ratio=ratio)
+        text = f"It is better because it fits; it is {ratio} as fast as the run would be."
         sentence(console, text)
 
 
-def _plan(title: Phrase, candidate: Candidate, figures: ImportFigures, console: Console) -> None:
+def _plan(title: str, candidate: Candidate, figures: ImportFigures, console: Console) -> None:
     verdict = fits_sentence(plan_title(candidate.plan), candidate.fit)
-    text = phrase("{title}: {verdict}", title=title, verdict=verdict)
+    text = f"{title}: {verdict}"
     sentence(console, text, style=TONES[tone_of(candidate.fit)])
     for figure in (batch_sentence, need_sentence, speed_sentence):
-        sentence(console, f"  {translate(figure(figures.question, candidate))}", hang=4)
+        sentence(console, f"  {figure(figures.question, candidate)}", hang=4)
 
 
 def _wrong(answer: ImportAnswer, console: Console) -> None:
@@ -113,18 +111,18 @@ def _changes(answer: ImportAnswer, console: Console) -> None:
     if answer.unwritable is not None:
         blank(console)
         name, reason = printable(str(answer.source.path)), ended(printable(answer.unwritable.what))
-        sentence(console, phrase("The change cannot be written into {file}: {reason}", file=name, reason=reason))
+        sentence(console, f"The change cannot be written into {name}: {reason}")
         sentence(console, capitalised(ended(printable(answer.unwritable.fix))))
     if not answer.files:
         return
     blank(console)
-    sentence(console, phrase("Written.") if answer.written else phrase("What would change:"), style="bold")
+    sentence(console, "Written." if answer.written else "What would change:", style="bold")
     for file in answer.files:
-        old, new = printable(file.old_name) or translate(phrase("a new file")), printable(str(file.new_path))
+        old, new = printable(file.old_name) or "a new file", printable(str(file.new_path))
         render_diff(old, new, file.old_text, file.new_text, console)
     if not answer.written:
         name = printable(str(answer.source.path))
-        sentence(console, phrase("-o FILE writes it; replacing {file} itself also needs --force.", file=name))
+        sentence(console, f"-o FILE writes it; replacing {name} itself also needs --force.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.phrase import Phrase, listed, named, phrase
 from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import LintAnswer
-from ..text.language import translate
 from ..text.lines import WIDTH, blank, ended, padded, row, sentence
 from ..text.units import printable
 
-_SEVERITIES = {"error": phrase("error"), "warning": phrase("warning"), "advice": phrase("advice")}
+_SEVERITIES = {"error": "error", "warning": "warning", "advice": "advice"}
 _STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
 
 
@@ -95,37 +93,37 @@ def render_answer(answer: LintAnswer, console: Console) -> None:
     if answer.copy is not None:
         render_diff(name, f"{name} (corrected)", answer.old_text, answer.text, console)
         copy = answer.copy.name
-        sentence(console, phrase("Corrected {file}; the original is {copy}. Remaining findings:", file=name, copy=copy))
+        sentence(console, f"Corrected {name}; the original is {copy}. Remaining findings:")
         blank(console)
     elif answer.correction_wanted:
-        sentence(console, phrase("Nothing can be corrected without changing the training."))
+        sentence(console, "Nothing can be corrected without changing the training.")
         blank(console)
     render_findings(name, answer.report, console, answer.basis)
     if answer.report.fixable:
         blank(console)
-        sentence(console, phrase("{count} fixable with --fix.", count=answer.report.fixable))
+        sentence(console, f"{answer.report.fixable} fixable with --fix.")
 
 
-def render_findings(name: str, report: LintReport, console: Console, basis: Phrase | None = None) -> None:
+def render_findings(name: str, report: LintReport, console: Console, basis: str | None = None) -> None:
     """Print a line with counts, then every finding: place, line of the file, problem, reason (once per rule), and fix.
 
     basis: the training for which memory and speed are predicted, if no other line states it.
     """
     counts = list(_counts(report))
-    found = listed(counts) if counts else phrase("nothing found")
+    found = ", ".join(counts) if counts else "nothing found"
     style = "bold" if report.findings else "bold green"
-    sentence(console, phrase("{file}: {found}.", file=printable(name), found=found), style=style)
-    reader = phrase("the Trainer or accelerate") if report.framework == "hf" else phrase("plain DeepSpeed")
+    sentence(console, f"{printable(name)}: {found}.", style=style)
+    reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
     version: str = report.facts.version
     if report.facts.origin == "bundled":
-        version = phrase("{version} (not installed here: built-in facts)", version=version)
+        version = f"{version} (not installed here: built-in facts)"
     if report.framework_is_assumed:
-        reader = phrase("{reader} (assumed: pass --framework)", reader=reader)
-    sentence(console, phrase("DeepSpeed {version}, read by {reader}.", version=version, reader=reader), style="dim")
+        reader = f"{reader} (assumed: pass --framework)"
+    sentence(console, f"DeepSpeed {version}, read by {reader}.", style="dim")
     if basis is not None:
-        sentence(console, phrase("Predicted for {training}.", training=basis), style="dim")
+        sentence(console, f"Predicted for {basis}.", style="dim")
     if report.batch.words:
-        sentence(console, phrase("Predicted with {batch}.", batch=report.batch.words), style="dim")
+        sentence(console, f"Predicted with {report.batch.words}.", style="dim")
     explained: set[str] = set()
     for finding in report.findings:
         blank(console)
@@ -133,35 +131,35 @@ def render_findings(name: str, report: LintReport, console: Console, basis: Phra
         explained.add(finding.code)
     if report.more:
         blank(console)
-        sentence(console, phrase("{count} more are not shown.", count=report.more))
+        sentence(console, f"{report.more} more are not shown.")
 
 
-def _counts(report: LintReport) -> Iterator[Phrase]:
+def _counts(report: LintReport) -> Iterator[str]:
     errors, warnings, advice = report.count("error"), report.count("warning"), report.count("advice")
     if errors:
-        yield phrase("1 error") if errors == 1 else phrase("{count} errors", count=errors)
+        yield "1 error" if errors == 1 else f"{errors} errors"
     if warnings:
-        yield phrase("1 warning") if warnings == 1 else phrase("{count} warnings", count=warnings)
+        yield "1 warning" if warnings == 1 else f"{warnings} warnings"
     if advice:
-        yield phrase("1 piece of advice") if advice == 1 else phrase("{count} pieces of advice", count=advice)
+        yield "1 piece of advice" if advice == 1 else f"{advice} pieces of advice"
 
 
 def _render(finding: LintFinding, text: str, console: Console, *, why: bool) -> None:
     path = printable(".".join(finding.path))
     title = Text()
-    title.append(f"{finding.code} {translate(_SEVERITIES[finding.severity])}", style=_STYLES[finding.severity])
-    place = phrase("line {number}", number=finding.line)
-    title.append(f"  {translate(place)}  {path if len(path) <= 55 else path[:52] + '...'}", style="bold")
+    title.append(f"{finding.code} {_SEVERITIES[finding.severity]}", style=_STYLES[finding.severity])
+    place = f"line {finding.line}"
+    title.append(f"  {place}  {path if len(path) <= 55 else path[:52] + '...'}", style="bold")
     sentence(console, title)
     for line in finding.excerpt(text, min(console.width, WIDTH) - 4):
         row(console, Text(f"   {line}", style="dim"))
-    what = translate(named(finding.what))
+    what = finding.what
     sentence(console, f"  {ended(printable(finding.sentence if what == finding.what else what))}", hang=2)
-    reason, fix = translate(named(finding.why)), printable(translate(named(finding.fix)))
+    reason, fix = finding.why, printable(finding.fix)
     if why:
-        sentence(console, f"  {translate(phrase('Why: {reason}', reason=ended(reason)))}", hang=2)
+        sentence(console, f"  {f'Why: {ended(reason)}'}", hang=2)
     if fix:
-        sentence(console, f"  {translate(phrase('Fix: {fix}', fix=ended(fix)))}", hang=2)
+        sentence(console, f"  {f'Fix: {ended(fix)}'}", hang=2)
 
 
 def render_diff(name: str, new_name: str, old: str, new: str, console: Console) -> None:
@@ -173,23 +171,23 @@ def render_diff(name: str, new_name: str, old: str, new: str, console: Console) 
 
 def render_rule(rule: Rule, console: Console) -> None:
     """Print one rule with its examples."""
-    severity = translate(_SEVERITIES[rule.severity])
-    sentence(console, f"{rule.code} {severity}: {translate(named(rule.title))}", style=_STYLES[rule.severity])
-    sentence(console, phrase("Why: {reason}", reason=ended(translate(named(rule.why)))))
+    severity = _SEVERITIES[rule.severity]
+    sentence(console, f"{rule.code} {severity}: {rule.title}", style=_STYLES[rule.severity])
+    sentence(console, f"Why: {ended(rule.why)}")
     if rule.fix:
-        sentence(console, phrase("Fix: {fix}", fix=ended(translate(named(rule.fix)))))
-    read = phrase("DeepSpeed {versions}; read in {source}.", versions=rule.versions, source=rule.source)
+        sentence(console, f"Fix: {ended(rule.fix)}")
+    read = f"DeepSpeed {rule.versions}; read in {rule.source}."
     sentence(console, read, style="dim")
     bad, good, given = rule.example
     options = "".join(f" --{name} {value}" for name, value in given.items())
-    for title, example in ((phrase("Found in"), bad), (phrase("Not in"), good)):
-        place = phrase("{title} (with{options})", title=title, options=options) if options else title
+    for title, example in (("Found in", bad), ("Not in", good)):
+        place = f"{title} (with{options})" if options else title
         text = example if isinstance(example, str) else json.dumps(example)
-        sentence(console, f"{translate(place)}: {printable(text)}")
+        sentence(console, f"{place}: {printable(text)}")
 
 
 def render_rules(rules: Sequence[Rule], console: Console) -> None:
     """Print one line per rule."""
     for rule in rules:
-        severity = padded(translate(_SEVERITIES[rule.severity]), -8)
-        sentence(console, f"{rule.code} {severity} {translate(named(rule.title))}", hang=15)
+        severity = padded(_SEVERITIES[rule.severity], -8)
+        sentence(console, f"{rule.code} {severity} {rule.title}", hang=15)

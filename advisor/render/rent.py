@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import floor, log10
 
-from ...estimators.phrase import Phrase, phrase
 from ..answer.verdict import training_subject
 from ..document.blocks import Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table
 from ..document.charts import Bar, Limit, Part, StackedBars, Unit
@@ -28,7 +27,7 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
     blocks: list[Block] = [*map(Sentence, more), Heading("Cost and hours", "cost", printed=False)]
     if chosen is None:
         for reason, number in Counter(one.reason for one in advice.left_out).items():
-            blocks.append(Sentence(phrase("On {count} of the choices: {reason}.", count=number, reason=reason)))
+            blocks.append(Sentence(f"On {number} of the choices: {reason}."))
     else:
         shown = advice.offers if all_offers else advice.front
         blocks += [Sentence(subject) for subject in (*training_subject(chosen.question), *advice.basis)]
@@ -62,7 +61,7 @@ def _chart(advice: RentAdvice) -> StackedBars:
     )
 
 
-def _verdict(advice: RentAdvice) -> Iterator[Phrase]:
+def _verdict(advice: RentAdvice) -> Iterator[str]:
     """The first sentences of the advice."""
     chosen, sign = advice.recommended, advice.table.sign
     if chosen is None:
@@ -75,14 +74,13 @@ def _verdict(advice: RentAdvice) -> Iterator[Phrase]:
     if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
         cost = with_ends(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
         duration = with_ends(duration, (hours(ends[2]), hours(ends[3])))
-    best = phrase("The cheapest: {machine}.", machine=_title(chosen))
+    best = f"The cheapest: {_title(chosen)}."
     if _limits(advice):
-        best = phrase("The cheapest that {limits}: {machine}.", limits=_limits(advice), machine=_title(chosen))
+        best = f"The cheapest that {_limits(advice)}: {_title(chosen)}."
     if advice.budget is not None and advice.deadline_s is None:
-        best = phrase("The fastest that {limits}: {machine}.", limits=_limits(advice), machine=_title(chosen))
+        best = f"The fastest that {_limits(advice)}: {_title(chosen)}."
     yield best
-    yield phrase(
-        "{cost} in {duration}, at {price} an hour. About {speed} tokens/s; a million tokens cost {tokens_cost}.",
+    yield "{cost} in {duration}, at {price} an hour. About {speed} tokens/s; a million tokens cost {tokens_cost}.".format(
         cost=cost,
         duration=duration,
         price=money(figures.price_per_hour, sign),
@@ -90,22 +88,15 @@ def _verdict(advice: RentAdvice) -> Iterator[Phrase]:
         tokens_cost=f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}",
     )
     yield from _much_faster(advice, chosen)
-    yield phrase(
-        "Plan: {plan}, micro batch {batch}, {checkpointing}; it needs {need} GiB per GPU and {ram}.",
-        plan=plan_title(candidate.plan),
-        batch=batch_label(candidate.plan),
-        checkpointing=checkpointing_title(candidate.plan),
-        need=gib(candidate.device_bytes),
-        ram=_ram(chosen),
+    yield (
+        f"Plan: {plan_title(candidate.plan)}, micro batch {batch_label(candidate.plan)}, "
+        f"{checkpointing_title(candidate.plan)}; it needs {gib(candidate.device_bytes)} GiB per GPU and "
+        f"{_ram(chosen)}."
     )
-    yield phrase(
-        "Details: ds-advise {model} --gpus {gpus}, with the same options.",
-        model=chosen.question.model.name,
-        gpus=figures.gpus,
-    )
+    yield f"Details: ds-advise {chosen.question.model.name} --gpus {figures.gpus}, with the same options."
 
 
-def _much_faster(advice: RentAdvice, chosen: Offer) -> Iterator[Phrase]:
+def _much_faster(advice: RentAdvice, chosen: Offer) -> Iterator[str]:
     """The cheapest machine that takes much less time at slightly higher cost."""
     sign, own = advice.table.sign, chosen.figures
     for offer in advice.front:
@@ -113,40 +104,40 @@ def _much_faster(advice: RentAdvice, chosen: Offer) -> Iterator[Phrase]:
         is_cheap = figures.cost <= _MORE_COST * own.cost and figures.meets_limits
         if is_cheap and figures.duration_s <= _LESS_TIME * own.duration_s:
             more, time = money(figures.cost - own.cost, sign), hours(figures.duration_s)
-            yield phrase("For {more} more it takes {time}: {machine}.", more=more, time=time, machine=_title(offer))
+            yield f"For {more} more it takes {time}: {_title(offer)}."
             return
 
 
-def _nothing(advice: RentAdvice) -> Iterator[Phrase]:
+def _nothing(advice: RentAdvice) -> Iterator[str]:
     cheapest, fastest, sign = advice.cheapest, advice.fastest, advice.table.sign
     if cheapest is None or fastest is None:
-        yield phrase("No plan fits on any of these machines.")
+        yield "No plan fits on any of these machines."
         return
-    yield phrase("No machine {limits}.", limits=_limits(advice))
+    yield f"No machine {_limits(advice)}."
     fields = [
         {"machine": _title(offer), "time": hours(offer.figures.duration_s), "cost": money(offer.figures.cost, sign)}
         for offer in (fastest, cheapest)
     ]
-    yield phrase("The fastest is {machine}: {time}, {cost}.", **fields[0])
-    yield phrase("The cheapest is {machine}: {time}, {cost}.", **fields[1])
+    yield "The fastest is {machine}: {time}, {cost}.".format(**fields[0])
+    yield "The cheapest is {machine}: {time}, {cost}.".format(**fields[1])
 
 
-def _limits(advice: RentAdvice) -> Phrase | None:
+def _limits(advice: RentAdvice) -> str | None:
     """The limits as text, `ends within 24 h and costs at most $50`; None without limits."""
     deadline_s, budget, sign = advice.deadline_s, advice.budget, advice.table.sign
-    in_time = None if deadline_s is None else phrase("ends within {time}", time=hours(deadline_s))
-    cheap = None if budget is None else phrase("costs at most {cost}", cost=money(budget, sign))
-    return phrase("{first} and {last}", first=in_time, last=cheap) if in_time and cheap else in_time or cheap
+    in_time = None if deadline_s is None else f"ends within {hours(deadline_s)}"
+    cheap = None if budget is None else f"costs at most {money(budget, sign)}"
+    return f"{in_time} and {cheap}" if in_time and cheap else in_time or cheap
 
 
-def _ram(offer: Offer) -> Phrase:
+def _ram(offer: Offer) -> str:
     have = offer.question.cluster.host_memory_bytes_per_node
-    text = phrase("{need} GiB of RAM", need=gib(offer.candidate.memory.host_bytes_per_node))
+    text = f"{gib(offer.candidate.memory.host_bytes_per_node)} GiB of RAM"
     if offer.figures.nodes > 1:
-        text = phrase("{need} per machine", need=text)
+        text = f"{text} per machine"
     if have is None:
-        return phrase("{need}; the table does not give the machine's RAM", need=text)
-    return phrase("{need}, which has {have}", need=text, have=gib(have))
+        return f"{text}; the table does not give the machine's RAM"
+    return f"{text}, which has {gib(have)}"
 
 
 def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
@@ -163,30 +154,28 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
             f"{job.plan.rung}{'?' * _needs_unknown_ram(offer)}",
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
-    titles = phrase("machines"), phrase("hours"), phrase("cost"), phrase("/M tok"), phrase("plan")
+    titles = "machines", "hours", "cost", "/M tok", "plan"
     return Table(titles, rows)
 
 
-def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
+def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
     hidden, table = len(advice.offers) - len(shown), advice.table
-    units = phrase("cost in {currency}; /M tok: cost of a million tokens", currency=table.currency)
-    yield phrase("{units}; faint: not within the limits", units=units) if _limits(advice) else units
+    units = f"cost in {table.currency}; /M tok: cost of a million tokens"
+    yield f"{units}; faint: not within the limits" if _limits(advice) else units
     if any(map(_needs_unknown_ram, shown)):
-        yield phrase("?: the plan needs RAM, and the table does not give the machine's.")
+        yield "?: the plan needs RAM, and the table does not give the machine's."
     if hidden:
-        yield phrase("{count} more are neither cheaper nor faster than one of these (--all).", count=hidden)
+        yield f"{hidden} more are neither cheaper nor faster than one of these (--all)."
     if advice.left_out:
-        yield phrase("On {count} of the choices the job cannot run.", count=len(advice.left_out))
-    name: str = phrase("this package") if table.is_shipped else table.name
+        yield f"On {len(advice.left_out)} of the choices the job cannot run."
+    name: str = "this package" if table.is_shipped else table.name
     if table.dates is not None:
         oldest, newest = table.dates
-        when = oldest if oldest == newest else phrase("{low} to {high}", low=oldest, high=newest)
-        name = phrase("{name} ({note})", name=name, note=when)
-    yield phrase(
-        "{count} machines, with the prices of {table}; --prices FILE.csv uses others. Storage, traffic and taxes are "
-        "not included.",
-        count=len(table.machines),
-        table=name,
+        when = oldest if oldest == newest else f"{oldest} to {newest}"
+        name = f"{name} ({when})"
+    yield (
+        f"{len(table.machines)} machines, with the prices of {name}; --prices FILE.csv uses others. Storage, traffic "
+        "and taxes are not included."
     )
 
 

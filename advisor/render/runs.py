@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 
 from ...ds_configs.read import quantizes_collectives, unmodeled_features
-from ...estimators.phrase import Phrase, listed, named, phrase
 from ...probes.real_run.result import ProbeResult
 from ...probes.recording.result import TimelinePoint
 from ..answer.dry_run_answer import DryRunAnswer
@@ -56,13 +55,13 @@ _PHASE_COLUMNS = {
 _STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "total_s")
 
 _FAILURE_SENTENCES = {
-    "out_of_memory": phrase("Out of memory."),
-    "crash": phrase("It failed."),
-    "hang": phrase("It hung."),
-    "stopped": phrase("A rank was suspended."),
-    "killed": phrase("A rank was killed."),
-    "timeout": phrase("It took too long."),
-    "disk_full": phrase("The swap folder is full."),
+    "out_of_memory": "Out of memory.",
+    "crash": "It failed.",
+    "hang": "It hung.",
+    "stopped": "A rank was suspended.",
+    "killed": "A rank was killed.",
+    "timeout": "It took too long.",
+    "disk_full": "The swap folder is full.",
 }
 
 
@@ -73,11 +72,11 @@ def dry_run_document(
     result, cluster = answer.result, answer.run.cluster
     blocks: list[doc.Block] = [*map(doc.Sentence, _summary(answer))]
     if answer.age_s is not None:
-        when = phrase("This was run {age}; nothing has changed since.", age=age(answer.age_s))
+        when = f"This was run {age(answer.age_s)}; nothing has changed since."
         blocks.append(doc.Sentence(when, "dim"))
     ranks = {"rank": result.rank, "ranks": result.world_size, "cluster": cluster_title(cluster)}
     size = result.config["train_micro_batch_size_per_gpu"]
-    where = phrase("Rank {rank} of {ranks} on {cluster}; micro batch {size}", **ranks, size=size)
+    where = "Rank {rank} of {ranks} on {cluster}; micro batch {size}".format(**ranks, size=size)
     blocks += [doc.Heading("Phase by phase", "phases", printed=False), doc.Sentence(where), *_phases(answer)]
     if result.timeline:
         chart = doc.Chart(_timeline(answer), printed=partial(_print_timeline, result.timeline))
@@ -85,13 +84,13 @@ def dry_run_document(
     blocks += [*_peak(answer, explain=explain), doc.Heading("Evidence", "evidence", printed=False)]
     blocks += configuration(result.config, config_name)
     if quantizes_collectives(answer.run.config):
-        text = phrase("Quantized collectives: the memory of their kernels is derived from DeepSpeed's source code.")
+        text = "Quantized collectives: the memory of their kernels is derived from DeepSpeed's source code."
         blocks.append(doc.Sentence(text))
     for feature in unmodeled_features(answer.run.config):
         blocks.append(doc.Sentence(f"{feature.name}: {feature.predicted}.", "yellow"))
     evidence = {"versions": versions_label(result.versions), "time": seconds(result.seconds)}
     blocks.append(
-        doc.Sentence(phrase("Evidence: dry run of the real engine ({versions}) in {time}.", **evidence), "dim")
+        doc.Sentence("Evidence: dry run of the real engine ({versions}) in {time}.".format(**evidence), "dim")
     )
     return doc.Document(
         subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster)}",
@@ -102,61 +101,56 @@ def dry_run_document(
     )
 
 
-def _verdict(fit: Fit) -> Phrase:
+def _verdict(fit: Fit) -> str:
     """Return the verdict, with the probability if the verdict is uncertain."""
     if fit.fits:
-        return phrase("It fits.")
+        return "It fits."
     if fit.verdict == "does not fit":
-        return phrase("It does not fit.")
-    likely = phrase("It probably fits") if fit.verdict == "likely fits" else phrase("It probably does not fit")
-    return phrase("{likely}: the probability is {chance}.", likely=likely, chance=chance(fit.probability))
+        return "It does not fit."
+    likely = "It probably fits" if fit.verdict == "likely fits" else "It probably does not fit"
+    return f"{likely}: the probability is {chance(fit.probability)}."
 
 
 def _summary(answer: DryRunAnswer) -> list[str]:
     """Return a sentence each on the required memory and the time of a step."""
     result, peak, cluster = answer.result, answer.result.peak, answer.run.cluster
     have, host = cluster.host_memory_bytes_per_node, answer.required_host_bytes_per_node
-    needed = phrase(
-        "{needed} of {there} GiB per GPU are needed: {allocated} allocated, the allocator's fragmentation, the CUDA "
-        "context and NCCL.",
-        needed=gib(answer.required_device_bytes_per_gpu),
-        there=gib(cluster.gpu.memory_bytes),
-        allocated=gib(peak.allocated_bytes_per_gpu),
+    needed = (
+        f"{gib(answer.required_device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per GPU are needed: "
+        f"{gib(peak.allocated_bytes_per_gpu)} allocated, the allocator's fragmentation, the CUDA context and NCCL."
     )
     for further in filter(None, (_cached(answer), _other_allocator(answer))):
-        needed = phrase("{first} {second}", first=needed, second=further)
-    ram = phrase("{size} of {there} GiB", size=gib(host), there="" if have is None else gib(have))
+        needed = f"{needed} {further}"
+    ram = f"{gib(host)} of {'' if have is None else gib(have)} GiB"
     if have is None:
-        ram = phrase("{size} GiB (not checked: pass --ram)", size=gib(host))
-    own = phrase("{size} GiB of it for the processes themselves", size=gib(host - peak.host_bytes_per_node))
-    memory = listed([phrase("Host RAM per node {ram}", ram=ram), own])
+        ram = f"{gib(host)} GiB (not checked: pass --ram)"
+    own = f"{gib(host - peak.host_bytes_per_node)} GiB of it for the processes themselves"
+    memory = ", ".join([f"Host RAM per node {ram}", own])
     if result.nvme_bytes_per_rank:
-        memory = listed([memory, phrase("NVMe {size} GiB per GPU", size=gib(result.nvme_bytes_per_rank))], "; ")
-    sentences: list[str] = [needed, phrase("{text}.", text=memory)]
+        memory = "; ".join([memory, f"NVMe {gib(result.nvme_bytes_per_rank)} GiB per GPU"])
+    sentences: list[str] = [needed, f"{memory}."]
     if answer.analytic is not None:
         predicted = answer.analytic.allocated_bytes_per_gpu
         error = predicted / peak.allocated_bytes_per_gpu - 1
-        more = phrase("{share} more", share=percent(error))
+        more = f"{percent(error)} more"
         if error < 0:
-            more = phrase("{share} less", share=percent(-error))
-        text = phrase("The closed form predicts {size} GiB allocated, {more}.", size=gib(predicted), more=more)
+            more = f"{percent(-error)} less"
+        text = f"The closed form predicts {gib(predicted)} GiB allocated, {more}."
         sentences.append(text)
     if answer.step is None:
         return sentences
     step_s, links_s = answer.step.time.step_s, answer.step.links_busy_s
-    takes = phrase("A step takes about {time} in its recorded schedule", time=seconds(step_s))
+    takes = f"A step takes about {seconds(step_s)} in its recorded schedule"
     if answer.analytic_time is not None:
-        closed = phrase("the closed form predicts {time}", time=seconds(answer.analytic_time.step_s))
-        takes = listed([takes, closed], "; ")
-    sentences.append(phrase("{text}.", text=takes))
-    sentences.append(phrase("Its time: {shares}.", shares=time_shares(answer.step.time, least=_SMALLEST_SHARE)))
-    computes = phrase("The GPU computes {share} of the time", share=percent(answer.step.gpu_busy_s / step_s))
+        closed = f"the closed form predicts {seconds(answer.analytic_time.step_s)}"
+        takes = "; ".join([takes, closed])
+    sentences.append(f"{takes}.")
+    sentences.append(f"Its time: {time_shares(answer.step.time, least=_SMALLEST_SHARE)}.")
+    computes = f"The GPU computes {percent(answer.step.gpu_busy_s / step_s)} of the time"
     if links_s:
         busy = {"share": percent(answer.step.overlapped_s / links_s), "time": seconds(links_s)}
-        computes = listed(
-            [computes, phrase("{share} of the {time} of collectives overlap with computation", **busy)], "; "
-        )
-    return [*sentences, phrase("{text}.", text=computes)]
+        computes = "; ".join([computes, "{share} of the {time} of collectives overlap with computation".format(**busy)])
+    return [*sentences, f"{computes}."]
 
 
 def _cached(answer: DryRunAnswer) -> str:
@@ -166,9 +160,7 @@ def _cached(answer: DryRunAnswer) -> str:
     shown = min(answer.device_bytes_per_gpu, there)
     if needed >= there or gib(shown) == gib(needed):
         return ""
-    return phrase(
-        "PyTorch also caches freed blocks while there is room, so nvidia-smi shows up to {size} GiB.", size=gib(shown)
-    )
+    return f"PyTorch also caches freed blocks while there is room, so nvidia-smi shows up to {gib(shown)} GiB."
 
 
 def _other_allocator(answer: DryRunAnswer) -> str:
@@ -181,8 +173,8 @@ def _other_allocator(answer: DryRunAnswer) -> str:
         return ""
     size = gib(needed - required + other)
     if plain:
-        return phrase("Without expandable_segments it needs {size}.", size=size)
-    return phrase("With expandable_segments it needs {size}.", size=size)
+        return f"Without expandable_segments it needs {size}."
+    return f"With expandable_segments it needs {size}."
 
 
 def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
@@ -190,9 +182,9 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
     phases = answer.result.phases
     last = max(phase.iteration for phase in phases)
     if answer.result.library_workspace_bytes:
-        text = phrase(
-            "Tensors of each phase; torch.cuda.memory_allocated also counts {size} GiB of cuBLAS workspaces.",
-            size=gib(answer.result.library_workspace_bytes),
+        text = (
+            "Tensors of each phase; torch.cuda.memory_allocated also counts "
+            f"{gib(answer.result.library_workspace_bytes)} GiB of cuBLAS workspaces."
         )
         yield doc.Sentence(text)
     shown = {title: name for title, name in _PHASE_COLUMNS.items() if any(getattr(phase, name) for phase in phases)}
@@ -245,7 +237,7 @@ def _print_timeline(points: Sequence[TimelinePoint], console: Console) -> None:
     drawn, marks = sparkline(points, max(NARROWEST, console.width) - 4, sparks)
     row(console, f"  {drawn}", style="cyan")
     row(console, f"  {marks}", style="dim")
-    legend = phrase("(iterations by number; load, initialize, forward, backward, step by initial)")
+    legend = "(iterations by number; load, initialize, forward, backward, step by initial)"
     sentence(console, legend, style="dim", hang=1)
 
 
@@ -264,8 +256,8 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         ends_at=1.05 * max((bar.value for bar in bars), default=1.0),
         inks=tuple(MEMORY_FAMILIES),
     )
-    at_peak = {"size": gib(peak.allocated_bytes_per_gpu), "iteration": peak.iteration, "phase": named(peak.phase)}
-    title = phrase("Tensors of the {size} GiB at the peak (iteration {iteration}, {phase})", **at_peak)
+    at_peak = {"size": gib(peak.allocated_bytes_per_gpu), "iteration": peak.iteration, "phase": peak.phase}
+    title = "Tensors of the {size} GiB at the peak (iteration {iteration}, {phase})".format(**at_peak)
     yield doc.Heading(title, "peak")
     yield chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=partial(bar, peak.by_category))
     modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
@@ -291,7 +283,7 @@ def probe_document(answer: ProbeAnswer, config_name: str = "ds_config.json") -> 
     result, failure = answer.result, answer.result.failure
     return doc.Document(
         subject=f"Probe of {answer.run.model_name or 'a module'}",
-        verdict=phrase("It runs.") if failure is None else _FAILURE_SENTENCES[failure.kind],
+        verdict="It runs." if failure is None else _FAILURE_SENTENCES[failure.kind],
         tone="good" if failure is None else "bad",
         blocks=[*_probe_blocks(answer), *configuration(result.config, config_name)],
         data=answer.to_json(),
@@ -305,14 +297,12 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
         yield doc.Verbatim(failure.details.strip().splitlines()[-12:])
         return
     fields = {"speed": rate(result.tokens_per_s), "time": seconds(result.step_s), "place": _place(answer)}
-    text = phrase(
-        "{speed} tokens/s; {time} per optimizer step; {place}, {steps} steps.",
-        **fields,
-        steps=len(result.ranks[0].losses),
+    text = "{speed} tokens/s; {time} per optimizer step; {place}, {steps} steps.".format(
+        **fields, steps=len(result.ranks[0].losses)
     )
     yield doc.Sentence(text)
     if result.solo:
-        text = phrase("Times exclude communication and memory excludes NCCL: there are no other ranks.")
+        text = "Times exclude communication and memory excludes NCCL: there are no other ranks."
         yield doc.Sentence(text)
     yield doc.Heading("Measured and predicted", "figures", printed=False)
     rows = []
@@ -329,10 +319,9 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
         means = (sum(map(attrgetter(name), report.steps)) / len(report.steps) for name in _STEP_PARTS)
         rows.append(doc.Row([f"rank {report.rank}", *(doc.figure_of(mean, seconds) for mean in means)]))
     yield doc.Folded("Rank by rank", [doc.Table(["", "forward", "backward", "optimizer", "a step"], rows)])
-    text = phrase(
-        "Evidence: probe ({versions}) in {time}; random weights and tokens unless a checkpoint was given.",
-        versions=versions_label(result.versions),
-        time=seconds(result.seconds),
+    text = (
+        f"Evidence: probe ({versions_label(result.versions)}) in {seconds(result.seconds)}; random weights and tokens "
+        "unless a checkpoint was given."
     )
     yield doc.Heading("Evidence", "evidence", printed=False)
     yield doc.Sentence(text, "dim")
@@ -369,12 +358,7 @@ def _step_parts(result: ProbeResult) -> str:
 
     parts = [share(name) for name in _STEP_PARTS[:3]]
     forward, backward, optimizer, _ = whole_percents([*parts, max(0.0, 1 - sum(parts))])
-    text = phrase(
-        "Step: {forward} % forward pass, {backward} % backward pass, {optimizer} % optimizer",
-        forward=forward,
-        backward=backward,
-        optimizer=optimizer,
-    )
+    text = f"Step: {forward} % forward pass, {backward} % backward pass, {optimizer} % optimizer"
     if slowest.steps[0].waiting_s is not None:
-        text = listed([text, phrase("{share} of it in collectives", share=percent(share("waiting_s")))], "; ")
-    return phrase("{text}.", text=text)
+        text = "; ".join([text, f"{percent(share('waiting_s'))} of it in collectives"])
+    return f"{text}."

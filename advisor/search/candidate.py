@@ -12,7 +12,6 @@ from ...estimators.hardware import Cluster
 from ...estimators.memory.fit_probability import SURE as SURE
 from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.phrase import Phrase, phrase
 from ...estimators.plan import PlainPyTorch, Plan, Rung
 from ...estimators.time.job import JobDuration, job_duration
 from ...estimators.time.step_time import estimate_plan
@@ -29,16 +28,16 @@ LIKELY = 0.5
 LEAST: dict[Risk, float] = {"safe": SURE, "balanced": 0.8, "bold": LIKELY}
 """Least probability of fitting of a recommended plan, by risk."""
 
-RAN_OUT, NEEDS_MORE, FAILED = phrase("ran out of memory"), phrase("needs even more"), phrase("failed")
+RAN_OUT, NEEDS_MORE, FAILED = "ran out of memory", "needs even more", "failed"
 """Reasons from probes: the plan ran out of memory, needs more than one that did, or failed for another reason."""
 
-NEEDS_RAM = phrase("needs --ram")
+NEEDS_RAM = "needs --ram"
 """Reason for a plan that needs more than `MOST_HOST_BYTES` if the RAM is unknown."""
 
 _VERDICTS = {
-    "likely fits": phrase("likely fits"),
-    "unlikely": phrase("unlikely"),
-    "does not fit": phrase("does not fit"),
+    "likely fits": "likely fits",
+    "unlikely": "unlikely",
+    "does not fit": "does not fit",
 }
 
 
@@ -96,16 +95,16 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     if on_gpu.probability < LIKELY:
         return on_gpu
     if host > 1:
-        reason = phrase("needs {ratio} the RAM", ratio=times(host)) if known else NEEDS_RAM
+        reason = f"needs {times(host)} the RAM" if known else NEEDS_RAM
         return refused._replace(reason=reason, limit="host")
     if memory.nvme_bytes_per_node and not nvme:
         utilization = max(on_gpu.utilization, 1.0)
-        return refused._replace(reason=phrase("needs --nvme"), limit="nvme", utilization=utilization)
+        return refused._replace(reason="needs --nvme", limit="nvme", utilization=utilization)
     if disk > 1:
-        return refused._replace(reason=phrase("needs {ratio} the NVMe", ratio=times(disk)), limit="nvme")
+        return refused._replace(reason=f"needs {times(disk)} the NVMe", limit="nvme")
     if known is None and memory.host_bytes_per_node > cluster.gpus_per_node * cluster.gpu.memory_bytes:
         conditional = on_gpu._replace(assumed_host_bytes=memory.host_bytes_per_node)
-        return conditional._replace(reason=phrase("if RAM suffices")) if on_gpu.fits else conditional
+        return conditional._replace(reason="if RAM suffices") if on_gpu.fits else conditional
     return on_gpu
 
 
@@ -114,7 +113,7 @@ def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, clu
     held for the whole training."""
     host = _share(host_bytes, cluster.host_memory_bytes_per_node)
     if host > 1:
-        reason = phrase("needs {ratio} the RAM", ratio=times(host))
+        reason = f"needs {times(host)} the RAM"
         return Fit(probability=0.0, reason=reason, utilization=host, limit="host")
     return _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster, host)
 
@@ -124,13 +123,13 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float
     share = need_bytes / cluster.gpu.memory_bytes
     utilization = max(share, others)
     if probability >= SURE:
-        return Fit(probability=probability, reason=phrase("fits"), utilization=utilization, limit="")
-    reason = phrase("{verdict}, {chance}", verdict=_VERDICTS[verdict_of(probability)], chance=chance(probability))
+        return Fit(probability=probability, reason="fits", utilization=utilization, limit="")
+    reason = f"{_VERDICTS[verdict_of(probability)]}, {chance(probability)}"
     if probability < LIKELY and share > 1:
         ratio = times(share)
-        reason = phrase("needs {ratio} the memory", ratio=ratio)
+        reason = f"needs {ratio} the memory"
         if cluster.gpu.is_cpu:
-            reason = phrase("needs {ratio} the limit", ratio=ratio)
+            reason = f"needs {ratio} the limit"
     return Fit(probability=probability, reason=reason, utilization=utilization, limit="gpu")
 
 
@@ -141,27 +140,27 @@ def _share(need: int, offer: int | None) -> float:
 def chance(probability: float) -> str:
     """Return `84 %`, never rounded to 0 or 100 %."""
     if probability <= 0.005:
-        return phrase("under 1 %")
-    return phrase("over 99 %") if probability >= 0.995 else percent(probability)
+        return "under 1 %"
+    return "over 99 %" if probability >= 0.995 else percent(probability)
 
 
-def fits_sentence(plan: str, fit: Fit) -> Phrase:
+def fits_sentence(plan: str, fit: Fit) -> str:
     """Return `ZeRO-3 fits.`, `ZeRO-3 probably fits (84 %).`, `ZeRO-3 is unlikely to fit (3 %).` or `ZeRO-3 does not
     fit.`
 
     A condition is added: `ZeRO-3 fits if the host has 353 GiB of RAM.`
     """
     templates = {
-        "fits": phrase("{plan} fits", plan=plan),
-        "likely fits": phrase("{plan} probably fits ({chance})", plan=plan, chance=chance(fit.probability)),
-        "unlikely": phrase("{plan} is unlikely to fit ({chance})", plan=plan, chance=chance(fit.probability)),
-        "does not fit": phrase("{plan} does not fit", plan=plan),
+        "fits": f"{plan} fits",
+        "likely fits": f"{plan} probably fits ({chance(fit.probability)})",
+        "unlikely": f"{plan} is unlikely to fit ({chance(fit.probability)})",
+        "does not fit": f"{plan} does not fit",
     }
     text = templates[fit.verdict]
     if fit.assumed_host_bytes:
         need = f"{whole_gib(fit.assumed_host_bytes):,}"
-        return phrase("{fits} if the host has {need} GiB of RAM.", fits=text, need=need)
-    return phrase("{words}.", words=text)
+        return f"{text} if the host has {need} GiB of RAM."
+    return f"{text}."
 
 
 @dataclass(frozen=True, kw_only=True)

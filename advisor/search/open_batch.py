@@ -9,7 +9,6 @@ from typing import Any
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...validate.lint.linted_config import FilledBatch
@@ -59,12 +58,8 @@ def filled_batch(
         return FilledBatch(1, gradient_accumulation_steps or 1, gradient_checkpointing is not False, "")
     chosen = best.plan
     steps = gradient_accumulation_steps or (chosen.gradient_accumulation_steps if auto_steps else None)
-    batch = phrase("micro batch {size}", size=chosen.micro_batch_size)
+    batch = f"micro batch {chosen.micro_batch_size}"
     if steps and steps > 1:
-        batch = phrase("{batch} x accumulation {steps}", batch=batch, steps=steps)
-    words = phrase(
-        "{batch}, checkpointing {choice}: recommended, for `auto` in the file",
-        batch=batch,
-        choice=checkpointing_label(chosen),
-    )
+        batch = f"{batch} x accumulation {steps}"
+    words = f"{batch}, checkpointing {checkpointing_label(chosen)}: recommended, for `auto` in the file"
     return FilledBatch(chosen.micro_batch_size, steps, chosen.gradient_checkpointing, words)

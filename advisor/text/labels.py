@@ -6,23 +6,22 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ...estimators.hardware import Cluster
-from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 
 
-def checkpointing_label(plan: Plan) -> Phrase:
+def checkpointing_label(plan: Plan) -> str:
     """Return `on`, `off`, or `host` if checkpointed layer inputs are held in host RAM."""
     if plan.cpu_checkpointing:
-        return phrase("host")
-    return phrase("on") if plan.gradient_checkpointing else phrase("off")
+        return "host"
+    return "on" if plan.gradient_checkpointing else "off"
 
 
-def checkpointing_title(plan: Plan) -> Phrase:
+def checkpointing_title(plan: Plan) -> str:
     """Return `gradient checkpointing on`, and where the layers' inputs are held if not on the GPU."""
     if plan.cpu_checkpointing:
-        return phrase("gradient checkpointing on, its layers' inputs in host RAM")
-    return phrase("gradient checkpointing on") if plan.gradient_checkpointing else phrase("gradient checkpointing off")
+        return "gradient checkpointing on, its layers' inputs in host RAM"
+    return "gradient checkpointing on" if plan.gradient_checkpointing else "gradient checkpointing off"
 
 
 def batch_label(plan: Plan) -> str:
@@ -33,66 +32,62 @@ def batch_label(plan: Plan) -> str:
 
 def plan_title(plan: Plan) -> str:
     """Return `ZeRO-3 with optimizer and parameters in host RAM` or `ZeRO-2 (states in bf16)`."""
-    title: str = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else phrase("Plain data parallelism (ZeRO-0)")
+    title: str = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "Plain data parallelism (ZeRO-0)"
     if plan.sharding != "zero":
-        titles = {"fsdp": phrase("PyTorch's FSDP"), "fsdp2": phrase("PyTorch's FSDP2"), "none": phrase("Plain PyTorch")}
+        titles = {"fsdp": "PyTorch's FSDP", "fsdp2": "PyTorch's FSDP2", "none": "Plain PyTorch"}
         title = titles[plan.sharding]
-    further = [phrase("layers split by {ranks}", ranks=plan.autotp_size)] * (plan.autotp_size > 1)
-    further += [phrase("experts spread over {ranks}", ranks=plan.autoep_size)] * (plan.autoep_size > 1)
-    further += [phrase("states in bf16")] * plan.bf16_optimizer_states
-    further += [named("hpZ")] * (plan.zero_hpz_partition_size > 1)
-    further += [phrase("quantized collectives")] * plan.quantizes_collectives
+    further = [f"layers split by {plan.autotp_size}"] * (plan.autotp_size > 1)
+    further += [f"experts spread over {plan.autoep_size}"] * (plan.autoep_size > 1)
+    further += ["states in bf16"] * plan.bf16_optimizer_states
+    further += ["hpZ"] * (plan.zero_hpz_partition_size > 1)
+    further += ["quantized collectives"] * plan.quantizes_collectives
     if further:
-        title = phrase("{title} ({further})", title=title, further=listed(further))
+        title = f"{title} ({', '.join(further)})"
     optimizer, param = plan.offload_optimizer, plan.offload_param
     if optimizer == param == "none":
         return title
     if optimizer == param:
-        what = phrase("optimizer and parameters {place}", place=_place(optimizer))
+        what = f"optimizer and parameters {_place(optimizer)}"
     elif param == "none":
-        what = phrase("optimizer {place}", place=_place(optimizer))
+        what = f"optimizer {_place(optimizer)}"
     elif optimizer == "none":
-        what = phrase("parameters {place}", place=_place(param))
+        what = f"parameters {_place(param)}"
     else:
-        what = phrase(
-            "optimizer {place} and parameters {other_place}", place=_place(optimizer), other_place=_place(param)
-        )
-    return phrase("{title} with {what}", title=title, what=what)
+        what = f"optimizer {_place(optimizer)} and parameters {_place(param)}"
+    return f"{title} with {what}"
 
 
-def _place(where: str) -> Phrase:
-    return phrase("in host RAM") if where == "cpu" else phrase("on NVMe")
+def _place(where: str) -> str:
+    return "in host RAM" if where == "cpu" else "on NVMe"
 
 
-def method_title(workload: Workload) -> Phrase:
+def method_title(workload: Workload) -> str:
     """Return `full fine-tuning`, `LoRA r=8 on all linear layers`, or `full fine-tuning, vision-tower frozen`."""
     title = _method_title(workload)
-    return (
-        phrase("{title}, {parts} frozen", title=title, parts=", ".join(workload.freeze)) if workload.freeze else title
-    )
+    return f"{title}, {', '.join(workload.freeze)} frozen" if workload.freeze else title
 
 
-def _method_title(workload: Workload) -> Phrase:
+def _method_title(workload: Workload) -> str:
     if workload.method == "full":
-        return phrase("full fine-tuning")
-    targets = ", ".join(workload.lora_targets) if workload.lora_targets else phrase("all linear layers")
+        return "full fine-tuning"
+    targets = ", ".join(workload.lora_targets) if workload.lora_targets else "all linear layers"
     kind = "LoRA" if workload.method == "lora" else f"QLoRA ({workload.quantization.upper()})"
-    adapters = phrase("{kind} r={rank} on {targets}", kind=kind, rank=workload.lora_rank, targets=targets)
+    adapters = f"{kind} r={workload.lora_rank} on {targets}"
     if workload.modules_to_save:
         copied = ", ".join(workload.modules_to_save)
-        adapters = phrase("{adapters}, and {modules} trained in full", adapters=adapters, modules=copied)
+        adapters = f"{adapters}, and {copied} trained in full"
     if not workload.lora_dropout:
         return adapters
-    return phrase("{adapters}, dropout {share}", adapters=adapters, share=f"{workload.lora_dropout:g}")
+    return f"{adapters}, dropout {workload.lora_dropout:g}"
 
 
-def device_label(cluster: Cluster) -> Phrase:
+def device_label(cluster: Cluster) -> str:
     """Return the device of a rank, after "per" and "the": a GPU, or on the CPU the rank's share of the machine, called
     the rank."""
-    return phrase("rank") if cluster.gpu.is_cpu else phrase("GPU")
+    return "rank" if cluster.gpu.is_cpu else "GPU"
 
 
-def cluster_title(cluster: Cluster, *, speed: bool = True) -> Phrase:
+def cluster_title(cluster: Cluster, *, speed: bool = True) -> str:
     """Return a title of the machines. speed: name the GPU from which an assumed speed is taken.
 
     `2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC
@@ -100,45 +95,37 @@ def cluster_title(cluster: Cluster, *, speed: bool = True) -> Phrase:
     """
     gpu, count = cluster.gpu, cluster.gpus_per_node
     if gpu.is_cpu:
-        return (
-            phrase("{count} ranks on the {cpu}", count=count, cpu=gpu.name)
-            if count > 1
-            else phrase("{count} rank on the {cpu}", count=count, cpu=gpu.name)
-        )
+        return f"{count} ranks on the {gpu.name}" if count > 1 else f"{count} rank on the {gpu.name}"
     if gpu.assumed:
-        gpus = (
-            phrase("{count} GPUs of {size} GB", count=count, size=gpu.nominal_gb)
-            if count > 1
-            else phrase("{count} GPU of {size} GB", count=count, size=gpu.nominal_gb)
-        )
-        gpus = phrase("{gpus} (speed of the {gpu} assumed)", gpus=gpus, gpu=gpu.name) if speed else gpus
+        gpus = f"{count} GPUs of {gpu.nominal_gb} GB" if count > 1 else f"{count} GPU of {gpu.nominal_gb} GB"
+        gpus = f"{gpus} (speed of the {gpu.name} assumed)" if speed else gpus
     else:
-        gpus = phrase("{count} x {gpu}", count=count, gpu=gpu.name)
-    return gpus if cluster.nodes == 1 else phrase("{nodes} nodes of {gpus}", nodes=cluster.nodes, gpus=gpus)
+        gpus = f"{count} x {gpu.name}"
+    return gpus if cluster.nodes == 1 else f"{cluster.nodes} nodes of {gpus}"
 
 
 _MOMENTS = {
-    "initialize": phrase("DeepSpeed's start"),
-    "forward_backward_top": phrase("the loss"),
-    "last_layer_forward": phrase("the last layer's forward pass"),
-    "head_backward": phrase("the head's backward pass"),
-    "head_reduction": phrase("reduction of the head's gradient"),
-    "layer_backward": phrase("a layer's backward pass"),
-    "later_layer_backward": phrase("a layer's backward pass"),
-    "layer_recomputation": phrase("a layer's recomputation"),
-    "weight_gradient": phrase("a weight's gradient"),
-    "gradient_reduction": phrase("gradient reduction"),
-    "later_gradient_reduction": phrase("gradient reduction"),
-    "first_layer_backward": phrase("the first layer's backward pass"),
-    "backward_end": phrase("the end of the backward pass"),
-    "reference_forward": phrase("the reference model's forward pass"),
-    "step": phrase("the optimizer step"),
-    "evaluation": phrase("evaluation"),
-    "rollout_prefill": phrase("the prompts' forward pass"),
-    "rollout": phrase("the rollout"),
-    "weight_synchronization": phrase("weight synchronization"),
-    "scoring": phrase("scoring"),
-    "rewards": phrase("the reward model's forward pass"),
+    "initialize": "DeepSpeed's start",
+    "forward_backward_top": "the loss",
+    "last_layer_forward": "the last layer's forward pass",
+    "head_backward": "the head's backward pass",
+    "head_reduction": "reduction of the head's gradient",
+    "layer_backward": "a layer's backward pass",
+    "later_layer_backward": "a layer's backward pass",
+    "layer_recomputation": "a layer's recomputation",
+    "weight_gradient": "a weight's gradient",
+    "gradient_reduction": "gradient reduction",
+    "later_gradient_reduction": "gradient reduction",
+    "first_layer_backward": "the first layer's backward pass",
+    "backward_end": "the end of the backward pass",
+    "reference_forward": "the reference model's forward pass",
+    "step": "the optimizer step",
+    "evaluation": "evaluation",
+    "rollout_prefill": "the prompts' forward pass",
+    "rollout": "the rollout",
+    "weight_synchronization": "weight synchronization",
+    "scoring": "scoring",
+    "rewards": "the reward model's forward pass",
 }
 
 
@@ -147,12 +134,12 @@ def phase_title(name: str) -> str:
     return _MOMENTS.get(name, name.replace("_", " "))
 
 
-def component_title(name: str) -> Phrase:
+def component_title(name: str) -> str:
     """Return `master_weights` as `master weights`."""
     phase, _, part = name.partition(": ")
     if part:  # a part of a recorded step
-        return phrase("{phase}: {part}", phase=named(phase), part=component_title(part))
-    return named({"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " ")))
+        return f"{phase}: {component_title(part)}"
+    return {"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " "))
 
 
 def component_key(name: str) -> str:
@@ -179,28 +166,28 @@ def shape_label(plan: Any) -> str:
     return ", ".join(filter(None, parts))
 
 
-MEMORY_FAMILIES: Final[Mapping[str, Phrase]] = {
-    "weights": phrase("weights"),
-    "gradients": phrase("gradients"),
-    "optimizer": phrase("optimizer states"),
-    "loss": phrase("logits and loss"),
-    "activations": phrase("activations"),
-    "generation": phrase("generation"),
-    "buffers": phrase("buffers"),
-    "runtime": phrase("runtime, allocator"),
-    "other": phrase("other"),
+MEMORY_FAMILIES: Final[Mapping[str, str]] = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "loss": "logits and loss",
+    "activations": "activations",
+    "generation": "generation",
+    "buffers": "buffers",
+    "runtime": "runtime, allocator",
+    "other": "other",
 }
 """Titles of the memory families, in the order of a bar's parts."""
 
-TIME_FAMILIES: Final[Mapping[str, Phrase]] = {
-    "compute": phrase("matrix products and attention"),
-    "memory": phrase("memory-bound work on the GPU"),
-    "links": phrase("communication between GPUs"),
-    "pcie": phrase("copies to and from the host"),
-    "host": phrase("optimizer on the host"),
-    "nvme": named("NVMe"),
-    "launch": phrase("launches"),
-    "other": phrase("other"),
+TIME_FAMILIES: Final[Mapping[str, str]] = {
+    "compute": "matrix products and attention",
+    "memory": "memory-bound work on the GPU",
+    "links": "communication between GPUs",
+    "pcie": "copies to and from the host",
+    "host": "optimizer on the host",
+    "nvme": "NVMe",
+    "launch": "launches",
+    "other": "other",
 }
 
 

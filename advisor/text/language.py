@@ -1,6 +1,9 @@
-"""The language of a printed answer: English, or another one with a catalogue (`*.po`, gettext's format).
+"""The language of the answer: English, or Chinese.
 
-A catalogue is parsed without compilation, and only if it is used, so English has no cost.
+All code writes English. A text is translated when it is drawn, by the catalogue `zh.po` (gettext's format), whose keys
+are English texts with a `{name}` for each figure, name or part: `{need} of {have} GiB per {device}`. A text is matched
+against the keys, so no code has to mark its sentences; a part that is itself a text of the catalogue is translated
+too. English loads no catalogue.
 """
 
 from __future__ import annotations
@@ -9,9 +12,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Literal, cast
-
-from ...estimators.phrase import Phrase
+from functools import cache
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +33,22 @@ SAMPLES: Mapping[Language, str] = {"en": "", "zh": "显存"}
 _NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000-\u303f])"
 """Spaces next to wide punctuation."""
 
-_templates: dict[str, str] = {}
-"""Templates of the current language; empty for English."""
+_FIELD = re.compile(r"\{(\w+)\}")
+
+_SEPARATORS: Mapping[str, str] = {". ": "。", "; ": "；", ": ": "：", ", ": "，"}
+"""Where a text is divided if the catalogue does not have it as a whole, the strongest first, and the Chinese mark."""
+
+_language: Language = "en"
+
+
+class _Entry(NamedTuple):
+    """A text of the catalogue with fields."""
+
+    literals: tuple[str, ...]
+    """The text between the fields."""
+    pattern: str
+    """Regular expression of the whole text. A field contains no separator."""
+    translation: str
 
 
 def language_of_environment() -> Language:
@@ -47,15 +63,16 @@ def language_of_environment() -> Language:
     return "en"
 
 
-def catalogue(name: str) -> dict[str, str]:
-    """Return the translation of every template from a file of this folder."""
+@cache
+def catalogue(language: Language) -> dict[str, str]:
+    """Return the translation of every text from a file of this folder."""
     # Imported here: English needs no catalogue.
     import json
     from importlib.resources import files
 
     entries: list[dict[str, str]] = []
     keyword = ""
-    for line in files(__package__).joinpath(f"{name}.po").read_text(encoding="utf-8").splitlines():
+    for line in files(__package__).joinpath(f"{language}.po").read_text(encoding="utf-8").splitlines():
         word, _, text = line.partition('"')
         if line.startswith("#") or not text:
             continue
@@ -66,23 +83,34 @@ def catalogue(name: str) -> dict[str, str]:
     return {entry["msgid"]: entry["msgstr"] for entry in entries if entry["msgid"]}
 
 
+@cache
+def _entries(language: Language) -> list[_Entry]:
+    """Return the texts with fields, those with the most words of their own first."""
+    entries = []
+    for text, translation in catalogue(language).items():
+        pieces = _FIELD.split(text)
+        if len(pieces) > 1:
+            fields = [rf"(?P<{name}>(?:(?![.,;:] ).)+?)" for name in pieces[1::2]]
+            literals = [re.escape(piece) for piece in pieces[::2]]
+            pattern = "".join(part for pair in zip(literals, [*fields, ""], strict=True) for part in pair)
+            entries.append(_Entry(tuple(pieces[::2]), pattern, translation))
+    return sorted(entries, key=lambda entry: -sum(map(len, entry.literals)))
+
+
 @contextmanager
 def use_language(language: Language) -> Iterator[None]:
-    """Translate phrases into a language within the context."""
-    before = dict(_templates)
-    _templates.clear()
-    if language != "en":
-        _templates.update(catalogue(language))
+    """Translate texts into a language within the context."""
+    global _language
+    before, _language = _language, language
     try:
         yield
     finally:
-        _templates.clear()
-        _templates.update(before)
+        _language = before
 
 
 def is_translated(text: str) -> bool:
     """Whether a displayed text has been translated from English, apart from names in it."""
-    return bool(_templates) and any(char >= "\u3000" for char in text)
+    return _language != "en" and any(char >= "\u3000" for char in text)
 
 
 def in_language(console: Console, language: Language) -> AbstractContextManager[None]:
@@ -99,11 +127,29 @@ def can_encode(console: Console, text: str) -> bool:
 
 
 def translate(text: str) -> str:
-    """Return a text in the current language: unchanged unless it is a `Phrase` in the catalogue."""
-    if not _templates or not isinstance(text, Phrase):
+    """Return a text in the current language. A part that the catalogue does not have stays English."""
+    if _language == "en" or is_translated(text):
         return text
-    template = _templates.get(text.template, text.template)
-    if not text.fields:
-        return template
-    fields = {name: translate(value) if isinstance(value, str) else value for name, value in text.fields.items()}
-    return re.sub(_NEEDLESS_SPACES, "", template.format(**fields))
+    return _translated(text, _language)
+
+
+@cache
+def _translated(text: str, language: Language) -> str:
+    known = catalogue(language)
+    if text in known:
+        return known[text]
+    for literals, pattern, translation in _entries(language):
+        if text.startswith(literals[0]) and text.endswith(literals[-1]) and all(part in text for part in literals):
+            found = re.fullmatch(pattern, text)
+            if found is not None:
+                fields = {name: _translated(value, language) for name, value in found.groupdict().items()}
+                return re.sub(_NEEDLESS_SPACES, "", translation.format(**fields))
+    if text.endswith("."):
+        sentence = _translated(text[:-1], language)
+        return f"{sentence}。" if sentence != text[:-1] else text
+    for separator, mark in _SEPARATORS.items():
+        if separator in text:
+            parts = text.split(separator)
+            translations = [_translated(part, language) for part in parts]
+            return mark.join(translations) if translations != parts else text
+    return text

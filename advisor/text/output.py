@@ -7,17 +7,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...estimators.json_form import to_json
-from ...estimators.phrase import Phrase, named, phrase
 from .units import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from .language import Language
 
 
 OutputMode = Literal["human", "json", "quiet"]
@@ -27,26 +24,11 @@ class Output(NamedTuple):
     """Output of a command in one of the modes: the answer on stdout, progress on stderr line by line."""
 
     mode: OutputMode
-    language: Language = "en"
-    """Language of the text on stdout."""
 
     def say(self, text: str) -> None:
         """Print a line of progress or a warning to stderr, never to stdout."""
         if self.mode != "quiet":
-            to_stderr(self.translated(text))
-
-    def translated(self, text: str) -> str:
-        """Return a phrase in the language of the answer."""
-        from .language import translate
-
-        with self.speaking():
-            return translate(text)
-
-    def speaking(self) -> AbstractContextManager[None]:
-        """Context that translates the messages shown before the answer into its language."""
-        from .language import use_language
-
-        return use_language(self.language)
+            to_stderr(text)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[str], None]]:
@@ -56,12 +38,10 @@ class Output(NamedTuple):
 
         def line(phase: str) -> str:
             waited = f"{time.monotonic() - started:.0f}"
-            return self.translated(
-                phrase("{title}: {phase}, {waited} s", title=title, phase=_phase(phase), waited=waited)
-            )
+            return f"{title}: {phase}, {waited} s"
 
         if self.mode != "quiet" and sys.stderr.isatty():
-            with self.console(on_stderr=True).status(line(phrase("start"))) as status:
+            with self.console(on_stderr=True).status(line("start")) as status:
                 yield lambda phase: status.update(line(phase))
         else:
             yield seldom(lambda phase: self.say(line(phase)), first_at_once=True)
@@ -71,14 +51,7 @@ class Output(NamedTuple):
         if self.mode == "json":
             print(json.dumps(to_json(form()), indent=1))
         elif self.mode == "human":
-            self.print(render, self.console())
-
-    def print(self, render: Callable[[Console], object], console: Console) -> None:
-        """Print text in the user's language if the terminal can display it."""
-        from .language import in_language  # imported here: JSON is not translated
-
-        with in_language(console, self.language):
-            render(console)
+            render(self.console())
 
     def console(self, *, on_stderr: bool = False) -> Console:
         """Return a console for text."""
@@ -86,12 +59,6 @@ class Output(NamedTuple):
 
         file = sys.stderr if on_stderr else sys.stdout
         return Console(file=file, highlight=False, quiet=self.mode == "quiet")
-
-
-def _phase(name: str) -> Phrase:
-    """Return `backward of iteration 1` from the name in a recording."""
-    phase, _, number = name.partition(" of iteration ")
-    return phrase("{phase} of iteration {number}", phase=named(phase), number=number) if number else named(name)
 
 
 def to_stderr(text: str) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...estimators.phrase import GIB as GIB
-from ...estimators.phrase import Phrase, phrase
-from ...estimators.phrase import gib as gib
-from ...estimators.phrase import whole_gib as whole_gib
+from ...estimators.units import GIB as GIB
+from ...estimators.units import gib as gib
+from ...estimators.units import whole_gib as whole_gib
 
 
 def printable(text: str) -> str:
@@ -58,21 +57,21 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s * 1000:.0f} ms" if duration_s >= 0.00995 else f"{duration_s * 1000:.1f} ms"
 
 
-def age(duration_s: float) -> Phrase:
+def age(duration_s: float) -> str:
     """Return the time since an event: `just now`, `12 min ago`, `5 h ago`, `3 days ago`."""
     if duration_s < 60:
-        return phrase("just now")
+        return "just now"
     if duration_s < 3600:
-        return phrase("{minutes} min ago", minutes=f"{duration_s // 60:.0f}")
+        return f"{duration_s // 60:.0f} min ago"
     if duration_s < 48 * 3600:
-        return phrase("{hours} h ago", hours=f"{duration_s // 3600:.0f}")
-    return phrase("{days} days ago", days=f"{duration_s // 86400:.0f}")
+        return f"{duration_s // 3600:.0f} h ago"
+    return f"{duration_s // 86400:.0f} days ago"
 
 
-def times(ratio: float) -> Phrase:
+def times(ratio: float) -> str:
     """Return a ratio with two or three digits: `1.14 x`, `2.6 x`, `24 x`."""
     digits = 2 if ratio < 1.995 else 1 if ratio < 9.95 else 0
-    return phrase("{ratio} x", ratio=f"{ratio:.{digits}f}")
+    return f"{ratio:.{digits}f} x"
 
 
 def percent(share: float) -> str:

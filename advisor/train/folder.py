@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 from ...ds_configs.files import read_json_object, write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import from_json
-from ...estimators.phrase import phrase
 from ...estimators.workload import Workload
 from ...probes.run import Device
 from ...probes.scratch import try_lock
@@ -73,8 +72,8 @@ class TrainingFolder:
         if usable is None:
             problems = "; ".join(f"{each.folder.name}: {each.problem}" for each in damaged)
             raise ConfigFileError(
-                phrase("{path} has no whole checkpoint", path=self.path),
-                why=problems or phrase("the training ended before the first one"),
+                f"{self.path} has no whole checkpoint",
+                why=problems or "the training ended before the first one",
                 fix="start it again with --force and without --resume",
             )
         for each in damaged:
@@ -82,7 +81,7 @@ class TrainingFolder:
             shutil.rmtree(aside, ignore_errors=True)
             each.folder.rename(aside)
             name, problem = each.folder.name, each.problem
-            say(phrase("{name} is damaged: {problem}; it is now {other}", name=name, problem=problem, other=aside.name))
+            say(f"{name} is damaged: {problem}; it is now {aside.name}")
         return usable
 
     def claim(self, *, force: bool) -> None:
@@ -103,7 +102,7 @@ class TrainingFolder:
             if used and not force:
                 advice = "pass --resume to go on with it, " if self.job.exists() else "pass "
                 raise ConfigFileError(
-                    phrase("{path} is not empty", path=self.path),
+                    f"{self.path} is not empty",
                     why="its files may be lost",
                     fix=f"{advice}--force to use it anyway, or another --output-dir",
                 )
@@ -142,7 +141,7 @@ class TrainingFolder:
             lock.seek(0)
             holder = lock.read().decode(errors="replace") or "another process"
             raise ConfigFileError(
-                phrase("{path} is being trained in: {holder}", path=self.path, holder=holder),
+                f"{self.path} is being trained in: {holder}",
                 why="both would write its checkpoints",
                 fix="wait for that training or stop it (Ctrl-C saves), or pass another --output-dir",
             )
@@ -152,7 +151,7 @@ class TrainingFolder:
         training, or if a given option differs from the training's."""
         if not self.job.exists():
             raise ConfigFileError(
-                phrase("{path} holds no training to resume", path=self.path),
+                f"{self.path} holds no training to resume",
                 why="it has no training/job.json",
                 fix="leave --resume out, or pass the --output-dir of the interrupted training",
             )
@@ -161,8 +160,8 @@ class TrainingFolder:
             if json.loads(json.dumps(value)) != kept.get(name):
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigFileError(
-                    phrase("{option} was {name} in the training to resume", option=option, name=kept.get(name)),
-                    fix=phrase("leave {option} out", option=option),
+                    f"{option} was {kept.get(name)} in the training to resume",
+                    fix=f"leave {option} out",
                 )
         return kept
 
@@ -176,7 +175,7 @@ class TrainingFolder:
             return from_json(TrainingJob, values)
         except (TypeError, ValueError, AttributeError) as problem:
             raise ConfigFileError(
-                phrase("{path}: not a training's job", path=self.job),
+                f"{self.job}: not a training's job",
                 why="another version of ds-advise may have written it",
                 fix=_REPAIR,
             ) from problem
@@ -184,7 +183,7 @@ class TrainingFolder:
 
 def _unwritable(path: Path, problem: OSError) -> ConfigFileError:
     return ConfigFileError(
-        phrase("{path}: cannot be written to ({reason})", path=path, reason=os.strerror(problem.errno or 0)),
+        f"{path}: cannot be written to ({os.strerror(problem.errno or 0)})",
         why="the model is saved there",
         fix="pass another --output-dir",
     )

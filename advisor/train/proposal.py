@@ -15,7 +15,6 @@ from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.memory.activations.loss import tiles_of
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.phrase import phrase
 from ...estimators.time.job import job_duration
 from ...estimators.workload import TORCH_DTYPES, Method, Workload
 from ...probes.machine import installed_version
@@ -57,7 +56,7 @@ def check_packages(workload: Workload, *, report_to: str, device: Device) -> Non
     if int(transformers.partition(".")[0]) < 5:
         raise WorkloadError(
             "train needs transformers 5 or newer",
-            why=phrase("{transformers} is installed", transformers=transformers),
+            why=f"{transformers} is installed",
             fix='pip install "ds-advise[train]"',
         )
     if workload.method == "qlora" and device == "cpu":
@@ -68,7 +67,7 @@ def check_packages(workload: Workload, *, report_to: str, device: Device) -> Non
     for name, option in (packages(workload) | reports).items():
         if find_spec(name.replace("-", "_")) is None:
             raise WorkloadError(
-                phrase("{option} needs {name}", option=option, name=name),
+                f"{option} needs {name}",
                 why="it is not installed",
                 fix=f"pip install {name}",
             )
@@ -138,11 +137,7 @@ def propose(
     tokenizer.save_pretrained(str(folder.records / "tokenizer"))
     if data.highest_id >= shape.vocab_size:
         raise ModelConfigError(
-            phrase(
-                "the tokenizer makes token {highest}, but the model has {vocab_size} embeddings",
-                highest=data.highest_id,
-                vocab_size=shape.vocab_size,
-            ),
+            f"the tokenizer makes token {data.highest_id}, but the model has {shape.vocab_size} embeddings",
             why="they do not belong together",
             fix="put the model's own tokenizer into the folder of its config.json",
         )
@@ -198,9 +193,7 @@ def _answer(
         return answer if answer.try_first is None else replace(answer, recommended=answer.try_first, try_first=None)
     [step] = [step for step in answer.ladder if step.rung == settings.rung]
     if step.candidate is None:
-        raise WorkloadError(
-            phrase("{rung} cannot run here", rung=step.rung), why=step.reason, fix="pass another --rung, or none"
-        )
+        raise WorkloadError(f"{step.rung} cannot run here", why=step.reason, fix="pass another --rung, or none")
     return replace(answer, ladder=(step,), recommended=step.candidate if step.taken else None, try_first=None)
 
 

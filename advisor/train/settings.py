@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from ...estimators.errors import WorkloadError
-from ...estimators.phrase import phrase
 from ...estimators.plan import Rung
 from ...probes.run import Device
 from ..data.counting import SEED
@@ -75,7 +74,7 @@ class TrainingSettings:
             raise WorkloadError("--eval-split and --eval-data both select the rows to evaluate", fix="leave one out")
         if rate is not None and not 0 < rate < 100:
             fix = "pass one such as --learning-rate 2e-5"
-            raise WorkloadError(phrase("--learning-rate is {rate:g}", rate=rate), why="it must be above 0", fix=fix)
+            raise WorkloadError(f"--learning-rate is {rate:g}", why="it must be above 0", fix=fix)
 
 
 TRAINING_OPTIONS: Mapping[str, Option] = {

@@ -20,7 +20,6 @@ from rich.console import Console
 from ...ds_configs.files import write_config
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.phrase import phrase
 from ...estimators.workload import TORCH_DTYPES
 from ...probes.run import Run
 from ...validate.checkpoint import step_of
@@ -108,26 +107,22 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
         job = folder.read_job()
         if cluster.world_size != job.ranks:
             raise ClusterError(
-                phrase(
-                    "the training had {ranks} ranks, and here are {world_size}",
-                    ranks=job.ranks,
-                    world_size=cluster.world_size,
-                ),
+                f"the training had {job.ranks} ranks, and here are {cluster.world_size}",
                 why="each rank of a ZeRO checkpoint reads its own file",
-                fix=phrase("give it {ranks} again", ranks=job.ranks),
+                fix=f"give it {job.ranks} again",
             )
         if losses := folder.logged("loss"):
             raise ConfigFileError(
-                phrase("the training in {path} has ended after {step} steps", path=folder.path, step=losses[-1][0]),
+                f"the training in {folder.path} has ended after {losses[-1][0]} steps",
                 why="there is nothing to resume",
                 fix="start another one in another --output-dir",
             )
         checkpoint = folder.newest_usable(job.ranks, controls.output.say)
         arguments = ScriptArguments(job.arguments)
         if step_of(checkpoint) < (arguments.number("max_steps") or 0):
-            controls.output.say(phrase("going on from {name}", name=checkpoint.name))
+            controls.output.say(f"going on from {checkpoint.name}")
         else:
-            controls.output.say(phrase("all steps are made; saving from {name}", name=checkpoint.name))
+            controls.output.say(f"all steps are made; saving from {checkpoint.name}")
         run = Run(
             config=read_ds_config(folder.ds_config),
             model={},
@@ -200,14 +195,14 @@ def prove(
         return verify(
             answer,
             offline=settings.offline,
-            on_start=lambda candidate: output.say(phrase("dry run of {rung} ...", rung=candidate.rung)),
+            on_start=lambda candidate: output.say(f"dry run of {candidate.rung} ..."),
         )
     for candidate in by_speed(answer):
         if candidate.estimate.evidence == "probe":  # it has already run on this machine
             return replace(answer, recommended=candidate)
         plan = candidate.plan
         title, size = plan_title(plan), plan.micro_batch_size
-        output.say(phrase("probe of {plan}, micro batch {size}: a few real steps ...", plan=title, size=size))
+        output.say(f"probe of {title}, micro batch {size}: a few real steps ...")
         result = probe_and_keep(
             run_of(answer.question, plan, offline=settings.offline),
             device=settings.device,
@@ -215,15 +210,15 @@ def prove(
         )
         if result.failure is None:
             speed = f"{result.tokens_per_s:,.0f}"
-            output.say(phrase("it ran, {speed} tokens/s with full sequences", speed=speed))
+            output.say(f"it ran, {speed} tokens/s with full sequences")
             return replace(answer, recommended=candidate.with_estimate(as_measured(candidate.estimate, result)))
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
-                phrase("the probe failed: {message}", message=result.failure.message),
+                f"the probe failed: {result.failure.message}",
                 why="the training runs the same steps",
                 fix="repair that, or pass --no-check to start anyway",
             )
-        output.say(phrase("out of memory; the next best"))
+        output.say("out of memory; the next best")
     return replace(answer, recommended=None)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.estimate import MemoryEstimate
 from ...estimators.memory.plan_memory import estimate_memory
-from ...estimators.phrase import phrase
 from ...estimators.schedule.simulate import SimulatedStep
 from ...estimators.time.step_time import estimate_time
 from ...probes.dry_run.run import OnProgress, simulated_step
@@ -86,7 +85,7 @@ def _without_generation(memory: MemoryEstimate) -> tuple[MemoryEstimate, int]:
 def no_such_rank(rank: int, world_size: int) -> WorkloadError:
     fix = f"pass --rank {world_size - 1} or less"
     return WorkloadError(
-        phrase("rank {rank} does not exist among {world_size} ranks", rank=rank, world_size=world_size),
+        f"rank {rank} does not exist among {world_size} ranks",
         why="ranks start at 0",
         fix=fix,
     )

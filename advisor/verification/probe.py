@@ -10,7 +10,6 @@ from typing import Any
 from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
 from ...estimators.json_form import to_json
-from ...estimators.phrase import named, phrase
 from ...probes.dry_run.run import NeedsValuesError, dry_run
 from ...probes.real_run.result import ProbeResult
 from ...probes.recording.result import DryRunResult
@@ -138,18 +137,18 @@ def compared_probe(
         raise no_such_rank(rank, run.cluster.world_size)
     if run.cluster.nodes > 1 and not settings.get("solo"):
         raise ClusterError(
-            phrase("{nodes} nodes are not available here", nodes=run.cluster.nodes),
+            f"{run.cluster.nodes} nodes are not available here",
             why="a probe starts all ranks on this machine",
             fix="pass --solo, which runs one rank of the job",
         )
     check_device(run, settings.get("device", "cuda"))
     dry_result = None
     if dry:
-        on_progress(phrase("dry run ..."))
+        on_progress("dry run ...")
         try:
             dry_result = dry_run(run, rank=rank, iterations=steps)
         except NeedsValuesError as error:  # the model's code needs real values, which the probe has
-            on_progress(phrase("no dry run for comparison: {reason}", reason=error.what))
+            on_progress(f"no dry run for comparison: {error.what}")
     folder = Path(run.model_name)
     has_weights = folder.is_dir() and any(folder.glob("*.safetensors"))
     result = probe_and_keep(
@@ -157,7 +156,7 @@ def compared_probe(
         rank=rank,
         steps=steps,
         checkpoint=str(folder.resolve()) if has_weights else None,
-        on_progress=lambda step: on_progress(phrase("probe: {phase} ...", phase=named(step))),
+        on_progress=lambda step: on_progress(f"probe: {step} ..."),
         **settings,
     )
     filled = result.config or (dry_result.config if dry_result is not None else None)

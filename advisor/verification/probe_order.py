@@ -19,7 +19,6 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from ...estimators.estimate import Estimate, Spread, TimeEstimate, TimeTerm
-from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...probes.real_run.result import ProbeResult
 from ...probes.real_run.run import STEPS
@@ -225,16 +224,16 @@ class ProbeOrder:
         best, expected = self.best_speed, self.expected_time(chosen).tokens_per_s
         if not best:
             if risky:
-                return phrase("nothing else is predicted to fit")
-            return phrase("predicted to be the fastest that fits")
+                return "nothing else is predicted to fit"
+            return "predicted to be the fastest that fits"
         ratio = f"{expected / best:.2f}"
         if risky:
-            return phrase("might fit, and would run at {ratio} x the best so far", ratio=ratio)
-        predicted = phrase("predicted at {ratio} x the best so far", ratio=ratio)
+            return f"might fit, and would run at {ratio} x the best so far"
+        predicted = f"predicted at {ratio} x the best so far"
         if expected > best:
             return predicted
         highest = f"{self._highest_speed(chosen) / best:.2f}"
-        return phrase("{predicted}, but up to {ratio} x", predicted=predicted, ratio=highest)
+        return f"{predicted}, but up to {highest} x"
 
     def _nearest(self, candidate: Candidate, measured: Literal["tokens_per_s", "need_bytes"]) -> Candidate | None:
         """Return the probed candidate most like this one, among those with the quantity measured."""

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...estimators.errors import ClusterError
-from ...estimators.phrase import named, phrase
 from ...estimators.plan import Plan
 from ...probes.real_run.result import ProbeResult
 from ...probes.run import Device
@@ -110,30 +109,19 @@ def settle(
             device=device,
             memory_limit_bytes=memory_limit_bytes,
             timeout_s=timeout_s,
-            on_progress=lambda phase: say(phrase("  {phase}", phase=named(phase))),
+            on_progress=lambda phase: say(f"  {phase}"),
         )
 
     def on_probe(candidate: Candidate, reason: str, left: int) -> None:
         plan = candidate.plan
         say(
-            phrase(
-                "probe of {plan}, micro batch {size}, {checkpointing}: {reason}; plans that may still be faster: "
-                "{left}",
-                plan=plan_title(plan),
-                size=plan.micro_batch_size,
-                checkpointing=checkpointing_title(plan),
-                reason=named(reason),
-                left=left,
-            )
+            f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}, {checkpointing_title(plan)}: "
+            f"{reason}; plans that may still be faster: {left}"
         )
 
     if answer.past_probes:
         count = len(answer.past_probes)
-        say(
-            phrase(
-                "{count} of the plans ran before on this machine and are not run again (ds-advise history)", count=count
-            )
-        )
+        say(f"{count} of the plans ran before on this machine and are not run again (ds-advise history)")
     series, order = run_series(answer, probe_candidate, budget_s=budget_s, on_probe=on_probe)
     outcome, quickest_s = "no plan ran", order.quickest_s()
     if series.best is not None:
@@ -262,7 +250,7 @@ def _corrected(answer: Recommendation, order: ProbeOrder, results: Mapping[Plan,
             return candidate.with_estimate(replace(candidate.estimate, time=order.expected_time(candidate)))
         if result.failure is not None:
             return _refused(candidate, RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
-        ran = candidate.fit._replace(probability=1.0, reason=phrase("ran"), limit="")
+        ran = candidate.fit._replace(probability=1.0, reason="ran", limit="")
         need_bytes = order.verdicts[candidate.plan].need_bytes
         return Candidate.of(as_measured(candidate.estimate, result), ran, measured_bytes=need_bytes)
 

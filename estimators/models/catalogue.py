@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UnknownModelError
-from ..phrase import phrase
 from .families import FAMILIES, shape_from_config
 from .model_shape import ModelShape
 from .recordings import recording
@@ -80,9 +79,9 @@ def find(name: str) -> ModelShape:
     if found:
         return _one(name, found)
     raise UnknownModelError(
-        phrase("no model named {name!r} in the catalogue", name=name[:80]),
-        why=phrase("nearest names: {names}", names=", ".join(nearest(name))),
-        fix=phrase("give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B"),
+        f"no model named {name[:80]!r} in the catalogue",
+        why=f"nearest names: {', '.join(nearest(name))}",
+        fix="give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B",
     )
 
 
@@ -194,7 +193,7 @@ def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:
     candidates = list(dict.fromkeys(_entries()[known.entry]["id"] for known in found))
     shown = ", ".join(candidates[:8]) + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
     return UnknownModelError(
-        phrase("{name!r} is ambiguous", name=name),
-        why=phrase("it matches: {shown}", shown=shown),
+        f"{name!r} is ambiguous",
+        why=f"it matches: {shown}",
         fix="give one of these names in full",
     )

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from ..errors import ModelConfigError
-from ..phrase import phrase
 
 # Far above any published model (Llama 405B: 16,384 wide, 126 layers). Larger values are not those of a model.
 MAX_WIDTH = 1 << 20
@@ -33,7 +32,7 @@ class Fields:
 
     def error(self, what: str, *, why: str = "") -> ModelConfigError:
         return ModelConfigError(
-            phrase("{where}: {what}", where=self.where, what=what),
+            f"{self.where}: {what}",
             why=why,
             fix="give a config.json as transformers writes it",
         )

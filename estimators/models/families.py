@@ -12,7 +12,6 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from ..errors import ModelConfigError
-from ..phrase import phrase
 from ..workload import Software
 from . import dense_decoders as dense
 from . import expert_decoders as experts
@@ -365,7 +364,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
     if family is None:
         if not model_type:
             raise ModelConfigError(
-                phrase("{where}: model_type is missing", where=c.where),
+                f"{c.where}: model_type is missing",
                 why="it decides which tensors the model has",
                 fix='add the one that fits, such as "model_type": "llama"',
             )

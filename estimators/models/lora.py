@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import WorkloadError
-from ..phrase import phrase
 from ..workload import Workload
 from .families import PEFT_EXPERTS, family_of, module_experts
 from .model_shape import ModelShape, Tensor
@@ -214,10 +213,8 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
         found = {name: tensor for name, tensor in outside.items() if f".{name}".endswith(f".{wanted}")}
         if not found:
             raise WorkloadError(
-                phrase("{model} has no embedding or output head named {wanted!r}", model=model.name, wanted=wanted),
-                why=phrase(
-                    "outside its layers it has: {names}", names=", ".join(name.rpartition(".")[2] for name in outside)
-                ),
+                f"{model.name} has no embedding or output head named {wanted!r}",
+                why=f"outside its layers it has: {', '.join(name.rpartition('.')[2] for name in outside)}",
                 fix="name one of these in --modules-to-save; no other module is predicted as fully trained",
             )
         chosen |= found
@@ -271,7 +268,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     rank, targets = workload.lora_rank, workload.lora_targets
     if rank < 1:
         raise WorkloadError(
-            phrase("a LoRA rank of {rank} is impossible", rank=rank),
+            f"a LoRA rank of {rank} is impossible",
             fix="give --lora-rank 8, or another positive number",
         )
     modules_of_experts = module_experts(model, workload.software) > 0
@@ -284,16 +281,16 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     parameters, apart = frozenset(adapted), tuple(adapted.items()) if modules_of_experts else ()
     if parameters and workload.lora_dropout and not apart:
         raise WorkloadError(
-            phrase("peft adapts {model}'s experts only without dropout", model=model.name),
+            f"peft adapts {model.name}'s experts only without dropout",
             why="it folds W + B A into one weight before the product",
             fix="leave --lora-dropout out, or name other modules in --lora-targets",
         )
     nameable = nameable_targets(model)
     if nameable and (every or "router" in ends.values()):
         raise WorkloadError(
-            phrase("peft cannot adapt the routers of {model}, which all linear layers include", model=model.name),
+            f"peft cannot adapt the routers of {model.name}, which all linear layers include",
             why="its routers return a pair, and an adapter is added to one tensor",
-            fix=phrase("name other layers: --lora-targets {names}", names=",".join(nameable)),
+            fix=f"name other layers: --lora-targets {','.join(nameable)}",
         )
     if every:
         left_out = frozenset(() if modules_of_experts else fused)
@@ -303,17 +300,17 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
         missing = [part for part in parts if part not in ends.values()]
         if missing:
             raise WorkloadError(
-                phrase("LoRA targets lack {names} of {model}", names=", ".join(missing), model=model.name),
-                why=phrase("{names} are one tensor, which peft adapts only as a whole", names=" and ".join(parts)),
-                fix=phrase("name all of them in --lora-targets: {names}", names=", ".join(parts)),
+                f"LoRA targets lack {', '.join(missing)} of {model.name}",
+                why=f"{' and '.join(parts)} are one tensor, which peft adapts only as a whole",
+                fix=f"name all of them in --lora-targets: {', '.join(parts)}",
             )
     others = frozenset(target for target, end in ends.items() if end not in fused)
     for target in sorted(others):
         alone = Adapters(rank=rank, modules=frozenset({target}))
         if not any(alone.rank_of(tensor) for tensor, _ in model.tensor_counts):
             raise WorkloadError(
-                phrase("{model} has no linear layer named {target!r}", model=model.name, target=target),
-                why=phrase("it has: {names}", names=", ".join(_target_names(model, fused))),
+                f"{model.name} has no linear layer named {target!r}",
+                why=f"it has: {', '.join(_target_names(model, fused))}",
                 fix="name one of these in --lora-targets",
             )
     modules = frozenset(ends) if modules_of_experts else others

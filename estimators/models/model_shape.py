@@ -13,7 +13,6 @@ from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple
 
-from ..phrase import phrase
 from .program import Around, Program
 
 Role = Literal[
@@ -313,33 +312,25 @@ class ModelShape:
         """Assumptions about a sample's content besides text, and about weights if the checkpoint has other ones."""
         phrases = list[str]()
         if self.around:
-            own = phrase("layers recorded from the module's own code")
-            phrases.append(own if self.module else phrase("layers recorded from transformers' own code"))
+            own = "layers recorded from the module's own code"
+            phrases.append(own if self.module else "layers recorded from transformers' own code")
         if self.quantized:
-            phrases.append(
-                phrase("weights as --method loads them, not as the checkpoint's {kind}", kind=self.quantized)
-            )
+            phrases.append(f"weights as --method loads them, not as the checkpoint's {self.quantized}")
         if self.images and self.image:
             phrases.append(
-                phrase(
-                    "{count} images of {patches} patches in each sample, which take {tokens} tokens of the sequence",
-                    count=self.images,
-                    patches=f"{self.image.patches:,}",
-                    tokens=f"{self.images * self.image.tokens:,}",
-                )
+                f"{self.images} images of {self.image.patches:,} patches in each sample, which take "
+                f"{self.images * self.image.tokens:,} tokens of the sequence"
             )
         elif any(block.hidden_size for block in self.blocks):
             patches = self.encoder_len_fixed or max(block.tokens for block in self.blocks)
-            phrases.append(phrase("one image of {patches} patches in each sample", patches=f"{patches:,}"))
+            phrases.append(f"one image of {patches:,} patches in each sample")
         if self.idle_tower:
-            phrases.append(phrase("text-only samples: the vision tower is in memory and updated, but computes nothing"))
+            phrases.append("text-only samples: the vision tower is in memory and updated, but computes nothing")
         if any(block.attention.chunk for block in self.blocks):
             phrases.append(
-                phrase(
-                    "linear attention saves the same tensors as transformers' code (the kernels of "
-                    "flash-linear-attention save less), and has the speed of attention over a chunk (not compared with "
-                    "a GPU)"
-                )
+                "linear attention saves the same tensors as transformers' code (the kernels of "
+                "flash-linear-attention save less), and has the speed of attention over a chunk (not compared "
+                "with a GPU)"
             )
         if any(1 < block.feed_forward.experts == block.feed_forward.experts_per_token for block in self.blocks):
             phrases.append("every expert computes every token, as in transformers' code")

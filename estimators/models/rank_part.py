@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ..phrase import phrase
 from ..plan import Plan
 from .families import family_of, supports
 from .model_shape import ModelShape, Tensor
@@ -119,10 +118,10 @@ def unspreadable(model: ModelShape, ranks: int) -> str | None:
     """Return why AutoEP cannot spread a model's experts over the ranks; None if it can."""
     counts = {block.feed_forward.experts for block in model.blocks} - {0}
     if not counts:
-        return phrase("{model} has no experts to spread over ranks", model=model.architecture)
+        return f"{model.architecture} has no experts to spread over ranks"
     if not family_of(model).autoep_preset or model.num_labels:
-        return phrase("AutoEP's sharding of the experts of {model} is not known", model=model.architecture)
+        return f"AutoEP's sharding of the experts of {model.architecture} is not known"
     for count in counts:
         if count % ranks:
-            return phrase("{count} experts are not divisible by {ranks} ranks", count=count, ranks=ranks)
+            return f"{count} experts are not divisible by {ranks} ranks"
     return None

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..errors import WorkloadError
-from ..phrase import phrase
 from ..workload import Workload
 from .lora import adapters
 from .model_shape import Block, ModelShape
@@ -31,22 +30,22 @@ def with_images(model: ModelShape, images: int | None, max_pixels: int | None) -
     size = model.image
     if size is None:
         raise WorkloadError(
-            phrase("samples of {model} are predicted without images", model=model.name),
+            f"samples of {model.name} are predicted without images",
             why="its vision tower has no closed form here" if model.idle_tower else "it has no vision tower",
             fix="leave --images-per-sample and --max-pixels out",
         )
     if max_pixels is not None and not size.resized:
         raise WorkloadError(
-            phrase("every image of {model} has {pixels} pixels", model=model.name, pixels=size.pixels),
+            f"every image of {model.name} has {size.pixels} pixels",
             why="its processor resizes all images to one size",
             fix="leave --max-pixels out",
         )
     count, size = 1 if images is None else images, size._replace(pixels=max_pixels or size.pixels)
     if not size.tokens:
         raise WorkloadError(
-            phrase("--max-pixels {max_pixels} is less than one token", max_pixels=max_pixels),
-            why=phrase("{unit} x {unit} pixels are one token of {model}", unit=size.unit, model=model.name),
-            fix=phrase("pass --max-pixels {pixels} (256 tokens), for instance", pixels=256 * size.unit**2),
+            f"--max-pixels {max_pixels} is less than one token",
+            why=f"{size.unit} x {size.unit} pixels are one token of {model.name}",
+            fix=f"pass --max-pixels {256 * size.unit**2} (256 tokens), for instance",
         )
     blocks = tuple(
         replace(block, attention=block.attention._replace(window=size.patches, chunked=True))
@@ -92,8 +91,8 @@ def parts_of(model: ModelShape, parts: Sequence[str]) -> tuple[str, ...]:
     unknown = [part for part in parts if part not in PATTERNS]
     if unknown:
         raise WorkloadError(
-            phrase("--freeze has no part {part!r}", part=unknown[0][:40]),
-            fix=phrase("name some of {names}", names=", ".join(PATTERNS)),
+            f"--freeze has no part {unknown[0][:40]!r}",
+            fix=f"name some of {', '.join(PATTERNS)}",
         )
     return tuple(part for part in parts if any(map(re.compile(PATTERNS[part]).fullmatch, _frozen_by_name(model))))
 
@@ -137,9 +136,9 @@ def with_frozen(model: ModelShape, parts: tuple[str, ...]) -> ModelShape:
     )
     if all(tensor.frozen or tensor.role == "tower" for tensor, _ in marked.tensor_counts):
         raise WorkloadError(
-            phrase("no part of {model} is trained", model=model.name),
-            why=phrase("--freeze names all parts that samples pass through"),
-            fix=phrase("leave a part out of --freeze"),
+            f"no part of {model.name} is trained",
+            why="--freeze names all parts that samples pass through",
+            fix="leave a part out of --freeze",
         )
     return marked
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from ..errors import ClusterError
 from ..hardware import Gpu
-from ..phrase import phrase
 from ..workload import AttentionKernel, MatmulPrecision
 
 HALF_RATE = "half rate"
@@ -149,7 +148,7 @@ def product_rate(gpu: Gpu, precision: MatmulPrecision) -> float:
         best = peak * (FP32_BEST_OF_PEAK if precision == "fp32" else of_peak)
     if best is None:
         raise ClusterError(
-            phrase("no speed of the {gpu} is known in {precision}", gpu=gpu.name, precision=precision),
+            f"no speed of the {gpu.name} is known in {precision}",
             why="its time cannot be predicted",
             fix="describe the GPU by its memory, such as --gpus 2x24GB",
         )
@@ -209,7 +208,7 @@ def memory_rate(gpu: Gpu) -> float:
     """Return the bytes per second that large operations get from the GPU's memory."""
     if gpu.memory_bytes_per_s is None:
         raise ClusterError(
-            phrase("the memory bandwidth of the {gpu} is not known", gpu=gpu.name),
+            f"the memory bandwidth of the {gpu.name} is not known",
             why="its time cannot be predicted",
             fix="describe the GPU by its memory, such as --gpus 2x24GB",
         )

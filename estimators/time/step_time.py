@@ -22,7 +22,6 @@ from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
 from ..objectives import in_sequences, policy_passes, reference_passes
 from ..optimizers import optimizer
-from ..phrase import phrase
 from ..plan import Plan
 from ..workload import Workload
 from . import collective_time as collective
@@ -163,7 +162,7 @@ def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str
         *cluster.assumptions,
         *assumed_of_machines(cluster),
         *core,
-        phrase("data loading does not slow down training"),
+        "data loading does not slow down training",
     )
 
 

@@ -17,7 +17,6 @@ from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.vision_parts import frozen_pattern
 from ...estimators.objectives import OBJECTIVES
-from ...estimators.phrase import phrase
 from ...estimators.workload import Workload
 from ..run import Run
 from ..simulated_gpu.attention import FLASH
@@ -42,7 +41,7 @@ def imported(module: str, what: str, package: str, *, name: str = "") -> Any:
         found = None
     if found is None or not hasattr(found, name or "__name__"):
         raise UnusableModelError(
-            phrase("{what} needs {package}, which is not installed", what=what, package=package),
+            f"{what} needs {package}, which is not installed",
             fix=f'pip install "{package}"',
         )
     return found
@@ -94,11 +93,7 @@ def transformers_config(description: Mapping[str, Any]) -> Any:
         import transformers
 
         raise UnusableModelError(
-            phrase(
-                "transformers {version} has no model type {kind!r}, and the code of a model folder is not run",
-                version=transformers.__version__,
-                kind=kind,
-            ),
+            f"transformers {transformers.__version__} has no model type {kind!r}, and the code of a model folder is not run",
             fix=_BUILD_IT,
         )
     config = CONFIG_MAPPING[kind].from_dict(values)
@@ -126,7 +121,7 @@ def from_config(
     unknown = _unknown_kernels(workload)
     if prepare_base is None and unknown:
         raise UnusableModelError(
-            phrase("a dry run does not support {unknown}", unknown=unknown),
+            f"a dry run does not support {unknown}",
             fix="probe it on a GPU, or use the closed form",
         )
     chosen = model_class(config)
@@ -236,11 +231,7 @@ def model_class(config: Any) -> Any:
         if type(config) in mapping:
             return mapping[type(config)]
     raise UnusableModelError(
-        phrase(
-            "transformers {version} has no trainable class for {model_type!r}",
-            version=transformers.__version__,
-            model_type=config.model_type,
-        ),
+        f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}",
         fix=_BUILD_IT,
     )
 

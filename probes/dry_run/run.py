@@ -28,7 +28,6 @@ from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.models.vision_parts import with_frozen
-from ...estimators.phrase import phrase
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
@@ -95,7 +94,7 @@ def _refuse_unknown_features(run: Run) -> None:
     has_autoep = isinstance(experts, Mapping) and experts.get("enabled") is True
     if has_autoep and Version(installed).release >= FIRST_WITHOUT_AUTOEP:
         raise DryRunError(
-            phrase("AutoEP cannot be initialized with transformers {installed}", installed=installed),
+            f"AutoEP cannot be initialized with transformers {installed}",
             phase="initialize",
             why="DeepSpeed 0.19.8 uses an interface of transformers' output registry that no longer exists",
             fix="install transformers 5.8, or remove expert_parallel",
@@ -103,7 +102,7 @@ def _refuse_unknown_features(run: Run) -> None:
     for feature in unmodeled_features(run.config):
         if feature.not_dry_run:
             raise NeedsValuesError(
-                phrase("a dry run does not support {name}", name=feature.name),
+                f"a dry run does not support {feature.name}",
                 phase="initialize",
                 why=feature.not_dry_run,
                 fix="probe it: ds-advise probe",
@@ -128,7 +127,7 @@ def absolute_factory(text: str) -> str:
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise DryRunError(
-            phrase("{file}: no such file", file=file),
+            f"{file}: no such file",
             phase="start",
             fix="give FILE.py:FUNCTION, a function that returns a module",
         )
@@ -276,7 +275,7 @@ def _run_worker(
                 return worker.wait(_POLL_S)
             on_progress(_text(phase) or "start")
         raise DryRunError(
-            phrase("the dry run did not end within {timeout_s:.0f} s", timeout_s=timeout_s),
+            f"the dry run did not end within {timeout_s:.0f} s",
             phase=_text(phase) or "start",
         )
     finally:
@@ -295,7 +294,7 @@ def _died(status: int, phase: str, printed: str) -> DryRunError:
         name = signal.Signals(-status).name
         if name == "SIGKILL":
             return DryRunError(
-                phrase("the dry run was killed (SIGKILL, during {phase})", phase=phase),
+                f"the dry run was killed (SIGKILL, during {phase})",
                 phase=phase,
                 details=printed,
                 why="the system kills a process when the memory of the machine runs out",

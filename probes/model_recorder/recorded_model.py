@@ -23,7 +23,6 @@ from ...estimators.errors import ModelConfigError
 from ...estimators.json_form import Form, from_json, to_json
 from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape, OwnModule
-from ...estimators.phrase import phrase
 from ..dry_run.run import absolute_factory, answer
 from ..machine import installed_version
 from ..store_path import store_path
@@ -232,7 +231,7 @@ def _windows(text: Any, window: object) -> dict[int, int]:
 
 def _cannot(name: str, why: str, fix: str = "") -> ModelConfigError:
     return ModelConfigError(
-        phrase("{name}: this type of model is not known here, and could not be recorded", name=name),
+        f"{name}: this type of model is not known here, and could not be recorded",
         why=why,
         fix=fix
         or "give a model of a known type, or write its `build_model` into a file and dry-run that: "

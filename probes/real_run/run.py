@@ -13,7 +13,6 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import from_json
-from ...estimators.phrase import phrase
 from ..dry_run.run import request_for
 from ..machine import threads_of_a_rank
 from ..run import Device, Request, Run, check_device, isolated_config
@@ -153,7 +152,7 @@ def _swap_folder(config: Mapping[str, Any]) -> Iterator[str]:
                 folder = str(stack.enter_context(scratch("probe", paths[0])))
             except OSError as error:
                 raise ConfigFileError(
-                    phrase("nvme_path {paths} cannot be written to", paths=paths[0]),
+                    f"nvme_path {paths[0]} cannot be written to",
                     why=error.strerror or str(error),
                     fix="name an existing folder on an NVMe drive in the configuration",
                 ) from None

@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from shutil import which
 
-from ...estimators.phrase import phrase
 from ...probes.real_run.supervisor import open_files
 from .. import parse_version
 from .findings import Findings, ok, problem, unknown, warning
@@ -78,7 +77,7 @@ def compiler(machine: ExaminedMachine) -> Findings:
     if not first_line:
         named = machine.environment.get("CXX")
         yield problem(
-            phrase("{compiler} cannot be run", compiler=named or "c++"),
+            f"{named or 'c++'} cannot be run",
             "DeepSpeed compiles CPU Adam, fused Adam and its NVMe code at their first use",
             "point CXX at a C++ compiler" if named else "install g++ (Debian, Ubuntu: g++; Fedora, RHEL: gcc-c++)",
         )
@@ -89,20 +88,15 @@ def compiler(machine: ExaminedMachine) -> Findings:
         "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n",
     )
     if error is None:
-        yield unknown(phrase("{cxx} did not compile three lines within three seconds", cxx=first_line))
+        yield unknown(f"{first_line} did not compile three lines within three seconds")
     elif error:
         yield problem(
-            phrase(
-                "{cxx} does not compile -std={standard} -march=native -fopenmp: {error}",
-                cxx=first_line,
-                standard=standard,
-                error=error[:120],
-            ),
+            f"{first_line} does not compile -std={standard} -march=native -fopenmp: {error[:120]}",
             "DeepSpeed compiles its ops with these flags",
             "install g++ 11 or newer and `export CXX=g++-11`",
         )
     else:
-        yield ok(phrase("{cxx} compiles {standard} with OpenMP", cxx=first_line, standard=standard))
+        yield ok(f"{first_line} compiles {standard} with OpenMP")
 
 
 def python_headers(machine: ExaminedMachine) -> Findings:
@@ -141,28 +135,26 @@ def cuda_toolkit(machine: ExaminedMachine) -> Findings:
         return
     home, (_, own) = find_cuda_home(machine.environment), _nvcc(machine)
     if not own:
-        where = phrase("in CUDA_HOME ({cuda_home})", cuda_home=home) if home else phrase("and no CUDA toolkit")
+        where = f"in CUDA_HOME ({home})" if home else "and no CUDA toolkit"
         yield problem(
-            phrase("no nvcc {where}", where=where),
+            f"no nvcc {where}",
             "fused Adam (AdamW in a ds_config without offload) and NVMe offload are compiled with it",
-            phrase(
-                "install the CUDA toolkit {of_torch} and `export CUDA_HOME=/usr/local/cuda-{of_torch}`; without it "
-                '"torch_adam": true in optimizer.params replaces fused Adam',
-                of_torch=of_torch,
+            (
+                f"install the CUDA toolkit {of_torch} and `export CUDA_HOME=/usr/local/cuda-{of_torch}`; without it "
+                '"torch_adam": true in optimizer.params replaces fused Adam'
             ),
         )
     elif parse_version(own).major != parse_version(of_torch).major:
         yield problem(
-            phrase("nvcc is of CUDA {own}, torch is built for {of_torch}", own=own, of_torch=of_torch),
+            f"nvcc is of CUDA {own}, torch is built for {of_torch}",
             "DS_BUILD_OPS refuses this pair; ops compiled at first use may not load",
-            phrase(
-                "point CUDA_HOME at a CUDA {cuda} toolkit, or install torch built for CUDA {own}",
-                cuda=parse_version(of_torch).major,
-                own=parse_version(own).major,
+            (
+                f"point CUDA_HOME at a CUDA {parse_version(of_torch).major} toolkit, or install torch built for CUDA "
+                f"{parse_version(own).major}"
             ),
         )
     else:
-        yield ok(phrase("nvcc {own} for torch's CUDA {of_torch}", own=own, of_torch=of_torch))
+        yield ok(f"nvcc {own} for torch's CUDA {of_torch}")
 
 
 def nvcc_and_compiler(machine: ExaminedMachine) -> Findings:
@@ -172,7 +164,7 @@ def nvcc_and_compiler(machine: ExaminedMachine) -> Findings:
     error = _compiled(machine, [nvcc, "-x", "cu", *host, "-E", "-"], "#include <cuda_runtime.h>\n") if version else ""
     if error:
         yield problem(
-            phrase("nvcc cannot compile three lines: {error}", error=error[:140]),
+            f"nvcc cannot compile three lines: {error[:140]}",
             "no CUDA op of DeepSpeed can be compiled",
             "if the compiler is too new for it, install an older g++ and `export CC=gcc-12 CXX=g++-12`",
         )
@@ -217,7 +209,7 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
     writable = os.access(existing, os.W_OK | os.X_OK)
     if not writable:
         yield problem(
-            phrase("{path} is not writable", path=folder),
+            f"{folder} is not writable",
             "compiled ops are stored there",
             "export TORCH_EXTENSIONS_DIR=/a/folder/of/yours",
         )
@@ -229,18 +221,10 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
         with suppress(OSError):
             age_s, name = max(0.0, time.time() - lock.stat().st_mtime), lock.parent.name
             yield problem(
-                phrase(
-                    "the op {name} has been locked for {minutes} min, and no process here compiles it",
-                    name=name,
-                    minutes=f"{age_s / 60:.0f}",
-                ),
+                f"the op {name} has been locked for {age_s / 60:.0f} min, and no process here compiles it",
                 "a killed build leaves its lock, and every process that needs the op then waits forever, without a "
                 "message",
-                phrase(
-                    "when no other machine compiles it: find {path} -path '*{name}/lock' -delete",
-                    path=folder,
-                    name=name,
-                ),
+                f"when no other machine compiles it: find {folder} -path '*{name}/lock' -delete",
             )
     if writable and not left:
         yield ok("the folder of compiled ops is writable")

@@ -12,7 +12,6 @@ from typing import Any
 from ...ds_configs.launch_commands import read_hostfile
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
-from ...estimators.phrase import phrase
 from . import building, host, nodes, software
 from .findings import STATUSES, DoctorFinding, Findings, FindingStatus
 from .machine import ExaminedMachine, started
@@ -65,8 +64,8 @@ def examine(*, nvme: str | None = None, hostfile: Path | None = None, **machine:
     hosts = read_hostfile(hostfile) if hostfile is not None else {}
     if len(hosts) > MAX_NODES:
         raise ConfigFileError(
-            phrase("{hostfile}: {hosts} nodes", hostfile=hostfile, hosts=len(hosts)),
-            fix=phrase("name at most {max_nodes} of them", max_nodes=MAX_NODES),
+            f"{hostfile}: {len(hosts)} nodes",
+            fix=f"name at most {MAX_NODES} of them",
         )
     examined = ExaminedMachine(nvme=nvme, hosts=tuple(hosts), **{"environment": os.environ, **machine})
     end = time.monotonic() + _LIMIT_S * (1 + len(hosts) // PARALLEL_NODES)
@@ -90,7 +89,7 @@ def examine(*, nvme: str | None = None, hostfile: Path | None = None, **machine:
             found = (
                 DoctorFinding(
                     "unknown",
-                    phrase("could not be read: {reason}", reason=reason),
+                    f"could not be read: {reason}",
                     "this check is missing",
                     "report it with the output of ds-advise doctor --json",
                 ),

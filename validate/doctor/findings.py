@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from ...estimators.phrase import Phrase, named, phrase
-
 FindingStatus = Literal["ok", "note", "warning", "problem", "unknown"]
 """ok: no action needed. note: worth knowing. warning: works, but slower or less reliably. problem: DeepSpeed fails,
 hangs or is killed. unknown: could not be examined."""
@@ -46,9 +44,9 @@ problem = partial(DoctorFinding, "problem")
 unknown = partial(DoctorFinding, "unknown")
 
 
-def counted(number: int, noun: str) -> Phrase:
+def counted(number: int, noun: str) -> str:
     """The number with its noun in singular or plural: `1 node`, `2 nodes`."""
-    return phrase("{number} {things}", number=number, things=named(noun if number == 1 else f"{noun}s"))
+    return "{number} {things}".format(number=number, things=noun if number == 1 else f"{noun}s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from shutil import disk_usage
 
 import psutil
 
-from ...estimators.phrase import gib, phrase
+from ...estimators.units import gib
 from ...probes.machine import cpu_quota, memory_groups, read_pairs
 from .findings import Findings, counted, note, ok, problem, warning
 from .machine import ExaminedMachine
@@ -45,7 +45,7 @@ def ram(machine: ExaminedMachine) -> Findings:
     """Check the available RAM."""
     memory = _meminfo(machine)
     total, available = memory["MemTotal"], memory.get("MemAvailable", memory.get("MemFree", 0))
-    seen = phrase("{available} of {total} GiB available", available=gib(available), total=gib(total))
+    seen = f"{gib(available)} of {gib(total)} GiB available"
     if available < _LOW_SHARE * total:
         yield warning(
             seen,
@@ -62,24 +62,24 @@ def memory_limit(machine: ExaminedMachine) -> Findings:
     killed = max((group.killed or 0 for group in groups), default=0)
     if killed:
         yield warning(
-            phrase("the kernel has killed {count} processes in this container or session for memory", count=killed)
+            f"the kernel has killed {killed} processes in this container or session for memory"
             if killed > 1
-            else phrase("the kernel has killed a process in this container or session for memory"),
+            else "the kernel has killed a process in this container or session for memory",
             "a killed rank ends without a message, and the other ranks hang",
             "give the container more memory, or pass --ram to ds-advise for a plan that needs less",
         )
     limits = [(limit, group) for group in groups if (limit := group.limit_bytes) and limit < total]
     if limits:
         limit, group = min(limits, key=lambda pair: pair[0])
-        seen = phrase("{limit} of the machine's {total} GiB may be used", limit=gib(limit), total=gib(total))
+        seen = f"{gib(limit)} of the machine's {gib(total)} GiB may be used"
         used, counters = group.used_bytes, group.counters()
         if used is not None:  # without the file pages that the kernel drops first
             used = max(0, used - counters.get("total_inactive_file", counters.get("inactive_file", 0)))
-            seen = phrase("{words}, {used} in use", words=seen, used=gib(used))
+            seen = f"{seen}, {gib(used)} in use"
         yield note(
             seen,
             "a job beyond the container's limit is killed without a message, however much RAM is free",
-            phrase("pass --ram {limit}GiB to ds-advise", limit=limit // 2**30),
+            f"pass --ram {limit // 2**30}GiB to ds-advise",
         )
     elif not killed:
         yield ok("no limit below the machine's RAM")
@@ -96,11 +96,11 @@ def locked_memory(machine: ExaminedMachine) -> Findings:
     capabilities = int(read_pairs(machine.root / "proc/self/status").get("CapEff", "0"), 16)
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     fix = "ulimit -l unlimited (limits.conf: memlock; docker run --ulimit memlock=-1; Slurm: PropagateResourceLimits)"
-    seen = phrase("a process may lock {limit} MiB", limit=f"{limit / 2**20:,.0f}")
+    seen = f"a process may lock {limit / 2**20:,.0f} MiB"
     if limit == resource.RLIM_INFINITY or capabilities >> _CAP_IPC_LOCK & 1:
         yield ok("no limit")
     elif limit >= _MIN_LOCKED_BYTES:
-        yield ok(phrase("{limit} GiB may be locked", limit=gib(limit)))
+        yield ok(f"{gib(limit)} GiB may be locked")
     elif machine.nvme is not None:
         yield problem(seen, "DeepSpeed locks its NVMe buffers, which then fails", fix)
     elif any((machine.root / "sys/class/infiniband").glob("*")):  # InfiniBand or RoCE
@@ -120,18 +120,18 @@ def shared_memory(machine: ExaminedMachine) -> Findings:
     if shared.total < _MIN_SHARED_BYTES:
         report = problem if (machine.gpu_count or 0) > 1 else warning
         yield report(
-            phrase("/dev/shm has {shared} MiB", shared=shared.total // 2**20),
+            f"/dev/shm has {shared.total // 2**20} MiB",
             'NCCL between GPUs stops with "No space left on device", data loaders with "bus error"',
             fix,
         )
     elif shared.free < _MIN_SHARED_BYTES:
         yield warning(
-            phrase("/dev/shm is full: {free} MiB free", free=shared.free // 2**20),
+            f"/dev/shm is full: {shared.free // 2**20} MiB free",
             "NCCL and data loaders put their buffers there",
             "remove the files of earlier runs: ls -la /dev/shm",
         )
     else:
-        yield ok(phrase("/dev/shm has {free} GiB free", free=gib(shared.free)))
+        yield ok(f"/dev/shm has {gib(shared.free)} GiB free")
 
 
 def cores(machine: ExaminedMachine) -> Findings:
@@ -140,18 +140,18 @@ def cores(machine: ExaminedMachine) -> Findings:
     ranks = max(1, machine.gpu_count or 1)
     if quota is not None and quota < 0.9 * usable:
         yield warning(
-            phrase("{usable} visible, a quota of {quota}", usable=counted(usable, "core"), quota=f"{quota:g}"),
+            f"{counted(usable, 'core')} visible, a quota of {quota:g}",
             "a thread is started for each visible core, and all are paused when the quota is used up",
             f"export OMP_NUM_THREADS={max(1, int(quota / ranks))}",
         )
     elif usable < 2 * ranks:
         yield warning(
-            phrase("{usable} for {ranks}", usable=counted(usable, "core"), ranks=counted(ranks, "rank")),
+            f"{counted(usable, 'core')} for {counted(ranks, 'rank')}",
             "kernel launches, data loading and CPU Adam share them",
             "use a machine with more cores per GPU",
         )
     else:
-        yield ok(phrase("{usable} cores", usable=usable))
+        yield ok(f"{usable} cores")
 
 
 def swap_folder(machine: ExaminedMachine) -> Findings:
@@ -178,16 +178,16 @@ def swap_folder(machine: ExaminedMachine) -> Findings:
         )
     elif filesystem in ("tmpfs", "ramfs", "devtmpfs"):
         yield problem(
-            phrase("the folder is in RAM ({filesystem})", filesystem=filesystem),
+            f"the folder is in RAM ({filesystem})",
             "swapping to RAM frees no memory",
             "name a folder on a drive",
         )
     elif filesystem in NETWORK_FILE_SYSTEMS:
         yield warning(
-            phrase("a network drive ({filesystem})", filesystem=filesystem),
+            f"a network drive ({filesystem})",
             "every step reads and writes all optimizer states, which takes minutes",
             "name a folder on a local drive",
         )
     else:
-        kind = filesystem or phrase("an unknown file system")
-        yield ok(phrase("a folder on {filesystem}; ds-advise bench --nvme PATH measures its drive", filesystem=kind))
+        kind = filesystem or "an unknown file system"
+        yield ok(f"a folder on {kind}; ds-advise bench --nvme PATH measures its drive")

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ...estimators.phrase import phrase
 from .findings import Findings, counted, ok, problem, unknown
 from .machine import ExaminedMachine
 
@@ -80,7 +79,7 @@ def port_state(address: str, port: int) -> PortAnswer:
 
 def _listed(nodes: Sequence[_Node]) -> str:
     listed = ", ".join(node.name for node in nodes[:3])
-    return phrase("{listed} and {number} more", listed=listed, number=len(nodes) - 3) if len(nodes) > 3 else listed
+    return f"{listed} and {len(nodes) - 3} more" if len(nodes) > 3 else listed
 
 
 def _names(nodes: Sequence[_Node]) -> Findings:
@@ -100,12 +99,12 @@ def _names(nodes: Sequence[_Node]) -> Findings:
     if looped:
         name, address = _listed(looped), looped[0].addresses[0]
         yield problem(
-            phrase("{looped} resolves to this machine itself ({addresses})", looped=name, addresses=address),
+            f"{name} resolves to this machine itself ({address})",
             "the other nodes connect to themselves instead and wait forever",
             "remove the 127.0.1.1 line from /etc/hosts, or pass --master_addr with the address on the network",
         )
     if not unresolved and not looped:
-        yield ok(phrase("{nodes} resolved", nodes=counted(len(nodes), "name")))
+        yield ok(f"{counted(len(nodes), 'name')} resolved")
 
 
 def _ssh(nodes: Sequence[_Node]) -> Findings:
@@ -133,21 +132,21 @@ def _port(first: _Node, machine: ExaminedMachine) -> Findings:
     if first.unresolved:
         return
     port = rank_port(machine.environment)
-    where = phrase("port {port} of {name}", port=port, name=first.name)
+    where = f"port {port} of {first.name}"
     answer = port_state(first.addresses[0], port)
     if answer == "free":
-        yield ok(phrase("{where} is reachable and free", where=where))
+        yield ok(f"{where} is reachable and free")
     elif answer == "in use":
         yield problem(
-            phrase("{where} is in use", where=where),
+            f"{where} is in use",
             "the ranks meet there",
             f"deepspeed --master_port {port + 1} ...",
         )
     elif first.ssh_error:
-        yield unknown(phrase("{where}: the machine does not answer", where=where))
+        yield unknown(f"{where}: the machine does not answer")
     else:
         yield problem(
-            phrase("{where}: no answer, though ssh works", where=where),
+            f"{where}: no answer, though ssh works",
             "a firewall drops the messages of the ranks, and the job hangs at its start",
             "open the port, and those of NCCL, between the nodes",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...estimators.phrase import gib, phrase
+from ...estimators.units import gib
 from .. import parse_version
 from .findings import Findings, counted, note, ok, problem, warning
 from .machine import ExaminedMachine
@@ -68,8 +68,8 @@ def driver(machine: ExaminedMachine) -> Findings:
     if graphics is None:
         return
     if graphics.gpus:
-        seen = phrase("NVIDIA driver {version}", version=graphics.driver)
-        runs = phrase("{driver}, runs CUDA up to {cuda}", driver=seen, cuda=graphics.driver_cuda)
+        seen = f"NVIDIA driver {graphics.driver}"
+        runs = f"{seen}, runs CUDA up to {graphics.driver_cuda}"
         yield ok(runs if graphics.driver_cuda else seen)
     elif "mismatch" in graphics.error.lower():
         yield problem(
@@ -80,9 +80,9 @@ def driver(machine: ExaminedMachine) -> Findings:
     elif not graphics.on_the_bus:
         yield note(NO_NVIDIA_GPU, "DeepSpeed runs on the CPU; a login node has no GPU")
     else:
-        seen = phrase("{cards} on the PCI bus", cards=counted(graphics.on_the_bus, "NVIDIA GPU"))
+        seen = f"{counted(graphics.on_the_bus, 'NVIDIA GPU')} on the PCI bus"
         yield problem(
-            phrase("{seen}, but the driver does not answer: {error}", seen=seen, error=graphics.error or "no GPU"),
+            f"{seen}, but the driver does not answer: {graphics.error or 'no GPU'}",
             "CUDA cannot be used",
             "install the driver and reboot; in a container docker run --gpus all ..., in a job request GPUs from the "
             "scheduler (--gres=gpu:2, nvidia.com/gpu)",
@@ -95,20 +95,20 @@ def torch(machine: ExaminedMachine) -> Findings:
     version = software.packages.get("torch")
     if version is None:
         yield problem(
-            phrase("torch is not installed in this Python ({python})", python=software.python),
+            f"torch is not installed in this Python ({software.python})",
             "DeepSpeed needs it",
             "pip install torch, or run ds-advise with the Python of the training",
         )
     elif graphics is not None and graphics.on_the_bus and not software.torch_cuda:
         yield problem(
-            phrase("torch {version} is built without CUDA", version=version),
+            f"torch {version} is built without CUDA",
             "torch.cuda.is_available() is False",
             "install the CUDA build of torch",
         )
     else:
-        rocm = f"ROCm {software.torch_hip}" if software.torch_hip else phrase("CPU only")
+        rocm = f"ROCm {software.torch_hip}" if software.torch_hip else "CPU only"
         build = f"CUDA {software.torch_cuda}" if software.torch_cuda else rocm
-        yield ok(phrase("torch {version}, {build}", version=version, build=build))
+        yield ok(f"torch {version}, {build}")
 
 
 def torch_and_driver(machine: ExaminedMachine) -> Findings:
@@ -122,18 +122,14 @@ def torch_and_driver(machine: ExaminedMachine) -> Findings:
     if of_torch.major > of_driver.major:
         least = _FIRST_DRIVER.get(of_torch.major, "")
         yield problem(
-            phrase("torch is built for CUDA {built}, the driver runs CUDA up to {runs}", built=built, runs=runs),
+            f"torch is built for CUDA {built}, the driver runs CUDA up to {runs}",
             "torch reports that the driver is too old and finds no GPU",
-            phrase(
-                "{update}, or install torch built for CUDA {major}",
-                update=phrase("update the driver to {least} or newer", least=least)
-                if least
-                else phrase("update the driver"),
-                major=of_driver.major,
+            "{update}, or install torch built for CUDA {major}".format(
+                update=f"update the driver to {least} or newer" if least else "update the driver", major=of_driver.major
             ),
         )
     else:
-        yield ok(phrase("the driver (CUDA {runs}) runs torch's CUDA {built}", runs=runs, built=built))
+        yield ok(f"the driver (CUDA {runs}) runs torch's CUDA {built}")
 
 
 def deepspeed(machine: ExaminedMachine) -> Findings:
@@ -142,7 +138,7 @@ def deepspeed(machine: ExaminedMachine) -> Findings:
     found = software.packages.get("deepspeed")
     if found is None:
         yield problem(
-            phrase("DeepSpeed is not installed in this Python ({python})", python=software.python),
+            f"DeepSpeed is not installed in this Python ({software.python})",
             "it runs the training",
             "pip install deepspeed, or run ds-advise with the Python of the training",
         )
@@ -195,13 +191,7 @@ def gpu_memory(machine: ExaminedMachine) -> Findings:
             free = False
             by = ", ".join(f"{name} ({gib(size)} GiB)" if size else name for name, size in gpu.processes[:3])
             yield warning(
-                phrase(
-                    "GPU {index}: {used} of {memory} GiB in use by {processes}",
-                    index=index,
-                    used=gib(used),
-                    memory=gib(gpu.memory_bytes),
-                    processes=by or phrase("no visible process"),
-                ),
+                f"GPU {index}: {gib(used)} of {gib(gpu.memory_bytes)} GiB in use by {by or 'no visible process'}",
                 "training has less memory and shares the GPU's time",
                 "end the processes of earlier runs (nvidia-smi lists them), or exclude this GPU with "
                 "CUDA_VISIBLE_DEVICES",

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from ...ds_configs.files import read_file, replace_file
 from ...estimators.errors import ConfigFileError
-from ...estimators.phrase import phrase
 from .document import FIX, MAX_BYTES, Document, KeyPath, Member, read_document
 
 STANDARD_INPUT = Path("-")
@@ -137,7 +136,7 @@ def correct(
         replace_file(target, text)
     except OSError as problem:
         raise ConfigFileError(
-            phrase("cannot write to {path} or its folder: {reason}", path=file.path, reason=problem.strerror),
+            f"cannot write to {file.path} or its folder: {problem.strerror}",
             why="the file is unchanged",
             fix="leave --fix out, or correct a copy in a folder that you may write to",
         ) from problem

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 from ...estimators.errors import ConfigFileError
-from ...estimators.phrase import named, phrase
 
 MAX_BYTES = 150_000
 """Maximum size of a file. A configuration has kilobytes; a larger file is not one, and would take more than a
@@ -120,18 +119,14 @@ class Document:
 def read_document(raw: bytes, *, name: str) -> Document:
     """Parse a file's bytes. Raises ConfigFileError, with line and column, if they do not hold an object."""
     if len(raw) > MAX_BYTES:
-        raise ConfigFileError(
-            phrase("{name}: larger than {most:,} bytes, so it is not a ds_config", name=name, most=MAX_BYTES), fix=FIX
-        )
+        raise ConfigFileError(f"{name}: larger than {MAX_BYTES:,} bytes, so it is not a ds_config", fix=FIX)
     utf_8 = {"why": "DeepSpeed reads UTF-8", "fix": "save it as UTF-8"}
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in raw:
-        raise ConfigFileError(phrase("{name}: not UTF-8 text, but UTF-16 or not text at all", name=name), **utf_8)
+        raise ConfigFileError(f"{name}: not UTF-8 text, but UTF-16 or not text at all", **utf_8)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise ConfigFileError(
-            phrase("{name}: not UTF-8 text (byte {position})", name=name, position=problem.start), **utf_8
-        ) from problem
+        raise ConfigFileError(f"{name}: not UTF-8 text (byte {problem.start})", **utf_8) from problem
     return _Reader(text, name).document()
 
 
@@ -161,7 +156,7 @@ class _Reader:
         column = offset - self.text.rfind("\n", 0, offset)
         place = {"name": self.name, "line": line, "column": column}
         raise ConfigFileError(
-            phrase("{name}: not JSON: {what} (line {line}, column {column})", what=named(what), **place), fix=FIX
+            "{name}: not JSON: {what} (line {line}, column {column})".format(what=what, **place), fix=FIX
         )
 
     def _note(self, kind: str, start: int, end: int) -> None:

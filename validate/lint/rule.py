@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ...estimators.phrase import filled, phrase
 from .config_file import Edit
 from .document import KeyPath
 from .facts import DeepSpeedFacts
@@ -54,14 +53,14 @@ def violation(
     **fields: object,
 ) -> Violation:
     """A violation at a dotted path. fields: values for the template `what`."""
-    what = filled(what, **fields) if fields else what
+    what = what.format(**fields) if fields else what
     return Violation(path=tuple(path.split(".")), what=what, fix=fix, severity=severity, edits=edits)
 
 
 def unknown_name(path: KeyPath, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "") -> Violation:
     """A violation for an unknown name. The fix is the closest known name, or `fix` if none is close."""
     near = nearest(path[-1], known, cutoff=cutoff)
-    return Violation(path=path, what=what, fix=phrase("rename it to {near}", near=near) if near else fix)
+    return Violation(path=path, what=what, fix=f"rename it to {near}" if near else fix)
 
 
 RuleCheck = Callable[[LintedConfig], Iterator[Violation]]
@@ -111,8 +110,8 @@ class Rule:
     @property
     def versions(self) -> str:
         if self.until:
-            return phrase("{since} to {until}", since=self.since, until=self.until)
-        return phrase("{since} and later", since=self.since)
+            return f"{self.since} to {self.until}"
+        return f"{self.since} and later"
 
     def holds_for(self, facts: DeepSpeedFacts) -> bool:
         """Whether the rule applies to this version."""

@@ -8,7 +8,6 @@ from math import prod
 from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
-from ...estimators.phrase import phrase
 from . import rule_conditions as when
 from .document import KeyPath
 from .facts import DeepSpeedFacts
@@ -28,20 +27,20 @@ def _contradiction(config: LintedConfig) -> Iterator[Violation]:
     assumed = config.framework == "hf" and not config.has(STEPS)
     steps = 1 if assumed else config.positive(STEPS)
     factors = {
-        phrase("{micro} samples", micro=micro): micro,
-        phrase("{steps} accumulation steps", steps=steps): steps,
-        phrase("{ranks} GPUs", ranks=ranks): ranks,
+        f"{micro} samples": micro,
+        f"{steps} accumulation steps": steps,
+        f"{ranks} GPUs": ranks,
     }
     known = {words: size for words, size in factors.items() if size}
     product = prod(known.values())
     if not total or (total == product if len(known) == 3 else total % product == 0):
         return
-    words = reduce(lambda one, other: phrase("{one} x {other}", one=one, other=other), known)
-    what = phrase("{total} is not a multiple of {factors}", total=total, factors=words)
+    words = reduce(lambda one, other: f"{one} x {other}", known)
+    what = f"{total} is not a multiple of {words}"
     if len(known) == 3:
-        what = phrase("{total} is not {factors}, which is {product}", total=total, factors=words, product=product)
+        what = f"{total} is not {words}, which is {product}"
     if assumed:
-        what = phrase("{what}; accelerate sets an absent {key} to 1", what=what, key=STEPS)
+        what = f"{what}; accelerate sets an absent {STEPS} to 1"
     yield violation(TOTAL, what)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...estimators.phrase import phrase
 from .config_file import Edit, Remove, Rename, Replace
 from .document import NON_FINITE, KeyPath
 from .facts import ConfigBlock, ConfigField
@@ -22,13 +21,13 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
         kinds = ", ".join(dict.fromkeys(found.kind for found in departures))
         before = [member.path for member in config.document.members if member.start <= first.start]
         path = before[-1] if before else ()
-        what = phrase("the file contains: {kinds}", kinds=kinds)
+        what = f"the file contains: {kinds}"
         yield Violation(path=path, what=what, span=(first.start, first.end))
 
 
 def _duplicates(config: LintedConfig) -> Iterator[Violation]:
     for member in config.document.duplicates():
-        what = phrase("{name} is repeated here", name=f"{member.path[-1]!r}")
+        what = f"{member.path[-1]!r} is repeated here"
         severity: Severity | None = "warning" if config.framework == "hf" else None
         yield Violation(path=member.path, what=what, severity=severity, span=(member.start, member.end))
 
@@ -71,8 +70,8 @@ def _misplaced(config: LintedConfig) -> Iterator[Violation]:
         if place:
             yield Violation(
                 path=path,
-                what=phrase("{name} belongs in {place}", name=path[-1], place=place),
-                fix=phrase("move it into {place}", place=place),
+                what=f"{path[-1]} belongs in {place}",
+                fix=f"move it into {place}",
                 severity="error" if block.strict and config.get(".".join(path)) != "auto" else None,
             )
 
@@ -93,19 +92,18 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
         successor = block.field(field.successor)
         name = successor.usual_name if successor is not None else field.successor
         edits = _succession(config, tuple(path.split(".")), name)
-        what = phrase("{name} is deprecated", name=field.name)
+        what = f"{field.name} is deprecated"
         if name:
-            what = phrase("{what}; its successor is {successor}", what=what, successor=name)
+            what = f"{what}; its successor is {name}"
         unseen = field.name == "cpu_offload" and config.framework == "hf" and config.flag(path) and config.stage
         unseen = unseen and not config.has("optimizer") and not config.off("zero_force_ds_cpu_optimizer")
         if unseen:
-            what = phrase(
-                "{what}, and accelerate, which ignores it, passes torch's AdamW, which DeepSpeed rejects under offload",
-                what=what,
+            what = (
+                f"{what}, and accelerate, which ignores it, passes torch's AdamW, which DeepSpeed rejects under offload"
             )
-        fix = phrase("write {successor} instead", successor=name)
+        fix = f"write {name} instead"
         if not name or any(isinstance(edit, Remove) for edit in edits):
-            fix = phrase("remove it")
+            fix = "remove it"
         yield violation(path, what, fix=fix, severity="error" if unseen else None, edits=edits)
     if config.has("bfloat16"):
         if config.get("bf16") is not None:
@@ -200,7 +198,7 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[KeyPath, ConfigBlock, str]]
 
 def _no_such_key(path: KeyPath, block: ConfigBlock, *, fix: str) -> Violation:
     key = repr(path[-1][:_LONGEST_NAME])
-    what = phrase("{block} has no key {key}", block=block.path or "DeepSpeed", key=key)
+    what = f"{block.path or 'DeepSpeed'} has no key {key}"
     return unknown_name(path, what, block.names(), cutoff=0.75, fix=fix)
 
 
@@ -214,7 +212,7 @@ def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
     is_common_word = bool(owners and owners[0]) and "_" not in key
     if len(owners) != 1 or is_common_word or block.path in ("bf16", "bfloat16", "wandb"):
         return ""
-    return owners[0] or phrase("the top level")
+    return owners[0] or "the top level"
 
 
 def _succession(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
 from ...estimators.models.families import leaf_classes_to_write
-from ...estimators.phrase import named, phrase
 from ...probes.machine import installed_version
 from .. import parse_version
 from . import rule_conditions as when
@@ -33,16 +32,12 @@ def _unknown(config: LintedConfig) -> Iterator[Violation]:
         if not kind or not of_torch or name in names:
             continue
         if kind.lower() in _ONE_BIT:
-            what = phrase(
-                "the 1-bit optimizers were removed from DeepSpeed, and {version} has no {value}",
-                version=facts.version,
-                value=shown(kind),
-            )
+            what = f"the 1-bit optimizers were removed from DeepSpeed, and {facts.version} has no {shown(kind)}"
             yield violation(path, what, fix='write "AdamW", without the arguments for compression in params')
         else:
             near = nearest(kind, names) or nearest(kind.lower(), names)
-            what = phrase("neither DeepSpeed nor torch has the {block} {value}", block=named(block), value=shown(kind))
-            yield violation(path, what, fix=phrase("write {value}", value=shown(near)) if near else "")
+            what = f"neither DeepSpeed nor torch has the {block} {shown(kind)}"
+            yield violation(path, what, fix=f"write {shown(near)}" if near else "")
 
 
 def _arguments(config: LintedConfig) -> Iterator[Violation]:
@@ -58,16 +53,16 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
         given, names = config.block(path), [parameter.name for parameter in taken or ()]
         for name in given if taken is not None else ():
             if name not in names and (block, name) != ("optimizer", "max_grad_norm"):  # DS503 reports it
-                what = phrase("{kind} has no argument {name}", kind=kind, name=f"{name[:40]!r}")
+                what = f"{kind} has no argument {name[:40]!r}"
                 yield unknown_name((block, "params", name), what, names, cutoff=0.5)
         if block == "scheduler" and taken is not None:
             missing = ", ".join(known.name for known in taken if known.required and known.name not in given)
-            fix = phrase("add {missing}", missing=missing)
+            fix = f"add {missing}"
             if not isinstance(config.get(path), dict):
                 yield violation(path, "the scheduler has no params", fix='add "params": {} with its arguments')
             elif missing:
                 if config.framework == "hf":
-                    fix = phrase('{fix} (the Trainer replaces "auto")', fix=fix)
+                    fix = f'{fix} (the Trainer replaces "auto")'
                 yield violation(path, "{name} needs {missing}", name=kind, missing=missing, fix=fix)
 
 
@@ -201,11 +196,10 @@ def _no_leaf(config: LintedConfig) -> Iterator[Violation]:
     given = config.block("zero_optimization.leaf_module")
     classes = {str(name).rpartition(".")[2] for name in given.get("classes") or ()}
     if needed and not classes & {*needed} and not given.get("names") and not given.get("name_suffixes"):
-        fix = phrase(
-            'write "leaf_module": {{"classes": [{classes}]}}, or call set_z3_leaf_modules in the script',
-            classes=", ".join(f'"{name}"' for name in needed),
+        fix = 'write "leaf_module": {{"classes": [{classes}]}}, or call set_z3_leaf_modules in the script'.format(
+            classes=", ".join(f'"{name}"' for name in needed)
         )
-        what = phrase("each expert of {name} is a module", name=config.model.name)
+        what = f"each expert of {config.model.name} is a module"
         yield violation("zero_optimization.leaf_module", what, fix=fix)
 
 
@@ -250,9 +244,7 @@ _MONITOR_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "c
 def _missing_package(config: LintedConfig) -> Iterator[Violation]:
     for block, package in _MONITOR_PACKAGES.items():
         if config.flag(f"{block}.enabled") and source_folder(package) is None:
-            what = phrase(
-                "{block} is enabled, and the package {package} is not installed here", block=block, package=package
-            )
+            what = f"{block} is enabled, and the package {package} is not installed here"
             # Without an installed DeepSpeed the training may run elsewhere.
             severity: Severity | None = None if config.facts.origin == "installed" else "advice"
             yield violation(f"{block}.enabled", what, severity=severity)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ...ds_configs.read import unmodeled_features
 from ...estimators.memory.fit_probability import SURE
-from ...estimators.phrase import named, phrase
 from .linted_config import LintedConfig
 from .rule import Violation, advice_rule, section, violation, warning_rule
 
@@ -20,11 +19,11 @@ def _too_large(config: LintedConfig) -> Iterator[Violation]:
         return
     memory, there = situation.memory(), situation.cluster.gpu.memory_bytes
     sizes = {"need": _gb(memory.device_bytes_per_gpu), "memory": _gb(there)}
-    what = phrase("it needs about {need} per GPU, which has {memory}", **sizes)
+    what = "it needs about {need} per GPU, which has {memory}".format(**sizes)
     if memory.peak.name == "evaluation":
-        what = phrase("it needs about {need} per GPU at the first evaluation, which has {memory}", **sizes)
+        what = "it needs about {need} per GPU at the first evaluation, which has {memory}".format(**sizes)
     if probability >= 1 - SURE:
-        what = phrase("{what}: it fits with a probability of {chance}", what=what, chance=f"{probability:.0%}")
+        what = f"{what}: it fits with a probability of {probability:.0%}"
     yield violation("zero_optimization", what)
 
 
@@ -32,7 +31,7 @@ def _too_much_ram(config: LintedConfig) -> Iterator[Violation]:
     situation = config.situation
     ram = situation.cluster.host_memory_bytes_per_node if situation else None
     if situation and ram and (need := situation.memory().host_bytes_per_node) > ram:
-        what = phrase("it needs about {need} of RAM per node, which has {ram}", need=_gb(need), ram=_gb(ram))
+        what = f"it needs about {_gb(need)} of RAM per node, which has {_gb(ram)}"
         yield violation("zero_optimization", what)
 
 
@@ -46,7 +45,7 @@ def _unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
         ("offload_param", plan.with_fields(offload_param="none")),
     ):
         if getattr(plan, name) != "none" and (gain := situation.gain(other)):
-            what = phrase("without it the model fits, and is predicted {gain} x as fast", gain=f"{gain:.1f}")
+            what = f"without it the model fits, and is predicted {gain:.1f} x as fast"
             yield violation(f"zero_optimization.{name}", what)
             return
 
@@ -57,13 +56,13 @@ def _lower_stage(config: LintedConfig) -> Iterator[Violation]:
         return
     lower = situation.plan.with_fields(zero_stage=2)
     if lower.offload_optimizer != "nvme" and (gain := situation.gain(lower)):
-        what = phrase("stage 2 fits, and is predicted {gain} x as fast", gain=f"{gain:.1f}")
+        what = f"stage 2 fits, and is predicted {gain:.1f} x as fast"
         yield violation("zero_optimization.stage", what)
 
 
 def _left_out(config: LintedConfig) -> Iterator[Violation]:
     for feature in unmodeled_features(config.values) if config.situation else ():
-        yield violation(feature.key, "{name}: {predicted}", name=feature.name, predicted=named(feature.predicted))
+        yield violation(feature.key, "{name}: {predicted}", name=feature.name, predicted=feature.predicted)
 
 
 def _temporaries(config: LintedConfig) -> Iterator[Violation]:
@@ -75,9 +74,9 @@ def _temporaries(config: LintedConfig) -> Iterator[Violation]:
     more = situation.memory().allocated_bytes_per_gpu - without.memory().allocated_bytes_per_gpu
     if more > 0.01 * situation.cluster.gpu.memory_bytes:
         step = situation.workload.software.optimizer_step
-        what = phrase("the {kind} step needs {more} more than a fused one", kind=step, more=_gb(more))
+        what = f"the {step} step needs {_gb(more)} more than a fused one"
         if situation.plan.zero_stage == 3:
-            what = phrase("{what}; at stage 3 a smaller sub_group_size also helps", what=what)
+            what = f"{what}; at stage 3 a smaller sub_group_size also helps"
         yield violation("zero_optimization", what)
 
 

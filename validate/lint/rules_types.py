@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ...estimators.phrase import phrase
 from . import rule_conditions as when
 from .config_file import Replace
 from .linted_config import LintedConfig
@@ -154,15 +153,13 @@ def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
             continue
         plain = unquoted(kind, value)
         if plain is not None:
-            fix = phrase("write {value}", value=shown(plain))
-        elif "bound" in wrong.fields:
-            fix = phrase("write a value that is {sign} {bound}", sign=wrong.fields["sign"], bound=wrong.fields["bound"])
+            fix = f"write {shown(plain)}"
         elif kind.name == "dict" and isinstance(value, bool):
-            fix = phrase('write {{"enabled": {value}}}', value=shown(value))
+            fix = f'write {{"enabled": {shown(value)}}}'
         else:
-            fix = phrase("write {value}", value=wrong.fields["wanted"])
+            fix = f"write {wrong.wanted}"
         edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
-        yield violation(path, "{key} {problem}", key=path.rpartition(".")[2], problem=wrong, fix=fix, edits=edits)
+        yield violation(path, "{key} {problem}", key=path.rpartition(".")[2], problem=wrong.what, fix=fix, edits=edits)
 
 
 def _converted_text(config: LintedConfig) -> Iterator[Violation]:
@@ -174,7 +171,7 @@ def _converted_text(config: LintedConfig) -> Iterator[Violation]:
                 "{key} is the text {value}",
                 key=path.rpartition(".")[2],
                 value=shown(value),
-                fix=phrase("write {value}", value=shown(plain)),
+                fix=f"write {shown(plain)}",
                 edits=(Replace(tuple(path.split(".")), plain),),
             )
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...estimators.memory.plan_memory import has_room_for_pinned
-from ...estimators.phrase import phrase
 from . import rule_conditions as when
 from .config_file import Remove
 from .linted_config import LintedConfig
@@ -116,10 +115,10 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
         if owner == "zero_optimization" and known.stages in ((3,), (1, 2)) and config.stage not in known.stages:
             path = config.zero_path(name)
             if config.has(path) and config.get(path) not in ("auto", config.facts.default(path)):
-                unused.append((path, phrase("stage 3") if known.stages == (3,) else phrase("stages 1 and 2")))
+                unused.append((path, "stage 3" if known.stages == (3,) else "stages 1 and 2"))
     block = "zero_optimization.offload_param"
     if config.stage < 3 and config.offload("param") != "none" and config.has(block):
-        unused.append((block, phrase("stage 3")))
+        unused.append((block, "stage 3"))
     for path, stages in unused:
         yield violation(
             path,
@@ -139,16 +138,16 @@ def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
         return
     elements = min(config.zero_number("sub_group_size"), model.parameters // ranks)
     if elements >= 5e8:
-        what = phrase("a sub-group takes {size} GB per GPU during the step", size=f"{elements * 6 / 1e9:.1f}")
+        what = f"a sub-group takes {elements * 6 / 1e9:.1f} GB per GPU during the step"
         yield violation(config.zero_path("sub_group_size"), what)
 
 
 def _all_live(config: LintedConfig) -> Iterator[Violation]:
     names = "max_live_parameters", "max_reuse_distance"
     if config.stage == 3 and config.model and min(map(config.zero_number, names)) >= config.model.parameters:
-        what = phrase(
-            "max_live_parameters and max_reuse_distance are at least the model's {parameters} parameters",
-            parameters=f"{config.model.parameters:,}",
+        what = (
+            f"max_live_parameters and max_reuse_distance are at least the model's {config.model.parameters:,} "
+            "parameters"
         )
         yield violation(config.zero_path("max_live_parameters"), what)
 
@@ -159,7 +158,7 @@ def _two_buckets(config: LintedConfig) -> Iterator[Violation]:
     if config.stage in (1, 2) and config.flag("zero_optimization.overlap_comm") and not filled and elements >= 2e8:
         width = 2 if config.fp16 or config.bf16 or config.precision_is_auto else 4
         sizes = {"elements": f"{elements:,}", "width": width, "needed": f"{2 * width * elements / 1e9:.1f}"}
-        what = phrase("2 x {elements} elements x {width} bytes are {needed} GB per GPU", **sizes)
+        what = "2 x {elements} elements x {width} bytes are {needed} GB per GPU".format(**sizes)
         yield violation(path, what)
 
 
@@ -326,12 +325,8 @@ def _small_buffers(config: LintedConfig) -> Iterator[Violation]:
     size = config.facts.default(path) if size is None else size
     largest = -(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks)
     if size < largest:
-        what = phrase(
-            "a buffer holds {size} elements, the largest parameter's shard has {largest}",
-            size=f"{size:,.0f}",
-            largest=f"{largest:,}",
-        )
-        yield violation(path, what, fix=phrase('write "buffer_size": {largest} or more', largest=largest))
+        what = f"a buffer holds {size:,.0f} elements, the largest parameter's shard has {largest:,}"
+        yield violation(path, what, fix=f'write "buffer_size": {largest} or more')
 
 
 def _fits_pinned(config: LintedConfig) -> bool:

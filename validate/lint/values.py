@@ -14,9 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import reduce
-from typing import Any
-
-from ...estimators.phrase import Phrase, named, phrase
+from typing import Any, NamedTuple
 
 _SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most", "ne": "other than"}
 
@@ -53,7 +51,15 @@ class FieldType:
         return numbers or self.name in ("bool", "int", "float")
 
 
-def problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> Phrase | None:
+class Problem(NamedTuple):
+    """Why DeepSpeed rejects a value."""
+
+    what: str
+    wanted: str
+    """What it accepts."""
+
+
+def problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> Problem | None:
     """Why DeepSpeed rejects a value; None if it accepts it.
 
     value: never "auto", which DeepSpeed drops before validation. converts_text: whether a pydantic class reads the
@@ -62,11 +68,11 @@ def problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> Phras
     try:
         taken = _taken(kind, value, converts_text)
     except ValueError:
-        return phrase("is {value}, which is not {wanted}", value=shown(value), wanted=wanted(kind))
+        return Problem(f"is {shown(value)}, which is not {wanted(kind)}", wanted(kind))
     for sign, bound in kind.bounds if isinstance(taken, int | float) else ():
         if not getattr(operator, sign)(taken, bound):
-            fields = {"value": shown(value), "sign": named(_SIGNS[sign]), "bound": f"{bound:g}"}
-            return phrase("is {value}, but must be {sign} {bound}", **fields)
+            limit = f"{_SIGNS[sign]} {bound:g}"
+            return Problem(f"is {shown(value)}, but must be {limit}", f"a value that is {limit}")
     return None
 
 
@@ -108,14 +114,14 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     return next(iter(get_close_matches(name[:60], list(known), n=1, cutoff=cutoff)), "")
 
 
-def wanted(kind: FieldType) -> Phrase:
+def wanted(kind: FieldType) -> str:
     """The description of a type: `a whole number`, `one of "none", "cpu", "nvme"`."""
     if kind.choices:
-        return phrase("one of {values}", values=", ".join(map(shown, kind.choices)))
+        return f"one of {', '.join(map(shown, kind.choices))}"
     if kind.name == "union":
-        return reduce(lambda one, other: phrase("{one} or {other}", one=one, other=other), map(wanted, kind.parts))
-    words = named(_WORDS.get(kind.name, "a value that a file can hold"))
-    return phrase("{one} or {other}", one=words, other="null") if kind.optional and kind.name == "dict" else words
+        return reduce(lambda one, other: f"{one} or {other}", map(wanted, kind.parts))
+    words = _WORDS.get(kind.name, "a value that a file can hold")
+    return f"{words} or null" if kind.optional and kind.name == "dict" else words
 
 
 def _plainly_right(kind: FieldType, value: Any) -> bool:

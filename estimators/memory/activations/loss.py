@@ -10,7 +10,6 @@ from ...models.lora import trains_head
 from ...models.model_shape import ModelShape
 from ...models.program import ZERO
 from ...objectives import CHUNKS_THE_HEAD, LOSSES, upcasts
-from ...phrase import phrase
 from ...plan import Plan
 from ...workload import Workload
 
@@ -49,12 +48,12 @@ def untileable(model: ModelShape, workload: Workload) -> str | None:
     if workload.mlp == "whole" and workload.loss != "tiled":
         return None
     if not supports(model, "tiles"):
-        return phrase("tiled compute does not support {model_type} models", model_type=model.model_type)
+        return f"tiled compute does not support {model.model_type} models"
     if workload.loss == "tiled" and model.tied:
         # deepspeed 0.19.8 runtime/zero/stage3.py __reduce_and_partition_ipg_grads asserts a single reduction
-        return phrase("tiles and embedding would each reduce the gradient of the head, which is tied to the embedding")
+        return "tiles and embedding would each reduce the gradient of the head, which is tied to the embedding"
     if workload.mlp == "tiled" and workload.lora_dropout and workload.method != "full":
-        return phrase("the second forward pass of a tile would draw another dropout than the first")
+        return "the second forward pass of a tile would draw another dropout than the first"
     return None
 
 

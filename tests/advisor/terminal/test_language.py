@@ -23,7 +23,6 @@ from ds_advise.advisor.text.language import Language, catalogue, language_of_env
 from ds_advise.advisor.text.lines import ended
 from ds_advise.advisor.text.output import Output
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS, meaning
-from ds_advise.estimators.phrase import phrase
 from ds_advise.validate.lint.lint import RULES
 from rich.cells import cell_len
 
@@ -244,7 +243,7 @@ def test_explanations_checks_and_progress_are_chinese(
         printed = capsys.readouterr().out
         english = re.sub(r'来源.[^\n]*(\n {7}[^\n]*)*|DeepSpeed: "[^"]*"', "", printed)
         assert re.search("[\u4e00-\u9fff]", printed) and not _ENGLISH.search(english), command
-    with Output("human", "zh").progress(phrase("dry run")) as show:
+    with Output("human", "zh").progress("dry run") as show:
         show("load")
     with Output("human", "zh").speaking():
         line = progress_line(3, 9, 2.5, 1234.0, 60.0)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.text.language import translate, use_language
-from ds_advise.estimators.phrase import named
 from ds_advise.validate.lint import RULES, apply, load_facts, read_document
 from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import REMOVAL, Rule
@@ -48,7 +47,7 @@ def test_a_rule_of_several_keys_finds_each(code: str, keys: dict[str, Any], what
     rule = next(rule for rule in RULES if rule.code == code)
     assert isinstance(rule.example.bad, dict)
     found = judged(rule.example.bad | keys, facts_for(rule), **rule.example.options).findings
-    assert any(what in named(finding.what) for finding in found if finding.code == code)
+    assert any(what in finding.what for finding in found if finding.code == code)
 
 
 def test_names_of_types_are_deepspeeds() -> None:
@@ -69,7 +68,7 @@ def test_a_finding_in_chinese_has_no_english_sentence() -> None:
             bad = judged(rule.example.bad, facts_for(rule), **rule.example.options)
             found = [each for each in bad.findings if each.code == rule.code]
             texts = {rule.title, rule.why, rule.fix, *(text for each in found for text in (each.what, each.fix))}
-            shown = {text: re.sub("`.*?`", "", translate(named(text))) for text in texts}
+            shown = {text: re.sub("`.*?`", "", translate(text)) for text in texts}
             assert [text for text, chinese in shown.items() if english.search(chinese)] == [], rule.code
 
 

@@ -1,0 +1,18 @@
+"""Binary units of sizes."""
+
+from __future__ import annotations
+
+GIB = 2**30
+
+
+def whole_gib(size_bytes: int) -> int:
+    """Return the size in GiB, rounded up."""
+    return -(-size_bytes // GIB)
+
+
+def gib(size_bytes: int) -> str:
+    """Format a size in GiB with three significant digits or one decimal: `0.49`, `4.1`, `238.0`, `1,204`."""
+    value = size_bytes / GIB
+    if value < 0.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 999.5 else f"{value:,.0f}"
