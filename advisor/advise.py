@@ -1,4 +1,4 @@
-"""`advise()` and `estimate()`: from the options of a question to a `Question` (`ask`) and to its answer."""
+"""`advise()` and `estimate()`: from the options of a question to a `Question` (`build_question`) and to its answer."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..probes.gc_pause import gc_paused
 from ..probes.store_path import anything_kept
 from .answer.recommendation import Recommendation
 from .answer.what_if import changes
-from .question.cluster import cluster_here, cluster_of, memory_limit_bytes
-from .question.model_source import is_own_module, load_model, options_of_module
-from .question.options import OPTIONS, JobOptions, QuestionOptions, names_in, plan_options, with_defaults
+from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
+from .question.model_source import is_user_module, load_model, options_of_module
+from .question.options import OPTIONS, JobOptions, QuestionOptions, fill_defaults, names_in, plan_options
 from .question.question import Question
 from .question.rollouts import free_settings, rollout_assumptions
-from .question.workload import as_asked, settings_of, workload_of
+from .question.workload import apply_model_options, build_workload, plan_settings
 from .search.candidate import LEAST, Candidate
-from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
-from .search.max_fit import STEP, with_largest_micro_batch, with_longest_sequence
-from .search.rollouts import with_fastest_rollout
-from .search.search import candidates_of, fastest, of_any_loss, predict_all
+from .search.choice import best_of_strategy, fastest_that_fits, worth_trying_first
+from .search.max_fit import STEP, largest_micro_batch_question, longest_sequence_question
+from .search.rollouts import choose_rollout
+from .search.search import best_over_losses, fastest, predict_all, strategy_candidates
 from .search.search_space import SHAPE_FIELDS
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def ask(
+def build_question(
     model: str | ModelShape | Any,
     *,
     example_inputs: Any = None,
@@ -52,7 +52,7 @@ def ask(
 
     Raises `DsAdviseError` for unknown, impossible or contradictory options.
     """
-    given = with_defaults(options)
+    given = fill_defaults(options)
     if given["seq_len"] == "max" and given["micro_batch"] == "max":
         raise WorkloadError(
             "--seq-len max and --micro-batch max contradict each other",
@@ -65,7 +65,7 @@ def ask(
             why="the data decide the sequence length",
             fix="pass the number of samples with --samples",
         )
-    if not isinstance(model, str | ModelShape) or (isinstance(model, str) and is_own_module(model)):
+    if not isinstance(model, str | ModelShape) or (isinstance(model, str) and is_user_module(model)):
         # Imported here: it records with torch.
         from .question.model_source import module_of_file, module_of_object
 
@@ -76,9 +76,11 @@ def ask(
             model = module_of_object(model, example_inputs, loss_fn)
     if isinstance(model, ModelShape) and model.module:
         given = cast("QuestionOptions", {**given, **options_of_module(model, given)})
-    cluster = cluster_of(given)
+    cluster = build_cluster(given)
     name = model if isinstance(model, str) else model.name
-    shape = as_asked(model if isinstance(model, ModelShape) else load_model(model, offline=given["offline"]), given)
+    shape = apply_model_options(
+        model if isinstance(model, ModelShape) else load_model(model, offline=given["offline"]), given
+    )
     micro_batch = None if given["micro_batch"] == "max" else given["micro_batch"]
     chosen: dict[str, Any] = {**given}
     if given["seq_len"] == "max":  # the starting length of the search for the longest
@@ -87,10 +89,10 @@ def ask(
     job: dict[str, Any] = {}
     if any(given[name] != OPTIONS[name].default for name in names_in(JobOptions)):  # type: ignore[literal-required]
         # Imported here: few questions are about a whole job.
-        from .data.counting import batch_of
-        from .question.job import job_of, parse_price
+        from .data.counting import derive_batch
+        from .question.job import build_job, parse_price
 
-        asked = job_of(given, name, shape, seq_len=chosen["seq_len"])
+        asked = build_job(given, name, shape, seq_len=chosen["seq_len"])
         job["price"] = None if given["price"] is None else parse_price(given["price"])
         is_free = given["global_batch"] is None and OBJECTIVES[given["objective"]].rollouts is None
         job["free_batch"] = is_free and given["micro_batch"] != "max"
@@ -100,12 +102,12 @@ def ask(
             if given["eval_logits"]:
                 chosen["eval_samples"] = given["eval_samples"] or asked.job.evaluation_samples or None
             if job["free_batch"]:
-                chosen["global_batch"] = batch_of(asked.job, ranks=cluster.world_size, micro_batch=micro_batch)
+                chosen["global_batch"] = derive_batch(asked.job, ranks=cluster.world_size, micro_batch=micro_batch)
             if given["packing"] and given["attention"] != "flash":
                 chosen["sequence_parallel_size"] = 1  # Ulysses drops the mask that separates packed samples
     question = Question(
         model=shape,
-        workload=workload_of(chosen, shape, cluster.gpu),
+        workload=build_workload(chosen, shape, cluster.gpu),
         cluster=cluster,
         micro_batch_size=micro_batch,
         free_loss=given["loss"] == "auto",
@@ -123,8 +125,8 @@ def ask(
     if question.options["zeropp"] and question.obstacle_to_zeropp is not None:
         raise WorkloadError("ZeRO++ is not possible here", why=question.obstacle_to_zeropp, fix="leave --zeropp out")
     if given["micro_batch"] == "max":
-        return with_largest_micro_batch(question)
-    return with_longest_sequence(question) if given["seq_len"] == "max" else question
+        return largest_micro_batch_question(question)
+    return longest_sequence_question(question) if given["seq_len"] == "max" else question
 
 
 def _documented(function: _Function) -> _Function:
@@ -147,7 +149,7 @@ def _documented(function: _Function) -> _Function:
 def estimate(
     model: str | ModelShape | Any,
     *,
-    rung: str,
+    strategy: str,
     settings: str | Mapping[str, Any] | None = None,
     example_inputs: Any = None,
     loss_fn: Callable[[Any, Any], Any] | None = None,
@@ -156,36 +158,38 @@ def estimate(
     """Memory and time of one plan, whether it fits or not.
 
     With `micro_batch` and `gradient_checkpointing` the plan has no sequence parallelism and no hpZ, unless
-    `sequence_parallel_size` or the settings ask for them. Otherwise it is the best plan of the rung, as in the advice.
+    `sequence_parallel_size` or the settings ask for them. Otherwise it is the best plan of the strategy, as in the
+    advice.
 
     model: as for `advise`.
-    rung: one of the eight rungs, or plain PyTorch: "fsdp2" (as accelerate starts it), "fsdp" (FSDP 1 in the training
+    strategy: one of the eight strategies, or plain PyTorch: "fsdp2" (as accelerate starts it), "fsdp" (FSDP 1 in the
+    training
         precision) or "torch".
-    settings: fields of `Plan` that replace the rung's presets: {"reduce_bucket_size": 200_000_000}, or the same as
+    settings: fields of `Plan` that replace the strategy's presets: {"reduce_bucket_size": 200_000_000}, or the same as
         text, "reduce_bucket_size=2e8,overlap_comm=no".
 
     Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
     """
-    question = ask(model, example_inputs=example_inputs, loss_fn=loss_fn, **options)
-    return plan_of(question, rung, settings).estimate
+    question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, **options)
+    return strategy_candidate(question, strategy, settings).estimate
 
 
-def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
-    """The best shape of a rung, or of plain PyTorch, with these settings. Raises the errors of `estimate`."""
-    if rung not in PLANS:
+def strategy_candidate(question: Question, strategy: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
+    """The best shape of a strategy, or of plain PyTorch, with these settings. Raises the errors of `estimate`."""
+    if strategy not in PLANS:
         raise WorkloadError(
-            f"unknown strategy {rung[:40]!r}",
+            f"unknown strategy {strategy[:40]!r}",
             fix=f"pass one of {', '.join(PLANS)}",
         )
-    question, _ = with_fastest_rollout(question)
-    chosen = settings_of(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
+    question, _ = choose_rollout(question)
+    chosen = plan_settings(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
     if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":
-        question = question.with_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
+        question = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
         chosen = {"zero_hpz_partition_size": 1} | chosen
-    candidates, obstacle = candidates_of(rung, question, settings=chosen)
-    best = best_of_rung(candidates, LEAST[question.risk])
+    candidates, obstacle = strategy_candidates(strategy, question, settings=chosen)
+    best = best_of_strategy(candidates, LEAST[question.risk])
     if best is None:
-        raise WorkloadError(f"{rung} cannot run here", why=obstacle, fix="pass another --rung")
+        raise WorkloadError(f"{strategy} cannot run here", why=obstacle, fix="pass another --strategy")
     return best
 
 
@@ -193,9 +197,9 @@ def plain_pytorch(question: Question) -> Candidate:
     """The best shape of plain PyTorch: torch's optimizer alone on one GPU; on several FSDP2, or FSDP 1 if FSDP2 is not
     predicted."""
     if question.cluster.world_size == 1:
-        return plan_of(question, "torch")
-    candidates, _ = candidates_of("fsdp2", question)
-    return best_of_rung(candidates, LEAST[question.risk]) or plan_of(question, "fsdp")
+        return strategy_candidate(question, "torch")
+    candidates, _ = strategy_candidates("fsdp2", question)
+    return best_of_strategy(candidates, LEAST[question.risk]) or strategy_candidate(question, "fsdp")
 
 
 def comparison_context(
@@ -206,11 +210,11 @@ def comparison_context(
     **options: Unpack[QuestionOptions],
 ) -> ComparisonContext:
     """The context in which configurations are compared (`answer.comparison`). Files and strategies have a batch of
-    their own, so that of the job is left out. Raises the errors of `ask`."""
+    their own, so that of the job is left out. Raises the errors of `build_question`."""
     from .answer.comparison import ComparisonContext  # imported here: it reads the facts of DeepSpeed
 
-    given = with_defaults(options)
-    question = ask(load_model(model, offline=given["offline"]), say=say, **given)
+    given = fill_defaults(options)
+    question = build_question(load_model(model, offline=given["offline"]), say=say, **given)
     workload = replace(question.workload, global_batch_size=None)
     return ComparisonContext(
         question=replace(question, workload=workload, free_rollouts=()),
@@ -231,7 +235,7 @@ def advise(
     say: Callable[[str], None] = lambda _: None,
     **options: Unpack[QuestionOptions],
 ) -> Recommendation:
-    """The fastest DeepSpeed configuration that fits, with memory and time of every rung.
+    """The fastest DeepSpeed configuration that fits, with memory and time of every strategy.
 
     model: a catalogue name in any spelling, a folder or `config.json`, a hub id, "FILE.py:FUNCTION" (the file is
         executed, in a subprocess), a `torch.nn.Module` or a function that returns one, or a `ModelShape`.
@@ -244,11 +248,11 @@ def advise(
 
     Raises `DsAdviseError` for a question that cannot be answered. If no plan fits, `recommended` is None.
     """
-    question = ask(model, example_inputs=example_inputs, loss_fn=loss_fn, say=say, **options)
+    question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, say=say, **options)
     recommendation = answer(question)
     if sharding == "fsdp":
         recommendation = replace(recommendation, pytorch_baseline=plain_pytorch(question))
-    return with_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
+    return add_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
 
 
 @gc_paused()
@@ -257,23 +261,23 @@ def answer(question: Question) -> Recommendation:
     recommendation = predicted(question)
     if question.cluster.is_this_machine and anything_kept():
         # Imported here: few questions are about this machine.
-        from .verification.verify import with_past_probes
+        from .verification.verify import apply_past_probes
 
-        recommendation = with_past_probes(recommendation)
+        recommendation = apply_past_probes(recommendation)
     return recommendation
 
 
 def predicted(question: Question) -> Recommendation:
-    """The recommendation by prediction alone. It has the loss that one argument turns on (`Question.with_offered_loss`)
-    if no plan fits without, or if the plan is then faster by `LEAST_GAIN`."""
+    """The recommendation by prediction alone. It has the loss that one argument turns on
+    (`Question.offered_loss_question`) if no plan fits without, or if the plan is then faster by `LEAST_GAIN`."""
     if question.free_rollouts:
-        decided, others = with_fastest_rollout(question)
+        decided, others = choose_rollout(question)
         found = predicted(decided)
         return replace(found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question))
-    offered = question.with_offered_loss
+    offered = question.offered_loss_question
     if offered is not None:
         own = fastest(question)
-        if own is not None and of_any_loss(question, own) is not own:
+        if own is not None and best_over_losses(question, own) is not own:
             return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
@@ -318,12 +322,12 @@ def answer_with_proofs(
         recommendation = verified(
             recommendation,
             offline=options["offline"],
-            on_start=lambda candidate: say(f"dry run of {candidate.rung} ..."),
+            on_start=lambda candidate: say(f"dry run of {candidate.strategy} ..."),
         )
     if probe:
-        from .verification.verify import settle
+        from .verification.verify import probe_candidates
 
-        recommendation = settle(
+        recommendation = probe_candidates(
             recommendation,
             device=options["device"],
             memory_limit_bytes=memory_limit_bytes(options),
@@ -331,10 +335,10 @@ def answer_with_proofs(
             offline=options["offline"],
             say=say,
         )
-    return with_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
+    return add_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
 
 
-def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
+def add_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
     """The answer with DeepSpeed's own estimate for the recommended plan, or for the plan closest to fitting."""
     # Imported here: it loads torch and deepspeed.
     from ..validate.deepspeed_estimate import deepspeed_estimate

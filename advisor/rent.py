@@ -12,13 +12,13 @@ from ..estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ..estimators.hardware import Cluster
 from ..estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..estimators.time.job import JobDuration, Price
-from .advise import ask
+from .advise import build_question
 from .answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
 from .answer.what_if import gpus_argument
 from .question.job import parse_duration
 from .question.prices import Machine, PriceTable, read_prices, shipped_prices
 from .question.question import Question
-from .search.candidate import Candidate, duration_of
+from .search.candidate import Candidate, candidate_duration
 from .search.search import fastest
 
 TOKENS = "100M"
@@ -214,7 +214,7 @@ def _about_any(model: str, table: PriceTable, question: dict[str, Any]) -> Quest
     problem: DsAdviseError | None = None
     for cluster in (alone[0], *clusters):
         try:
-            return ask(model, gpus=cluster, **question)
+            return build_question(model, gpus=cluster, **question)
         except (ClusterError, WorkloadError) as error:
             problem = problem or error
     assert problem is not None
@@ -249,7 +249,7 @@ def _search(about: Question, cluster: Cluster) -> tuple[Question, Candidate, Job
         return error.what
     if candidate is None:
         return "nothing fits"
-    duration = duration_of(question, candidate)
+    duration = candidate_duration(question, candidate)
     assert duration is not None, "the question has a job"
     return question, candidate, duration
 

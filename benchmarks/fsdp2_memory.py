@@ -110,7 +110,7 @@ def predicted(config: dict[str, Any], checkpointing: str) -> tuple[int, str]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
         options = {"micro_batch": BATCH, "seq_len": LENGTH, "gradient_checkpointing": checkpointing}
-        memory = estimate(folder, gpus=f"{RANKS}xH100", rung="fsdp2", offline=True, **options).memory  # type: ignore[arg-type]
+        memory = estimate(folder, gpus=f"{RANKS}xH100", strategy="fsdp2", offline=True, **options).memory  # type: ignore[arg-type]
     on_gpu = sum(term.size_bytes for term in memory.peak.terms if term.name == "library_workspace")
     return memory.peak.allocated_bytes - on_gpu, memory.peak.name.replace("_", " ")
 

@@ -12,7 +12,7 @@ from statistics import median
 from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.rollouts import Rollouts
-from ds_advise.estimators.time.rollout_time import engine_of
+from ds_advise.estimators.time.rollout_time import vllm_engine
 from ds_advise.estimators.workload import Workload
 
 ROWS = Path(__file__).parent / "data" / "decoding_speed.csv"
@@ -24,7 +24,7 @@ def predicted(row: dict[str, str]) -> float:
     rollouts = Rollouts(rollout=row["engine"], max_completion_length=length, server_gpus=1)  # type: ignore[arg-type]
     workload = Workload(objective="grpo", framework="trl", seq_len=prompt + length, rollouts=rollouts)
     cluster = Cluster(nodes=1, gpus_per_node=1, gpu=find_gpu(row["gpu"]))
-    engine = engine_of(find(row["model"]), workload, cluster, sequences)
+    engine = vllm_engine(find(row["model"]), workload, cluster, sequences)
     return sequences * length / engine.rollout_s(sequences, length)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import FAMILIES
-from ds_advise.estimators.models.recordings import FOLDER, groups_of
+from ds_advise.estimators.models.recordings import FOLDER, recording_groups
 from ds_advise.probes.model_recorder import recorded_model
 
 
@@ -55,7 +55,7 @@ def recordings(model_type: str) -> list[tuple[list[str], Any]]:
             shape = recorded_model.recorded_model(entry["config"], name="", source="")
             named = replace(shape, source=shape.source.removeprefix("; "))
             shapes[entry["id"]] = json.loads(json.dumps(to_json(named)))
-    return groups_of(shapes)
+    return recording_groups(shapes)
 
 
 if __name__ == "__main__":

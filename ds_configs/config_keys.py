@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..estimators.plan import PLAN_FIELDS, ConfigKey, stages_of
+from ..estimators.plan import PLAN_FIELDS, ConfigKey, key_stages
 
 
 def _key(path: str, meaning: str = "", **properties: Any) -> ConfigKey:
-    return ConfigKey(**{"path": path, "meaning": meaning, "stages": stages_of(path), **properties})
+    return ConfigKey(**{"path": path, "meaning": meaning, "stages": key_stages(path), **properties})
 
 
 _ORDER: tuple[ConfigKey | str, ...] = (
@@ -118,7 +118,7 @@ def meaning(path: str) -> str:
 def acts_at(path: str, stage: int) -> bool:
     """Whether DeepSpeed uses the key at a ZeRO stage."""
     known = CONFIG_KEYS.get(path)
-    return stage in (stages_of(path) if known is None else known.stages)
+    return stage in (key_stages(path) if known is None else known.stages)
 
 
 def rank(path: str) -> tuple[int, str, int, str]:

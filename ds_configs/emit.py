@@ -7,7 +7,7 @@ from typing import Any
 
 from ..estimators.errors import ClusterError, WorkloadError
 from ..estimators.hardware import Cluster
-from ..estimators.models.families import family_of, leaf_classes_to_write
+from ..estimators.models.families import find_family, leaf_classes_to_write
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.optimizers import OPTIMIZERS
@@ -94,7 +94,7 @@ def ds_config(
             # Without it DeepSpeed splits the embedding and the head by their tokens, with a loss of its own.
             config["tensor_parallel"]["vocab_parallel_lm_head"] = False
     if plan.autoep_size > 1:
-        preset = family_of(model).autoep_preset
+        preset = find_family(model).autoep_preset
         config["expert_parallel"] = {"enabled": True, "autoep_size": plan.autoep_size, "preset_model": preset}
     config |= optimizer_block(workload, plan, auto=auto)
     config["zero_optimization"] = _zero_optimization(plan, model, workload, cluster)

@@ -1,4 +1,4 @@
-"""Presets of the rungs: each value of a plan is chosen for the model and the GPU, not a fixed default."""
+"""Presets of the strategies: each value of a plan is chosen for the model and the GPU, not a fixed default."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..estimators.hardware import Cluster
 from ..estimators.memory.plan_memory import has_room_for_pinned
 from ..estimators.memory.trainable import tensor_set
 from ..estimators.models.model_shape import ModelShape
-from ..estimators.plan import Offload, PlainPyTorch, Plan, Rung, Sharding
+from ..estimators.plan import Offload, PlainPyTorch, Plan, Sharding, Strategy
 from ..estimators.workload import Workload
 
-_PLACES: dict[Rung, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {
+_PLACES: dict[Strategy, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {
     "ddp": (0, "none", "none"),
     "zero1": (1, "none", "none"),
     "zero2": (2, "none", "none"),
@@ -21,7 +21,7 @@ _PLACES: dict[Rung, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {
     "zero3-offload": (3, "cpu", "cpu"),
     "zero3-nvme": (3, "nvme", "nvme"),
 }
-"""Rung -> ZeRO stage, place of the optimizer states, place of the parameters."""
+"""Strategy -> ZeRO stage, place of the optimizer states, place of the parameters."""
 
 BUCKET = 50_000_000
 """Elements of a communication bucket: 100 MB in bf16, enough for a collective within a node to reach the full rate."""
@@ -52,7 +52,7 @@ _MAX_LIVE = 1_000_000_000
 
 
 def plan_for(
-    rung: Rung | PlainPyTorch,
+    strategy: Strategy | PlainPyTorch,
     model: ModelShape,
     workload: Workload,
     cluster: Cluster,
@@ -61,9 +61,9 @@ def plan_for(
     gradient_accumulation_steps: int,
     gradient_checkpointing: bool,
 ) -> Plan:
-    """The plan of a rung for this model on these GPUs.
+    """The plan of a strategy for this model on these GPUs.
 
-    Sizes count elements. A setting without effect on the rung keeps its default. FSDP gathers and reduces layer by
+    Sizes count elements. A setting without effect on the strategy keeps its default. FSDP gathers and reduces layer by
     layer and keeps nothing; plain PyTorch without it has no settings.
 
     overlap_comm: on. Communication overlaps computation, at the cost of a second bucket (stages 1 and 2). Off on one
@@ -91,7 +91,7 @@ def plan_for(
 
     Source: DeepSpeed 0.19.8 runtime/zero/{stage_1_and_2,stage3,partitioned_param_coordinator}.py, runtime/swap_tensor/.
     """
-    if rung == "fsdp" or rung == "fsdp2" or rung == "torch":  # the type checker narrows by it
+    if strategy == "fsdp" or strategy == "fsdp2" or strategy == "torch":  # the type checker narrows by it
         alone = Plan(
             zero_stage=0,
             sharding="none",
@@ -99,8 +99,8 @@ def plan_for(
             gradient_accumulation_steps=gradient_accumulation_steps,
             gradient_checkpointing=gradient_checkpointing,
         )
-        return alone if rung == "torch" else with_layers_as_units(alone, model, rung)
-    stage, offload_optimizer, offload_param = _PLACES[rung]
+        return alone if strategy == "torch" else layer_units_plan(alone, model, strategy)
+    stage, offload_optimizer, offload_param = _PLACES[strategy]
     ranks = cluster.world_size
     plan = Plan(
         zero_stage=stage,
@@ -116,24 +116,24 @@ def plan_for(
 
     trainable = model.parameters if workload.method == "full" else tensor_set(model, workload).trainable_numel
     largest_bucket = cluster.gpu.memory_bytes // BUCKET_SHARE // workload.weight_bytes
-    plan = plan.with_fields(reduce_bucket_size=min(max(BUCKET, BUCKET_PER_RANK * ranks), largest_bucket, trainable))
+    plan = plan.replace_fields(reduce_bucket_size=min(max(BUCKET, BUCKET_PER_RANK * ranks), largest_bucket, trainable))
     if stage < 3:
         return _pinned_if_it_fits(plan, model, workload, cluster)
 
     layer = max((block.parameters_per_layer for block in model.blocks if not model.module), default=0)
     live = min(_MAX_LIVE, cluster.gpu.memory_bytes // LIVE_SHARE // workload.weight_bytes)
-    plan = plan.with_fields(
+    plan = plan.replace_fields(
         sub_group_size=SUB_GROUP,
         stage3_prefetch_bucket_size=min(max(BUCKET, layer), largest_bucket),
         stage3_param_persistence_threshold=10 * model.hidden_size or plan.stage3_param_persistence_threshold,
         stage3_max_live_parameters=live,
         stage3_max_reuse_distance=live,
     )
-    if rung != "zero3-nvme":
+    if strategy != "zero3-nvme":
         return _pinned_if_it_fits(plan, model, workload, cluster)
     ram = cluster.host_memory_bytes_per_node
     in_ram = _MAX_LIVE if ram is None else ram // cluster.gpus_per_node // NVME_RAM_SHARE // workload.weight_bytes
-    return plan.with_fields(
+    return plan.replace_fields(
         sub_group_size=NVME_SUB_GROUP,
         stage3_max_reuse_distance=0,
         stage3_prefetch_bucket_size=plan.stage3_prefetch_bucket_size if workload.method == "full" else 0,
@@ -142,10 +142,10 @@ def plan_for(
     )
 
 
-def with_layers_as_units(alone: Plan, model: ModelShape, sharding: Sharding = "fsdp") -> Plan:
+def layer_units_plan(alone: Plan, model: ModelShape, sharding: Sharding = "fsdp") -> Plan:
     """Plain PyTorch's plan under FSDP: one unit per layer, fully sharded."""
     layer = max((block.parameters_per_layer for block in model.blocks), default=0)
-    return alone.with_fields(
+    return alone.replace_fields(
         zero_stage=3,
         sharding=sharding,
         reduce_bucket_size=layer,
@@ -158,4 +158,4 @@ def with_layers_as_units(alone: Plan, model: ModelShape, sharding: Sharding = "f
 def _pinned_if_it_fits(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
     offloads = "cpu" in (plan.offload_optimizer, plan.offload_param)
     fits = not offloads or has_room_for_pinned(model, workload, cluster, plan)
-    return plan if fits else plan.with_fields(pin_memory=False)
+    return plan if fits else plan.replace_fields(pin_memory=False)

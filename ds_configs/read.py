@@ -97,7 +97,7 @@ def plan_from_ds_config(
         if device != "none"
     ]
     reduced_in = str(config.get("communication_data_type") or "").lower()
-    return plan.with_fields(
+    return plan.replace_fields(
         pin_memory=any(pinned) or not pinned,
         zero_hpz_partition_size=copied,
         communication_data_type="fp32" if reduced_in == "fp32" else "",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..estimators.hardware import Cluster
-from ..estimators.memory.activations.loss import tiles_of
+from ..estimators.memory.activations.loss import tile_sizes
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.models.vision_parts import frozen_prefixes
 from ..estimators.objectives import OBJECTIVES
@@ -381,7 +381,7 @@ def _loss_lines(workload: Workload, name: str) -> list[str]:
 
 def _tiling_lines(model: ModelShape, plan: Plan, workload: Workload, name: str) -> list[str]:
     """Lines for tiled feed-forward and loss of the model called `name`; empty without tiles."""
-    tiles = tiles_of(model, workload, plan)
+    tiles = tile_sizes(model, workload, plan)
     calls = {"tile_feed_forward": tiles.mlp, "tile_loss": tiles.loss}
     used = {function: count for function, count in calls.items() if count}
     if not used:

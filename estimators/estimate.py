@@ -229,7 +229,7 @@ class TimeTerm(NamedTuple):
 _SYMBOL = re.compile(r"(?<![\w'.])[A-Za-z]\w*'?(?!\w)")
 
 
-def symbols_of(term: MemoryTerm | TimeTerm) -> dict[str, str]:
+def term_symbols(term: MemoryTerm | TimeTerm) -> dict[str, str]:
     """Meanings of the symbols in a term's formula, in order of appearance."""
     return {symbol: term.symbols[symbol] for symbol in _SYMBOL.findall(term.formula) if symbol in term.symbols}
 

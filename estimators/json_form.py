@@ -7,7 +7,7 @@ schema` prints its JSON Schema, with the docstrings as descriptions:
 
     @dataclass(frozen=True, kw_only=True)
     class StepFigures:
-        rung: Rung
+        strategy: Strategy
         fit_probability: float
         '''Between 0 and 1.'''
 

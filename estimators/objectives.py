@@ -219,7 +219,7 @@ OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
 """The objectives by the values of `Workload.objective`."""
 
 
-def loss_of(objective: Objective, framework: Framework, software: Software) -> LossKernel:
+def framework_loss(objective: Objective, framework: Framework, software: Software) -> LossKernel:
     """Return the loss of an objective without an argument. TRL before 1.7 computes log-probabilities of preferences
     from all logits."""
     spec = OBJECTIVES[objective]
@@ -232,7 +232,7 @@ def loss_of(objective: Objective, framework: Framework, software: Software) -> L
 def in_sequences(plan: Plan, workload: Workload) -> Plan:
     """Return the plan with its micro batch size in sequences instead of samples, as the passes compute it."""
     sequences = OBJECTIVES[workload.objective].sequences
-    return plan if sequences == 1 else plan.with_fields(micro_batch_size=sequences * plan.micro_batch_size)
+    return plan if sequences == 1 else plan.replace_fields(micro_batch_size=sequences * plan.micro_batch_size)
 
 
 def reference_passes(workload: Workload) -> int:
@@ -278,8 +278,8 @@ def reference_plan(plan: Plan) -> Plan:
     Source: TRL 1.16 models/utils.py `prepare_deepspeed`.
     """
     if plan.zero_stage == 3:
-        return plan.with_fields(offload_optimizer="none", offload_optimizer_ratio=1.0, gradient_checkpointing=False)
-    return plan.with_fields(zero_stage=0, offload_optimizer="none", gradient_checkpointing=False)
+        return plan.replace_fields(offload_optimizer="none", offload_optimizer_ratio=1.0, gradient_checkpointing=False)
+    return plan.replace_fields(zero_stage=0, offload_optimizer="none", gradient_checkpointing=False)
 
 
 @lru_cache(maxsize=64)

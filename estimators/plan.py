@@ -12,13 +12,15 @@ Offload = Literal["none", "cpu", "nvme"]
 Fsdp = Literal["fsdp", "fsdp2"]
 """Versions of PyTorch's FSDP."""
 Sharding = Literal["zero", Fsdp, "none"]
-Rung = Literal["ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload-param", "zero3-offload", "zero3-nvme"]
+Strategy = Literal[
+    "ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload-param", "zero3-offload", "zero3-nvme"
+]
 
 PlainPyTorch = Literal[Fsdp, "torch"]
 """Plans without DeepSpeed."""
 
-RUNGS: tuple[Rung, ...] = get_args(Rung)
-PLANS: tuple[Rung | PlainPyTorch, ...] = (*RUNGS, *get_args(PlainPyTorch))
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+PLANS: tuple[Strategy | PlainPyTorch, ...] = (*STRATEGIES, *get_args(PlainPyTorch))
 """Kinds of plan, ordered as the search tries them: from the fastest to the one that needs the least GPU memory."""
 
 
@@ -225,7 +227,7 @@ class Plan(PlanSettings):
         1_000_000_000, "parameters used again within this many elements stay gathered"
     )
 
-    def with_fields(self, **changes: Any) -> Plan:
+    def replace_fields(self, **changes: Any) -> Plan:
         """Return the plan with other values of some fields. Searches need this: it takes a fifth of the time of
         `dataclasses.replace`."""
         assert changes.keys() <= PLAN_FIELDS.keys(), changes
@@ -268,7 +270,7 @@ class Plan(PlanSettings):
         return self.offload_optimizer != "none" or self.offload_param != "none"
 
     @property
-    def rung(self) -> Rung | PlainPyTorch:
+    def strategy(self) -> Strategy | PlainPyTorch:
         """The kind of plan."""
         if self.sharding != "zero":
             return "torch" if self.sharding == "none" else self.sharding
@@ -283,7 +285,7 @@ class Plan(PlanSettings):
         return "zero3" if self.offload_param == "none" else "zero3-offload-param"
 
 
-def stages_of(path: str) -> tuple[int, ...]:
+def key_stages(path: str) -> tuple[int, ...]:
     """Return the stages at which DeepSpeed uses a key, derived from its path (0.19.8 runtime/zero/config.py)."""
     if path.startswith(("zero_optimization.stage3_", "zero_optimization.offload_param.")):
         return (3,)
@@ -299,7 +301,7 @@ def _keys_of_plan() -> dict[str, ConfigKey]:
             "default": None if each.default is MISSING else each.default,
             **each.metadata["key"],
         }
-        keys[each.name] = ConfigKey(**{"stages": stages_of(properties["path"]), **properties})
+        keys[each.name] = ConfigKey(**{"stages": key_stages(properties["path"]), **properties})
     return keys
 
 

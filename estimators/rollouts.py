@@ -101,11 +101,11 @@ class Rollouts:
             return trained < (3 if scores else 2)
         return scores and trained < 2
 
-    def group_of(self, ranks: int) -> int:
+    def group_size(self, ranks: int) -> int:
         """Return the number that a GPU's completions in a generation must be a multiple of, to complete groups of G."""
         return self.num_generations // gcd(self.num_generations, ranks)
 
-    def of_weights(self) -> Rollouts:
+    def weights_cache_key(self) -> Rollouts:
         """Return a cache key: the fields that determine what is held at every moment."""
         return replace(
             self,

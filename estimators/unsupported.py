@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 from .hardware import Cluster
-from .memory.activations.kernels import with_offered_attention
-from .memory.activations.loss import untileable
+from .memory.activations.kernels import offered_attention
+from .memory.activations.loss import why_no_tiling
 from .memory.partition import shard_numel
 from .memory.rollout_memory import cached_sequences
 from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
 from .models.families import supports
 from .models.model_shape import ModelShape
-from .models.rank_part import unsplittable, unspreadable
+from .models.rank_part import why_no_expert_parallelism, why_no_tensor_parallelism
 from .objectives import has_reference_model
 from .optimizers import OptimizerSpec, optimizer
 from .plan import Plan
@@ -30,12 +30,12 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return f"{cluster.gpu.name} has no bf16 units; use fp16"
     if cluster is not None and cluster.gpu.is_cpu and "cpu" in (plan.offload_optimizer, plan.offload_param):
         return "the ranks' memory is the host's, so there is nowhere to offload to"
-    if obstacle := untileable(model, workload):
+    if obstacle := why_no_tiling(model, workload):
         return obstacle
     if plan.offload_param == "nvme" and has_reference_model(workload):
         # Both engines use the same folder, and 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py empties it.
         return "the reference model's weights would be lost on NVMe"
-    if obstacle := _ungenerated(model, workload, plan, cluster):
+    if obstacle := _why_no_generation(model, workload, plan, cluster):
         return obstacle
     if plan.sharding != "zero":
         own = _unsuited_to_fsdp2(model, workload, plan) if plan.sharding == "fsdp2" else None
@@ -43,7 +43,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     ranks, size = cluster.world_size if cluster is not None else 0, plan.sequence_parallel_size
     if ranks % size:
         return f"{ranks} ranks are not divisible into groups of {size}"
-    if size > 1 and (obstacle := undividable(model, workload, size)):
+    if size > 1 and (obstacle := why_no_sequence_parallelism(model, workload, size)):
         return obstacle
     if plan.cpu_checkpointing and cluster is not None and cluster.gpu.is_cpu:
         return "the ranks' memory is the host's, so there is nowhere to offload to"
@@ -158,7 +158,7 @@ def _unsuited_to_autotp(model: ModelShape, workload: Workload, plan: Plan, clust
         return "AutoTP with states on NVMe is not known to run"
     if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
         return "AutoTP with other losses or kernels, or with tiles, is not known to run"
-    return unsplittable(model, ranks)
+    return why_no_tensor_parallelism(model, ranks)
 
 
 def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
@@ -180,10 +180,10 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
         return "AutoEP with ZeRO++ is not known to run"
     if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
         return "AutoEP with other losses or kernels, or with tiles, is not known to run"
-    return unspreadable(model, ranks)
+    return why_no_expert_parallelism(model, ranks)
 
 
-def _ungenerated(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
+def _why_no_generation(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
     """Return why completions cannot be generated."""
     rollouts = workload.rollouts
     if rollouts is None:
@@ -219,7 +219,7 @@ def _unswappable(sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec) -> st
 
 
 @lru_cache(maxsize=256)
-def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: int) -> str | None:
+def why_no_sequence_parallelism(model: ModelShape, workload: Workload, sequence_parallel_size: int) -> str | None:
     """Return why Ulysses cannot divide a model's samples among `sequence_parallel_size` ranks; None if it can."""
     ranks = sequence_parallel_size
     if ranks == 1:
@@ -230,7 +230,7 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
         return f"Ulysses sequence parallelism does not support {model.model_type} models"
     if any(not block.attention.causal or block.cross_attention is not None for block in model.blocks):
         return "sequence parallelism needs a decoder-only model: Ulysses supports causal attention only"
-    if with_offered_attention(model, workload).attention == "eager":
+    if offered_attention(model, workload).attention == "eager":
         return "sequence parallelism needs the attention kernel sdpa or flash, not eager"
     for block in model.blocks:
         attention = block.attention

@@ -161,9 +161,9 @@ class Workload:
     """"hf": Trainer or accelerate; "trl": TRL's trainers; "deepspeed": plain `deepspeed.initialize`."""
     software: Software = DEFAULT
     sequence_parallel_size: int = 1
-    """P, for one rank's part of a job under Ulysses (`of_rank`); `seq_len` is then S / P."""
+    """P, for one rank's part of a job under Ulysses (`rank_share`); `seq_len` is then S / P."""
 
-    def of_rank(self, sequence_parallel_size: int) -> Workload:
+    def rank_share(self, sequence_parallel_size: int) -> Workload:
         """Return the workload of one of the ranks that share a sample."""
         if sequence_parallel_size == 1 and self.global_batch_size is None:
             return self
@@ -174,19 +174,19 @@ class Workload:
             global_batch_size=None,
         )
 
-    def of_length(self, seq_len: int) -> Workload:
+    def at_length(self, seq_len: int) -> Workload:
         """Return the workload with sequences of another length."""
         return replace(self, seq_len=seq_len)
 
-    def of_passes(self) -> Workload:
+    def passes_cache_key(self) -> Workload:
         """Return a cache key: the fields that determine what a forward and a backward pass compute and keep."""
         return self if self.rollouts is None else _of_passes(self)
 
-    def of_layers(self) -> Workload:
+    def layers_cache_key(self) -> Workload:
         """Return a cache key: the fields that determine what the layers compute and keep, without the loss."""
         return replace(self, loss="standard", eval_batch=None, global_batch_size=None)
 
-    def of_weights(self) -> Workload:
+    def weights_cache_key(self) -> Workload:
         """Return a cache key: the fields that determine weights, states and launches, without samples, batch, tiles."""
         return _of_weights(self)
 
@@ -246,7 +246,7 @@ class Workload:
         return self.software.autocast and self.method == "full" and self.precision != "fp32"
 
     @property
-    def stream_bytes(self) -> int:
+    def activation_itemsize(self) -> int:
         """Bytes of one element of the layers' inputs."""
         return 4 if self.autocasts else self.weight_bytes
 
@@ -290,5 +290,5 @@ def _of_weights(workload: Workload) -> Workload:
         # TRL's head is gathered separately at stage 3.
         loss="chunked-head" if workload.loss == "chunked-head" else "standard",
         mlp="whole",
-        rollouts=workload.rollouts and workload.rollouts.of_weights(),
+        rollouts=workload.rollouts and workload.rollouts.weights_cache_key(),
     )

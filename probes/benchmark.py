@@ -14,7 +14,7 @@ from typing import Literal
 import psutil
 
 from ..estimators.errors import ClusterError
-from .benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, Skipped, of_all_ranks
+from .benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, Skipped, merge_ranks
 from .machine import cpu_cores, host_memory_bytes, mount_point, this_machine, threads_of_a_rank, visible_gpus
 from .real_run.watch import watch
 from .run import Device
@@ -167,7 +167,7 @@ def _run(task: Task) -> tuple[Sequence[BenchFigure], str | None]:
         )
     if failure is not None:
         return (), failure.message
-    return of_all_ranks([[BenchFigure(**figure) for figure in report["report"]] for report in reports]), None
+    return merge_ranks([[BenchFigure(**figure) for figure in report["report"]] for report in reports]), None
 
 
 def _nvme_folder(folder: str, stack: ExitStack) -> str:

@@ -144,7 +144,7 @@ def figure(
     )
 
 
-def of_all_ranks(figures: Sequence[Sequence[BenchFigure]]) -> tuple[BenchFigure, ...]:
+def merge_ranks(figures: Sequence[Sequence[BenchFigure]]) -> tuple[BenchFigure, ...]:
     """The figures of the median rank, with the spread over all ranks."""
     return tuple(
         replace(

@@ -161,7 +161,7 @@ def this_machine() -> Machine:
     return Machine(
         gpus=tuple(gpu.name for gpu in gpus),
         gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in gpus),
-        driver=with_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), "") if gpus else "",
+        driver=query_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), "") if gpus else "",
         cpu=cpu_model(),
         cpu_cores=cpu_cores(),
         ram_bytes=host_memory_bytes(),
@@ -180,7 +180,7 @@ def cpu_has_fp16(cpuinfo: Path = _CPUINFO) -> bool:
     return not {"avx512_fp16", "amx_fp16", "avx_ne_convert", "fphp"}.isdisjoint(flags)
 
 
-def with_nvml(query: Callable[[Any], _T], otherwise: _T) -> _T:
+def query_nvml(query: Callable[[Any], _T], otherwise: _T) -> _T:
     """The result of an NVML query; `otherwise` without a driver or a result."""
     import pynvml
 
@@ -227,7 +227,7 @@ def visible_gpus() -> list[Gpu]:
 def check_gpus(count: int) -> None:
     """Raises ClusterError if this machine has fewer GPUs than `count`. Torch is queried if NVML finds none: ROCm has
     GPUs without NVML."""
-    found = with_nvml(lambda nvml: len(visible_handles(nvml)), 0)
+    found = query_nvml(lambda nvml: len(visible_handles(nvml)), 0)
     if not found:
         import torch
 

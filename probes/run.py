@@ -65,9 +65,9 @@ class Run:
         run = cls(
             config={}, model=description or {}, cluster=cluster, workload=workload, shape=shape, model_name=shape.name
         )
-        return run.with_plan(plan)
+        return run.replace_plan(plan)
 
-    def with_plan(self, plan: Plan) -> Run:
+    def replace_plan(self, plan: Plan) -> Run:
         """The run of the same model on the same machines under another plan."""
         assert self.shape is not None, "a plan needs a known model"
         return replace(

@@ -113,7 +113,7 @@ class Record:
         return {"machine": self.machine.to_json(), **{name: getattr(self, name) for name in names}}
 
 
-def record_of(
+def build_record(
     run: Run,
     kind: RecordKind,
     result: Mapping[str, Any],
@@ -131,13 +131,13 @@ def record_of(
         # The last part of a path is a name; the rest is a private folder.
         model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
         plan=dict(run.config if config is None else config),
-        workload={**workload_of(run), **conditions},
+        workload={**stored_workload(run), **conditions},
         result=result,
         versions={library: version(library) for library in LIBRARIES},
     )
 
 
-def workload_of(run: Run) -> dict[str, Any]:
+def stored_workload(run: Run) -> dict[str, Any]:
     """A run's workload for a record, including checkpointing, which a ds_config does not contain."""
     return {
         **asdict(run.workload),
@@ -179,7 +179,7 @@ class Store:
         limit: int | None = None,
     ) -> list[Record]:
         """The matching records, the latest first. machine: a machine or its key. question: the condition "question" of
-        a dry run (`record_of`)."""
+        a dry run (`build_record`)."""
         if not self._has_content():
             return []
         machine_key = machine.key if isinstance(machine, Machine) else machine

@@ -39,7 +39,7 @@ settings.load_profile("ds-advise")
 
 
 LONGEST = (
-    "test_every_rung_counts_what_the_real_engine_allocates",
+    "test_every_strategy_counts_what_the_real_engine_allocates",
     "test_a_cpu_measures_what_it_can",
 )
 """Each takes minutes, and shares no fixture with others."""

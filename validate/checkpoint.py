@@ -80,7 +80,7 @@ class Checkpoint:
         return "; ".join([*first, *([f"{more} more damaged file{'s' * (more > 1)}"] if more > 0 else [])])
 
 
-def step_of(checkpoint: Path) -> int:
+def checkpoint_step(checkpoint: Path) -> int:
     """The optimizer step of a Trainer's checkpoint, from its name `checkpoint-STEP`."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
@@ -88,10 +88,10 @@ def step_of(checkpoint: Path) -> int:
 def checkpoints_in(folder: Path) -> list[Path]:
     """The Trainer's checkpoints in its output folder, in ascending order of steps."""
     found = (path for path in folder.glob("checkpoint-*") if path.is_dir())
-    return sorted((path for path in found if path.name.removeprefix("checkpoint-").isdigit()), key=step_of)
+    return sorted((path for path in found if path.name.removeprefix("checkpoint-").isdigit()), key=checkpoint_step)
 
 
-def tag_of(folder: Path) -> str:
+def checkpoint_tag(folder: Path) -> str:
     """The folder of DeepSpeed's states in a checkpoint, from its file `latest`; "" if there is none."""
     try:
         return (folder / "latest").read_text(errors="replace").strip()
@@ -147,7 +147,7 @@ def names_in(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in paths if path.name != CHECKSUMS]
 
 
-def size_of(path: Path) -> int:
+def file_size(path: Path) -> int:
     """The size of a regular file in bytes. Raises OSError for anything else (a folder, a pipe): reading a pipe may
     never end."""
     found = path.stat()
@@ -167,7 +167,7 @@ def _listed(folder: Path) -> Mapping[str, list[int]] | None:
 
 def _sum(path: Path) -> list[int]:
     size = checksum = 0
-    size_of(path)
+    file_size(path)
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK_BYTES):
             size, checksum = size + len(block), zlib.crc32(block, checksum)
@@ -192,7 +192,7 @@ def _unreadable(error: OSError) -> str:
 def _examined(folder: Path, name: str) -> CheckpointFile:
     path, size = folder / name, 0
     try:
-        size = size_of(path)
+        size = file_size(path)
         problem = _structure(path)
     except OSError as error:
         problem = _unreadable(error)
@@ -243,7 +243,7 @@ def _safetensors(path: Path) -> str:
     return "" if path.stat().st_size == 8 + header_bytes + max(ends, default=0) else "is cut off"
 
 
-def ranks_of(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
+def ranks_in(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
     """The ranks that have a file of this kind."""
     return {int(match[1]) for name in names if (match := kind.search(name))}
 
@@ -253,7 +253,7 @@ def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -
     which it writes last."""
     names = [file.name for file in files]
     kinds = (OPTIMIZER_STATES, SHARDED_MODEL_STATES, RANDOM_STATES)
-    states, models, random = (ranks_of(names, kind) for kind in kinds)
+    states, models, random = (ranks_in(names, kind) for kind in kinds)
     count = ranks if ranks is not None else max(states | models, default=-1) + 1
     missing: list[str] = []
     others = {"model": models, "random": random}
@@ -262,7 +262,7 @@ def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -
         missing += islice(absent, _MOST_NAMED)
     if folder.name.startswith("checkpoint-") and "trainer_state.json" not in names:
         missing.append("trainer_state.json")
-    tag = tag_of(folder)
+    tag = checkpoint_tag(folder)
     if not tag:
         missing.append("latest")
     elif not any(name.startswith(f"{tag}/") and name.endswith("model_states.pt") for name in names):

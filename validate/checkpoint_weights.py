@@ -24,11 +24,11 @@ from .checkpoint import (
     CHECKSUMS,
     OPTIMIZER_STATES,
     SHARDED_MODEL_STATES,
+    checkpoint_tag,
     checkpoints_in,
+    file_size,
     names_in,
-    ranks_of,
-    size_of,
-    tag_of,
+    ranks_in,
 )
 
 _MODEL = re.compile(r"(zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
@@ -87,11 +87,11 @@ class Conversion:
     of the checkpoint's mapped files, which the kernel can drop, are not counted."""
 
 
-def contents_of(folder: Path) -> CheckpointContents:
+def read_contents(folder: Path) -> CheckpointContents:
     """The contents of a checkpoint folder; no file is read. Raises ConfigFileError if it is not a checkpoint."""
     files = (name for name in names_in(folder) if name.count("/") < 2)  # deeper ones belong to other checkpoints
     names = {name: size for name in files if (size := _size_bytes(folder / name))}
-    tag, inside = tag_of(folder), checkpoints_in(folder)
+    tag, inside = checkpoint_tag(folder), checkpoints_in(folder)
     if inside and not tag:
         raise ConfigFileError(
             f"{folder} contains {len(inside)} checkpoints",
@@ -110,7 +110,7 @@ def contents_of(folder: Path) -> CheckpointContents:
         tag=tag,
         step=int(step[1]) if step else None,
         stage="none" if not models else "3" if sharded and states else "1 or 2" if states else "0",
-        ranks=max(ranks_of(names, OPTIMIZER_STATES) | ranks_of(names, SHARDED_MODEL_STATES), default=-1) + 1,
+        ranks=max(ranks_in(names, OPTIMIZER_STATES) | ranks_in(names, SHARDED_MODEL_STATES), default=-1) + 1,
         model_ranks=len({match[3] for match in models}),
         size_bytes=sum(names.values()),
         optimizer_bytes=sum(size for name, size in names.items() if OPTIMIZER_STATES.search(name)),
@@ -121,7 +121,7 @@ def contents_of(folder: Path) -> CheckpointContents:
 def _size_bytes(path: Path) -> int:
     """The size of a file; 0 if a training has removed it meanwhile."""
     try:
-        return size_of(path)
+        return file_size(path)
     except OSError:
         return 0
 

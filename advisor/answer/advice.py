@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...estimators.estimate import Evidence
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
+from ...estimators.plan import PlainPyTorch, PlanSettings, Strategy
 from ...estimators.time.flops import model_flops_utilization
 from ...estimators.time.job import JobDuration, Price
 from ...estimators.workload import (
@@ -22,9 +22,9 @@ from ...estimators.workload import (
 )
 from ..question.options import Risk
 from ..question.question import Largest, Question
-from ..search.candidate import Candidate, LadderStep, Verdict, duration_of
+from ..search.candidate import Candidate, LadderStep, Verdict, candidate_duration
 from ..text.labels import component_key
-from .phases import PhaseFigures, phases_of
+from .phases import PhaseFigures, phase_figures
 from .recommendation import Change, Recommendation
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class JobFigures:
 class PlanFigures(PlanSettings):
     """A plan with its figures and verdict."""
 
-    rung: Rung | PlainPyTorch
+    strategy: Strategy | PlainPyTorch
     allocated_bytes_per_gpu: int
     """Peak of live tensors in bytes."""
     reserved_bytes_per_gpu: int
@@ -160,9 +160,9 @@ class ClusterFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFigures:
-    """A rung of the ladder with its best plan or its obstacle."""
+    """A strategy of the ladder with its best plan or its obstacle."""
 
-    rung: Rung
+    strategy: Strategy
     fits: bool
     fit_probability: float
     verdict: Verdict
@@ -214,7 +214,7 @@ class Advice:
     """Risk level; it sets the least probability of fitting of a recommended plan."""
     cluster: ClusterFigures
     candidates: tuple[PlanFigures, ...]
-    """The best plan of each rung; with --all, every predicted plan."""
+    """The best plan of each strategy; with --all, every predicted plan."""
     ladder: tuple[StepFigures, ...]
     recommended: PlanFigures | None
     pytorch_baseline: PlanFigures | None
@@ -227,15 +227,15 @@ class Advice:
     changes: tuple[Change, ...]
     deepspeed_estimate: DeepSpeedFigures | None
     verifications: tuple[dict[str, Any], ...]
-    """Dry runs, each with its `rung` and the fields of `ds-advise dry-run --json`."""
+    """Dry runs, each with its `strategy` and the fields of `ds-advise dry-run --json`."""
     probes: ProbesFigures | None
     earlier_probes: tuple[ProbeFigures, ...]
     files: tuple[str, ...]
     """Files that were written."""
 
 
-def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice:
-    """Return the answer as data. `candidates` holds the best plan of each rung, or every candidate."""
+def build_advice(answer: Recommendation, *, all_candidates: bool = False) -> Advice:
+    """Return the answer as data. `candidates` holds the best plan of each strategy, or every candidate."""
     question, series, estimate = answer.question, answer.probe_series, answer.deepspeed_estimate
     workload, cluster = question.workload, question.cluster
     best = [step.candidate for step in answer.ladder if step.candidate is not None]
@@ -264,7 +264,7 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
         try_first=answer.try_first and _plan(question, answer.try_first),
         changes=tuple(answer.changes),
         deepspeed_estimate=estimate and from_attributes(DeepSpeedFigures, estimate),
-        verifications=tuple({"rung": run.rung, **run.to_json()} for run in answer.verifications),
+        verifications=tuple({"strategy": run.strategy, **run.to_json()} for run in answer.verifications),
         probes=series and from_attributes(ProbesFigures, series, trials=tuple(map(_probe, series.probes))),
         earlier_probes=tuple(map(_probe, answer.past_probes)),
     )
@@ -292,7 +292,7 @@ def _probe(probe: ProbedPlan) -> ProbeFigures:
 
 def _plan(question: Question, candidate: Candidate) -> PlanFigures:
     model, workload, cluster = question.model, question.workload, question.cluster
-    duration = duration_of(question, candidate)
+    duration = candidate_duration(question, candidate)
     return plan_figures(
         candidate,
         utilization=model_flops_utilization(model, workload, cluster, candidate.plan, candidate.time),
@@ -316,7 +316,7 @@ def plan_figures(
         components=_keys(memory.components),
         step_seconds=time.step_s,
         time_components=_keys(time.components),
-        phases=phases_of(candidate),
+        phases=phase_figures(candidate),
         tokens_per_second=time.tokens_per_s,
         tokens_per_second_low=low,
         tokens_per_second_high=high,

@@ -10,7 +10,7 @@ from ...ds_configs.emit import ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.plan import PLANS, PlainPyTorch, Rung
+from ...estimators.plan import PLANS, PlainPyTorch, Strategy
 from ...estimators.unsupported import unsupported
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
@@ -18,10 +18,10 @@ from ..question.options import QuestionOptions
 from ..question.question import Question
 from ..question.run import read_ds_config
 from ..question.workload import configured_workload
-from ..search.candidate import LEAST, Candidate, duration_of, predict
-from ..search.choice import best_of_rung
+from ..search.candidate import LEAST, Candidate, candidate_duration, predict
+from ..search.choice import best_of_strategy
 from ..search.open_batch import filled_batch
-from ..search.search import candidates_of
+from ..search.search import strategy_candidates
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Setting
 
@@ -31,8 +31,8 @@ class ComparisonContext:
     """The conditions under which the two configurations are compared."""
 
     question: Question
-    """Workload of a rung, and of a file that leaves everything open. Its micro batch fills `auto`; without
-    one, the advice's micro batch does (for a rung, the fastest)."""
+    """Workload of a strategy, and of a file that leaves everything open. Its micro batch fills `auto`; without
+    one, the advice's micro batch does (for a strategy, the fastest)."""
     options: QuestionOptions
     """Precision and optimizer apply if a file leaves them open."""
     gradient_accumulation_steps: int | None
@@ -42,7 +42,7 @@ class ComparisonContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two configurations. name: the file or the rung. candidate: its figures; None if model or GPUs are
+    """One of the two configurations. name: the file or the strategy. candidate: its figures; None if model or GPUs are
     unknown."""
 
     name: str
@@ -107,18 +107,19 @@ class Comparison:
     def _plan(self, candidate: Candidate | None) -> PlanFigures | None:
         if candidate is None or self.question is None:
             return None
-        duration = duration_of(self.question, candidate)
+        duration = candidate_duration(self.question, candidate)
         return plan_figures(candidate, job=None if duration is None else job_figures(duration, self.question.price))
 
 
 def compare(first: str, second: str, context: ComparisonContext | None = None) -> Comparison:
-    """Compare two files, two rungs, or a file and a rung.
+    """Compare two files, two strategies, or a file and a strategy.
 
-    Raises ConfigFileError for a file that cannot be read or that DeepSpeed refuses, WorkloadError for a rung without
-    context and for an unsupported combination, ClusterError for a rung that needs a swap folder and has none.
+    Raises ConfigFileError for a file that cannot be read or that DeepSpeed refuses, WorkloadError for a strategy
+    without context and for an unsupported combination, ClusterError for a strategy that needs a swap folder and has
+    none.
     """
     facts = load_facts()
-    sides = side_of(first, context, facts), side_of(second, context, facts)
+    sides = build_side(first, context, facts), build_side(second, context, facts)
     has_keys = all(side.candidate is None or side.candidate.plan.sharding == "zero" for side in sides)
     return Comparison(
         sides=sides,
@@ -149,8 +150,8 @@ def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSe
     return False
 
 
-def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts | None = None) -> Side:
-    """Return a file or a rung as one side. Raises the errors of `compare`."""
+def build_side(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts | None = None) -> Side:
+    """Return a file or a strategy as one side. Raises the errors of `compare`."""
     facts = facts or load_facts()
     if name in PLANS and not Path(name).exists():
         if context is None:
@@ -158,7 +159,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
                 f"{name} is a strategy: its settings are computed from the model and the GPUs",
                 fix="pass --model and --gpus, or a ds_config.json instead",
             )
-        return _rung_side(name, context, facts)
+        return _strategy_side(name, context, facts)
     config = read_ds_config(Path(name))
     if context is None:
         return Side(name=name, settings=ConfigSettings(config, facts))
@@ -197,22 +198,22 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
     )
 
 
-def _rung_side(rung: Rung | PlainPyTorch, context: ComparisonContext, facts: DeepSpeedFacts) -> Side:
-    """Return the rung's best plan as the configuration that would be written for it. Plain PyTorch has none."""
+def _strategy_side(strategy: Strategy | PlainPyTorch, context: ComparisonContext, facts: DeepSpeedFacts) -> Side:
+    """Return the strategy's best plan as the configuration that would be written for it. Plain PyTorch has none."""
     # The comparison uses the batch size alone and ignores the job.
     off = context.gradient_checkpointing is False
-    question = replace(context.question, job=None).with_options(gradient_checkpointing="off" if off else "on")
+    question = replace(context.question, job=None).replace_options(gradient_checkpointing="off" if off else "on")
     model, workload, cluster = question.model, question.workload, question.cluster
     if (steps := context.gradient_accumulation_steps) is not None:
         micro = question.micro_batch_size or 1
         workload = replace(workload, global_batch_size=micro * steps * cluster.world_size)
         question = replace(question, workload=workload, micro_batch_size=micro)
-    candidates, obstacle = candidates_of(rung, question)
-    candidate = best_of_rung(candidates, LEAST[question.risk])
+    candidates, obstacle = strategy_candidates(strategy, question)
+    candidate = best_of_strategy(candidates, LEAST[question.risk])
     if candidate is None:
-        what = f"{rung} cannot run here: {obstacle}"
+        what = f"{strategy} cannot run here: {obstacle}"
         raise WorkloadError(what, fix="compare another strategy")
     is_deepspeed = candidate.plan.sharding == "zero"
     config = ds_config(candidate.plan, model, workload, cluster, flavor=workload.framework) if is_deepspeed else {}
     settings = ConfigSettings(config, facts, candidate.plan, workload, cluster)
-    return Side(name=rung, candidate=candidate, settings=settings)
+    return Side(name=strategy, candidate=candidate, settings=settings)

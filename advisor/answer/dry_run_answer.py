@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...estimators.estimate import total_bytes
 from ...estimators.json_form import from_attributes, to_json
 from ...estimators.memory.host_memory import process_terms
-from ...estimators.plan import PlainPyTorch, Rung
+from ...estimators.plan import PlainPyTorch, Strategy
 from ..search.candidate import Fit, Verdict, dry_run_fit
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ class DryRunAnswer:
     """Device bytes per GPU during generation, by the closed form: a dry run does not generate completions."""
 
     @property
-    def rung(self) -> Rung | PlainPyTorch | None:
+    def strategy(self) -> Strategy | PlainPyTorch | None:
         """The kind of plan; None for a model or an optimizer without closed form."""
         plan = self.run.plan(self.result.config)
-        return None if plan is None else plan.rung
+        return None if plan is None else plan.strategy
 
     @property
     def device_bytes_per_gpu(self) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 ProbeRow = tuple[str, str, str, str]
-"""Rung, batch, checkpointing and outcome of a probe."""
+"""Strategy, batch, checkpointing and outcome of a probe."""
 
 
 def dry_run_sentence(run: DryRunAnswer) -> str:
@@ -25,7 +25,7 @@ def dry_run_sentence(run: DryRunAnswer) -> str:
     assert memory is not None, "it is the run of a predicted plan"
     versions = run.result.versions
     text = (
-        f"Dry run of {run.rung} (DeepSpeed {versions['deepspeed']}, transformers {versions['transformers']}): "
+        f"Dry run of {run.strategy} (DeepSpeed {versions['deepspeed']}, transformers {versions['transformers']}): "
         f"{run.fit.reason}; {gib(peak.allocated_bytes_per_gpu)} GiB allocated (predicted: "
         f"{gib(memory.allocated_bytes_per_gpu)}), {gib(run.required_device_bytes_per_gpu)} GiB on the device, "
         f"{gib(run.required_host_bytes_per_node)} GiB of host RAM (predicted: {gib(memory.host_bytes_per_node)})"
@@ -45,7 +45,7 @@ _PROBES_END = {
 }
 
 
-def probes_of(answer: Recommendation) -> tuple[str, tuple[ProbeRow, ...], str]:
+def probe_table(answer: Recommendation) -> tuple[str, tuple[ProbeRow, ...], str]:
     """Return the title of the probes, one row per probe, and why the series ended."""
     series, unit = answer.probe_series, answer.question.model.unit
     if series is None:
@@ -66,10 +66,10 @@ def _probe_row(probe: ProbedPlan, unit: str) -> ProbeRow:
         outcome = f"{rate(probe.result.tokens_per_s)} {unit}/s"
     reason = probe.reason if probe.age_s is None else age(probe.age_s)
     text = f"{outcome}; {reason}"
-    return plan.rung, batch_label(plan), checkpointing_label(plan), text
+    return plan.strategy, batch_label(plan), checkpointing_label(plan), text
 
 
-def evidence_of(answer: Recommendation) -> Iterator[str]:
+def evidence_sentences(answer: Recommendation) -> Iterator[str]:
     """Yield sentences on the evidence for the answer, and on the runs that would confirm it."""
     cluster, series, chosen = answer.question.cluster, answer.probe_series, answer.recommended
     own = next((probe for probe in answer.past_probes if probe.candidate is chosen and probe.age_s is not None), None)

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from ...ds_configs.config_keys import CONFIG_KEYS, meaning
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.plan import Plan, stages_of
+from ...estimators.plan import Plan, key_stages
 from ...estimators.time.step_time import estimate_plan
 from ...estimators.unsupported import unsupported
 from ...validate.lint import DeepSpeedFacts, load_facts
@@ -66,17 +66,17 @@ def is_key(name: str) -> bool:
     if not name.replace("_", "").replace(".", "").isalnum() or Path(name).exists():
         return False
     facts = load_facts()
-    return bool(places_of(name, facts) or ("_" in name and _nearest(name, facts, cutoff=0.85)))
+    return bool(key_places(name, facts) or ("_" in name and _nearest(name, facts, cutoff=0.85)))
 
 
-def places_of(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
+def key_places(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
     """Return the path itself, or every path that ends with it."""
     found = []
     for block in facts.blocks:
         for key in (*block.keys, *(each for known in block.fields for each in known.names)):
-            if f".{block.path_of(key)}".endswith(f".{name}"):
+            if f".{block.qualified_path(key)}".endswith(f".{name}"):
                 field = block.field(key)
-                found.append(block.path_of(field.usual_name if field is not None else key))
+                found.append(block.qualified_path(field.usual_name if field is not None else key))
     found += [path for path in CONFIG_KEYS if f".{path}".endswith(f".{name}")]
     unique = tuple(dict.fromkeys(path for path in found if not path.startswith("bfloat16.")))
     return (name,) if name in unique else unique
@@ -90,7 +90,7 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
     """Explain a key, given by its path or its last name. answer: the question; costs are predicted for its recommended
     plan, or the closest one if none fits. Raises ConfigFileError for an unknown name and for a name that several blocks
     have."""
-    places = places_of(name, facts)
+    places = key_places(name, facts)
     if not places:
         near = _nearest(name, facts)
         fix = f"did you mean {near}?" if near else "name a key of the configuration, such as overlap_comm"
@@ -118,7 +118,7 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
         type="a block" if block is not None else wanted(field.type) if field is not None else "",
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
-        stages=known.stages if known is not None else stages_of(path),
+        stages=known.stages if known is not None else key_stages(path),
         acts=tuple(acts),
         keys={} if block is None else {key: described(f"{path}.{key}") for key in block.names()},
         plan=plan,
@@ -165,7 +165,7 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
         return "", (), "no plan can be predicted for this question"
     plan = chosen.plan
     size = plan.micro_batch_size
-    title = f"{question.model.name}, {plan.rung}, micro batch {size}"
+    title = f"{question.model.name}, {plan.strategy}, micro batch {size}"
     if known is None or not known.field:
         return title, (), "the predictions do not depend on it"
     if plan.zero_stage not in known.stages:
@@ -175,7 +175,7 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
     costs, own = [], getattr(plan, known.field)
     model, workload, cluster = question.model, question.workload, question.cluster
     for value in _alternatives(known.field, own, known.lowest):
-        other = plan.with_fields(**{known.field: value})
+        other = plan.replace_fields(**{known.field: value})
         if value == own or not unsupported(model, workload, other, cluster):
             found = estimate_plan(model, workload, cluster, other)
             costs.append(from_attributes(KeyCost, found.memory, found.time, value=value, is_the_plans=other == plan))

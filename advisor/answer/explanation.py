@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...estimators.errors import WorkloadError
-from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
+from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, term_symbols
 from ...estimators.json_form import from_attributes
-from ...estimators.plan import RUNGS, PlainPyTorch, PlanSettings, Rung
+from ...estimators.plan import STRATEGIES, PlainPyTorch, PlanSettings, Strategy
 from ..search.candidate import Candidate, Verdict
 from .recommendation import Recommendation
 
@@ -25,7 +25,7 @@ def in_words(term: MemoryTerm | TimeTerm) -> str:
     return _written(formula, term.symbols, lambda symbol: head(term.symbols[symbol])) + colon + remark
 
 
-def with_numbers(term: MemoryTerm | TimeTerm) -> str:
+def substituted_formula(term: MemoryTerm | TimeTerm) -> str:
     """Return `2 x 5 x 152,064`; "" if the formula is in words or a number is unknown."""
     formula = term.formula.partition(": ")[0]
     values = dict(term.inputs)
@@ -112,7 +112,7 @@ class SectionFigures:
 class ExplanationFigures(PlanSettings):
     """A plan with all terms of its memory and time."""
 
-    rung: Rung | PlainPyTorch
+    strategy: Strategy | PlainPyTorch
     evidence: Evidence
     fit_probability: float
     verdict: Verdict
@@ -155,7 +155,7 @@ class Explanation:
         meanings: dict[str, dict[str, str]] = {}
         for section in self.sections:
             for term in section.terms:
-                for symbol, meaning in symbols_of(term).items():
+                for symbol, meaning in term_symbols(term).items():
                     known = meanings.setdefault(symbol, {})
                     known.setdefault(meaning, f"in {section.name.replace('_', ' ')}, {meaning}" if known else meaning)
         return {symbol: "; ".join(known.values()) for symbol, known in meanings.items()}
@@ -185,7 +185,7 @@ class Explanation:
 def _term(term: Term) -> MemoryTermFigures | TimeTermFigures:
     texts = {
         "formula_in_words": in_words(term),
-        "formula_with_numbers": with_numbers(term),
+        "formula_with_numbers": substituted_formula(term),
         "inputs": dict(term.inputs),
     }
     if isinstance(term, MemoryTerm):
@@ -193,20 +193,20 @@ def _term(term: Term) -> MemoryTermFigures | TimeTermFigures:
     return from_attributes(TimeTermFigures, term, hidden_seconds=term.hidden_s, **texts)
 
 
-def explain(answer: Recommendation, *, rung: str | None = None) -> Explanation:
-    """Return the explanation of the recommended plan, or of the best plan of a rung. Raises WorkloadError for a rung
-    without a plan."""
-    if rung is None:
+def explain(answer: Recommendation, *, strategy: str | None = None) -> Explanation:
+    """Return the explanation of the recommended plan, or of the best plan of a strategy. Raises WorkloadError for a
+    strategy without a plan."""
+    if strategy is None:
         if answer.shown is None:
             raise WorkloadError(
                 "no strategy can run this training", why=answer.ladder[0].reason, fix="change the options"
             )
         return explain_plan(answer.shown)
-    step = next((step for step in answer.ladder if step.rung == rung), None)
+    step = next((step for step in answer.ladder if step.strategy == strategy), None)
     if step is None:
-        raise WorkloadError(f"unknown strategy {rung!r}", fix=f"pass one of {', '.join(RUNGS)}")
+        raise WorkloadError(f"unknown strategy {strategy!r}", fix=f"pass one of {', '.join(STRATEGIES)}")
     if step.candidate is None:
-        raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung")
+        raise WorkloadError(f"{strategy} cannot run here", why=step.reason, fix="pass another --strategy")
     return explain_plan(step.candidate)
 
 

@@ -19,7 +19,7 @@ from .start import plan_config, rank_variables
 FSDP2_FILE = "accelerate_fsdp2.yaml"
 
 
-def jobs_of(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: str) -> tuple[JobFile, ...]:
+def build_jobs(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: str) -> tuple[JobFile, ...]:
     """Return the job files of the recommended plan, placed in the folder of the configuration. With "accelerate", the
     file of the FSDP2 plan is added if the answer has such a plan and it fits. Raises ClusterError for a vLLM server,
     and as `job_files` does."""

@@ -17,7 +17,7 @@ from ...validate.lint import LintReport, lint, load_facts
 from ...validate.lint.config_file import correct, read_config_file
 from ..question.cluster import parse_cluster
 from ..question.model_source import load_model
-from ..question.workload import as_asked, configured_workload
+from ..question.workload import apply_model_options, configured_workload
 from ..text.labels import method_title
 
 
@@ -44,7 +44,7 @@ def lint_settings(
     if shape is not None:
         options = {name: value for name, value in training.items() if value is not None}
         options["framework"] = framework or "hf"
-        shape = as_asked(shape, options)
+        shape = apply_model_options(shape, options)
         workload = configured_workload(config, options, shape, None if cluster is None else cluster.gpu)
         if workload.optimizer not in OPTIMIZERS:
             workload = None

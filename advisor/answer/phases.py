@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...estimators.rollouts import Rollouts
-from ...estimators.time.rollout_time import ROLLOUT_TERMS, SCORING_TERMS, Engine, engine_of
+from ...estimators.time.rollout_time import ROLLOUT_TERMS, SCORING_TERMS, Engine, vllm_engine
 from ..question.question import Question
 from ..search.candidate import Candidate
 from ..search.rollouts import RolloutOutcome
@@ -48,7 +48,7 @@ class PhaseFigures:
     """Device memory with allocator and library overhead; compared with the GPU's memory."""
 
 
-def phases_of(candidate: Candidate) -> tuple[PhaseFigures, ...]:
+def phase_figures(candidate: Candidate) -> tuple[PhaseFigures, ...]:
     """Return the phases of a plan's step; empty for an objective without completions. The memory of a rollout server's
     own GPUs is not counted."""
     memory, time = candidate.memory, candidate.time
@@ -80,7 +80,7 @@ def phase_sentences(question: Question, candidate: Candidate) -> Iterator[str]:
     if rollouts is None:
         return
     per_gpu = plan.micro_batch_size * rollouts.micro_batches(plan.gradient_accumulation_steps)
-    engine = engine_of(question.model, workload, question.cluster, per_gpu)
+    engine = vllm_engine(question.model, workload, question.cluster, per_gpu)
     scored = ["the policy's log-probabilities"] * rollouts.policy_passes(plan.gradient_accumulation_steps)
     if rollouts.beta > 0:
         full = workload.method == "full"
@@ -92,7 +92,7 @@ def phase_sentences(question: Question, candidate: Candidate) -> Iterator[str]:
         "scoring": ", ".join(scored) if scored else "",
         "training": f"{plan.gradient_accumulation_steps} micro batches of {plan.micro_batch_size} completions",
     }
-    for phase in phases_of(candidate):
+    for phase in phase_figures(candidate):
         yield (
             f"{_TITLES[phase.name]}: {seconds(phase.seconds)} ({percent(phase.seconds / candidate.time.step_s)}), "
             f"{gib(phase.device_bytes_per_gpu)} GiB per {device_label(question.cluster)}; {what[phase.name]}"

@@ -8,7 +8,7 @@ from itertools import takewhile
 from math import sqrt
 
 from ...estimators.estimate import TimeEstimate
-from ...estimators.plan import RUNGS, Plan
+from ...estimators.plan import STRATEGIES, Plan
 from ...estimators.time.step_time import ratio_spread
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance
@@ -25,15 +25,15 @@ def reasons(
     if chosen is None:
         missed = closest(ladder)
         return (_obstacle(missed, device),) if missed and missed.fit.limit == "gpu" else ()
-    below = takewhile(lambda step: step.rung != chosen.rung, ladder)
+    below = takewhile(lambda step: step.strategy != chosen.strategy, ladder)
     failed = [step.candidate for step in below if not step.taken and step.candidate is not None]
-    of_rung = [each for each in candidates if each.rung == chosen.rung]
+    of_strategy = [each for each in candidates if each.strategy == chosen.strategy]
     sentences = (
         _next_best(ladder, chosen),
         _obstacle(failed[-1], device) if failed else "",
         *_features(chosen, candidates, device, least),
-        _checkpointing(chosen, of_rung, device, least),
-        _micro_batch(question, chosen, of_rung),
+        _checkpointing(chosen, of_strategy, device, least),
+        _micro_batch(question, chosen, of_strategy),
     )
     return tuple(sentence for sentence in sentences if sentence)
 
@@ -46,15 +46,15 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     ratio = rival.tokens_per_s / chosen.tokens_per_s
     if costly_features(rival.plan) > costly_features(chosen.plan) and ratio > 1 + SAME_SPEED:
         offloads = rival.plan.offloads and not chosen.plan.offloads
-        gain = f"{rival.rung} might gain {percent(ratio - 1)}, which is within the error of the prediction"
+        gain = f"{rival.strategy} might gain {percent(ratio - 1)}, which is within the error of the prediction"
         if not offloads:
             return f"{gain}."
         need = gib(rival.memory.host_bytes_per_node)
         return f"{gain}, and takes {need} GiB of host RAM."
-    if ratio >= 1 - SAME_SPEED and RUNGS.index(rival.rung) < RUNGS.index(chosen.rung):
-        return f"{rival.rung} is equally fast, but leaves less than {percent(1 - COMFORTABLE)} of a resource free."
+    if ratio >= 1 - SAME_SPEED and STRATEGIES.index(rival.strategy) < STRATEGIES.index(chosen.strategy):
+        return f"{rival.strategy} is equally fast, but leaves less than {percent(1 - COMFORTABLE)} of a resource free."
     if ratio >= 1 - SAME_SPEED:
-        return f"{rival.rung} is equally fast within {percent(SAME_SPEED)}; {chosen.rung} is simpler."
+        return f"{rival.strategy} is equally fast within {percent(SAME_SPEED)}; {chosen.strategy} is simpler."
     slow, fast = rival.time, chosen.time
     extra = max(
         slow.components,
@@ -63,27 +63,27 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         ),
     )
     return (
-        f"The next best plan, {rival.rung}, runs at {percent(ratio)} of this speed; the difference is mostly "
+        f"The next best plan, {rival.strategy}, runs at {percent(ratio)} of this speed; the difference is mostly "
         f"{component_title(extra)}."
     )
 
 
 def _obstacle(candidate: Candidate, device: str) -> str:
-    memory, rung, fit = candidate.memory, candidate.rung, candidate.fit
+    memory, strategy, fit = candidate.memory, candidate.strategy, candidate.fit
     if fit.reason in (RAN_OUT, FAILED):
-        return f"{rung} {fit.reason} when it was probed on this machine."
+        return f"{strategy} {fit.reason} when it was probed on this machine."
     if fit.reason == NEEDS_MORE:
-        return f"{rung} needs more than a plan that ran out of memory on this machine."
+        return f"{strategy} needs more than a plan that ran out of memory on this machine."
     if fit.limit == "host":
         need = gib(memory.host_bytes_per_node)
-        return f"{rung} needs {need} GiB of host RAM per node."
+        return f"{strategy} needs {need} GiB of host RAM per node."
     if fit.limit != "gpu":
-        return f"{rung} needs {gib(memory.nvme_bytes_per_node)} GiB of NVMe per node."
+        return f"{strategy} needs {gib(memory.nvme_bytes_per_node)} GiB of NVMe per node."
     need = gib(memory.device_bytes_per_gpu)
     if fit.probability >= LIKELY:
-        return f"{rung} needs {need} GiB per {device}: it fits with a probability of {chance(fit.probability)}."
+        return f"{strategy} needs {need} GiB per {device}: it fits with a probability of {chance(fit.probability)}."
     name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
-    return f"{rung} needs at least {need} GiB per {device}, {gib(size_bytes)} of it for {component_title(name)}."
+    return f"{strategy} needs at least {need} GiB per {device}, {gib(size_bytes)} of it for {component_title(name)}."
 
 
 _FEATURES: Mapping[str, Callable[[Plan], bool]] = {
@@ -108,15 +108,15 @@ def _features(chosen: Candidate, candidates: Sequence[Candidate], device: str, l
         if fitting:
             best = max(fitting, key=lambda each: each.tokens_per_s)
             share = percent(best.tokens_per_s / chosen.tokens_per_s)
-            yield f"{feature}: without it, the fastest plan that fits, {best.rung}, runs at {share} of this speed."
+            yield f"{feature}: without it, the fastest plan that fits, {best.strategy}, runs at {share} of this speed."
         else:
             need = gib(min(candidate.device_bytes for candidate in others))
             yield f"{feature}: without it, every plan needs at least {need} GiB per {device}."
 
 
-def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: str, least: float) -> str:
+def _checkpointing(chosen: Candidate, of_strategy: Sequence[Candidate], device: str, least: float) -> str:
     plan = chosen.plan
-    others = [each for each in of_rung if each.plan.gradient_checkpointing != plan.gradient_checkpointing]
+    others = [each for each in of_strategy if each.plan.gradient_checkpointing != plan.gradient_checkpointing]
     fitting = [each for each in others if each.fit.probability >= least]
     if not others:
         return ""
@@ -141,7 +141,7 @@ def _checkpointing(chosen: Candidate, of_rung: Sequence[Candidate], device: str,
     return f"{gain}: there is room for micro batch {size} instead of {other}."
 
 
-def _micro_batch(question: Question, chosen: Candidate, of_rung: Sequence[Candidate]) -> str:
+def _micro_batch(question: Question, chosen: Candidate, of_strategy: Sequence[Candidate]) -> str:
     plan, cluster = chosen.plan, question.cluster
     if question.micro_batch_size is not None:
         return ""
@@ -153,7 +153,7 @@ def _micro_batch(question: Question, chosen: Candidate, of_rung: Sequence[Candid
 
     larger = [
         each
-        for each in of_rung
+        for each in of_strategy
         if settings(each.plan) == settings(plan) and each.plan.micro_batch_size > plan.micro_batch_size
     ]
     if not larger:
@@ -246,9 +246,9 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator[str]:
     """Yield `zero3: predicted 2 % faster, within the error; the simpler plan is used.`, and `zero2 and ddp are close:
     25,600 to 30,400 tokens/s.`"""
-    gains = {plan.rung: plan.tokens_per_s / chosen.tokens_per_s - 1 for plan in plans}
-    ahead = [rung for rung, gain in gains.items() if gain >= 0.005]
-    behind = [plan for plan in plans if plan.rung not in ahead]
+    gains = {plan.strategy: plan.tokens_per_s / chosen.tokens_per_s - 1 for plan in plans}
+    ahead = [strategy for strategy, gain in gains.items() if gain >= 0.005]
+    behind = [plan for plan in plans if plan.strategy not in ahead]
     if ahead:
         gain = percent(max(gains.values()))
         if len(ahead) > 1:
@@ -259,7 +259,7 @@ def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator
         speeds = sorted(plan.tokens_per_s for plan in behind)
         low, high = rate(speeds[0]), rate(speeds[-1])
         speed = low if low == high else f"{low} to {high}"
-        names = _joined([plan.rung for plan in behind])
+        names = _joined([plan.strategy for plan in behind])
         yield (f"{names} is close: {speed} {unit}/s." if len(behind) == 1 else f"{names} are close: {speed} {unit}/s.")
 
 

@@ -1,4 +1,4 @@
-"""The answer: the best plan of each rung, the fastest that fits, and the evidence from dry runs and probes."""
+"""The answer: the best plan of each strategy, the fastest that fits, and the evidence from dry runs and probes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Recommendation:
 
     question: Question
     candidates: tuple[Candidate, ...]
-    """All predicted candidates; the ladder holds the best of each rung."""
+    """All predicted candidates; the ladder holds the best of each strategy."""
     ladder: tuple[LadderStep, ...]
     recommended: Candidate | None
     """The fastest plan that fits with the probability that the question's risk requires; None if there is none."""

@@ -14,10 +14,10 @@ from ..answer.lint_file import lint_file
 from ..question.cluster import parse_size
 from ..question.job import parse_duration
 from ..question.question import Question
-from ..search.candidate import LEAST, Candidate, duration_of
+from ..search.candidate import LEAST, Candidate, candidate_duration
 from ..text.job import hours, money
 from ..text.units import gib, rate, rough_rate
-from .comparison import ComparisonContext, side_of
+from .comparison import ComparisonContext, build_side
 
 RequirementName = Literal["lint", "fits", "memory", "ram", "speed", "duration", "cost"]
 
@@ -90,7 +90,7 @@ def check_file(
     yield Requirement(file=name, name="lint", met=not errors, detail=detail, value=len(errors), limit=0)
     if context is None or errors:  # a refused configuration has no memory or speed
         return
-    side = side_of(str(path), context)
+    side = build_side(str(path), context)
     candidate = side.candidate
     assert candidate is not None, "the context is known"
     fit, offered = candidate.fit, context.question.cluster.gpu.memory_bytes
@@ -118,7 +118,7 @@ def _figures(
 ) -> dict[RequirementName, tuple[float, str, Callable[[Any], str]]]:
     """Return, for each limit, the figure to compare, its text, and the function that formats the limit."""
     needed, host, time = candidate.device_bytes, candidate.memory.host_bytes_per_node, candidate.time
-    ends, duration, price = time.tokens_per_s_range, duration_of(question, candidate), question.price
+    ends, duration, price = time.tokens_per_s_range, candidate_duration(question, candidate), question.price
     speed: str = f"{rate(time.tokens_per_s)} tokens/s"
     if ends is not None:
         interval = f"{rough_rate(ends[0])} to {rough_rate(ends[1])}"

@@ -28,7 +28,7 @@ class Series:
     """Index of the question's own value; -1 if it is not included."""
 
 
-def scaling_of(question: Question, chosen: Candidate) -> tuple[Series, ...]:
+def build_scaling(question: Question, chosen: Candidate) -> tuple[Series, ...]:
     """Return the fastest fitting plan for each sequence length and number of GPUs, and the chosen plan at each micro
     batch up to the first that does not fit. A series of one value is left out."""
     kinds = (
@@ -64,7 +64,7 @@ def _batches(question: Question, chosen: Candidate) -> Iterator[Pair]:
     if question.workload.global_batch_size is not None:
         return
     for size in sorted({chosen.plan.micro_batch_size, *(2**power for power in range(_MOST_BATCH.bit_length()))}):
-        plan = chosen.plan.with_fields(micro_batch_size=size)
+        plan = chosen.plan.replace_fields(micro_batch_size=size)
         candidate = predict(question.model, question.workload, question.cluster, plan)
         yield str(size), candidate
         if candidate.device_bytes > question.cluster.gpu.memory_bytes:

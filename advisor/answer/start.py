@@ -28,7 +28,7 @@ from ...ds_configs.training_script import (
     server_commands,
     trainer_lines,
 )
-from ...estimators.objectives import OBJECTIVES, loss_of
+from ...estimators.objectives import OBJECTIVES, framework_loss
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.workload import NEXT_TOKEN
 from ..search.candidate import Candidate
@@ -132,10 +132,10 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> It
 
 def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -> Block:
     plan, safe = candidate.plan, answer.recommended
-    start = plan.rung
+    start: str = plan.strategy
     if safe is not None:
         ratio = times(candidate.tokens_per_s / safe.tokens_per_s)
-        start = f"{plan.rung}, {ratio} as fast"
+        start = f"{plan.strategy}, {ratio} as fast"
     text = (
         f"Try first: {start}, micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps}, "
         f"{checkpointing_title(plan)}. If memory runs out, this command continues with a plan that fits:"
@@ -161,7 +161,7 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str, node
         )
     if rollouts is not None and rollouts.rollout == "vllm-server":  # GRPOConfig does not state the server's GPUs
         training += f" --rollout vllm-server --server-gpus {rollouts.server_gpus}"
-    if workload.loss != loss_of(workload.objective, workload.framework, workload.software):
+    if workload.loss != framework_loss(workload.objective, workload.framework, workload.software):
         training += f" --loss {workload.loss}"
     own = f" --model {shlex.quote(os.path.relpath(module.factory))}" if module is not None and module.factory else ""
     return f"ds-advise launch {shlex.quote(config_path)}{own}{place}{training}{software} -- train.py"

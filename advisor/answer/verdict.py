@@ -10,7 +10,7 @@ from ...ds_configs.training_script import evaluation_arguments
 from ...estimators.objectives import LOSSES, OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
 from ..question.question import Largest, Question
-from ..search.candidate import LEAST, Candidate, Fit, chance, duration_of, fits_sentence
+from ..search.candidate import LEAST, Candidate, Fit, candidate_duration, chance, fits_sentence
 from ..text.job import verdict_sentence
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
 from ..text.units import count, gib, percent, rate, rough_rate, times
@@ -37,14 +37,14 @@ class Verdict:
     """The sentence in `sentences` on a plan that only likely fits."""
 
 
-def tone_of(fit: Fit) -> Tone:
+def fit_tone(fit: Fit) -> Tone:
     """Return whether a plan fits, may fit (under a condition or with a probability), or does not fit."""
     if fit.verdict == "does not fit":
         return "bad"
     return "good" if fit.fits and not fit.assumed_host_bytes else "unsure"
 
 
-def verdict_of(answer: Recommendation) -> Verdict:
+def answer_verdict(answer: Recommendation) -> Verdict:
     """Return the verdict on the recommended plan, or on the closest one."""
     question, chosen, risky = answer.question, answer.recommended, answer.try_first
     largest = _largest_found(question.largest, chosen)
@@ -52,9 +52,9 @@ def verdict_of(answer: Recommendation) -> Verdict:
     tone: Tone = "bad"
     notes: tuple[str, ...] = ()
     if chosen is not None:
-        tone = tone_of(chosen.fit)
-        headline, short = (fits_sentence(name, chosen.fit) for name in (plan_title(chosen.plan), chosen.rung))
-        duration = duration_of(question, chosen)
+        tone = fit_tone(chosen.fit)
+        headline, short = (fits_sentence(name, chosen.fit) for name in (plan_title(chosen.plan), chosen.strategy))
+        duration = candidate_duration(question, chosen)
         job = () if duration is None else (verdict_sentence(duration, question.price),)
         limit, positions = question.model.max_positions, list[str]()
         if limit is not None and question.workload.seq_len > limit:
@@ -91,21 +91,13 @@ def verdict_of(answer: Recommendation) -> Verdict:
 
 
 def _gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> str:
-    fields = {
-        "rung": risky.rung,
-        "size": risky.plan.micro_batch_size,
-        "need": gib(risky.device_bytes),
-        "have": gib(question.cluster.gpu.memory_bytes),
-        "chance": chance(risky.fit.probability),
-    }
+    need, have = gib(risky.device_bytes), gib(question.cluster.gpu.memory_bytes)
+    plan = f"{risky.strategy}, micro batch {risky.plan.micro_batch_size}"
+    figures = f"({need} of {have} GiB, {chance(risky.fit.probability)})"
     if chosen is None:
-        return (
-            "{rung}, micro batch {size}, probably fits ({need} of {have} GiB, {chance}): try it, and watch its memory."
-        ).format(**fields)
-    return (
-        "{rung}, micro batch {size}, probably fits too ({need} of {have} GiB, {chance}) and would be {ratio} as "
-        "fast: try it first."
-    ).format(ratio=times(risky.tokens_per_s / chosen.tokens_per_s), **fields)
+        return f"{plan}, probably fits {figures}: try it, and watch its memory."
+    ratio = times(risky.tokens_per_s / chosen.tokens_per_s)
+    return f"{plan}, probably fits too {figures} and would be {ratio} as fast: try it first."
 
 
 def _first_failure(answer: Recommendation) -> str | None:
@@ -250,7 +242,7 @@ def what_lacks(question: Question, missed: Candidate) -> str:
     have = cluster.host_memory_bytes_per_node
     disk, room = memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node
     text = (
-        f"The closest plan, {missed.rung}, needs {gib(missed.device_bytes)} GiB per {device_label(cluster)} "
+        f"The closest plan, {missed.strategy}, needs {gib(missed.device_bytes)} GiB per {device_label(cluster)} "
         f"({gib(cluster.gpu.memory_bytes)} available)"
     )
     if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
@@ -326,7 +318,7 @@ def _unusual(workload: Workload, tool: str) -> Iterator[str]:
             yield (name if value is True else f"no {name}" if value is False else f"{name} {version}")
 
 
-def subject_of(question: Question, tool: str = "TRL") -> tuple[str, str]:
+def answer_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
     """Return a title of the model, and one of the training and the machines. tool: the library whose trainer
     implements the objective."""
     model, training = training_subject(question, tool)

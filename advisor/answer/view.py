@@ -13,22 +13,22 @@ from ...estimators.estimate import MemoryEstimate
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..question.question import Question
-from ..search.candidate import NEEDS_RAM, Candidate, chance, duration_of
+from ..search.candidate import NEEDS_RAM, Candidate, candidate_duration, chance
 from ..text.job import hours, money, parts_sentences, price_label
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title, shape_label
 from ..text.units import amount, gib, percent, rate, rough_rate, seconds
-from .evidence import deepspeed_sentence, evidence_of
+from .evidence import deepspeed_sentence, evidence_sentences
 from .phases import phase_sentences
 from .reasons import time_shares
 from .recommendation import Recommendation
 from .start import Block, next_steps, recommended_config
-from .verdict import Verdict, subject_of, verdict_of
+from .verdict import Verdict, answer_subject, answer_verdict
 
 _LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
 """Least share of a step's time that is named without `details`, and with `details`."""
 
 _COLUMNS = {
-    "rung": "strategy",
+    "strategy": "strategy",
     "batch": "batch",
     "checkpointing": "ckpt",
     "gpu_gib": "GPU GiB",
@@ -54,10 +54,10 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class LadderRow:
-    """A plan of the ladder, or a rung without a plan; a cell is "" if there is nothing to show."""
+    """A plan of the ladder, or a strategy without a plan; a cell is "" if there is nothing to show."""
 
     candidate: Candidate | None
-    rung: str
+    strategy: str
     batch: str = ""
     """`2x8`: micro batch and accumulation steps."""
     shape: str = ""
@@ -90,7 +90,7 @@ class AnswerView:
     config_path: str = "ds_config.json"
     """Configuration file named in commands, whether written or not."""
     all_candidates: bool = False
-    """Whether the ladder shows every predicted plan instead of each rung's best."""
+    """Whether the ladder shows every predicted plan instead of each strategy's best."""
     details: bool = False
     """Whether to show smaller shares of the step's time, all lines of the script and every launcher's command."""
 
@@ -104,12 +104,12 @@ class AnswerView:
 
     @cached_property
     def verdict(self) -> Verdict:
-        return verdict_of(self.answer)
+        return answer_verdict(self.answer)
 
     @cached_property
     def subject(self) -> tuple[str, str]:
         """A title of the model, and one of the training and the machines."""
-        return subject_of(self._question)
+        return answer_subject(self._question)
 
     @cached_property
     def figures(self) -> tuple[Figure, ...]:
@@ -125,14 +125,14 @@ class AnswerView:
 
     @cached_property
     def ladder(self) -> tuple[LadderRow, ...]:
-        """Rows of the ladder: per rung its best plan, all predicted plans, or its obstacle; then plain PyTorch."""
+        """Rows of the ladder: per strategy its best plan, all predicted plans, or its obstacle; then plain PyTorch."""
         answer, rows = self.answer, list[LadderRow]()
         for step in answer.ladder:
             if step.candidate is None:
-                rows.append(LadderRow(candidate=None, rung=step.rung, verdict=step.reason))
+                rows.append(LadderRow(candidate=None, strategy=step.strategy, verdict=step.reason))
                 continue
             for candidate in answer.candidates if self.all_candidates else (step.candidate,):
-                if candidate.rung == step.rung:
+                if candidate.strategy == step.strategy:
                     rows.append(_row(candidate, is_chosen=candidate is answer.shown))
         if answer.pytorch_baseline is not None:
             rows.append(_row(answer.pytorch_baseline, is_chosen=False))
@@ -182,12 +182,12 @@ class AnswerView:
         fields = {
             "need": gib(shown.memory.device_bytes_per_gpu),
             "device": self._device,
-            "rung": shown.rung,
+            "strategy": shown.strategy,
             "moment": phase_title(shown.memory.peak.name),
         }
         if shown.measured_bytes is None:
-            return "Memory of {rung}: {need} GiB per {device} (peak: {moment})".format(**fields)
-        return "Predicted memory of {rung}: {need} GiB per {device} (peak: {moment})".format(**fields)
+            return "Memory of {strategy}: {need} GiB per {device} (peak: {moment})".format(**fields)
+        return "Predicted memory of {strategy}: {need} GiB per {device} (peak: {moment})".format(**fields)
 
     @property
     def memory_parts(self) -> Mapping[str, int]:
@@ -213,7 +213,7 @@ class AnswerView:
     def job(self) -> tuple[str, ...]:
         """Counts from the job's data, parts of its duration, and the utilization of the GPUs."""
         question, chosen = self._question, self.answer.recommended
-        duration = None if chosen is None else duration_of(question, chosen)
+        duration = None if chosen is None else candidate_duration(question, chosen)
         if duration is None:
             return ()
         packing_helps = bool(question.job and question.job.lengths) and not question.job_is_packed
@@ -259,7 +259,7 @@ class AnswerView:
 
     @cached_property
     def evidence(self) -> tuple[str, ...]:
-        return tuple(evidence_of(self.answer))
+        return tuple(evidence_sentences(self.answer))
 
     @property
     def config(self) -> dict[str, Any] | None:
@@ -277,7 +277,7 @@ def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
     ranks, device, have = cluster.world_size, device_label(cluster), cluster.host_memory_bytes_per_node
     between = chosen.time.tokens_per_s_range
     samples, steps = plan.samples_per_step(ranks), plan.gradient_accumulation_steps
-    duration, price = duration_of(question, chosen), question.price
+    duration, price = candidate_duration(question, chosen), question.price
     yield Figure(
         name="speed",
         title="Speed",
@@ -337,7 +337,7 @@ def _row(candidate: Candidate, *, is_chosen: bool) -> LadderRow:
     plan, memory = candidate.plan, candidate.memory
     return LadderRow(
         candidate=candidate,
-        rung=plan.rung,
+        strategy=plan.strategy,
         batch=batch_label(plan),
         shape=shape_label(plan),
         checkpointing=checkpointing_label(plan),

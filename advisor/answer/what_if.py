@@ -10,7 +10,7 @@ from typing import Any
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster, find_gpu
-from ...estimators.memory.activations.loss import untileable
+from ...estimators.memory.activations.loss import why_no_tiling
 from ...estimators.memory.plan_memory import node_bytes
 from ...estimators.models.families import module_experts
 from ...estimators.models.lora import adapters, nameable_targets
@@ -19,8 +19,8 @@ from ...estimators.optimizers import optimizer
 from ...estimators.time.collective_time import ring
 from ..question.cluster import parse_ram
 from ..question.question import Question
-from ..search.candidate import Candidate, LadderStep, duration_of
-from ..search.search import fastest, of_any_loss
+from ..search.candidate import Candidate, LadderStep, candidate_duration
+from ..search.search import best_over_losses, fastest
 from ..text.job import hours, money
 from ..text.units import rate, whole_gib
 from .recommendation import Change, Changes
@@ -59,7 +59,7 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     """Return the flags that would make a plan fit or run faster, each with the resulting answer.
 
     With a fitting plan, each kind of change is tried in up to `MOST_STEPS` growing steps; the first step and those that
-    lead to another rung are listed. Without one, each kind grows until something fits.
+    lead to another strategy are listed. Without one, each kind grows until something fits.
     """
     return Changes(_tried(question, ladder, chosen))
 
@@ -68,15 +68,15 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     yield from _storage(question, ladder, chosen)
     enough = 0.0 if chosen is None else WORTH_LISTING * chosen.tokens_per_s
     for series in _kinds(question, chosen):
-        rungs: set[str] = set() if chosen is None else {chosen.rung}
+        strategies: set[str] = set() if chosen is None else {chosen.strategy}
         for position, (flags, altered) in enumerate(series):
             best = fastest(altered, enough=enough)
-            if best is None or best.tokens_per_s < enough or (position > 0 and best.rung in rungs):
+            if best is None or best.tokens_per_s < enough or (position > 0 and best.strategy in strategies):
                 yield None
             else:
-                best = of_any_loss(altered, best)
+                best = best_over_losses(altered, best)
                 yield Change(flags=flags, outcome=_with_job(_outcome(question, best, chosen), question, altered, best))
-                rungs.add(best.rung)
+                strategies.add(best.strategy)
             is_last = best is not None if chosen is None else position == MOST_STEPS - 1
             if is_last:
                 break
@@ -84,7 +84,9 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 
 def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
     back = "" if question.options["experts"] == "zero" else " --experts zero"
-    without_autoep = question.with_options(experts="zero")  # AutoEP supports none of these methods, losses and states
+    without_autoep = question.replace_options(
+        experts="zero"
+    )  # AutoEP supports none of these methods, losses and states
     yield ((flags + back, altered) for flags, altered in _methods(without_autoep))
     yield from ([(flags + back, altered)] for flags, altered in _without_autoep(without_autoep))
     yield from ([asked] for asked in _models(question, chosen))
@@ -109,7 +111,7 @@ def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[As
 
 def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> str:
     speed, unit = rate(best.tokens_per_s), question.model.unit
-    text = f"{best.rung}, {speed} {unit}/s"
+    text = f"{best.strategy}, {speed} {unit}/s"
     rounds = best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states)
     rounds |= best.plan.quantizes_collectives and (chosen is None or not chosen.plan.quantizes_collectives)
     if rounds:
@@ -151,7 +153,7 @@ def _without_autoep(question: Question) -> Iterator[Asked]:
         yield "--precompute-ref-log-probs", _altered(question, precompute_ref_log_probs=True)
     possible = workload.precision == "bf16" and optimizer(workload.optimizer).is_adam and workload.method == "full"
     if possible and question.options["optimizer_dtype"] == "fp32":
-        yield "--optimizer-dtype bf16", question.with_options(optimizer_dtype="bf16")
+        yield "--optimizer-dtype bf16", question.replace_options(optimizer_dtype="bf16")
 
 
 def _models(question: Question, chosen: Candidate | None) -> Iterator[Asked]:
@@ -165,19 +167,19 @@ def _models(question: Question, chosen: Candidate | None) -> Iterator[Asked]:
             yield "--software transformers=5.0", fused
     if question.options["experts"] == "zero" and cluster.world_size > 1 and question.model.is_moe:
         with suppress(WorkloadError):
-            yield "--experts autoep", question.with_options(experts="autoep")
+            yield "--experts autoep", question.replace_options(experts="autoep")
     crosses = chosen is not None and chosen.plan.zero_stage == 3 and min(cluster.nodes, cluster.gpus_per_node) > 1
     if crosses and not question.options["zeropp"] and ring(cluster).resource == "network":
-        yield "--zeropp", question.with_options(zeropp=True)
+        yield "--zeropp", question.replace_options(zeropp=True)
 
 
 def _tiles(question: Question) -> Iterator[Asked]:
     """Yield tiled loss and feed-forward if they are not tiled yet; long sequences need them to fit the GPU."""
     given = question.workload
     mlp, both = replace(given, mlp="tiled"), replace(given, mlp="tiled", loss="tiled")
-    if given.mlp == "whole" and untileable(question.model, mlp) is None:
+    if given.mlp == "whole" and why_no_tiling(question.model, mlp) is None:
         yield "--mlp tiled", replace(question, workload=mlp)
-    if LOSSES[given.loss].makes_logits and untileable(question.model, both) is None:
+    if LOSSES[given.loss].makes_logits and why_no_tiling(question.model, both) is None:
         yield (
             "--loss tiled" + " --mlp tiled" * (given.mlp == "whole"),
             replace(question, workload=both, free_loss=False),
@@ -232,7 +234,7 @@ def gpus_argument(cluster: Cluster) -> str:
 
 def _with_job(outcome: str, question: Question, altered: Question, best: Candidate) -> str:
     """Return the outcome with the job's duration, and with its cost if the price still applies to these machines."""
-    duration, price = duration_of(altered, best), altered.price
+    duration, price = candidate_duration(altered, best), altered.price
     if duration is None or altered.workload.seq_len != question.workload.seq_len:
         return outcome
     was, now = question.cluster, altered.cluster
@@ -262,7 +264,7 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
             larger = _with_storage(question.cluster, plan)
             asked = replace(question, cluster=larger)
             if (fitting := fastest(asked)) is not None:  # the GPU may be too small for `plan`
-                fitting = of_any_loss(asked, fitting)
+                fitting = best_over_losses(asked, fitting)
                 yield Change(
                     flags=_storage_flags(question.cluster, larger), outcome=_outcome(question, fitting, chosen)
                 )
@@ -271,12 +273,12 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
 
 
 def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
-    """Yield, for each rung, the smallest tried RAM size below the need at which that rung is the answer, with an NVMe
-    drive if necessary; and the first size at which nothing fits. The tried sizes are the plan's need without
+    """Yield, for each strategy, the smallest tried RAM size below the need at which that strategy is the answer, with
+    an NVMe drive if necessary; and the first size at which nothing fits. The tried sizes are the plan's need without
     page-locked memory, and `RAM_AS_SOLD`."""
     given, found = question.cluster, dict[str, Change]()
     drive_bytes = given.nvme_bytes_per_node
-    pageable = node_bytes(question.model, question.workload, given, chosen.plan.with_fields(pin_memory=False))
+    pageable = node_bytes(question.model, question.workload, given, chosen.plan.replace_fields(pin_memory=False))
     for size in (f"{whole_gib(pageable)}GiB", *RAM_AS_SOLD):
         usable, _ = parse_ram(size)
         if usable >= chosen.memory.host_bytes_per_node:
@@ -291,9 +293,9 @@ def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
         if best is None:
             found[""] = Change(flags=f"--ram {size}", outcome="nothing fits")
             break
-        best = of_any_loss(asked, best)
+        best = best_over_losses(asked, best)
         drive = _storage_flags(cluster, _with_storage(cluster, best))
-        found[best.rung] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=_outcome(question, best, chosen))
+        found[best.strategy] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=_outcome(question, best, chosen))
     yield from found.values()
 
 

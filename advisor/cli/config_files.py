@@ -120,7 +120,7 @@ _compared = question_options(
     optimizer={"help": "Optimizer of strategies, and of files without one."},
     gradient_checkpointing=_CHECKPOINTING,
 )
-"""The options of the files and rungs that are compared."""
+"""The options of the files and strategies that are compared."""
 
 
 @click.command()

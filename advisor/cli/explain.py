@@ -31,6 +31,7 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
 @MODEL_ARGUMENT
 @question_options([name for name in OPTIONS if name not in names_in(CpuOptions)], searches=True)
 @click.option(
+    "--strategy",
     "--rung",
     metavar="NAME",
     help="Strategy, or plain PyTorch as fsdp2, fsdp or torch.  [default: the recommended plan's]",
@@ -43,7 +44,7 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
 def explain(
     model: str,
     question: dict[str, Any],
-    rung: str | None,
+    strategy: str | None,
     settings: str | None,
     costs_of: str | None,
     output: Output,
@@ -54,8 +55,8 @@ def explain(
 
     \b
     ds-advise explain Qwen2.5-14B --gpus 2x32GB
-    ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload
-    ds-advise explain Qwen2.5-14B --gpus 2x80GB --rung fsdp --micro-batch 1
+    ds-advise explain Qwen2.5-14B --gpus 2x32GB --strategy zero2-offload
+    ds-advise explain Qwen2.5-14B --gpus 2x80GB --strategy fsdp --micro-batch 1
     ds-advise explain overlap_comm --model Qwen2.5-14B --gpus 2x80GB
 
     Exit code: 0, or 2 if the question cannot be answered.
@@ -64,19 +65,19 @@ def explain(
 
     if costs_of is not None or is_key(model):
         return show_key(model, costs_of, question, output)
-    from ..advise import advise, ask, plan_of
+    from ..advise import advise, build_question, strategy_candidate
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
     from ..document.terminal import print_blocks
     from ..render.explanation import explanation_blocks
 
-    if settings is not None and rung is None:
-        raise click.UsageError("--set needs --rung: name the plan to change")
-    if settings is not None or rung in get_args(PlainPyTorch):
-        asked = ask(model, **question, say=output.say)
-        explanation = explain_plan(plan_of(asked, rung or "", settings))
+    if settings is not None and strategy is None:
+        raise click.UsageError("--set needs --strategy: name the plan to change")
+    if settings is not None or strategy in get_args(PlainPyTorch):
+        asked = build_question(model, **question, say=output.say)
+        explanation = explain_plan(strategy_candidate(asked, strategy or "", settings))
     else:
         answer = advise(model, **question, deepspeed_estimate=False, say=output.say)
-        explanation = explain_answer(answer, rung=rung)
+        explanation = explain_answer(answer, strategy=strategy)
     output.show(explanation.figures, lambda console: print_blocks(explanation_blocks(explanation), console))
     return 0

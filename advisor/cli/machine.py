@@ -90,7 +90,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     A record identifies a machine by its hardware only. Exit code: 0, or 2 if the records cannot be read.
     """
     from ...probes.store import Store
-    from ..render.history import history_of, render_forgotten, render_history
+    from ..render.history import build_history, render_forgotten, render_history
 
     store = Store()
     chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
@@ -105,7 +105,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
         found = store.find(ids=chosen, limit=limit + 1)
         render_history(found[:limit], console, path=store.path, more=len(found) > limit)
 
-    output.show(lambda: history_of(store.find(ids=chosen)), render)
+    output.show(lambda: build_history(store.find(ids=chosen)), render)
     return 0
 
 
@@ -139,14 +139,14 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     Exit code: 0 if it is intact, 1 if it is damaged, 2 if it cannot be read.
     """
     from ...validate.checkpoint import read_checkpoint
-    from ...validate.checkpoint_weights import contents_of, write_model
+    from ...validate.checkpoint_weights import read_contents, write_model
     from ..render.checkpoint import CheckpointAnswer, render_checkpoint
 
     if not to_hf:
         warn_ignored("dtype", "without --to-hf")
     if not folder.is_dir():
         raise click.UsageError(f"{folder} is not a folder")
-    contents = contents_of(folder)
+    contents = read_contents(folder)
     found = read_checkpoint(folder)
     conversion = None
     if to_hf and found.is_whole:

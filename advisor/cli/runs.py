@@ -124,7 +124,7 @@ def dry_run(
     """
     from ...ds_configs.files import write_config
     from ..html_report.report import check_target
-    from ..question.cluster import cluster_of
+    from ..question.cluster import build_cluster
     from ..question.run import read_run
     from ..render.deliver import show_document
     from ..render.runs import dry_run_document
@@ -134,7 +134,7 @@ def dry_run(
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
     config_file = run.pop("config_file")
-    subject = read_run(config_file, **run, cluster=cluster_of(machine))
+    subject = read_run(config_file, **run, cluster=build_cluster(machine))
     _warn_of_set_keys(subject)
     if run["micro_batch"] is None and subject.shape is not None and subject.workload.optimizer in OPTIMIZERS:
         filled = filled_batch(
@@ -353,7 +353,7 @@ def train(
 
     Exit code: 0 if it trained and saved, 1 if it stopped, failed or does not fit, 2 if it cannot be started.
     """
-    from ..train.train import TrainingControls, go_on, show, train_anew
+    from ..train.train import TrainingControls, resume_training, show, train_anew
 
     folder = Path(output_dir).expanduser().absolute()
     for name in ("model", "data", "eval_data"):  # absolute, so that --resume works from another directory
@@ -361,7 +361,7 @@ def train(
             options[name] = str(Path(options[name]).expanduser().absolute())
     controls = TrainingControls(output=output, fallback=fallback, verbose=verbose)
     if resume:
-        return go_on({name: options[name] for name in given_by_user() & options.keys()}, folder, controls)
+        return resume_training({name: options[name] for name in given_by_user() & options.keys()}, folder, controls)
     for name in ("model", "data"):
         if not options[name]:
             raise click.UsageError(f"--{name} is missing")

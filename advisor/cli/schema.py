@@ -85,12 +85,12 @@ def schema_of_command(command: str) -> Schema:
     return {
         "$schema": GenerateJsonSchema.schema_dialect,
         "$id": f"urn:ds-advise:{command}:{SCHEMA_VERSION}",
-        **schema_of(_FORMS[command]),
+        **build_schema(_FORMS[command]),
         "title": f"ds-advise {command} --json",
     }
 
 
-def schema_of(forms: tuple[type, ...]) -> Schema:
+def build_schema(forms: tuple[type, ...]) -> Schema:
     """The schema of one object with the fields of all forms, described by the docstrings under the fields. Every field
     is required. New fields may be added without a new version, so unknown fields are allowed."""
     whole: Schema = {"type": "object", "properties": {}, "required": [], "$defs": {}}

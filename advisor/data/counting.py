@@ -183,6 +183,6 @@ def global_batch(samples: int, *, ranks: int, micro_batch: int | None) -> int:
     return -(-wanted // unit) * unit
 
 
-def batch_of(job: Job, *, ranks: int, micro_batch: int | None) -> int | None:
+def derive_batch(job: Job, *, ranks: int, micro_batch: int | None) -> int | None:
     """The default global batch of a job: that of `train` for samples, None (left to the search) for tokens."""
     return None if job.samples is None else global_batch(job.samples, ranks=ranks, micro_batch=micro_batch)

@@ -72,7 +72,7 @@ def recognise(path: Path, columns: Iterable[str]) -> str:
     )
 
 
-def sample_of(row: Row, row_format: str, place: str) -> Sample | None:
+def read_sample(row: Row, row_format: str, place: str) -> Sample | None:
     """The row's sample; None if all fields, the completion, or one of a chat's answers is empty. Raises DataError with
     `place` for a row that lacks the format's fields."""
     if not any(map(_has_content, row.values())):

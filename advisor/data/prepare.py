@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from datasets import Dataset, Features, List, Value
 
-from .formats import Completion, recognise, sample_of
+from .formats import Completion, read_sample, recognise
 from .rows import DataError, no_rows, read_rows
 from .tokenizing import IGNORED, Rendered, Renderer, tokenize
 
@@ -101,7 +101,7 @@ def prepare(
                 return
             for number, values in zip(numbers, zip(*batch.values(), strict=True), strict=True):
                 place = f"{path.name}, row {number + 1}"
-                sample = sample_of(dict(zip(columns, values, strict=True)), chosen, place)
+                sample = read_sample(dict(zip(columns, values, strict=True)), chosen, place)
                 if sample is not None:
                     yield renderer.render(sample, place)
 
@@ -207,7 +207,7 @@ def cut(
 
     def samples(sequences: Dataset, name: str, *, divisible: bool) -> tuple[Dataset, Cuts]:
         file = folder / f"{name}.arrow"
-        pieces, cuts = pieces_of(sequences, file, seq_len=seq_len, divisible=divisible)
+        pieces, cuts = cut_sequences(sequences, file, seq_len=seq_len, divisible=divisible)
         return packed(pieces, file, seq_len=seq_len) if packing and len(pieces) else pieces, cuts
 
     trained, held_out = data.sequences, None if evaluation is None else evaluation.sequences
@@ -229,7 +229,7 @@ def cut(
     return Samples(seq_len=seq_len, packing=packing, cuts=cuts, lengths=_lengths(train), evaluation_samples=evaluated)
 
 
-def pieces_of(sequences: Dataset, file: Path, *, seq_len: int, divisible: bool) -> tuple[Dataset, Cuts]:
+def cut_sequences(sequences: Dataset, file: Path, *, seq_len: int, divisible: bool) -> tuple[Dataset, Cuts]:
     """The sequences in a new file, at most `seq_len` tokens long: a longer one continues in further pieces if
     `divisible`; otherwise it is truncated. Pieces without a trained token are left out."""
     lengths = _lengths(sequences)
@@ -266,11 +266,11 @@ def packed(pieces: Dataset, file: Path, *, seq_len: int) -> Dataset:
             made["length"].append(sum(parts["length"]))
         return made
 
-    bins = Dataset.from_dict({"pieces": bins_of(_lengths(pieces), seq_len)})
+    bins = Dataset.from_dict({"pieces": pack_bins(_lengths(pieces), seq_len)})
     return _mapped(bins, joined, file, "Packing", _PACKED)
 
 
-def bins_of(lengths: Integers, room: int) -> list[list[int]]:
+def pack_bins(lengths: Integers, room: int) -> list[list[int]]:
     """Best-fit-decreasing bin packing: at most 11/9 of the fewest bins, plus one (D. S. Johnson, 1973)."""
     bins: list[list[int]] = []
     with_room: dict[int, list[int]] = {}  # room left -> bins

@@ -53,7 +53,7 @@ NOTHING = "-"
 """Text of an unknown or zero figure."""
 
 
-def figure_of(value: float | None, write: Callable[[Any], str]) -> Figure:
+def make_figure(value: float | None, write: Callable[[Any], str]) -> Figure:
     """Return a figure in the format of its unit."""
     return Figure(NOTHING if value is None else write(value), value)
 

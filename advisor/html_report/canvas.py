@@ -275,7 +275,7 @@ def frame(title: str, width: int, height: float, *parts: Markup | None) -> Marku
     )
 
 
-def size_of(picture: Markup) -> tuple[float, float]:
+def picture_size(picture: Markup) -> tuple[float, float]:
     """Return width and height of a chart."""
     size = re.search(r'viewBox="0 0 (\S+) (\S+)"', picture)
     assert size is not None
@@ -296,7 +296,7 @@ def _folded_heading(heading: str, width: float) -> list[str]:
 
 def standing_alone(picture: Markup, heading: str) -> str:
     """Return a chart as a file of its own: with a background, a heading, and a style sheet for dark screens."""
-    long, tall = size_of(picture)
+    long, tall = picture_size(picture)
     margin, lines = 16, _folded_heading(heading, long)
     above = 14 + 20 * len(lines)
     width, height = long + 2 * margin, tall + above + 2 * margin

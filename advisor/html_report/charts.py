@@ -29,7 +29,7 @@ def draw(chart: Drawing | Sequence[Drawing], width: int = WIDE) -> Markup:
         parts, top = list[Markup](), 0.0
         for each in (draw(one, width) for one in chart):
             parts.append(svg.element("g", each, transform=f"translate(0 {top:g})"))
-            top += svg.size_of(each)[1]
+            top += svg.picture_size(each)[1]
         return svg.frame("; ".join(one.title for one in chart), width, top, *parts)
     if isinstance(chart, StackedBars):
         return _draw_bars(chart, width)

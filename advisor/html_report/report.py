@@ -33,7 +33,7 @@ _CLASSES = {"": "lead", "bold": "lead strong", "yellow": "lead unsure", "dim": "
 _HINT = re.compile(r"<title>[^<]*</title>")
 
 
-def html_of(document: doc.Document) -> str:
+def render_html(document: doc.Document) -> str:
     """Return the file's text. Its content security policy forbids the browser to load anything."""
     sections: list[tuple[doc.Heading, list[doc.Block]]] = [(doc.Heading("", ""), [])]
     for block in document.blocks:
@@ -142,7 +142,7 @@ def write_report(
     """Write the report and its chart if they have a path. Raises ConfigFileError if a file cannot be
     written."""
     if html is not None:
-        write_file(html_of(document).encode(), html, "--html")
+        write_file(render_html(document).encode(), html, "--html")
         say(f"wrote {html}")
     picture = document.picture or next(
         (block.drawing for block in document.blocks if isinstance(block, doc.Chart)), None

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
-from .imported_run import DeepSpeedPart, ImportedRun, Value, fsdp_of, unpredicted_fsdp, unused_keys
+from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
 from .launch_line import LaunchLine, SlurmJob
 from .source import Source, find_file, named_part, read_source
 
@@ -82,7 +82,7 @@ class AccelerateFormat:
             launcher="accelerate",
             training={"precision": precision} if precision in ("bf16", "fp16") else {},
             gradient_accumulation_steps=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
-            sharding="zero" if part is not None else fsdp_of(fsdp.get("fsdp_version")) if kind == "FSDP" else "none",
+            sharding="zero" if part is not None else parse_fsdp(fsdp.get("fsdp_version")) if kind == "FSDP" else "none",
             deepspeed=part,
             nodes=machines,
             gpus_per_node=max(1, processes // machines) if processes else None,
@@ -193,7 +193,7 @@ def _add_accelerate_options(run: ImportedRun, line: LaunchLine, folder: Path) ->
     if name := options.text("deepspeed_config_file"):
         run.sharding, run.deepspeed = "zero", named_part(name, folder)
     elif options.flag("use_fsdp"):
-        run.sharding = fsdp_of(options.text("fsdp_version"))
+        run.sharding = parse_fsdp(options.text("fsdp_version"))
 
 
 def _add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:

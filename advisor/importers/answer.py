@@ -18,7 +18,7 @@ from ..question.model_source import load_model
 from ..question.options import Risk
 from ..question.run import read_ds_config
 from .accelerate import ACCELERATE
-from .figures import ImportFigures, figures_of
+from .figures import ImportFigures, import_figures
 from .imported_run import DeepSpeedPart, ImportedRun
 from .openrlhf import OPENRLHF
 from .rewrite import ChangedFile, changed_files, lint_part
@@ -171,7 +171,7 @@ def import_file(
     elif obstacle is None:
         try:
             shape = load_model(run.model, offline=offline)
-            figures = figures_of(run, shape, cluster, risk=risk, offloads_checkpoints=known.offload is not None)
+            figures = import_figures(run, shape, cluster, risk=risk, offloads_checkpoints=known.offload is not None)
         except DsAdviseError as error:
             obstacle = error
     document = None if run.deepspeed is None else _document(run.deepspeed)

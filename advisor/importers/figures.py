@@ -19,13 +19,13 @@ from ...estimators.plan import PlainPyTorch, Plan
 from ...estimators.units import GIB
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
-from ..advise import plan_of, predicted
+from ..advise import predicted, strategy_candidate
 from ..answer.recommendation import Recommendation
 from ..answer.verdict import what_lacks
 from ..answer.what_if import gpus_argument
 from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
-from ..question.workload import as_asked, configured_workload
+from ..question.workload import apply_model_options, configured_workload
 from ..search.candidate import LEAST, Candidate, predict
 from ..search.choice import as_fast
 from ..text.units import times
@@ -61,7 +61,7 @@ class ImportFigures:
     remarks: tuple[str, ...] = ()
 
 
-def figures_of(
+def import_figures(
     run: ImportedRun, model: ModelShape, cluster: Cluster, *, risk: Risk, offloads_checkpoints: bool
 ) -> ImportFigures:
     """The figures of a run on these GPUs. offloads_checkpoints: whether the file has a key that offloads the inputs of
@@ -85,7 +85,7 @@ def figures_of(
     if (options.get("kernels") == "liger" or options.get("loss") == "fused") and not supports(model, "liger"):
         options = {name: value for name, value in options.items() if name not in ("kernels", "loss")}
         remarks.append(f"Liger has no kernels for {model.model_type} models: counted without")
-    model = as_asked(model, options)
+    model = apply_model_options(model, options)
     workload = configured_workload(config, options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
         raise WorkloadError(
@@ -149,7 +149,7 @@ def _best_plan(
     with the script's values is preferred."""
     if run.leaves_batch_to_script:
         kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
-        as_in_script = replace(question, micro_batch_size=plan.micro_batch_size).with_options(
+        as_in_script = replace(question, micro_batch_size=plan.micro_batch_size).replace_options(
             gradient_checkpointing="offload" if plan.cpu_checkpointing else kept
         )
         recommended, _ = _recommended(as_in_script, run, offloads_checkpoints=True)
@@ -168,11 +168,11 @@ def _recommended(
     searched = predicted(question)
     best = searched.recommended
     if best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints:
-        searched = predicted(question.with_options(gradient_checkpointing="on"))
+        searched = predicted(question.replace_options(gradient_checkpointing="on"))
         best = searched.recommended
     if run.sharding == "zero":
         return best, searched
-    own = plan_of(question, _plain(run, question.model, question.workload, question.cluster))
+    own = strategy_candidate(question, _plain(run, question.model, question.workload, question.cluster))
     stays = own.fit.probability >= LEAST[question.risk] and (best is None or as_fast(own, best))
     return own if stays else best, searched
 
@@ -190,11 +190,11 @@ def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: C
 
 
 def _plain(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Cluster) -> PlainPyTorch:
-    """The rung of plain PyTorch; FSDP 1 replaces FSDP2 if FSDP2 is not predicted."""
+    """The strategy of plain PyTorch; FSDP 1 replaces FSDP2 if FSDP2 is not predicted."""
     if cluster.world_size == 1 or not run.is_fsdp:
         return "torch"
     sharded = Plan(zero_stage=3, sharding=run.sharding, micro_batch_size=1)
-    return "fsdp" if unsupported(model, workload, sharded) is not None else sharded.rung  # type: ignore[return-value]
+    return "fsdp" if unsupported(model, workload, sharded) is not None else sharded.strategy  # type: ignore[return-value]
 
 
 def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
@@ -208,8 +208,8 @@ def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, worklo
     }
     offloads = run.gradient_checkpointing == "offload"
     if run.sharding != "zero":
-        rung = _plain(run, model, workload, cluster)
-        return replace(plan_for(rung, model, workload, cluster, **batch), cpu_checkpointing=offloads)
+        strategy = _plain(run, model, workload, cluster)
+        return replace(plan_for(strategy, model, workload, cluster, **batch), cpu_checkpointing=offloads)
     try:
         return plan_from_ds_config(config, model, cluster, cpu_checkpointing=offloads, **batch)
     except ConfigFileError as error:

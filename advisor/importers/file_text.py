@@ -20,7 +20,7 @@ def edit_json(text: str, changes: Mapping[str, Value]) -> str:
     comment."""
     for name, value in changes.items():
         document = read_document(text.encode(), name="the file")
-        members = document.members_of(())
+        members = document.list_members(())
         if document.member((name,)) is not None:
             text, made = apply(document, [Remove((name,)) if value is None else Replace((name,), value)])
             if not made:

@@ -111,7 +111,7 @@ class ImportedRun:
         return self.sharding in get_args(Fsdp)
 
 
-def fsdp_of(version: object) -> Fsdp:
+def parse_fsdp(version: object) -> Fsdp:
     """The FSDP version from accelerate's `fsdp_version`, which is 1 if missing."""
     return "fsdp2" if str(version) == "2" else "fsdp"
 

@@ -66,7 +66,7 @@ class ScriptArguments:
                 current.append(word)
 
     @classmethod
-    def of_values(cls, values: Mapping[str, Any]) -> ScriptArguments:
+    def from_values(cls, values: Mapping[str, Any]) -> ScriptArguments:
         """The options of a configuration file, one per key; objects become JSON, null is left out."""
         words: list[str] = []
         for name, value in values.items():

@@ -45,7 +45,9 @@ class Source:
     @property
     def arguments(self) -> ScriptArguments:
         """The values as options. Every access returns a new object, with no option marked as read."""
-        return ScriptArguments(self.line.arguments) if self.line is not None else ScriptArguments.of_values(self.values)
+        return (
+            ScriptArguments(self.line.arguments) if self.line is not None else ScriptArguments.from_values(self.values)
+        )
 
     def handed_by(self, script: Source | None) -> Source:
         """The file with the options of the script's command, which override its keys; unchanged if `script` is None."""

@@ -16,7 +16,7 @@ from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN
 from ...validate.lint.document import read_document
 from .accelerate import AccelerateFormat, add_launch
-from .imported_run import DeepSpeedPart, ImportedRun, Value, fsdp_of, unpredicted_fsdp, unused_keys
+from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
 from .launch_line import Program
 from .script_arguments import ScriptArguments, rollout_options
 from .source import Source, find_file, named_part
@@ -123,12 +123,12 @@ class ToolFormat:
         run = ImportedRun(
             tool=self.tool or (source.line.launcher if source.line is not None else "") or "python",
             model=arguments.text(*self.model) if self.model else arguments.model,
-            objective=objective or objective_of(arguments, target, str(source.path)),
+            objective=objective or read_objective(arguments, target, str(source.path)),
             assumed=tuple(name for name, value in given.items() if value is None),
             micro_batch_size=given["micro_batch"] or self.default_micro_batch,
             gradient_accumulation_steps=given["accumulation"] or self.default_accumulation,
             gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
-            sharding="zero" if part is not None else fsdp_of(version) if has_fsdp else "none",
+            sharding="zero" if part is not None else parse_fsdp(version) if has_fsdp else "none",
             deepspeed=part,
             **self.defaults,
         )
@@ -286,7 +286,7 @@ _NAME = re.compile(r"(?:^|[/_.])(dpo|kto|ppo|grpo|orpo|simpo|cpo|rloo|gkd|bco|xp
 """Objective in the name of a script, a module or a subcommand (`trl dpo`; `rlhf` of ms-swift names an option)."""
 
 
-def objective_of(arguments: ScriptArguments, target: str, path: str) -> str:
+def read_objective(arguments: ScriptArguments, target: str, path: str) -> str:
     """The objective: a key of `estimators.objectives.OBJECTIVES`, or another tool's term in lower case, such as `grpo`
     or `ppo`. target: the script, the module or the tool's subcommand; "" for a configuration file. path: the file's
     path."""

@@ -41,7 +41,7 @@ class Objection:
     fix: str
 
 
-def prediction_of(run: Run) -> Estimate | None:
+def predict_run(run: Run) -> Estimate | None:
     """The closed-form estimate of a run, with the step time of the newest probe of the same run on this machine. None
     for an unknown model, or for a GPU of unknown speed."""
     estimate, past = run.estimate(), _past_probe(run)

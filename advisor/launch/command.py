@@ -27,14 +27,14 @@ from .request import LaunchRequest
 def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]:
     """The words of the command that starts the ranks. Each rank runs the script through `launch/rank.py`.
 
-    port: rendezvous port on one node; None is the launcher's default. The command expects `environment_of` in its
+    port: rendezvous port on one node; None is the launcher's default. The command expects `launch_environment` in its
     environment. For nodes reached by ssh, which passes no variables on, the variables are among its arguments.
     """
     script, run, config_path = request.script, request.run, str(request.config_path)
     by_ssh = request.rendezvous is not None and request.rendezvous.kind == "hostfile"
     by_launcher = request.launcher == "accelerate" and request.passes_config
     by_script = request.passes_config and not by_launcher and not request.by_variables
-    variables = environment_of(request)
+    variables = launch_environment(request)
     settings = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
     target = [
         f"{__package__}.rank",
@@ -63,7 +63,7 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
 
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
     """(location, command line) of every node, as `launch` starts it. On one node `launch` uses a free port instead."""
-    rendezvous, given = request.rendezvous, environment_of(request)
+    rendezvous, given = request.rendezvous, launch_environment(request)
     settings = [f"{name}={shlex.quote(value)}" for name, value in given.items() if name != "OMP_NUM_THREADS"]
     if "OMP_NUM_THREADS" in given:  # computed from this machine's cores; other nodes may differ
         here = rendezvous is None or rendezvous.kind == "hostfile"
@@ -85,7 +85,7 @@ def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
     return lines
 
 
-def environment_of(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def launch_environment(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that are set for the ranks, without those already in the user's `environment`. DS_ACCELERATOR and
     CUDA_VISIBLE_DEVICES are always set for training on the CPU, which must not use a GPU."""
     forced = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if request.device == "cpu" else {}
@@ -102,11 +102,11 @@ def _config_words(request: LaunchRequest) -> tuple[str, ...]:
     return tuple(config_arguments(framework, path, flag=request.script.source.accepts_deepspeed_flag))
 
 
-def job_of(request: LaunchRequest) -> Job:
+def launch_job(request: LaunchRequest) -> Job:
     """The job that runs the script without `launch` around its ranks. It resumes if the script's arguments are the
     Trainer's."""
     script, prediction = request.script, request.prediction
-    variables = environment_of(request, {})
+    variables = launch_environment(request, {})
     variables.pop("OMP_NUM_THREADS", None)  # computed for this machine
     output_dir = script.options.output_dir
     return Job(

@@ -90,7 +90,7 @@ _COLLECTIVE = re.compile(r"OpType=(\w+).*?Timeout\(ms\)=(\d+)")
 """The collective that timed out, as the watchdog reports it (torch 2.13 ProcessGroupNCCL.cpp)."""
 
 
-def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
+def classify_failure(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
     """The failure of a training, by `_first_failure`. For a collective that timed out, the position of the ranks is
     added."""
     failure = _first_failure(records, folder, exit_code, oom_kills)

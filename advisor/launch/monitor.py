@@ -15,11 +15,11 @@ from rich.live import Live
 from rich.text import Text
 
 from ...estimators.errors import DsAdviseError
-from ...probes.machine import memory_groups, read_pairs, visible_handles, with_nvml
+from ...probes.machine import memory_groups, query_nvml, read_pairs, visible_handles
 from ...probes.real_run.watch import COMPILERS
 from ...validate.checkpoint import write_checksums
 from ..text.units import gib, rate, seconds
-from .failures import failure_of, last_lines
+from .failures import classify_failure, last_lines
 from .records import Records
 from .request import FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
 
@@ -47,7 +47,7 @@ def sample_memory(pid: int, *, gpus: bool) -> MemorySample:
                 compiles = True
             else:
                 held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
-    device = with_nvml(_most_used, None) if gpus else None
+    device = query_nvml(_most_used, None) if gpus else None
     return MemorySample(held, device, compiles)
 
 
@@ -243,7 +243,7 @@ class Monitor:
         records, request = self.records, self._request
         if exit_code and failure is None and not stopped:
             kills = {file: count - self._oom_kills_before.get(file, count) for file, count in oom_kills().items()}
-            failure = failure_of(records, request.folder, exit_code, kills)
+            failure = classify_failure(records, request.folder, exit_code, kills)
         elif not stopped:
             failure = failure or self.abort_reason()  # a training that ended before the first look
         status: LaunchStatus = "failed" if failure else "stopped" if stopped else "finished"

@@ -12,7 +12,7 @@ from ...ds_configs.launch_commands import IN_ALLOCATION, PORT, Launcher, Rendezv
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware import Cluster
 from ...probes.run import Device
-from ..question.cluster import cluster_here, cluster_of, counts_in
+from ..question.cluster import build_cluster, cluster_here, counts_in
 
 _LAUNCHERS: dict[str, tuple[Launcher, ...]] = {
     "hostfile": ("deepspeed",),
@@ -42,7 +42,7 @@ def resolve_place(
         )
     options = {"gpus": gpus, "device": device, "ranks": ranks}
     here = starts and hostfile is None and not slurm  # otherwise this may be a node without GPUs
-    cluster = cluster_here(options) if here else cluster_of(options)
+    cluster = cluster_here(options) if here else build_cluster(options)
     rendezvous: Rendezvous | None = None
     if hostfile is not None:
         count, gpus_per_node = equal_nodes(hostfile)

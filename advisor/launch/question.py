@@ -19,7 +19,7 @@ from ..importers.script_arguments import ScriptArguments
 from ..importers.source import Source
 from ..importers.trainer_tables import TRAINING_ARGUMENTS, TRL
 from ..question.run import read_ds_config, read_run
-from .check import prediction_of
+from .check import predict_run
 from .place import launcher_for, resolve_place
 from .request import LaunchRequest
 from .script_source import Script, ScriptSource, called
@@ -51,7 +51,7 @@ def launch_question(
     script = Script(target=words[0], arguments=words[1:], is_module=is_module)
     source, arguments = script.source, script.described
     cluster, rendezvous = resolve_place(**place_options)
-    framework = options["framework"] if "framework" in given else framework_of(config, source)
+    framework = options["framework"] if "framework" in given else detect_framework(config, source)
     remarks: list[str] = []
     launcher = launcher_for(rendezvous, launcher)
     takes_from, _ = default_launcher(framework, source)
@@ -109,7 +109,7 @@ def launch_question(
         rendezvous=rendezvous,
         passes_config=passes,
         by_variables=passes and takes_from == "accelerate" and launcher != "accelerate",
-        prediction=None if source.objective is None else prediction_of(run),
+        prediction=None if source.objective is None else predict_run(run),
         other_loss=source.trainer if source.objective is None else None,
         total_steps=arguments.number("max_steps"),
         stall_s=stall_s,
@@ -117,7 +117,7 @@ def launch_question(
     return request, remarks
 
 
-def framework_of(config: Mapping[str, Any], source: ScriptSource) -> Framework:
+def detect_framework(config: Mapping[str, Any], source: ScriptSource) -> Framework:
     """The framework: "trl" if the script uses a trainer of TRL; "hf" if it uses the Trainer or accelerate, or if the
     configuration has an `auto`, which plain DeepSpeed does not fill; else "deepspeed"."""
     if source.is_trl:

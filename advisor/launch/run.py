@@ -19,7 +19,7 @@ from ...estimators.errors import ConfigFileError
 from ...probes.machine import search_path
 from ...probes.real_run.supervisor import adopt_orphans, clean_up, kill_descendants, start_supervised
 from ...probes.scratch import signals_collected
-from .command import environment_of, launch_line
+from .command import launch_environment, launch_line
 from .monitor import Display, Monitor
 from .rank import STOP_FILE
 from .records import Records
@@ -85,7 +85,7 @@ def _ranks(request: LaunchRequest) -> Iterator[subprocess.Popen[bytes]]:
     words = launch_line(request, port=None if request.rendezvous else free_port())
     others = frozenset(child.pid for child in psutil.Process().children())
     adopt_orphans(True)
-    environment = {**os.environ, "PATH": search_path(), **environment_of(request)}
+    environment = {**os.environ, "PATH": search_path(), **launch_environment(request)}
     supervisor = start_supervised(words, request.folder / "launcher.log", environment)
     try:
         yield supervisor

@@ -16,13 +16,13 @@ from ...estimators.estimate import Estimate, total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
 from ...estimators.memory.host_memory import process_terms
-from ...probes.store import record_of, try_store
-from ...validate.checkpoint import checkpoints_in, newest_usable, step_of
+from ...probes.store import build_record, try_store
+from ...validate.checkpoint import checkpoint_step, checkpoints_in, newest_usable
 from ..text.labels import plan_title
 from ..text.lines import capitalised, ended
 from ..text.output import Output
-from .check import Check, Objection, objections, plans_that_fit, prediction_of
-from .command import environment_of, kept_settings
+from .check import Check, Objection, objections, plans_that_fit, predict_run
+from .command import kept_settings, launch_environment
 from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
 from .run import launch, make_folder
 
@@ -59,7 +59,7 @@ class Continuation:
         return shlex.join([*words, *module, "--", script.target, *script.arguments])
 
 
-def with_less_memory(
+def reduce_memory(
     request: LaunchRequest, outcome: LaunchOutcome, checkpoint: Path | None, folder: Path
 ) -> Continuation:
     """The same training under the fastest plan that needs less of the memory that ran out. It resumes from a checkpoint
@@ -90,7 +90,7 @@ def with_less_memory(
         )
     most = _LESS[min(request.fallbacks, len(_LESS) - 1)] * had
     _, chosen = next((pair for pair in readable if pair[0] <= most), min(readable, key=lambda pair: pair[0]))
-    plan, planned = chosen.plan, run.with_plan(chosen.plan)
+    plan, planned = chosen.plan, run.replace_plan(chosen.plan)
     start = f"from {checkpoint}" if checkpoint else "from the beginning, since no checkpoint was saved"
     return Continuation(
         description=f"{plan_title(plan)}, micro batch {plan.micro_batch_size} x "
@@ -101,7 +101,7 @@ def with_less_memory(
             prediction=chosen,
             folder=folder,
             fallbacks=request.fallbacks + 1,
-            resumes_after=0 if checkpoint is None else step_of(checkpoint),
+            resumes_after=0 if checkpoint is None else checkpoint_step(checkpoint),
         ),
     )
 
@@ -127,9 +127,9 @@ def next_launch(
     resumes = request.run.workload.uses_trainer and arguments.are_training_arguments and takes_config
     checkpoint = None
     if resumes and (last := outcome.checkpoint) is not None:
-        earlier = [path for path in checkpoints_in(last.parent) if step_of(path) <= step_of(last)]
+        earlier = [path for path in checkpoints_in(last.parent) if checkpoint_step(path) <= checkpoint_step(last)]
         checkpoint, _ = newest_usable(earlier, say=say)
-    following = with_less_memory(request, outcome, checkpoint, folder)
+    following = reduce_memory(request, outcome, checkpoint, folder)
     if following.request is None:
         return following
     run, prediction = following.request.run, following.request.prediction
@@ -199,7 +199,7 @@ def run_session(
 
     prepare: called before each launch.
     """
-    variables = environment_of(request)
+    variables = launch_environment(request)
     if variables:
         output.say("sets {settings}".format(settings=" ".join(f"{name}={value}" for name, value in variables.items())))
     if kept := kept_settings(request):
@@ -208,7 +208,7 @@ def run_session(
         if against := objections(request, check, output.say):
             return Session(objections=tuple(against))
         if request.other_loss is None:
-            request = replace(request, prediction=prediction_of(request.run))  # the check may have measured the speed
+            request = replace(request, prediction=predict_run(request.run))  # the check may have measured the speed
     console = output.console(on_stderr=True)
     attempts: list[Attempt] = []
     first_folder = request.folder
@@ -249,5 +249,5 @@ def keep_training(attempt: Attempt) -> None:
             "device_bytes": memory.device_bytes_per_gpu,
             "host_bytes": request.predicted_host_bytes,
         }
-    record = record_of(run, "training", result)
+    record = build_record(run, "training", result)
     try_store(lambda store: store.add(record), None)

@@ -18,17 +18,17 @@ from ...estimators.hardware import gpus
 from ...estimators.json_form import to_json
 from ...estimators.models import catalogue
 from ..advise import predicted
-from ..answer.advice import advice_of
-from ..answer.jobs import jobs_of
+from ..answer.advice import build_advice
+from ..answer.jobs import build_jobs
 from ..answer.recommendation import Recommendation
-from ..answer.scaling import scaling_of
+from ..answer.scaling import build_scaling
 from ..answer.start import plan_config, start_commands, start_settings
 from ..answer.view import AnswerView
 from ..html_report.canvas import NARROW, WIDE, dark_rules
 from ..html_report.charts import draw
 from ..render.plans import best_plans, host_bars, memory_bars, series_chart, speed_against_memory, time_bars
 from ..search.candidate import LIKELY
-from .options import OPTIONS, State, command_of, default_of, model_of, options_in, question_of, words_of
+from .options import OPTIONS, State, default_text, option_words, options_in, state_command, state_model, state_question
 
 if TYPE_CHECKING:
     from ...validate.lint import LintReport
@@ -39,11 +39,11 @@ FIRST = {"model": "Qwen2.5-14B", "gpus": "2x32GB"}
 """The question of a page that is opened without one; a build stores the intermediate results of its answer."""
 
 PICTURES = ("memory", "ram", "time", "scatter")
-"""Charts of each answer: memory and host RAM of every rung's best plan, time of the plans that may fit, and all
+"""Charts of each answer: memory and host RAM of every strategy's best plan, time of the plans that may fit, and all
 plans."""
 
 COLUMNS = {
-    "rung": "strategy",
+    "strategy": "strategy",
     "tokens_per_s": "tokens/s",
     "verdict": "verdict",
     "gpu_gib": "GPU GiB",
@@ -68,8 +68,8 @@ def choices() -> str:
             "version": __version__,
             "models": catalogue.names(),
             "gpus": [*(f"{size}GB" for size in MEMORY_SIZES_GB), *(gpu.name.replace(" ", "-") for gpu in gpus())],
-            "options": {name: list(words_of(option)) for name, option in OPTIONS.items()},
-            "defaults": {name: default_of(option) for name, option in OPTIONS.items()},
+            "options": {name: list(option_words(option)) for name, option in OPTIONS.items()},
+            "defaults": {name: default_text(option) for name, option in OPTIONS.items()},
             "columns": list(COLUMNS.values()),
             "dark_rules": dark_rules(),
         }
@@ -87,12 +87,12 @@ def answer(request: str) -> Iterator[str]:
     asked = json.loads(request)
     state, width = asked["state"], int(asked["width"])
     try:
-        recommendation = predicted(question_of(state))
+        recommendation = predicted(state_question(state))
     except DsAdviseError as error:
         yield json.dumps(_error(error))
         return
     first = {asked["picture"]: picture(recommendation, asked["picture"], width)}
-    yield json.dumps({"part": "answer", "command": command_of(state), **_shown(recommendation), "pictures": first})
+    yield json.dumps({"part": "answer", "command": state_command(state), **_shown(recommendation), "pictures": first})
     others = {name: picture(recommendation, name, width) for name in PICTURES if name not in first}
     yield json.dumps({"part": "pictures", "pictures": others})
     while recommendation.changes.try_next():
@@ -100,13 +100,13 @@ def answer(request: str) -> Iterator[str]:
     jobs = []
     for kind in JOB_KINDS:
         with suppress(DsAdviseError, ImportError):  # SkyPilot has no name for some GPUs, a static page no PyYAML
-            for file in jobs_of(recommendation, (kind,), CONFIG_FILE):
+            for file in build_jobs(recommendation, (kind,), CONFIG_FILE):
                 jobs.append({"file": file.path.name, "title": file.title, "text": file.text})
     changes = [
         {"flags": change.flags, "outcome": change.outcome, "options": options_in(change.flags)}
         for change in recommendation.changes
     ]
-    form = json.dumps(to_json(advice_of(recommendation)), indent=2)
+    form = json.dumps(to_json(build_advice(recommendation)), indent=2)
     yield json.dumps({"part": "whole", "changes": changes, "jobs": jobs, "json": form})
 
 
@@ -139,7 +139,7 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
     cluster, width = answer.question.cluster, min(max(width, NARROW), WIDE)
     plans = best_plans(answer)
     if name == "time":  # the time of a plan that cannot fit is of no use
-        plans = {rung: plan for rung, plan in plans.items() if plan.fit.probability >= LIKELY}
+        plans = {strategy: plan for strategy, plan in plans.items() if plan.fit.probability >= LIKELY}
     if not plans:
         return ""
     if name == "scatter":
@@ -154,9 +154,9 @@ def scaling(request: str) -> str:
     """Return speed and memory against sequence length, micro batch and GPUs, for a request of `answer`; "" if nothing
     fits. A separate request, because it asks twenty more questions."""
     asked = json.loads(request)
-    recommendation = predicted(question_of(asked["state"]))
+    recommendation = predicted(state_question(asked["state"]))
     question, chosen = recommendation.question, recommendation.recommended
-    series = () if chosen is None else scaling_of(question, chosen)
+    series = () if chosen is None else build_scaling(question, chosen)
     width = min(max(int(asked["width"]), NARROW), WIDE)
     charts = [series_chart(each, question.cluster) for each in series]
     return json.dumps({"part": "scaling", "picture": draw(charts, width) if charts else ""})
@@ -217,7 +217,7 @@ def _linted(text: str, state: State | None) -> LintReport:
         length = state.get("seq-len", "")
         settings = lint_settings(
             document.value,
-            model=model_of(state),
+            model=state_model(state),
             gpus=state["gpus"],
             ram=state.get("ram") or None,
             seq_len=int(length) if length.isdigit() else None,

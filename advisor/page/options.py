@@ -11,8 +11,8 @@ from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelEr
 from ...estimators.models import catalogue
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ..advise import ask
-from ..question.model_source import shape_of
+from ..advise import build_question
+from ..question.model_source import model_shape
 from ..question.options import OPTIONS as QUESTION_OPTIONS
 from ..question.options import CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.question import Question
@@ -39,19 +39,19 @@ State = Mapping[str, str]
 unset."""
 
 
-def words_of(option: Option) -> tuple[str, ...]:
+def option_words(option: Option) -> tuple[str, ...]:
     """Return the values to choose from; () for an option that takes a text or a number."""
     if option.name == "optimizer":
         return tuple(OPTIMIZERS)
     return ("", "yes") if option.kind == "switch" else option.choices
 
 
-def default_of(option: Option) -> str:
+def default_text(option: Option) -> str:
     """Return the default as a text; "" for none."""
     return "" if option.default is None or option.default is False else str(option.default)
 
 
-def question_of(state: State) -> Question:
+def state_question(state: State) -> Question:
     """Return the question of the page's options. Raises DsAdviseError for unknown, impossible or contradictory options,
     and for a pasted text that is not a model's configuration."""
     options = {name: text for name, text in state.items() if name not in ("model", "config") and text}
@@ -59,10 +59,12 @@ def question_of(state: State) -> Question:
         raise WorkloadError(
             "the page cannot see this machine's GPUs", fix="pass them, such as 2x24GB, 8xA100-80GB or 4x8xH100"
         )
-    return ask(model_of(state), **{name.replace("-", "_"): _value(name, text) for name, text in options.items()})
+    return build_question(
+        state_model(state), **{name.replace("-", "_"): _value(name, text) for name, text in options.items()}
+    )
 
 
-def model_of(state: State) -> ModelShape:
+def state_model(state: State) -> ModelShape:
     """Return the catalogue's model, or the model of the pasted configuration. Raises DsAdviseError for an unknown
     model, and for a text that is not a model's configuration."""
     if text := state.get("config"):
@@ -70,7 +72,7 @@ def model_of(state: State) -> ModelShape:
             raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
         fix = "paste the whole file, including the outer braces"
         config = parse_json_object(text, name="the pasted text", error=ModelConfigError, fix=fix)
-        return shape_of(config, name=PASTED, source="the pasted config.json")
+        return model_shape(config, name=PASTED, source="the pasted config.json")
     name = state.get("model", "").strip()
     if not name:
         raise UnknownModelError("no model is given", fix="choose one, or paste its config.json")
@@ -83,7 +85,7 @@ def model_of(state: State) -> ModelShape:
         raise
 
 
-def command_of(state: State) -> str:
+def state_command(state: State) -> str:
     """Return the same question as a command line."""
     words = ["ds-advise", PASTED if state.get("config") else state.get("model", "").strip()]
     for name, text in state.items():
@@ -111,7 +113,7 @@ def _value(name: str, text: str) -> Any:
         raise DsAdviseError(f"the page has no option {name[:40]!r}", fix="open the page without the part after the #")
     if len(text) > _LONGEST_TEXT:
         raise WorkloadError(f"{name} is a text of {len(text):,} characters", fix="shorten it")
-    words = words_of(option)
+    words = option_words(option)
     if words and text not in words:
         raise WorkloadError(f"{text!r} is not a known {name}", fix=f"choose one of {', '.join(filter(None, words))}")
     if option.kind == "switch":

@@ -37,7 +37,7 @@ parsed as a separator."""
 _GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
 
 
-def cluster_of(options: Mapping[str, Any]) -> Cluster:
+def build_cluster(options: Mapping[str, Any]) -> Cluster:
     """The machines that the options of a question describe. Raises ClusterError for unknown or contradictory
     options."""
     gpus, threads = options.get("gpus", "auto"), options.get("threads")
@@ -72,11 +72,11 @@ def cluster_here(options: Mapping[str, Any], *, devices: int | None = None) -> C
     GPUs.
     """
     if options.get("device") == "cpu" or options.get("ranks") is not None or options.get("memory") is not None:
-        return cluster_of(options)
+        return build_cluster(options)
     from ...probes.machine import check_gpus
 
-    check_gpus(devices or 1)  # before `cluster_of`, which advises to describe the GPUs
-    cluster = cluster_of(options)
+    check_gpus(devices or 1)  # before `build_cluster`, which advises to describe the GPUs
+    cluster = build_cluster(options)
     check_gpus(devices or cluster.gpus_per_node)
     return cluster
 

@@ -15,7 +15,7 @@ from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
 from ..data.counting import EPOCHS, count_data
 from .options import JobOptions, QuestionOptions, names_in
-from .rollouts import rollouts_of
+from .rollouts import build_rollouts
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -85,7 +85,7 @@ def check_epochs(epochs: float | None, eval_split: float) -> None:
         )
 
 
-def job_of(
+def build_job(
     options: QuestionOptions,
     model: str,
     shape: ModelShape,
@@ -112,7 +112,7 @@ def job_of(
         samples = parse_amount("samples", options["samples"])
         held_out = round(samples * options["eval_split"])
         job = Job(samples=max(1, samples - held_out), epochs=epochs, evaluation_samples=held_out)
-        return _of_completions(AskedJob(job=job, seq_len=None, basis=basis), rollouts_of(options))
+        return _of_completions(AskedJob(job=job, seq_len=None, basis=basis), build_rollouts(options))
     assert options["data"] is not None
     counted = count_data(
         Path(options["data"]).expanduser(),
@@ -124,7 +124,7 @@ def job_of(
         evaluation_share=options["eval_split"],
     )
     asked = AskedJob(job=counted.job, seq_len=counted.samples.seq_len, basis=(counted.sentence, *basis))
-    rollouts = rollouts_of(options)
+    rollouts = build_rollouts(options)
     if rollouts is not None and seq_len is None and asked.seq_len is not None:
         asked = asked._replace(seq_len=asked.seq_len + rollouts.max_completion_length)
     return _of_completions(asked, rollouts)

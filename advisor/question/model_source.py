@@ -15,7 +15,7 @@ from ...ds_configs.files import read_json_object
 from ...estimators.errors import ModelConfigError, UnknownModelError, WorkloadError
 from ...estimators.models import catalogue
 from ...estimators.models.families import UnknownModelTypeError, shape_from_config
-from ...estimators.models.model_shape import Input, ModelShape, OwnModule
+from ...estimators.models.model_shape import Input, ModelShape, UserModule
 from ...estimators.workload import DEFAULT_SEQ_LEN
 
 
@@ -31,10 +31,10 @@ def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
     found = _resolve(name_or_path, offline=offline)
     if isinstance(found, ModelShape):
         return found
-    return shape_of(_read(found.file), name=name_or_path.strip(), source=found.source)
+    return model_shape(_read(found.file), name=name_or_path.strip(), source=found.source)
 
 
-def shape_of(config: dict[str, Any], *, name: str, source: str = "") -> ModelShape:
+def model_shape(config: dict[str, Any], *, name: str, source: str = "") -> ModelShape:
     """The shape of a model from its `config.json`, by the row of its type, else recorded from transformers' code.
     Raises ModelConfigError."""
     try:
@@ -59,7 +59,7 @@ class _ConfigFile(NamedTuple):
 
 def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     name = name_or_path.strip()
-    if is_own_module(name):
+    if is_user_module(name):
         raise UnknownModelError(
             f"{name[:80]} is your own module, which this command does not record",
             fix=f"use ds-advise {name[:80]} --input-shape 3,32,32, or ds-advise dry-run",
@@ -97,11 +97,11 @@ def _read(file: Path) -> dict[str, Any]:
 _TYPES = ("float", "int64", "int32", "uint8", "bool", "float32")
 
 
-def is_own_module(model: str) -> bool:
+def is_user_module(model: str) -> bool:
     return ".py:" in model
 
 
-def inputs_of(shapes: str | None, types: str | None) -> tuple[Input, ...]:
+def parse_inputs(shapes: str | None, types: str | None) -> tuple[Input, ...]:
     """The inputs in `3,32,32+scalar` and `float+int64`; empty for None. Raises WorkloadError for any other text."""
     if shapes is None:
         if types is not None:
@@ -159,10 +159,10 @@ def module_of_file(model: str, given: Mapping[str, Any]) -> ModelShape:
     from ...probes.dry_run.run import DryRunError
     from ...probes.model_recorder.recorded_model import record_module
 
-    inputs = inputs_of(given["input_shape"], given["input_dtype"])
+    inputs = parse_inputs(given["input_shape"], given["input_dtype"])
     seq_len = given["seq_len"] if isinstance(given["seq_len"], int) else DEFAULT_SEQ_LEN
     try:
-        return record_module(OwnModule(model, inputs), seq_len)
+        return record_module(UserModule(model, inputs), seq_len)
     except DryRunError as error:
         raise _cannot(model, f"{error.what}, {error.why}" if error.why else error.what, error.fix) from error
 

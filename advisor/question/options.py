@@ -423,7 +423,7 @@ class QuestionOptions(
     AnswerOptions,
     total=False,
 ):
-    """All options of a question. An omitted option has its default (`with_defaults`)."""
+    """All options of a question. An omitted option has its default (`fill_defaults`)."""
 
 
 OPTIONS: Mapping[str, Option] = declared(QuestionOptions.__annotations__)
@@ -448,7 +448,7 @@ def names_in(*groups: type, without: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(name for group in groups for name in group.__annotations__ if name not in without)
 
 
-def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
+def fill_defaults(options: Mapping[str, Any]) -> QuestionOptions:
     """All options, with defaults for the omitted ones. Raises TypeError for an unknown name, and WorkloadError for a
     value that is not a choice of its option, or a count outside 1 to `LARGEST_COUNT`."""
     filled: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}

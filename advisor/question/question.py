@@ -9,7 +9,7 @@ from typing import Literal, Unpack
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster
-from ...estimators.memory.activations.loss import untileable
+from ...estimators.memory.activations.loss import why_no_tiling
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
@@ -18,7 +18,7 @@ from ...estimators.optimizers import optimizer
 from ...estimators.plan import Plan
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
-from ...estimators.unsupported import context_parallel_words, undividable, unsupported
+from ...estimators.unsupported import context_parallel_words, unsupported, why_no_sequence_parallelism
 from ...estimators.workload import NEXT_TOKEN, Workload
 from .options import LARGEST_COUNT, PlanOptions, Risk, plan_options
 
@@ -130,14 +130,14 @@ class Question:
         no_liger = f"Liger has no kernels for {model.name}"
         for what, why, option in (
             ("AutoEP is not possible here", no_autoep, "--experts"),
-            ("tiles are not possible here", untileable(model, workload), "--mlp and --loss tiled"),
+            ("tiles are not possible here", why_no_tiling(model, workload), "--mlp and --loss tiled"),
             (no_loss, unusable_loss(model, workload.loss), "--loss"),
             (no_liger, None if has_kernels else unpatched, "--kernels"),
         ):
             if why is not None:
                 raise WorkloadError(what, why=why, fix=f"leave {option} out")
 
-    def with_options(self, **options: Unpack[PlanOptions]) -> Question:
+    def replace_options(self, **options: Unpack[PlanOptions]) -> Question:
         """The question with other features of plans. Raises WorkloadError for impossible features."""
         return replace(self, options={**self.options, **options})
 
@@ -148,15 +148,15 @@ class Question:
         if self.free_precision:
             workload = replace(workload, precision=cluster.gpu.half_precision)
         if self.free_batch and self.job is not None:
-            from ..data.counting import batch_of  # imported here: few questions are about a whole job
+            from ..data.counting import derive_batch  # imported here: few questions are about a whole job
 
-            batch = batch_of(self.job, ranks=cluster.world_size, micro_batch=self.micro_batch_size)
+            batch = derive_batch(self.job, ranks=cluster.world_size, micro_batch=self.micro_batch_size)
             workload = replace(workload, global_batch_size=batch)
         return replace(self, cluster=cluster, workload=workload)
 
     def _check_sequence_parallel_size(self, size: int) -> None:
         ranks = self.cluster.world_size
-        obstacle = undividable(self.model, self.workload, size)
+        obstacle = why_no_sequence_parallelism(self.model, self.workload, size)
         obstacle = obstacle or (f"{ranks} GPUs are not divisible into groups of {size}" if ranks % size else None)
         if obstacle is not None:
             raise WorkloadError(
@@ -188,7 +188,7 @@ class Question:
         )
 
     def _incomplete_groups(self, rollouts: Rollouts) -> WorkloadError:
-        ranks, group = self.cluster.world_size, rollouts.group_of(self.cluster.world_size)
+        ranks, group = self.cluster.world_size, rollouts.group_size(self.cluster.world_size)
         return WorkloadError(
             f"the completions of {ranks} GPUs do not form whole groups of {rollouts.num_generations}",
             why="micro batch x steps per generation x GPUs must be a multiple of --num-generations",
@@ -217,14 +217,14 @@ class Question:
         return replace(self.cluster, host_memory_bytes_per_node=None, nvme_bytes_per_node=None)
 
     @cached_property
-    def with_offered_loss(self) -> Question | None:
+    def offered_loss_question(self) -> Question | None:
         """The question with the loss that one argument turns on; None if the loss is fixed or there is no other."""
         may_change = self.free_loss and self.options["experts"] == "zero" and not self.cluster.gpu.is_cpu
         loss = offered_loss(self.model, self.workload) if may_change else None
         return None if loss is None else replace(self, workload=replace(self.workload, loss=loss))
 
     @property
-    def with_own_loss(self) -> Question:
+    def default_loss_question(self) -> Question:
         """The question with the training backend's default loss, if the loss is free."""
         loss = default_loss(self.workload.framework, self.workload.software)
         if not self.free_loss or self.workload.loss == loss or self.workload.objective != NEXT_TOKEN:
@@ -244,7 +244,11 @@ class Question:
         elif global_batch is not None and global_batch >= ranks and not self._divides_batch(ranks):
             return ()  # more likely a typing error than a request for sequence parallelism
         else:
-            sizes = (size for size in _divisors(ranks) if undividable(self.model, self.workload, size) is None)
+            sizes = (
+                size
+                for size in _divisors(ranks)
+                if why_no_sequence_parallelism(self.model, self.workload, size) is None
+            )
         return tuple(size for size in sizes if self._divides_batch(ranks // size))
 
     def _divides_batch(self, replicas: int) -> bool:
@@ -279,7 +283,7 @@ class Question:
         rollouts = self.workload.rollouts
         if rollouts is None:
             return shapes
-        group = rollouts.group_of(self.cluster.world_size)
+        group = rollouts.group_size(self.cluster.world_size)
         return tuple((micro, steps) for micro, steps in shapes if micro * rollouts.micro_batches(steps) % group == 0)
 
     def _most_tokens_per_step(self) -> float:

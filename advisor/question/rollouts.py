@@ -21,7 +21,7 @@ EVEN = 16
 """The assumed batch has a multiple of this number of completions per GPU, so that many micro batches divide it."""
 
 
-def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
+def build_rollouts(given: Mapping[str, Any]) -> Rollouts | None:
     """The rollout settings from the options; None for an objective without completions. Settings left to the search
     have TRL's defaults. Raises DsAdviseError for options of another objective, for impossible values, and for a reward
     model that cannot be read."""
@@ -164,5 +164,5 @@ def _assumed_batch(question: Question, rollouts: Rollouts, cluster: Cluster) -> 
         return None
     ranks = cluster.world_size
     each = rollouts.at_once(-(-BATCH_SIZE // ranks))
-    multiple = lcm(rollouts.group_of(ranks), EVEN if each >= EVEN else 1)
+    multiple = lcm(rollouts.group_size(ranks), EVEN if each >= EVEN else 1)
     return ranks * (-(-each // multiple) * multiple)

@@ -12,10 +12,10 @@ from ...estimators.hardware import Cluster
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ...validate.lint.config_file import read_config_file
-from .model_source import inputs_of, is_own_module, load_config, shape_of
-from .options import QuestionOptions, with_defaults
+from .model_source import is_user_module, load_config, model_shape, parse_inputs
+from .options import QuestionOptions, fill_defaults
 from .question import Question
-from .workload import as_asked, configured_workload
+from .workload import apply_model_options, configured_workload
 
 
 def read_ds_config(path: Path) -> dict[str, Any]:
@@ -46,12 +46,12 @@ def read_run(
     """
     if not isinstance(config, Mapping):
         config = read_ds_config(Path(config))
-    given = with_defaults(options)
-    description = model if is_own_module(model) else load_config(model, offline=given["offline"])
+    given = fill_defaults(options)
+    description = model if is_user_module(model) else load_config(model, offline=given["offline"])
     shape = None
     if not isinstance(description, str):
         try:
-            shape = as_asked(shape_of(description, name=model), given)
+            shape = apply_model_options(model_shape(description, name=model), given)
         except ModelConfigError:
             shape = None  # no closed forms; the model can run if transformers can build it
     checkpointing = given["gradient_checkpointing"]
@@ -66,7 +66,7 @@ def read_run(
         gradient_accumulation_steps=accumulation or _default(config, "gradient_accumulation_steps"),
         gradient_checkpointing=checkpointing != "off",
         cpu_checkpointing=checkpointing == "offload",
-        inputs=inputs_of(given["input_shape"], given["input_dtype"]),
+        inputs=parse_inputs(given["input_shape"], given["input_dtype"]),
     )
 
 
@@ -76,7 +76,7 @@ def _default(config: Mapping[str, Any], key: str) -> int | None:
     return None if derived else 1
 
 
-def run_of(question: Question, plan: Plan, *, offline: bool = False) -> Run:
+def build_run(question: Question, plan: Plan, *, offline: bool = False) -> Run:
     """The run of a plan for a question. Raises DsAdviseError if the model's config.json cannot be read."""
     module = question.model.module
     if module is not None and not module.factory:

@@ -13,8 +13,8 @@ from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Gpu
 from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.models.vision_parts import check_image_tokens, parts_of, with_frozen, with_images
-from ...estimators.objectives import OBJECTIVES, loss_of, trained_model
+from ...estimators.models.vision_parts import apply_images, check_image_tokens, freeze_parts, select_parts
+from ...estimators.objectives import OBJECTIVES, framework_loss, trained_model
 from ...estimators.optimizers import OPTIMIZERS, optimizer_of_trainer, step_of_trainer
 from ...estimators.rollouts import PROMPT_LEN, Rollouts
 from ...estimators.workload import (
@@ -27,8 +27,8 @@ from ...estimators.workload import (
     Software,
     Workload,
 )
-from .options import OPTIONS, with_defaults
-from .rollouts import rollouts_of
+from .options import OPTIONS, fill_defaults
+from .rollouts import build_rollouts
 
 _SHARED = {field.name for field in fields(Workload)} & OPTIONS.keys() - {"sequence_parallel_size"}
 """Options that are fields of a workload. The sequence-parallel size belongs to the plan."""
@@ -36,7 +36,7 @@ _SHARED = {field.name for field in fields(Workload)} & OPTIONS.keys() - {"sequen
 _WORDS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 
 
-def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu | None) -> Workload:
+def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu | None) -> Workload:
     """The workload of a model on a GPU.
 
     options: `QuestionOptions`.
@@ -45,8 +45,8 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
 
     Raises WorkloadError for unknown, impossible or contradictory options.
     """
-    given = with_defaults(options)
-    rollouts = rollouts_of(given)
+    given = fill_defaults(options)
+    rollouts = build_rollouts(given)
     asked_len: Any = given["seq_len"]
     if asked_len is None and rollouts is not None:
         asked_len = PROMPT_LEN + rollouts.max_completion_length
@@ -55,7 +55,7 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
         check_image_tokens(model, seq_len)
     dropout = _dropout(given["lora_dropout"])
     adapted = given["method"] != "full"
-    settings = settings_of(Software, given["software"] or {}, option="--software")
+    settings = plan_settings(Software, given["software"] or {}, option="--software")
     chosen, step = _optimizer(given["optimizer"])
     software = Software(**({"optimizer_step": step} | settings))
     saved = _names("--modules-to-save", given["modules_to_save"], "leave it out") if adapted else None
@@ -68,7 +68,7 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
         "lora_dropout": dropout if adapted else 0.0,
         "lora_targets": _names("--lora-targets", given["lora_targets"], "leave it out for all linear layers"),
         "modules_to_save": saved or (),
-        "freeze": parts_of(model, _frozen_parts(given)) if model is not None else (),
+        "freeze": select_parts(model, _frozen_parts(given)) if model is not None else (),
         "seq_len": seq_len,
         "rollouts": rollouts and _within(rollouts, seq_len),
         "document_len": _document_length(given["document_len"], seq_len),
@@ -100,7 +100,7 @@ def configured_workload(
         precision = "auto"  # accelerate adds the block (1.15.0 `DeepSpeedPlugin.set_mixed_precision`)
     if precision != "auto":
         options = {**options, "precision": "fp32"}  # every GPU supports it
-    workload = workload_of(options, model, gpu)
+    workload = build_workload(options, model, gpu)
     software = replace(workload.software, optimizer_step=optimizer_step_in(config, workload))
     return replace(
         workload,
@@ -155,7 +155,7 @@ def resolve_precision(precision: str, gpu: Gpu | None) -> Precision:
     return precision  # type: ignore[return-value]  # one of the option's choices
 
 
-def settings_of(
+def plan_settings(
     kind: type, settings: str | Mapping[str, Any], *, option: str, without: Collection[str] = ()
 ) -> dict[str, Any]:
     """Fields of a dataclass from a mapping, or from a text such as `a=1,b`, in which a name alone means yes. Raises
@@ -205,7 +205,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
 def _loss(given: Mapping[str, Any], framework: Framework, software: Software) -> LossKernel:
     """The loss, by default that of the objective and the framework. Raises WorkloadError for an unsupported loss."""
     objective, asked = given["objective"], given["loss"]
-    own = loss_of(objective, framework, software)
+    own = framework_loss(objective, framework, software)
     if asked in ("auto", own):
         return own
     possible = OBJECTIVES[objective].losses
@@ -270,12 +270,12 @@ def _frozen_parts(given: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name.replace("_", "-") for name in names)
 
 
-def as_asked(model: ModelShape, options: Mapping[str, Any]) -> ModelShape:
+def apply_model_options(model: ModelShape, options: Mapping[str, Any]) -> ModelShape:
     """The model with the objective's head, for the images of a sample, with its frozen parts marked. Raises
     WorkloadError."""
     model = trained_model(model, options.get("objective", NEXT_TOKEN), options.get("loss", "auto"))
-    model = with_images(model, options.get("images_per_sample"), options.get("max_pixels"))
-    return with_frozen(model, parts_of(model, _frozen_parts(options)))
+    model = apply_images(model, options.get("images_per_sample"), options.get("max_pixels"))
+    return freeze_parts(model, select_parts(model, _frozen_parts(options)))
 
 
 def _optimizer(name: str) -> tuple[str, OptimizerStep]:

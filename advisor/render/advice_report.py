@@ -9,10 +9,10 @@ from operator import attrgetter
 
 from rich.console import Console
 
-from ..answer.advice import advice_of
+from ..answer.advice import build_advice
 from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation
-from ..answer.scaling import Series, scaling_of
+from ..answer.scaling import Series, build_scaling
 from ..answer.view import AnswerView, LadderRow, host_parts
 from ..document import blocks as doc
 from ..text.labels import device_label
@@ -39,7 +39,7 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
     chart's file without suffix; `scaling` draws the scaling series, any other name the memory of every plan."""
     view = AnswerView(answer, config_path, details=True)
     question, chosen = answer.question, answer.recommended
-    series = () if chosen is None else scaling_of(question, chosen)
+    series = () if chosen is None else build_scaling(question, chosen)
     tiles = [(each.title, each.value, " · ".join(filter(None, (each.unit, each.note)))) for each in view.figures]
     blocks: list[doc.Block] = [*map(doc.Sentence, view.verdict.sentences), *([doc.Tiles(tiles)] if tiles else [])]
     changes = [doc.Row([change.flags, change.outcome]) for change in answer.changes]
@@ -71,7 +71,7 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
         verdict=view.verdict.headline,
         tone=view.verdict.tone,
         blocks=[*blocks, *([_note(view.deepspeed_estimate)] if view.deepspeed_estimate else []), printed],
-        data=advice_of(answer),
+        data=build_advice(answer),
         picture=[series_chart(each, question.cluster) for each in series]
         if picture == "scaling" and series
         else memory_bars(best_plans(answer), question.cluster, chosen=answer.shown),
@@ -82,7 +82,7 @@ def _terms(answer: Recommendation) -> Iterator[doc.Block]:
     if answer.shown is not None:
         explanation = explain_plan(answer.shown)
         yield doc.Heading("Where the figures come from", "figures")
-        yield _note(f"Every part of {answer.shown.rung}: formula in words, numbers and source.")
+        yield _note(f"Every part of {answer.shown.strategy}: formula in words, numbers and source.")
         for section in explanation.sections:
             yield doc.Folded(section_title(explanation, section), [terms_table(section)])
 
@@ -121,13 +121,13 @@ def _charts(answer: Recommendation, every_series: Sequence[Series]) -> Iterator[
         rows = []
         for value, plan in zip(series.values, series.plans, strict=True):
             figures = (None, None) if plan is None else (plan.tokens_per_s, plan.device_bytes)
-            speed, size = doc.figure_of(figures[0], rate), doc.figure_of(figures[1], gib)
-            rows.append(doc.Row([value, "nothing fits" if plan is None else plan.rung, speed, size]))
+            speed, size = doc.make_figure(figures[0], rate), doc.make_figure(figures[1], gib)
+            rows.append(doc.Row([value, "nothing fits" if plan is None else plan.strategy, speed, size]))
         table = doc.Table([series.title, "strategy", "tokens/s", "GPU GiB"], rows)
         yield doc.Chart(series_chart(series, cluster), table)
 
 
-_FIRST_COLUMNS = ("rung", "tokens_per_s", "verdict")
+_FIRST_COLUMNS = ("strategy", "tokens_per_s", "verdict")
 """Columns that fit on a phone."""
 
 
@@ -140,7 +140,7 @@ def _ladder(view: AnswerView) -> Iterator[doc.Block]:
 
 
 def _plans_table(view: AnswerView) -> doc.Table:
-    """Return a row for every plan; a rung without a plan has only its reason."""
+    """Return a row for every plan; a strategy without a plan has only its reason."""
     named = {"verdict": "verdict", **view.columns}
     titles = {name: named[name] for name in dict.fromkeys((*_FIRST_COLUMNS, *view.columns))}
     rows = [

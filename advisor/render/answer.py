@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ..answer.evidence import dry_run_sentence, probes_of
+from ..answer.evidence import dry_run_sentence, probe_table
 from ..answer.recommendation import Recommendation
 from ..answer.view import AnswerView, LadderRow
 from ..document.blocks import TONES
@@ -17,7 +17,7 @@ from ..text.language import translate
 from ..text.lines import WIDTH, bar, blank, commands, padded, row, sentence
 
 _WIDTHS = {
-    "rung": -19,
+    "strategy": -19,
     "batch": 5,
     "checkpointing": 4,
     "gpu_gib": 7,
@@ -131,14 +131,14 @@ def _print_ladder(view: AnswerView, console: Console, *, only_fitting: bool) -> 
         style = chosen if step.is_chosen else "" if step.fits else "dim"
         if step.candidate is None:
             reason = "the same" if step.verdict == previous else step.verdict
-            sentence(console, f" {step.rung:<19} {translate(reason)}", style="dim", hang=21)
+            sentence(console, f" {step.strategy:<19} {translate(reason)}", style="dim", hang=21)
         elif as_rows:
             row(console, line, style=style)
         else:
-            names = [name for name in widths if name != "rung"] if step.tokens_per_s else ["gpu_gib"]
+            names = [name for name in widths if name != "strategy"] if step.tokens_per_s else ["gpu_gib"]
             parts = [f"{titles[name]} {translate(value)}" for name in names if (value := getattr(step, name))]
             mark = ">" if step.is_chosen else " "
-            text = f"{mark} {', '.join([step.rung, *parts])}: {translate(step.verdict)}"
+            text = f"{mark} {', '.join([step.strategy, *parts])}: {translate(step.verdict)}"
             sentence(console, text, style=style, hang=4)
         previous = "" if step.candidate else step.verdict
     left_out = ["--details shows the plans that need more memory"] if only_fitting else []
@@ -161,10 +161,10 @@ def _ladder_line(step: LadderRow, widths: dict[str, int]) -> str:
 
 
 def _print_probes(answer: Recommendation, console: Console) -> None:
-    title, rows, end = probes_of(answer)
+    title, rows, end = probe_table(answer)
     paragraph(console, title, style="bold")
-    for rung, batch, checkpointing, outcome in rows:
-        line = f"  {rung:<19} {batch:>5} {padded(translate(checkpointing), 4)}  {translate(outcome)}"
+    for strategy, batch, checkpointing, outcome in rows:
+        line = f"  {strategy:<19} {batch:>5} {padded(translate(checkpointing), 4)}  {translate(outcome)}"
         sentence(console, line, hang=34)
     if end:
         sentence(console, end)

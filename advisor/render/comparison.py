@@ -10,9 +10,9 @@ from ...ds_configs.read import unmodeled_features
 from ..answer.comparison import Comparison, Difference
 from ..answer.config_settings import Setting
 from ..answer.verdict import Tone
-from ..document.blocks import NOTHING, Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table, figure_of
+from ..document.blocks import NOTHING, Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table, make_figure
 from ..question.question import Question
-from ..search.candidate import Candidate, chance, duration_of
+from ..search.candidate import Candidate, candidate_duration, chance
 from ..search.choice import SAME_SPEED
 from ..text.job import hours, money
 from ..text.labels import cluster_title, component_title, method_title, phase_title
@@ -35,8 +35,8 @@ def comparison_document(comparison: Comparison) -> Document:
     first, *more = _verdict(comparison)
     blocks: list[Block] = [*map(Sentence, more), Heading("Side by side", "figures", printed=False)]
     for letter, side in zip("AB", comparison.sides, strict=True):
-        rung = side.candidate.rung if side.candidate is not None else side.name
-        blocks.append(Sentence(f"{letter}: {printable(side.name)}{f' ({rung})' if rung != side.name else ''}"))
+        strategy = side.candidate.strategy if side.candidate is not None else side.name
+        blocks.append(Sentence(f"{letter}: {printable(side.name)}{f' ({strategy})' if strategy != side.name else ''}"))
         for feature in unmodeled_features(side.settings.config) if side.candidate is not None else ():
             blocks.append(Sentence(f"{letter} has {feature.name}: {feature.predicted}.", "yellow"))
     if len(comparison.candidates) == 2:
@@ -101,7 +101,7 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
 
     def ratio(title: str, values: Iterable[float], write: Callable[[Any], str]) -> None:
         first, second = values
-        rows.append(Row([title, figure_of(first, write), figure_of(second, write), Figure(times(second / first))]))
+        rows.append(Row([title, make_figure(first, write), make_figure(second, write), Figure(times(second / first))]))
 
     ratio("tokens/s", [plan.tokens_per_s for plan in plans], rate)
     for title, name in (
@@ -111,7 +111,7 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
     ):
         if any(sizes := tuple(map(attrgetter(name), plans))):
             rows.append(Row([title, *_sizes(*sizes)]))
-    jobs = [job for plan in plans if (job := duration_of(question, plan)) is not None]
+    jobs = [job for plan in plans if (job := candidate_duration(question, plan)) is not None]
     if jobs:
         ratio("optimizer steps of the job", [job.steps for job in jobs], "{:,}".format)
         ratio("hours of the job", [job.duration_s for job in jobs], hours)
@@ -134,7 +134,7 @@ def _parts(comparison: Comparison) -> Iterator[Block]:
 
     question, plans = comparison.question, comparison.candidates
     assert question is not None, "plans have a question"
-    labels = {f"{letter}: {plan.rung}": plan for letter, plan in zip("AB", plans, strict=True)}
+    labels = {f"{letter}: {plan.strategy}": plan for letter, plan in zip("AB", plans, strict=True)}
     first, second = (phase_title(plan.memory.peak.name) for plan in plans)
     title = f"Memory per GPU, GiB (peak: {first})"
     if first != second:
@@ -221,7 +221,7 @@ def _durations(first: float, second: float) -> tuple[Figure, Figure, Figure]:
     change = second - first
     is_same = abs(change) <= _SAME * max(first, second)
     text = Figure("=") if is_same else _signed(write(abs(change)), change)
-    return figure_of(first, write), figure_of(second, write), text
+    return make_figure(first, write), make_figure(second, write), text
 
 
 def _signed(text: str, difference: float) -> Figure:

@@ -59,9 +59,9 @@ def deliver(
         print(config_text(config), end="")
 
     def form() -> Advice:
-        from ..answer.advice import advice_of  # imported here: only JSON needs it
+        from ..answer.advice import build_advice  # imported here: only JSON needs it
 
-        return advice_of(answer, all_candidates=all_candidates)
+        return build_advice(answer, all_candidates=all_candidates)
 
     def print_all(console: Console) -> None:
         path = str(destination) if isinstance(destination, Path) else "ds_config.json"
@@ -94,9 +94,9 @@ def _written(
                 write_config(plan_config(answer, plan), path, force=force)
                 answer = replace(answer, files=(*answer.files, str(path)))
         if emit:
-            from ..answer.jobs import jobs_of  # imported here: few answers write them
+            from ..answer.jobs import build_jobs  # imported here: few answers write them
 
-            for job in jobs_of(answer, emit, str(destination)):
+            for job in build_jobs(answer, emit, str(destination)):
                 write_text(job.text, job.path, force=force)
                 answer = replace(answer, files=(*answer.files, str(job.path)), job_files=(*answer.job_files, job))
     except DsAdviseError as error:
@@ -145,11 +145,11 @@ def advice_markdown(answer: Recommendation, config_path: str) -> str:
 
 def _ladder(view: AnswerView) -> str:
     names = ("gpu_gib", "ram_gib", "tokens_per_s")
-    table = [(view.columns["rung"], "shape", *(view.columns[name] for name in names), "verdict"), _ALIGNMENT]
+    table = [(view.columns["strategy"], "shape", *(view.columns[name] for name in names), "verdict"), _ALIGNMENT]
     for row in view.ladder:
         if row.candidate is not None:
             speed = row.tokens_per_s if row.fits else ""
-            cells = (row.rung, row.shape, row.gpu_gib, row.ram_gib, speed, _plain(row.verdict))
+            cells = (row.strategy, row.shape, row.gpu_gib, row.ram_gib, speed, _plain(row.verdict))
             table.append(tuple(f"**{cell}**" if row.is_chosen and cell else cell for cell in cells))
     return "\n".join("| " + " | ".join(cells) + " |" for cells in table)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ...estimators.estimate import MemoryTerm
 from ...validate.lint.values import shown
 from ..answer.explained_key import KeyExplanation
-from ..answer.explanation import Explanation, Section, Term, head, in_words, number, with_numbers
-from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Table, figure_of
+from ..answer.explanation import Explanation, Section, Term, head, in_words, number, substituted_formula
+from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Table, make_figure
 from ..search.candidate import chance
 from ..text.labels import checkpointing_title, component_title, phase_title, plan_title
 from ..text.lines import capitalised, ended
@@ -62,7 +62,7 @@ def _size(term: Term) -> float:
 
 
 def _figure(term: Term) -> Figure:
-    return _gib_figure(term.size_bytes) if isinstance(term, MemoryTerm) else figure_of(term.seconds, seconds)
+    return _gib_figure(term.size_bytes) if isinstance(term, MemoryTerm) else make_figure(term.seconds, seconds)
 
 
 def _gib_figure(size_bytes: int) -> Figure:
@@ -71,7 +71,7 @@ def _gib_figure(size_bytes: int) -> Figure:
 
 def _details(term: Term) -> list[str]:
     details = [f"= {in_words(term)}"]
-    if numbers := with_numbers(term):
+    if numbers := substituted_formula(term):
         details.append(f"= {numbers}")
     elif term.inputs:
         names = ((head(term.symbols.get(symbol, symbol)), number(value)) for symbol, value in term.inputs)

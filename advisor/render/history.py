@@ -44,7 +44,7 @@ class History:
     records: tuple[Record, ...]
 
 
-def history_of(records: Sequence[Record]) -> History:
+def build_history(records: Sequence[Record]) -> History:
     """Return the records in the order of the store."""
     return History(schema_version=SCHEMA_VERSION, records=tuple(records))
 
@@ -101,7 +101,7 @@ def _result(record: Record) -> list[Cell]:
 
 
 def _plan(record: Record) -> str:
-    """Return `zero2-offload 4x2`: rung, micro batch and accumulation steps."""
+    """Return `zero2-offload 4x2`: strategy, micro batch and accumulation steps."""
     zero = record.plan.get("zero_optimization") or {}
     devices: dict[str, Any] = {
         block: (zero.get(block) or {}).get("device", "none") for block in ("offload_optimizer", "offload_param")
@@ -110,7 +110,7 @@ def _plan(record: Record) -> str:
     micro = record.plan.get("train_micro_batch_size_per_gpu", "auto")
     steps = record.plan.get("gradient_accumulation_steps", 1)
     batch = f" {micro}" + (f"x{steps}" if steps not in (1, "auto") else "")
-    return plan.rung + (batch if micro != "auto" else "")
+    return plan.strategy + (batch if micro != "auto" else "")
 
 
 def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:

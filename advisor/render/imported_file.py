@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
-from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, subject_of, tone_of
+from ..answer.verdict import answer_subject, batch_sentence, fit_tone, need_sentence, speed_sentence
 from ..document.blocks import TONES
 from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
@@ -35,7 +35,7 @@ def render_import(answer: ImportAnswer, console: Console) -> None:
     if answer.source.started_by is not None:
         sentence(console, f"{printable(str(answer.source.started_by.path))} starts it.")
     if answer.figures is not None:
-        for line in subject_of(answer.figures.question, answer.form.tool or "TRL"):
+        for line in answer_subject(answer.figures.question, answer.form.tool or "TRL"):
             sentence(console, line)
         _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
     for remark in answer.remarks:
@@ -93,7 +93,7 @@ def _gain(figures: ImportFigures, better: Candidate, console: Console) -> None:
 def _plan(title: str, candidate: Candidate, figures: ImportFigures, console: Console) -> None:
     verdict = fits_sentence(plan_title(candidate.plan), candidate.fit)
     text = f"{title}: {verdict}"
-    sentence(console, text, style=TONES[tone_of(candidate.fit)])
+    sentence(console, text, style=TONES[fit_tone(candidate.fit)])
     for figure in (batch_sentence, need_sentence, speed_sentence):
         sentence(console, f"  {figure(figures.question, candidate)}", hang=4)
 

@@ -19,7 +19,7 @@ from ..document import blocks as doc
 from ..document.charts import Lines, Panel
 from ..document.terminal import print_blocks
 from ..launch.check import Objection
-from ..launch.command import dry_lines, job_of
+from ..launch.command import dry_lines, launch_job
 from ..launch.failures import tail
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
 from ..launch.session import Session
@@ -92,7 +92,7 @@ def show_dry(request: LaunchRequest, output: Output) -> int:
 
 def emit_jobs(request: LaunchRequest, kinds: tuple[JobKind, ...], output: Output, *, force: bool) -> int:
     """Write the job files next to the configuration, print how to start them, and return the exit code."""
-    files = job_files(job_of(request), kinds, request.config_path.parent)
+    files = job_files(launch_job(request), kinds, request.config_path.parent)
     for file in files:
         write_text(file.text, file.path, force=force)
 
@@ -172,7 +172,7 @@ def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:
     steps, losses = zip(*points, strict=True)
     rows = []
     for step, loss in points[-20:]:
-        rows.append(doc.Row([doc.Figure(f"{step}", step), doc.figure_of(loss, "{:.4g}".format)]))
+        rows.append(doc.Row([doc.Figure(f"{step}", step), doc.make_figure(loss, "{:.4g}".format)]))
     panel = Panel(title="loss", layers={"weights": losses})
     chart = Lines(title="Loss by step", x_title="step", xs=steps, panels=[panel])
     yield doc.Heading("Loss", "loss", printed=False)
@@ -247,7 +247,7 @@ def _figures_table(outcome: LaunchOutcome, predicted: Sequence[float | None]) ->
         ("host GiB", peaks.host_bytes, gib),
     ]
     rows = [
-        doc.Row([name, doc.figure_of(value, write), doc.figure_of(other, write)])
+        doc.Row([name, doc.make_figure(value, write), doc.make_figure(other, write)])
         for (name, value, write), other in zip(measured, predicted, strict=True)
         if value is not None
     ]

@@ -12,7 +12,7 @@ from ..answer.explanation import in_words
 from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series
 from ..answer.view import host_parts
-from ..document.blocks import Chart, Row, Table, figure_of
+from ..document.blocks import Chart, Row, Table, make_figure
 from ..document.charts import GIB, Bar, Limit, Lines, Panel, Part, StackedBars, time_unit
 from ..search.candidate import Candidate
 from ..text.labels import (
@@ -35,8 +35,8 @@ _SLOWEST = 3.0
 
 
 def best_plans(answer: Recommendation) -> dict[str, Candidate]:
-    """Return the best plan of each rung."""
-    return {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+    """Return the best plan of each strategy."""
+    return {step.strategy: step.candidate for step in answer.ladder if step.candidate is not None}
 
 
 def memory_bars(
@@ -156,7 +156,7 @@ def chart_with_table(
     for components in parts.values():
         most |= Counter(components)
     rows = [
-        Row([component_title(name), *(figure_of(each.get(name) or None, write) for each in parts.values())])
+        Row([component_title(name), *(make_figure(each.get(name) or None, write) for each in parts.values())])
         for name, _ in most.most_common()
     ]
     return Chart(chart, Table([what, *parts], rows))
@@ -185,7 +185,7 @@ def speed_against_memory(plans: Sequence[Candidate], cluster: Cluster, chosen: C
             best.append(plan)
     if chosen is not None and chosen not in best:  # a simpler plan whose speed is within the error
         best = sorted([*best, chosen], key=lambda plan: plan.device_bytes)
-    names = [plan.rung for plan in best]
+    names = [plan.strategy for plan in best]
     return Lines(
         title=f"Speed against memory per {device} of the plans that no other beats in both",
         x_title=f"GiB per {device}",
@@ -201,7 +201,7 @@ def speed_against_memory(plans: Sequence[Candidate], cluster: Cluster, chosen: C
 
 def _hint(plan: Candidate) -> str:
     sizes = f"{rate(plan.tokens_per_s)} tokens/s, {gib(plan.device_bytes)} GiB, {plan.fit.reason}"
-    return f"{plan.rung}, {shape_label(plan.plan)}, {sizes}"
+    return f"{plan.strategy}, {shape_label(plan.plan)}, {sizes}"
 
 
 def _changes(names: Sequence[str]) -> list[int]:
@@ -212,7 +212,7 @@ def _changes(names: Sequence[str]) -> list[int]:
 def series_chart(series: Series, cluster: Cluster) -> Lines:
     """Return speed above memory for each value of a series, with the strategies."""
     limit, device = cluster.gpu.memory_bytes, device_label(cluster)
-    names = ["nothing fits" if plan is None else plan.rung for plan in series.plans]
+    names = ["nothing fits" if plan is None else plan.strategy for plan in series.plans]
     speed = Panel(
         title=f"tokens/s, by {series.title}",
         layers={"weights": [None if plan is None else plan.tokens_per_s for plan in series.plans]},

@@ -10,7 +10,7 @@ from ..answer.verdict import training_subject
 from ..document.blocks import Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table
 from ..document.charts import Bar, Limit, Part, StackedBars, Unit
 from ..rent import Offer, RentAdvice
-from ..text.job import hours, money, with_ends
+from ..text.job import figure_and_interval, hours, money
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
 from ..text.units import gib, rate
 
@@ -48,7 +48,7 @@ def _chart(advice: RentAdvice) -> StackedBars:
     for offer in sorted(advice.front, key=lambda offer: offer.figures.duration_s):
         job, title = offer.figures, _title(offer)
         note = f"{money(job.cost, sign)} in {hours(job.duration_s)}"
-        hint = f"{title}: {note}\n{job.plan.rung}, {rate(offer.candidate.tokens_per_s)} tokens/s"
+        hint = f"{title}: {note}\n{job.plan.strategy}, {rate(offer.candidate.tokens_per_s)} tokens/s"
         part = Part(name="cost", value=job.cost, ink="weights", hint=hint)
         chosen = offer is advice.recommended
         bars.append(Bar(label=title, parts=(part,), note=note, chosen=chosen, faded=not job.meets_limits))
@@ -72,20 +72,18 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
     cost, duration = money(figures.cost, sign), hours(figures.duration_s)
     tokens_cost = _cents(figures.cost_per_million_tokens)
     if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
-        cost = with_ends(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
-        duration = with_ends(duration, (hours(ends[2]), hours(ends[3])))
+        cost = figure_and_interval(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
+        duration = figure_and_interval(duration, (hours(ends[2]), hours(ends[3])))
     best = f"The cheapest: {_title(chosen)}."
     if _limits(advice):
         best = f"The cheapest that {_limits(advice)}: {_title(chosen)}."
     if advice.budget is not None and advice.deadline_s is None:
         best = f"The fastest that {_limits(advice)}: {_title(chosen)}."
     yield best
-    yield "{cost} in {duration}, at {price} an hour. About {speed} tokens/s; a million tokens cost {tokens_cost}.".format(
-        cost=cost,
-        duration=duration,
-        price=money(figures.price_per_hour, sign),
-        speed=rate(candidate.tokens_per_s),
-        tokens_cost=f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}",
+    per_million = f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}"
+    yield (
+        f"{cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
+        f"{rate(candidate.tokens_per_s)} tokens/s; a million tokens cost {per_million}."
     )
     yield from _much_faster(advice, chosen)
     yield (
@@ -151,7 +149,7 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
             Figure(f"{duration_h:,.{digits}f}", job.duration_s),
             Figure(f"{job.cost:,.{2 if job.cost < 99.995 else 0}f}", job.cost),
             Figure(_cents(job.cost_per_million_tokens), job.cost_per_million_tokens),
-            f"{job.plan.rung}{'?' * _needs_unknown_ram(offer)}",
+            f"{job.plan.strategy}{'?' * _needs_unknown_ram(offer)}",
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
     titles = "machines", "hours", "cost", "/M tok", "plan"

@@ -15,7 +15,7 @@ from ...probes.real_run.result import ProbeResult
 from ...probes.recording.result import TimelinePoint
 from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.reasons import time_shares
-from ..answer.verdict import tone_of
+from ..answer.verdict import fit_tone
 from ..document import blocks as doc
 from ..document.charts import GIB, Bar, Limit, Lines, Panel, StackedBars
 from ..search.candidate import Fit, chance
@@ -95,7 +95,7 @@ def dry_run_document(
     return doc.Document(
         subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster)}",
         verdict=_verdict(answer.fit),
-        tone=tone_of(answer.fit),
+        tone=fit_tone(answer.fit),
         blocks=blocks,
         data=answer.to_json(),
     )
@@ -198,12 +198,12 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
             continue
         previous = key
         for phase in own:
-            sizes = (doc.figure_of(getattr(phase, name), gib) for name in shown.values())
+            sizes = (doc.make_figure(getattr(phase, name), gib) for name in shown.values())
             rows.append(doc.Row([doc.Figure(str(iteration or "")), phase.phase, *sizes]))
     yield doc.Table(["step", "phase (GiB)", *shown], rows)
     if answer.step is not None:
         parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
-        times = [doc.Row([name, doc.figure_of(taken, seconds)]) for name, taken in parts]
+        times = [doc.Row([name, doc.make_figure(taken, seconds)]) for name, taken in parts]
         yield doc.Folded("Time of a step", [doc.Table(["what", "time"], times)])
 
 
@@ -309,7 +309,7 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
     for figure in answer.figures:
         write = _UNITS[figure.unit]
         errors = (doc.Figure(_signed(error)) for error in (figure.analytic_error, figure.dry_run_error))
-        known = [doc.figure_of(value, write) for value in (figure.measured, figure.analytic, figure.dry_run)]
+        known = [doc.make_figure(value, write) for value in (figure.measured, figure.analytic, figure.dry_run)]
         rows.append(doc.Row([figure.name, *known[:2], next(errors), known[2], next(errors)]))
     yield doc.Table(["", "measured", "analytic", "", "dry run", ""], rows)
     yield doc.Gap()
@@ -317,7 +317,7 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
     rows = []
     for report in (each for each in result.ranks if each.steps):
         means = (sum(map(attrgetter(name), report.steps)) / len(report.steps) for name in _STEP_PARTS)
-        rows.append(doc.Row([f"rank {report.rank}", *(doc.figure_of(mean, seconds) for mean in means)]))
+        rows.append(doc.Row([f"rank {report.rank}", *(doc.make_figure(mean, seconds) for mean in means)]))
     yield doc.Folded("Rank by rank", [doc.Table(["", "forward", "backward", "optimizer", "a step"], rows)])
     text = (
         f"Evidence: probe ({versions_label(result.versions)}) in {seconds(result.seconds)}; random weights and tokens "

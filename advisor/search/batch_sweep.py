@@ -17,13 +17,13 @@ from ...estimators.hardware import Cluster
 from ...estimators.memory.plan_memory import estimate_memory, least_bytes, resident_terms
 from ...estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.models.rank_part import of_rank
+from ...estimators.models.rank_part import rank_share
 from ...estimators.plan import Plan
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..question.question import Question
-from .candidate import LEAST, LIKELY, Candidate, Fit, fit_of
+from .candidate import LEAST, LIKELY, Candidate, Fit, judge_fit
 from .choice import SAME_SPEED
 
 RESOLVED = 0.01
@@ -47,7 +47,7 @@ class BatchSweep:
         ranks_per_sample = fields["sequence_parallel_size"] * fields["autotp_size"]
         self.shapes = question.batch_shapes(ranks_per_sample)
         micro, steps = self.shapes[0]
-        self.smallest_plan = preset.with_fields(
+        self.smallest_plan = preset.replace_fields(
             **{"micro_batch_size": micro, "gradient_accumulation_steps": steps, **fields}
         )
         self.least = LEAST[question.risk]
@@ -60,7 +60,7 @@ class BatchSweep:
     def plan(self, shape: tuple[int, int]) -> Plan:
         if shape not in self._plans:
             micro, steps = shape
-            self._plans[shape] = self.smallest_plan.with_fields(
+            self._plans[shape] = self.smallest_plan.replace_fields(
                 micro_batch_size=micro, gradient_accumulation_steps=steps
             )
         return self._plans[shape]
@@ -78,7 +78,7 @@ class BatchSweep:
         memory = _memory(*self._of, plan)
         # No reference to this object, which would be a reference cycle.
         later = partial(_complete, memory, *self._of, plan)
-        return Candidate(plan=plan, memory=memory, fit=fit_of(memory, self.question.cluster), make_estimate=later)
+        return Candidate(plan=plan, memory=memory, fit=judge_fit(memory, self.question.cluster), make_estimate=later)
 
     @property
     def obstacle(self) -> str | None:
@@ -201,13 +201,13 @@ class BatchSweep:
         cluster, share = question.cluster, self.host_optimizer_share(fastest.time)
         if share <= SAME_SPEED or cluster.gpu.is_cpu:
             return
-        tensors = tensor_set(of_rank(question.model, plan), question.workload)
+        tensors = tensor_set(rank_share(question.model, plan), question.workload)
         sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
         groups = len(optimizer_group_numels(sharded, plan.sub_group_size))
 
         def keeping(number: int) -> Plan:
             # The middle of the interval in which DeepSpeed's int((1 - ratio) groups) is this number.
-            return plan.with_fields(offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
+            return plan.replace_fields(offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
 
         if groups == 1 or unsupported(question.model, question.workload, keeping(1), cluster) is not None:
             return

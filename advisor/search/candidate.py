@@ -12,7 +12,7 @@ from ...estimators.hardware import Cluster
 from ...estimators.memory.fit_probability import SURE as SURE
 from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.plan import PlainPyTorch, Plan, Rung
+from ...estimators.plan import PlainPyTorch, Plan, Strategy
 from ...estimators.time.job import JobDuration, job_duration
 from ...estimators.time.step_time import estimate_plan
 from ...estimators.workload import Workload
@@ -68,17 +68,17 @@ class Fit(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        return verdict_of(self.probability)
+        return fit_verdict(self.probability)
 
 
-def verdict_of(probability: float) -> Verdict:
+def fit_verdict(probability: float) -> Verdict:
     """Return the verdict for a probability of fitting: "does not fit" below 1 - `SURE`."""
     if probability >= LIKELY:
         return "fits" if probability >= SURE else "likely fits"
     return "unlikely" if probability >= 1 - SURE else "does not fit"
 
 
-def fit_of(memory: MemoryEstimate, cluster: Cluster) -> Fit:
+def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     """Compare a plan's predicted needs with the cluster.
 
     The GPU is judged on device memory (never on allocated or reserved memory). Host memory and NVMe are compared
@@ -124,7 +124,7 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float
     utilization = max(share, others)
     if probability >= SURE:
         return Fit(probability=probability, reason="fits", utilization=utilization, limit="")
-    reason = f"{_VERDICTS[verdict_of(probability)]}, {chance(probability)}"
+    reason = f"{_VERDICTS[fit_verdict(probability)]}, {chance(probability)}"
     if probability < LIKELY and share > 1:
         ratio = times(share)
         reason = f"needs {ratio} the memory"
@@ -186,7 +186,7 @@ class Candidate:
             measured_bytes=measured_bytes,
         )
 
-    def with_estimate(self, estimate: Estimate) -> Candidate:
+    def replace_estimate(self, estimate: Estimate) -> Candidate:
         """Return the candidate with another estimate and the same verdict."""
         return replace(self, memory=estimate.memory, make_estimate=lambda: estimate)
 
@@ -199,8 +199,8 @@ class Candidate:
         return self.estimate.time
 
     @property
-    def rung(self) -> Rung | PlainPyTorch:
-        return self.plan.rung
+    def strategy(self) -> Strategy | PlainPyTorch:
+        return self.plan.strategy
 
     @cached_property
     def tokens_per_s(self) -> float:
@@ -215,10 +215,10 @@ class Candidate:
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
     """Return the candidate of one plan."""
     estimate = estimate_plan(model, workload, cluster, plan)
-    return Candidate.of(estimate, fit_of(estimate.memory, cluster))
+    return Candidate.of(estimate, judge_fit(estimate.memory, cluster))
 
 
-def duration_of(question: Question, candidate: Candidate) -> JobDuration | None:
+def candidate_duration(question: Question, candidate: Candidate) -> JobDuration | None:
     """Return the duration of the question's job under a plan; None for a question without a job."""
     if question.job is None:
         return None
@@ -227,18 +227,18 @@ def duration_of(question: Question, candidate: Candidate) -> JobDuration | None:
 
 
 class LadderStep(NamedTuple):
-    """A rung with its best candidate, or the obstacle to running it (`candidate` is None)."""
+    """A strategy with its best candidate, or the obstacle to running it (`candidate` is None)."""
 
-    rung: Rung
+    strategy: Strategy
     candidate: Candidate | None
     taken: bool
     """Whether the candidate fits with the probability that the question's risk requires."""
     reason: str
 
     @classmethod
-    def of(cls, rung: Rung, candidate: Candidate, least: float) -> LadderStep:
-        """Return the step of a rung. least: the probability of fitting required for `taken`."""
-        return cls(rung, candidate, candidate.fit.probability >= least, candidate.fit.reason)
+    def of(cls, strategy: Strategy, candidate: Candidate, least: float) -> LadderStep:
+        """Return the step of a strategy. least: the probability of fitting required for `taken`."""
+        return cls(strategy, candidate, candidate.fit.probability >= least, candidate.fit.reason)
 
     @property
     def fits(self) -> bool:

@@ -1,4 +1,5 @@
-"""The choice among candidates: the best of each rung; over all rungs the fastest, or a simpler one of equal speed."""
+"""The choice among candidates: the best of each strategy; over all strategies the fastest, or a simpler one of equal
+speed."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Timed(Protocol):
 PlanWithSpeed = TypeVar("PlanWithSpeed", bound=Timed)
 
 
-def best_of_rung(candidates: Sequence[Candidate], least: float) -> Candidate | None:
+def best_of_strategy(candidates: Sequence[Candidate], least: float) -> Candidate | None:
     """Return the simplest of the fastest candidates that fit with the probability `least`.
 
     If there are none, candidates that likely fit are considered, then those limited by host or NVMe. If the GPU limits
@@ -71,8 +72,8 @@ def _complexity(candidate: Candidate) -> tuple[int, int, bool, int, int]:
 
 def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
     """Return the fastest candidate that may be taken and is not dominated (`drop_dominated`), or a simpler one within
-    `SAME_SPEED`: the lowest rung that fits comfortably without more costly features than the lowest of all, or else the
-    lowest."""
+    `SAME_SPEED`: the lowest strategy that fits comfortably without more costly features than the lowest of all, or else
+    the lowest."""
     candidates = drop_dominated(step.candidate for step in ladder if step.taken and step.candidate is not None)
     if not candidates:
         return None
@@ -84,13 +85,13 @@ def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
 
 
 def closest(ladder: Iterable[LadderStep]) -> Candidate | None:
-    """Return the best plan of a rung that has the smallest shortage; None if no rung has a plan."""
+    """Return the best plan of a strategy that has the smallest shortage; None if no strategy has a plan."""
     plans = (step.candidate for step in ladder if step.candidate is not None)
     return min(plans, key=lambda candidate: candidate.fit.utilization, default=None)
 
 
 def taken_others(ladder: Iterable[LadderStep], chosen: Candidate | None) -> list[Candidate]:
-    """Return the best plans of the other rungs that may be recommended."""
+    """Return the best plans of the other strategies that may be recommended."""
     return [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
 
 

@@ -47,7 +47,7 @@ def largest(holds: Callable[[int], bool], most: int, *, parts: int = 0) -> tuple
     return low, high
 
 
-def with_largest_micro_batch(question: Question) -> Question:
+def largest_micro_batch_question(question: Question) -> Question:
     """Return the question with the largest micro batch that fits, or one sample if none does.
 
     With a global batch, the search covers the divisors of each GPU's part.
@@ -68,7 +68,7 @@ def with_largest_micro_batch(question: Question) -> Question:
     return replace(with_size(sizes[max(fits, 1) - 1]), largest=found)
 
 
-def with_longest_sequence(question: Question) -> Question:
+def longest_sequence_question(question: Question) -> Question:
     """Return the question with the longest sequence that fits, or the shortest tried if none does.
 
     Learned positions limit the sequence, rotary positions do not, although a model may have been trained for fewer. If

@@ -16,8 +16,8 @@ from ..question.options import plan_options
 from ..question.question import Question
 from ..text.labels import checkpointing_label
 from .candidate import LEAST
-from .choice import best_of_rung
-from .search import candidates_of
+from .choice import best_of_strategy
+from .search import strategy_candidates
 from .search_space import SHAPE_FIELDS
 
 
@@ -52,8 +52,8 @@ def filled_batch(
     question = Question(model=model, workload=workload, cluster=cluster, options=options)
     chosen_here = (*SHAPE_FIELDS, "cpu_checkpointing")
     settings = {each.name: getattr(plan, each.name) for each in fields(Plan) if each.name not in chosen_here}
-    candidates, _ = candidates_of(plan.rung, question, settings=settings)
-    best = best_of_rung(candidates, LEAST["safe"])
+    candidates, _ = strategy_candidates(plan.strategy, question, settings=settings)
+    best = best_of_strategy(candidates, LEAST["safe"])
     if best is None:
         return FilledBatch(1, gradient_accumulation_steps or 1, gradient_checkpointing is not False, "")
     chosen = best.plan

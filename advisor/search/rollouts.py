@@ -29,7 +29,7 @@ class RolloutOutcome:
         return 0.0 if self.best is None else self.best.tokens_per_s
 
 
-def with_fastest_rollout(question: Question) -> tuple[Question, tuple[RolloutOutcome, ...]]:
+def choose_rollout(question: Question) -> tuple[Question, tuple[RolloutOutcome, ...]]:
     """Return (the question with the fastest rollout settings, the best of the other choices). If nothing fits, the
     question has the first settings."""
     choices = rollout_choices(question)

@@ -1,4 +1,5 @@
-"""The search: enumerate the stages of every rung, sweep micro batches, predict, judge, choose per rung and overall.
+"""The search: enumerate the stages of every strategy, sweep micro batches, predict, judge, choose per strategy and
+overall.
 
 `predict_all` sweeps everything, for an answer that shows the whole ladder. `fastest` finds the recommended plan alone,
 with about a quarter of the work, for answers that ask dozens of questions: it visits the sweeps of a stage by falling
@@ -11,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...estimators.plan import RUNGS, PlainPyTorch, Rung
+from ...estimators.plan import STRATEGIES, PlainPyTorch, Strategy
 from ...probes.gc_pause import gc_paused
 from ..question.question import Question
 from .batch_sweep import BatchSweep
 from .candidate import LEAST, Candidate, LadderStep
-from .choice import COMFORTABLE, LEAST_GAIN, SAME_SPEED, best_of_rung, costly_features, fastest_that_fits, tolerance
-from .search_space import NO_SETTINGS, PlanFields, Stage, stages_of
+from .choice import COMFORTABLE, LEAST_GAIN, SAME_SPEED, best_of_strategy, costly_features, fastest_that_fits, tolerance
+from .search_space import NO_SETTINGS, PlanFields, Stage, search_stages
 
 _LEAST_OF_STAGES = 0.96
 """Least ratio of the bytes of one more sample between two stages. The stages differ only in the allocator's rounding,
@@ -32,29 +33,29 @@ _MOST_KEPT = 1000
 
 @gc_paused()
 def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
-    """Return the ladder (each rung with its best candidate) and all candidates."""
+    """Return the ladder (each strategy with its best candidate) and all candidates."""
     least = LEAST[question.risk]
-    found, obstacles = dict[Rung, list[Candidate]](), dict[Rung, str]()
-    for rung in RUNGS:
-        found[rung], obstacles[rung] = candidates_of(rung, question)
+    found, obstacles = dict[Strategy, list[Candidate]](), dict[Strategy, str]()
+    for strategy in STRATEGIES:
+        found[strategy], obstacles[strategy] = strategy_candidates(strategy, question)
     if all(each.fit.limit == "gpu" for own in found.values() for each in own):
-        for rung, own in found.items():  # the plans with the least GPU memory show the shortage
-            own += stages_of(rung, question)[-1].sweeps()[-1].rising()[:1] if own else []
+        for strategy, own in found.items():  # the plans with the least GPU memory show the shortage
+            own += search_stages(strategy, question)[-1].sweeps()[-1].rising()[:1] if own else []
     ladder = []
-    for rung, own in found.items():
-        best = best_of_rung(own, least)
-        unable = LadderStep(rung=rung, candidate=None, taken=False, reason=obstacles[rung])
-        ladder.append(unable if best is None else LadderStep.of(rung, best, least))
+    for strategy, own in found.items():
+        best = best_of_strategy(own, least)
+        unable = LadderStep(strategy=strategy, candidate=None, taken=False, reason=obstacles[strategy])
+        ladder.append(unable if best is None else LadderStep.of(strategy, best, least))
     return tuple(ladder), tuple(each for own in found.values() for each in own)
 
 
-def candidates_of(
-    rung: Rung | PlainPyTorch, question: Question, *, settings: PlanFields = NO_SETTINGS
+def strategy_candidates(
+    strategy: Strategy | PlainPyTorch, question: Question, *, settings: PlanFields = NO_SETTINGS
 ) -> tuple[list[Candidate], str]:
-    """Return (all candidates of a rung or of plain PyTorch, ""), or ([], the obstacle to running it). settings: fields
-    of `Plan` that replace the rung's preset."""
+    """Return (all candidates of a strategy or of plain PyTorch, ""), or ([], the obstacle to running it). settings:
+    fields of `Plan` that replace the strategy's preset."""
     candidates: list[Candidate] = []
-    for sweeps in _until_memory_suffices(stages_of(rung, question, settings)):
+    for sweeps in _until_memory_suffices(search_stages(strategy, question, settings)):
         obstacle = None if candidates else sweeps[0].obstacle
         if obstacle is not None:
             return [], obstacle
@@ -67,21 +68,21 @@ def candidates_of(
 
 
 def any_fits(question: Question) -> bool:
-    """Whether some rung has a plan that fits with the probability that the question's risk requires. If the loss is
+    """Whether some strategy has a plan that fits with the probability that the question's risk requires. If the loss is
     free, the one with the least memory is assumed."""
-    question, least = question.with_offered_loss or question, LEAST[question.risk]
+    question, least = question.offered_loss_question or question, LEAST[question.risk]
     return any(
         fit.probability >= least
-        for rung in reversed(RUNGS)  # the last rungs need the least GPU memory
-        for sweeps in _runnable(rung, question)
+        for strategy in reversed(STRATEGIES)  # the last strategies need the least GPU memory
+        for sweeps in _runnable(strategy, question)
         for sweep in sweeps
         for fit in sweep.smallest_fits()
     )
 
 
-def _runnable(rung: Rung, question: Question) -> Iterator[list[BatchSweep]]:
-    """Yield the sweeps of a rung (`_until_memory_suffices`); nothing if it cannot run."""
-    stages = _until_memory_suffices(stages_of(rung, question))
+def _runnable(strategy: Strategy, question: Question) -> Iterator[list[BatchSweep]]:
+    """Yield the sweeps of a strategy (`_until_memory_suffices`); nothing if it cannot run."""
+    stages = _until_memory_suffices(search_stages(strategy, question))
     first = next(stages)
     if first[0].can_run:
         yield first
@@ -113,17 +114,17 @@ def fastest(question: Question, *, enough: float = 0.0) -> Candidate | None:
     return _BranchAndBound(question, enough).best()
 
 
-def of_any_loss(question: Question, best: Candidate) -> Candidate:
+def best_over_losses(question: Question, best: Candidate) -> Candidate:
     """Return the answer's plan if the loss is free, for a question whose `fastest` is `best`.
 
     The plan with the loss that one argument enables is returned if it gains `LEAST_GAIN`, else the one without.
     """
-    offered = question.with_offered_loss
+    offered = question.offered_loss_question
     if offered is not None:
         enough = best.tokens_per_s * (1 + LEAST_GAIN)
         other = fastest(offered, enough=enough)
         return best if other is None or other.tokens_per_s < enough else other
-    own = question.with_own_loss
+    own = question.default_loss_question
     if own is question:
         return best
     enough = best.tokens_per_s / (1 + LEAST_GAIN)
@@ -139,28 +140,28 @@ class _BranchAndBound:
         self.memory_bytes = question.cluster.gpu.memory_bytes
         self.enough = enough
         self.least_speed = enough * (1 - max(LEAST_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
-        self.pending = {rung: _runnable(rung, question) for rung in RUNGS}
-        self.found: dict[Rung, list[Candidate]] = {rung: [] for rung in RUNGS}
+        self.pending = {strategy: _runnable(strategy, question) for strategy in STRATEGIES}
+        self.found: dict[Strategy, list[Candidate]] = {strategy: [] for strategy in STRATEGIES}
 
     def best(self) -> Candidate | None:
         while self.pending:
-            stages = {rung: sweeps for rung, own in self.pending.items() if (sweeps := next(own, None))}
-            self.pending = {rung: self.pending[rung] for rung in stages}
+            stages = {strategy: sweeps for strategy, own in self.pending.items() if (sweeps := next(own, None))}
+            self.pending = {strategy: self.pending[strategy] for strategy in stages}
             if not any(self._may_be_useful(sweep) for sweeps in stages.values() for sweep in sweeps):
                 break  # later stages save only memory, no time
             bounded = [
-                (*self._bound(sweep), rung, sweep)
-                for rung, sweeps in stages.items()
+                (*self._bound(sweep), strategy, sweep)
+                for strategy, sweeps in stages.items()
                 for sweep in sweeps
                 if not sweep.is_hopeless
             ]
-            for bound, near, rung, sweep in sorted(bounded, key=lambda one: -one[0]):
+            for bound, near, strategy, sweep in sorted(bounded, key=lambda one: -one[0]):
                 floor = self._floor()
                 if bound < floor:
                     break
-                if not self._is_needless(rung, sweep, bound):
+                if not self._is_needless(strategy, sweep, bound):
                     found = sweep.refined(sweep.largest(near) if sweep.doubles else sweep.rising(), floor)
-                    self.found[rung] += [each for each in found if each.fit.probability >= self.least]
+                    self.found[strategy] += [each for each in found if each.fit.probability >= self.least]
         return fastest_that_fits(self._ladder())
 
     def _may_be_useful(self, sweep: BatchSweep) -> bool:
@@ -199,8 +200,8 @@ class _BranchAndBound:
 
     def _floor(self) -> float:
         """Return the tokens per second below which a plan can neither be taken nor keep another from being taken. A
-        plan must be within `SAME_SPEED` of the best of its rung, which must be within `SAME_SPEED` of the fastest, or
-        within `LEAST_GAIN` if the fastest has costly features."""
+        plan must be within `SAME_SPEED` of the best of its strategy, which must be within `SAME_SPEED` of the fastest,
+        or within `LEAST_GAIN` if the fastest has costly features."""
         found = [candidate for own in self.found.values() for candidate in own]
         if not found:
             return self.least_speed
@@ -208,11 +209,15 @@ class _BranchAndBound:
         gain = LEAST_GAIN if costly_features(best.plan) else SAME_SPEED
         return max(self.least_speed, best.tokens_per_s * (1 - gain) * (1 - SAME_SPEED))
 
-    def _is_needless(self, rung: Rung, sweep: BatchSweep, bound: float) -> bool:
+    def _is_needless(self, strategy: Strategy, sweep: BatchSweep, bound: float) -> bool:
         """Whether no plan of a sweep can displace the plan taken so far: it is lower on the ladder, fits comfortably,
         and is as fast as the sweep can be, or has more costly features and gains enough for them."""
         taken = fastest_that_fits(self._ladder())
-        if taken is None or taken.fit.utilization > COMFORTABLE or RUNGS.index(rung) <= RUNGS.index(taken.rung):
+        if (
+            taken is None
+            or taken.fit.utilization > COMFORTABLE
+            or STRATEGIES.index(strategy) <= STRATEGIES.index(taken.strategy)
+        ):
             return False
         plan = sweep.smallest_plan
         if costly_features(taken.plan) > costly_features(plan):
@@ -220,7 +225,7 @@ class _BranchAndBound:
         return taken.tokens_per_s >= bound * (1 - tolerance(plan, taken.plan))
 
     def _ladder(self) -> Iterator[LadderStep]:
-        for rung, own in self.found.items():
-            best = best_of_rung(own, self.least)
+        for strategy, own in self.found.items():
+            best = best_of_strategy(own, self.least)
             if best is not None:
-                yield LadderStep.of(rung, best, self.least)
+                yield LadderStep.of(strategy, best, self.least)

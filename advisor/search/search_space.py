@@ -1,4 +1,4 @@
-"""The plans of a rung: the product of the dimensions below, in stages of falling GPU memory.
+"""The plans of a strategy: the product of the dimensions below, in stages of falling GPU memory.
 
 The first stage gives each GPU whole samples. A later stage shares each sample among more GPUs, or holds checkpointed
 layer inputs on the host: it needs changes to the training script or costs time, and saves only memory. So it is
@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from ...ds_configs.presets import plan_for
-from ...estimators.models.rank_part import unspreadable
-from ...estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
+from ...estimators.models.rank_part import why_no_expert_parallelism
+from ...estimators.plan import STRATEGIES, PlainPyTorch, Plan, Strategy
 from ...estimators.time.collective_time import ring
 from ...estimators.unsupported import unsupported
 from ..question.options import CheckpointingChoice
@@ -24,13 +24,13 @@ PlanFields = Mapping[str, Any]
 NO_SETTINGS: PlanFields = MappingProxyType({})
 
 SHAPE_FIELDS = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
-"""Fields of a plan that follow from the rung and the question."""
+"""Fields of a plan that follow from the strategy and the question."""
 
 
 class Stage(NamedTuple):
     """A stage of the search, from which the dimensions derive their values."""
 
-    rung: Rung | PlainPyTorch
+    strategy: Strategy | PlainPyTorch
     preset: Plan
     question: Question
     settings: PlanFields
@@ -68,7 +68,7 @@ def _sample_sharing(stage: Stage, _: PlanFields) -> Iterator[PlanFields]:
     batch = question.workload.global_batch_size
     is_small = batch is not None and batch < question.cluster.world_size
     is_small = is_small and question.options["sequence_parallel_size"] is None
-    if is_small and ranks > 1 and not stage.settings and stage.rung in RUNGS:
+    if is_small and ranks > 1 and not stage.settings and stage.strategy in STRATEGIES:
         plan = Plan(zero_stage=1, micro_batch_size=1, autotp_size=ranks)
         if unsupported(question.model, question.workload, plan, question.cluster) is None:
             yield {"sequence_parallel_size": 1, "autotp_size": ranks}
@@ -79,14 +79,14 @@ def _expert_groups(stage: Stage, chosen: PlanFields) -> Iterator[PlanFields]:
     nodes."""
     question = stage.question
     yield {"autoep_size": 1}
-    if question.options["experts"] == "zero" or stage.settings or stage.rung not in ("zero1", "zero2", "zero3"):
+    if question.options["experts"] == "zero" or stage.settings or stage.strategy not in ("zero1", "zero2", "zero3"):
         return
     if _ranks_together(chosen) > 1:
         return
     ranks, local = question.cluster.world_size, question.cluster.gpus_per_node
     for size in range(2, ranks + 1):
         divides = not ranks % size and (not local % size or not size % local)
-        if divides and unspreadable(question.model, size) is None:
+        if divides and why_no_expert_parallelism(question.model, size) is None:
             yield {"autoep_size": size}
 
 
@@ -95,7 +95,7 @@ def _secondary_copy(stage: Stage, chosen: PlanFields) -> Iterator[PlanFields]:
     node."""
     cluster = stage.question.cluster
     yield {"zero_hpz_partition_size": 1}
-    has_choice = stage.rung == "zero3" and "zero_hpz_partition_size" not in stage.settings
+    has_choice = stage.strategy == "zero3" and "zero_hpz_partition_size" not in stage.settings
     has_choice = has_choice and chosen["autoep_size"] == 1 and min(cluster.nodes, cluster.gpus_per_node) > 1
     if has_choice and ring(cluster).resource == "network":
         yield {"zero_hpz_partition_size": cluster.gpus_per_node}
@@ -106,7 +106,7 @@ def _quantized_collectives(stage: Stage, chosen: PlanFields) -> Iterator[PlanFie
     it."""
     question = stage.question
     yield {}
-    if not question.options["zeropp"] or stage.rung not in ("zero3", "zero3-offload-param", "zero3-offload"):
+    if not question.options["zeropp"] or stage.strategy not in ("zero3", "zero3-offload-param", "zero3-offload"):
         return
     if _ranks_together(chosen) * chosen["autoep_size"] == 1 and question.obstacle_to_zeropp is None:
         yield {"zero_quantized_weights": True, "zero_quantized_gradients": question.cluster.nodes > 1}
@@ -120,11 +120,13 @@ DIMENSIONS = (_checkpointing, _sample_sharing, _expert_groups, _secondary_copy, 
 """Functions that yield the fields of `Plan` to try, given the stage and the fields chosen by earlier dimensions."""
 
 
-def stages_of(rung: Rung | PlainPyTorch, question: Question, settings: PlanFields = NO_SETTINGS) -> list[Stage]:
-    """Return the stages of a rung, each needing less GPU memory than the one before. Plain PyTorch has only the first.
-    settings: fields of `Plan` that replace the rung's preset."""
+def search_stages(
+    strategy: Strategy | PlainPyTorch, question: Question, settings: PlanFields = NO_SETTINGS
+) -> list[Stage]:
+    """Return the stages of a strategy, each needing less GPU memory than the one before. Plain PyTorch has only the
+    first. settings: fields of `Plan` that replace the strategy's preset."""
     preset = plan_for(
-        rung,
+        strategy,
         question.model,
         question.workload,
         question.cluster,
@@ -141,5 +143,5 @@ def stages_of(rung: Rung | PlainPyTorch, question: Question, settings: PlanField
     offloads = not question.cluster.gpu.is_cpu and question.model.module is None
     if asked == "auto" and "cpu_checkpointing" not in settings and offloads:
         choices.append(("offload",))
-    stages = [Stage(rung, preset, question, settings, choice, size) for choice in choices for size in sizes]
-    return stages if rung in RUNGS else stages[:1]
+    stages = [Stage(strategy, preset, question, settings, choice, size) for choice in choices for size in sizes]
+    return stages if strategy in STRATEGIES else stages[:1]

@@ -36,7 +36,9 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> str:
     if duration.cluster.gpu.is_cpu:
         gpu_hours = f"{count} rank-hours"
     text = "The whole job takes about {time}: {steps}, {gpu_hours}".format(
-        time=with_ends(hours(duration.duration_s), between and (hours(between[0]), hours(between[1])), named=True),
+        time=figure_and_interval(
+            hours(duration.duration_s), between and (hours(between[0]), hours(between[1])), named=True
+        ),
         steps=f"{steps:,} steps" if steps != 1 else f"{steps} step",
         gpu_hours=gpu_hours,
     )
@@ -44,11 +46,11 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> str:
         return f"{text} (--price adds the cost)."
     ends = duration.cost_range(price)
     paid = money(duration.cost(price), price.currency)
-    paid = with_ends(paid, ends and (money(ends[0], price.currency), money(ends[1], price.currency)))
+    paid = figure_and_interval(paid, ends and (money(ends[0], price.currency), money(ends[1], price.currency)))
     return f"{text}, {paid} at {price_label(price)}."
 
 
-def with_ends(figure: str, ends: tuple[str, str] | None, *, named: bool = False) -> str:
+def figure_and_interval(figure: str, ends: tuple[str, str] | None, *, named: bool = False) -> str:
     """Return a figure with its interval in brackets if the ends differ. named: describes the interval."""
     if ends is None or ends[0] == ends[1]:
         return figure

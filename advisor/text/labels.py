@@ -106,7 +106,7 @@ def cluster_title(cluster: Cluster, *, speed: bool = True) -> str:
 
 _MOMENTS = {
     "initialize": "DeepSpeed's start",
-    "forward_backward_top": "the loss",
+    "loss_peak": "the loss",
     "last_layer_forward": "the last layer's forward pass",
     "head_backward": "the head's backward pass",
     "head_reduction": "reduction of the head's gradient",

@@ -35,7 +35,7 @@ _NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000
 
 _FIELD = re.compile(r"\{(\w+)\}")
 
-_SEPARATORS: Mapping[str, str] = {". ": "。", "; ": "；", ": ": "：", ", ": "，"}
+_SEPARATORS: Mapping[str, str] = {". ": "\u3002", "; ": "\uff1b", ": ": "\uff1a", ", ": "\uff0c"}
 """Where a text is divided if the catalogue does not have it as a whole, the strongest first, and the Chinese mark."""
 
 _language: Language = "en"

@@ -13,7 +13,7 @@ from typing import Any
 from ...ds_configs.training_script import ATTENTION, packages, training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.estimate import Estimate
-from ...estimators.memory.activations.loss import tiles_of
+from ...estimators.memory.activations.loss import tile_sizes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.time.job import job_duration
 from ...estimators.workload import TORCH_DTYPES, Method, Workload
@@ -189,11 +189,11 @@ def _answer(
             fix="on several, use ds-advise launch with a script of yours",
         )
     check_packages(answer.question.workload, report_to=settings.report_to, device=settings.device)
-    if settings.rung is None:
+    if settings.strategy is None:
         return answer if answer.try_first is None else replace(answer, recommended=answer.try_first, try_first=None)
-    [step] = [step for step in answer.ladder if step.rung == settings.rung]
+    [step] = [step for step in answer.ladder if step.strategy == settings.strategy]
     if step.candidate is None:
-        raise WorkloadError(f"{step.rung} cannot run here", why=step.reason, fix="pass another --rung, or none")
+        raise WorkloadError(f"{step.strategy} cannot run here", why=step.reason, fix="pass another --strategy, or none")
     return replace(answer, ladder=(step,), recommended=step.candidate if step.taken else None, try_first=None)
 
 
@@ -202,7 +202,7 @@ def script_arguments(proposal: Proposal, model: str, folder: TrainingFolder) -> 
     step is logged, and a loss that is not a number is not replaced. model: the folder of the weights."""
     settings, samples, question = proposal.settings, proposal.samples, proposal.answer.question
     plan = proposal.chosen.plan
-    workload, tiles = question.workload, tiles_of(question.model, question.workload, plan)
+    workload, tiles = question.workload, tile_sizes(question.model, question.workload, plan)
     arguments = training_arguments(plan, workload, question.cluster)
     for name in ("deepspeed", "parallelism_config"):  # launch passes the former, the script makes the latter
         arguments.pop(name, None)
@@ -252,10 +252,10 @@ def script_arguments(proposal: Proposal, model: str, folder: TrainingFolder) -> 
             "lora_modules_to_save": list(workload.modules_to_save) or None,
             "load_in_4bit": workload.method == "qlora",
         }
-    return ScriptArguments.of_values(arguments).words
+    return ScriptArguments.from_values(arguments).words
 
 
-def request_of(run: Run, prediction: Estimate | None, job: TrainingJob, folder: TrainingFolder) -> LaunchRequest:
+def build_request(run: Run, prediction: Estimate | None, job: TrainingJob, folder: TrainingFolder) -> LaunchRequest:
     """The launch of the training script."""
     script = Script(target=f"{__package__}.script", arguments=job.arguments, is_module=True)
     return LaunchRequest(
@@ -279,4 +279,4 @@ def request_of_proposal(proposal: Proposal, model: str, folder: TrainingFolder |
         device=proposal.settings.device,
         ranks=run.cluster.world_size,
     )
-    return request_of(run, proposal.chosen.estimate, job, folder)
+    return build_request(run, proposal.chosen.estimate, job, folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from ...estimators.errors import WorkloadError
-from ...estimators.plan import Rung
+from ...estimators.plan import Strategy
 from ...probes.run import Device
 from ..data.counting import SEED
 from ..question.job import check_epochs
@@ -52,7 +52,7 @@ class TrainingSettings:
         Option("Logger of the loss; auto: TensorBoard if installed."),
     ] = "auto"
     merge: Annotated[bool, Option("Also save the model with the LoRA adapters merged.", methods=LORA_METHODS)] = False
-    rung: Annotated[Rung | None, Option("Strategy.", default_text="the fastest that fits")] = None
+    strategy: Annotated[Strategy | None, Option("Strategy.", default_text="the fastest that fits")] = None
     proof: Proof = "probe"
     """How to check that the training fits; "none" skips the check of the disk too."""
     offline: bool = False

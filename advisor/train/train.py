@@ -22,23 +22,23 @@ from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import TORCH_DTYPES
 from ...probes.run import Run
-from ...validate.checkpoint import step_of
+from ...validate.checkpoint import checkpoint_step
 from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
 from ..importers.script_arguments import ScriptArguments
-from ..launch.check import disk_objections, prediction_of
+from ..launch.check import disk_objections, predict_run
 from ..launch.request import LaunchRequest
 from ..launch.session import run_session
-from ..question.cluster import cluster_here, cluster_of, memory_limit_bytes
+from ..question.cluster import build_cluster, cluster_here, memory_limit_bytes
 from ..question.model_source import load_model
-from ..question.run import read_ds_config, run_of
+from ..question.run import build_run, read_ds_config
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..verification.past_results import probe_and_keep
 from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
 from .folder import TrainingFolder, TrainingJob
-from .proposal import Proposal, propose, request_of, request_of_proposal
+from .proposal import Proposal, build_request, propose, request_of_proposal
 from .report import Trained, render_proposal, render_proven, render_start, render_trained, training_report
 from .settings import TrainingSettings
 
@@ -67,7 +67,10 @@ def train_anew(
         write_config(options, folder.options, force=True)
         ready = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if ready.answer.recommended is not None:
-            proposed, ready = ready, proven(ready, memory_limit_bytes=memory_limit_bytes(options), output=output)
+            proposed, ready = (
+                ready,
+                verify_proposal(ready, memory_limit_bytes=memory_limit_bytes(options), output=output),
+            )
             if output.mode == "human":
                 render_proven(proposed, ready, output.console())
         if ready.answer.recommended is not None:
@@ -80,7 +83,7 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
     """Print the files that `train_anew` would write into the folder and the command it would start. All files are
     temporary."""
     settings, shape = _read(options)
-    cluster = cluster_of(options)
+    cluster = build_cluster(options)
     with TemporaryDirectory() as temporary:
         folder = TrainingFolder(Path(temporary))
         folder.claim(force=False)
@@ -92,7 +95,7 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
         return 0
 
 
-def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> int:
+def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> int:
     """Resume the training in a folder from its last whole checkpoint, with its configuration, its data and its kept
     options. The given options must equal the kept ones.
 
@@ -119,7 +122,7 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
             )
         checkpoint = folder.newest_usable(job.ranks, controls.output.say)
         arguments = ScriptArguments(job.arguments)
-        if step_of(checkpoint) < (arguments.number("max_steps") or 0):
+        if checkpoint_step(checkpoint) < (arguments.number("max_steps") or 0):
             controls.output.say(f"going on from {checkpoint.name}")
         else:
             controls.output.say(f"all steps are made; saving from {checkpoint.name}")
@@ -135,7 +138,7 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
             gradient_checkpointing=bool(arguments.flag("gradient_checkpointing")),
         )
         job = replace(job, arguments=arguments.with_values({"resume_from_checkpoint": str(checkpoint)}))
-        request = replace(request_of(run, prediction_of(run), job, folder), resumes_after=step_of(checkpoint))
+        request = replace(build_request(run, predict_run(run), job, folder), resumes_after=checkpoint_step(checkpoint))
         trained = _train(request, folder, controls, merging=settings.merge)
     return _show_end(trained, None, controls.output)
 
@@ -163,9 +166,9 @@ def _show_end(trained: Trained | None, proposed: Proposal | None, output: Output
     return 0 if trained is not None and trained.finished else 1
 
 
-def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output) -> Proposal:
+def verify_proposal(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output) -> Proposal:
     """The proposal under the fastest plan that passes the check. `proposed` must have a plan; `answer.recommended` is
-    None if no plan passes. Raises ConfigFileError if the disk has no room, and the errors of `prove`."""
+    None if no plan passes. Raises ConfigFileError if the disk has no room, and the errors of `verify_answer`."""
     settings = proposed.settings
     if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the check
         weights_folder(settings.model, proposed.answer.question.model, offline=settings.offline)
@@ -177,11 +180,11 @@ def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output
             why="a full disk would end the training at a checkpoint",
             fix="pass an --output-dir with more room, or --no-check",
         )
-    answer = prove(proposed.answer, settings, memory_limit_bytes=memory_limit_bytes, output=output)
+    answer = verify_answer(proposed.answer, settings, memory_limit_bytes=memory_limit_bytes, output=output)
     return replace(proposed, answer=answer)
 
 
-def prove(
+def verify_answer(
     answer: Recommendation, settings: TrainingSettings, *, memory_limit_bytes: int | None, output: Output
 ) -> Recommendation:
     """The answer, with the fastest plan that passes the check as the recommended one, or None.
@@ -195,7 +198,7 @@ def prove(
         return verify(
             answer,
             offline=settings.offline,
-            on_start=lambda candidate: output.say(f"dry run of {candidate.rung} ..."),
+            on_start=lambda candidate: output.say(f"dry run of {candidate.strategy} ..."),
         )
     for candidate in by_speed(answer):
         if candidate.estimate.evidence == "probe":  # it has already run on this machine
@@ -204,14 +207,14 @@ def prove(
         title, size = plan_title(plan), plan.micro_batch_size
         output.say(f"probe of {title}, micro batch {size}: a few real steps ...")
         result = probe_and_keep(
-            run_of(answer.question, plan, offline=settings.offline),
+            build_run(answer.question, plan, offline=settings.offline),
             device=settings.device,
             memory_limit_bytes=memory_limit_bytes,
         )
         if result.failure is None:
             speed = f"{result.tokens_per_s:,.0f}"
             output.say(f"it ran, {speed} tokens/s with full sequences")
-            return replace(answer, recommended=candidate.with_estimate(as_measured(candidate.estimate, result)))
+            return replace(answer, recommended=candidate.replace_estimate(as_measured(candidate.estimate, result)))
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
                 f"the probe failed: {result.failure.message}",

@@ -25,7 +25,7 @@ from ...probes.real_run.result import ProbeResult
 from ...probes.real_run.run import probe
 from ...probes.recording.result import DryRunResult
 from ...probes.run import Run
-from ...probes.store import LIBRARIES, Record, model_key, record_of, try_store, workload_of
+from ...probes.store import LIBRARIES, Record, build_record, model_key, stored_workload, try_store
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def dry_run_once(
     for record in try_store(lambda store: store.find(kind="dry-run", question=question, limit=1), nothing):
         return from_json(DryRunResult, record.result), record.age_s
     result = dry_run(run, on_progress=on_progress, **settings)
-    record = record_of(run, "dry-run", result.to_json(), config=result.config, question=question)
+    record = build_record(run, "dry-run", result.to_json(), config=result.config, question=question)
     try_store(lambda store: store.add(record), None)
     return result, None
 
@@ -81,7 +81,9 @@ def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None)
 
     The configuration is stored as given, with its `auto` batch sizes filled. A successful result has it complete.
     """
-    record = record_of(run, "probe", result.to_json(), config=_with_batch(run), memory_limit_bytes=memory_limit_bytes)
+    record = build_record(
+        run, "probe", result.to_json(), config=_with_batch(run), memory_limit_bytes=memory_limit_bytes
+    )
     return try_store(lambda store: store.add(record), None)
 
 
@@ -121,7 +123,9 @@ class PastProbes:
 
     def of(self, run: Run) -> PastProbe | None:
         """Return the newest valid probe for a run of this model."""
-        for record in self._records.get(_probe_digest(_with_batch(run), workload_of(run), _versions(*LIBRARIES)), ()):
+        for record in self._records.get(
+            _probe_digest(_with_batch(run), stored_workload(run), _versions(*LIBRARIES)), ()
+        ):
             assert record.id is not None, "it is from the store"
             try:
                 result = from_json(ProbeResult, record.result)

@@ -5,9 +5,9 @@ like it. The next probe is the candidate with the highest expected speed; among 
 one with the shortest steps. A candidate is eliminated if it cannot beat the best measured one by more than
 `SAME_SPEED`, cannot fit, or has a probe that may exceed the time left. The series ends when none is left.
 
-Each failure eliminates its own series (rung, checkpointing) from that micro batch on; each success leaves of its series
-only candidates that are predicted to be faster. So a series is run at most once for each doubling of the micro batch
-above the first (`ProbeOrder.bound`).
+Each failure eliminates its own series (strategy, checkpointing) from that micro batch on; each success leaves of its
+series only candidates that are predicted to be faster. So a series is run at most once for each doubling of the micro
+batch above the first (`ProbeOrder.bound`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from ...probes.real_run.run import STEPS
 from ..search.candidate import Candidate
 from ..search.choice import SAME_SPEED
 
-UNKNOWN_MACHINE, OTHER_RUNG, SAME_SERIES = 0.5, 0.3, 0.1
-"""Relative margin of a speed above its prediction: before a probe on this machine; after one of another rung; after one
-of the same rung and checkpointing. The first two are well above the median errors on the CPU (docs/probe.md: up to 31 %
-without a probe, 6 to 9 % after one of another rung), since an eliminated plan is never run; the last is assumed."""
+UNKNOWN_MACHINE, OTHER_STRATEGY, SAME_SERIES = 0.5, 0.3, 0.1
+"""Relative margin of a speed above its prediction: before a probe on this machine; after one of another strategy; after
+one of the same strategy and checkpointing. The first two are well above the median errors on the CPU (docs/probe.md: up
+to 31 % without a probe, 6 to 9 % after one of another strategy), since an eliminated plan is never run; the last is
+assumed."""
 
 MEMORY_UNKNOWN, MEMORY_KNOWN = 0.15, 0.05
-"""Relative margin of a memory need below its prediction: before and after a probe of the same rung and
+"""Relative margin of a memory need below its prediction: before and after a probe of the same strategy and
 checkpointing."""
 
 START_S = 25.0
@@ -252,7 +253,7 @@ class ProbeOrder:
     def _highest_speed(self, candidate: Candidate) -> float:
         nearest = self._nearest(candidate, "tokens_per_s")
         same_series = nearest is not None and _series(nearest) == _series(candidate)
-        above = UNKNOWN_MACHINE if nearest is None else SAME_SERIES if same_series else OTHER_RUNG
+        above = UNKNOWN_MACHINE if nearest is None else SAME_SERIES if same_series else OTHER_STRATEGY
         return self.expected_time(candidate).tokens_per_s * (1 + above)
 
     def _expected_need(self, candidate: Candidate) -> float:
@@ -276,4 +277,4 @@ def _predicted_need(candidate: Candidate) -> int:
 
 
 def _series(candidate: Candidate) -> tuple[str, bool]:
-    return candidate.rung, candidate.plan.gradient_checkpointing
+    return candidate.strategy, candidate.plan.gradient_checkpointing

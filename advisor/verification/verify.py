@@ -21,9 +21,9 @@ from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.recommendation import ProbedPlan, ProbeSeries, Recommendation, SeriesEnd
 from ..answer.what_if import changes
 from ..question.job import parse_duration
-from ..question.run import run_of
+from ..question.run import build_run
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, Fit, LadderStep
-from ..search.choice import SAME_SPEED, best_of_rung, fastest_that_fits, taken_others, worth_trying_first
+from ..search.choice import SAME_SPEED, best_of_strategy, fastest_that_fits, taken_others, worth_trying_first
 from ..text.labels import checkpointing_title, plan_title
 from ..text.units import rate, seconds
 from .dry_run import compared_dry_run
@@ -55,7 +55,7 @@ def verify(
     chosen = try_first = None
     for candidate in (*([answer.try_first] if answer.try_first else []), *by_speed(answer)):
         on_start(candidate)
-        dry_runs.append(compared_dry_run(run_of(question, candidate.plan, offline=offline)))
+        dry_runs.append(compared_dry_run(build_run(question, candidate.plan, offline=offline)))
         proven = judged[candidate.plan] = replace(candidate, fit=dry_runs[-1].fit)
         if proven.fit.probability >= least:
             chosen = proven
@@ -64,10 +64,10 @@ def verify(
             try_first = proven
 
     ladder = []
-    for step in answer.ladder:  # the chosen plan becomes the best of its rung
-        best = chosen if chosen is not None and chosen.rung == step.rung else step.candidate
+    for step in answer.ladder:  # the chosen plan becomes the best of its strategy
+        best = chosen if chosen is not None and chosen.strategy == step.strategy else step.candidate
         best = best and judged.get(best.plan)
-        ladder.append(LadderStep.of(step.rung, best, least) if best else step)
+        ladder.append(LadderStep.of(step.strategy, best, least) if best else step)
     return replace(
         answer,
         candidates=tuple(judged.get(each.plan, each) for each in answer.candidates),
@@ -80,12 +80,12 @@ def verify(
 
 
 def by_speed(answer: Recommendation) -> list[Candidate]:
-    """Return the recommended plan, then the best of each other rung that fits, the fastest first."""
+    """Return the recommended plan, then the best of each other strategy that fits, the fastest first."""
     rivals = sorted(taken_others(answer.ladder, answer.recommended), key=lambda candidate: -candidate.tokens_per_s)
     return rivals if answer.recommended is None else [answer.recommended, *rivals]
 
 
-def settle(
+def probe_candidates(
     answer: Recommendation,
     *,
     device: Device,
@@ -105,7 +105,7 @@ def settle(
 
     def probe_candidate(candidate: Candidate, timeout_s: float) -> ProbeResult:
         return probe_and_keep(
-            run_of(question, candidate.plan, offline=offline),
+            build_run(question, candidate.plan, offline=offline),
             device=device,
             memory_limit_bytes=memory_limit_bytes,
             timeout_s=timeout_s,
@@ -125,7 +125,7 @@ def settle(
     series, order = run_series(answer, probe_candidate, budget_s=budget_s, on_probe=on_probe)
     outcome, quickest_s = "no plan ran", order.quickest_s()
     if series.best is not None:
-        outcome = f"{series.best.candidate.rung} at {rate(series.best.result.tokens_per_s)} tokens/s"
+        outcome = f"{series.best.candidate.strategy} at {rate(series.best.result.tokens_per_s)} tokens/s"
     elif series.ended == "budget" and quickest_s is not None:
         outcome += f"; the quickest may take {seconds(quickest_s)}, so pass a longer --budget"
     say(f"{series.ended}: {outcome}")
@@ -186,7 +186,7 @@ def after_series(answer: Recommendation, series: ProbeSeries, order: ProbeOrder)
     return _after_probes(answer, candidates, chosen, probe_series=series)
 
 
-def with_past_probes(answer: Recommendation) -> Recommendation:
+def apply_past_probes(answer: Recommendation) -> Recommendation:
     """Return the answer with the earlier probes in the store; a plan that ran is preferred to one of the same speed.
 
     The answer is unchanged if its plans have no probes, or if the store cannot be used (a line on stderr).
@@ -247,7 +247,7 @@ def _corrected(answer: Recommendation, order: ProbeOrder, results: Mapping[Plan,
         if result is None:
             if candidate.fit.probability >= LIKELY and order.too_large(candidate):
                 return _refused(candidate, NEEDS_MORE)
-            return candidate.with_estimate(replace(candidate.estimate, time=order.expected_time(candidate)))
+            return candidate.replace_estimate(replace(candidate.estimate, time=order.expected_time(candidate)))
         if result.failure is not None:
             return _refused(candidate, RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
         ran = candidate.fit._replace(probability=1.0, reason="ran", limit="")
@@ -272,9 +272,11 @@ def _ladder(
 ) -> tuple[LadderStep, ...]:
     ladder, least = [], LEAST[answer.question.risk]
     for step in answer.ladder:
-        of_rung = [candidate for candidate in candidates if candidate.rung == step.rung]
-        best = chosen if chosen is not None and chosen.rung == step.rung else best_of_rung(of_rung, least)
-        ladder.append(step if best is None else LadderStep.of(step.rung, best, least))
+        of_strategy = [candidate for candidate in candidates if candidate.strategy == step.strategy]
+        best = (
+            chosen if chosen is not None and chosen.strategy == step.strategy else best_of_strategy(of_strategy, least)
+        )
+        ladder.append(step if best is None else LadderStep.of(step.strategy, best, least))
     return tuple(ladder)
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from statistics import mean, median
 from typing import get_args
 
-from ds_advise.advisor.search.candidate import SURE, Verdict, verdict_of
+from ds_advise.advisor.search.candidate import SURE, Verdict, fit_verdict
 from ds_advise.estimators.memory.device_overhead import EARLIER_BATCHES, FIXED_SEGMENTS_SHARE
 
 from . import memory_spread, other_objectives, peer_runs, peers, questions
@@ -108,8 +108,8 @@ def headlines() -> dict[str, str]:
     ran = [result for result in results() if result.run.fitted]
     died = [result for result in results() if not result.run.fitted]
     verdicts = fit_probabilities()
-    false_fits = sum(verdict_of(verdicts[result.run.row]) == "fits" for result in died)
-    refused = sum(verdict_of(verdicts[result.run.row]) == "does not fit" for result in ran)
+    false_fits = sum(fit_verdict(verdicts[result.run.row]) == "fits" for result in died)
+    refused = sum(fit_verdict(verdicts[result.run.row]) == "does not fit" for result in ran)
     return {
         "- Allocated GPU memory:": f"- Allocated GPU memory: mean error {100 * mean(sizes):.1f} %, worst "
         f"{100 * max(sizes):.1f} %, over {len(sizes)} published runs whose peak is known ({_once(exact)}).",
@@ -123,7 +123,7 @@ def headlines() -> dict[str, str]:
 def _fits_once(ran: list[Result]) -> str:
     """Share of the ended runs that are predicted to fit, each row once and each source once."""
     found = [
-        Error(result.run.origin, float(verdict_of(fit_probabilities()[result.run.row]) == "fits")) for result in ran
+        Error(result.run.origin, float(fit_verdict(fit_probabilities()[result.run.row]) == "fits")) for result in ran
     ]
     by_row = mean(error.value for error in found)
     return (
@@ -134,7 +134,7 @@ def _fits_once(ran: list[Result]) -> str:
 
 def _verdicts(found: list[Result]) -> str:
     """How many of the runs were given each verdict: `0 "fits", 4 "likely fits", ...`."""
-    given = [verdict_of(fit_probabilities()[result.run.row]) for result in found]
+    given = [fit_verdict(fit_probabilities()[result.run.row]) for result in found]
     return ", ".join(f'{given.count(verdict)} "{verdict}"' for verdict in get_args(Verdict))
 
 
@@ -382,8 +382,8 @@ def _notes() -> tuple[str, ...]:
     return (
         "Every run is a question that the command line and `ds_advise.estimate` answer with these figures to the "
         "byte: `benchmarks/data/questions.csv` has the commands, and `benchmarks.accuracy.questions` holds each "
-        "against what the row says. Plain PyTorch and FSDP are `--rung torch` and `--rung fsdp`; versions and settings "
-        "of the software that differ from today's are stated by `--software`.",
+        "against what the row says. Plain PyTorch and FSDP are `--strategy torch` and `--strategy fsdp`; versions and "
+        "settings of the software that differ from today's are stated by `--software`.",
         'The first table counts peaks of allocated memory. "4 x weights" is weights, gradients and Adam\'s two states '
         "in the "
         "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations "

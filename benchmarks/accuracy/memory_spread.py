@@ -18,7 +18,7 @@ from functools import cache
 from math import lgamma, log, pi
 from statistics import mean
 
-from ds_advise.advisor.search.candidate import Verdict, verdict_of
+from ds_advise.advisor.search.candidate import Verdict, fit_verdict
 from ds_advise.estimators.memory.fit_probability import DATA, STATES, WASTE, SourceSpread, fit_probability
 
 from .between_sources import SHARE, Error, by_source, coverage, interval, left_out, spread_of
@@ -143,7 +143,7 @@ def verdict_table(found: Sequence[Result]) -> Table:
         verdict: [] for verdict in ("fits", "likely fits", "unlikely", "does not fit")
     }
     for result, probability in zip(found, probabilities(found), strict=True):
-        by_verdict[verdict_of(probability)].append((probability, result.run.fitted))
+        by_verdict[fit_verdict(probability)].append((probability, result.run.fitted))
     return Table(
         title="Outcome of the runs by verdict (spread of the other sources' runs)",
         header=("verdict", " n", " ran to the end", " share", " predicted share"),

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from ds_advise.advisor.search.candidate import verdict_of
+from ds_advise.advisor.search.candidate import fit_verdict
 from ds_advise.estimators.workload import NEXT_TOKEN
 
 from . import peer_runs
@@ -225,10 +225,10 @@ def _fit(peer: str, given: dict[int, Answer], probabilities: Mapping[int, float]
         peer,
         str(sum(run.fitted for run in found)),
         count(True, lambda run: not theirs(run)),
-        count(True, lambda run: verdict_of(probabilities[run.row]) == "does not fit"),
+        count(True, lambda run: fit_verdict(probabilities[run.row]) == "does not fit"),
         str(sum(not run.fitted for run in found)),
         count(False, theirs),
-        count(False, lambda run: verdict_of(probabilities[run.row]) == "fits"),
+        count(False, lambda run: fit_verdict(probabilities[run.row]) == "fits"),
     )
 
 

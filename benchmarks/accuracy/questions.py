@@ -1,7 +1,7 @@
 """The question that a user asks to get the prediction of a published run, and the answer through the public call.
 
-    ds-advise explain MODEL --gpus SPEC --rung RUNG ... --json
-    ds_advise.estimate(MODEL, gpus=SPEC, rung=RUNG, ...)
+    ds-advise explain MODEL --gpus SPEC --strategy STRATEGY ... --json
+    ds_advise.estimate(MODEL, gpus=SPEC, strategy=STRATEGY, ...)
 
 Every row is first read as what the estimators take. `question_of` says it in public options, and `is_public` asks them
 back: where the model, the workload, the machines and the plan come out as they went in, so do all figures. A row for
@@ -19,13 +19,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ds_advise.advisor.advise import ask, plan_of
+from ds_advise.advisor.advise import build_question, strategy_candidate
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape
-from ds_advise.estimators.objectives import OBJECTIVES, loss_of
+from ds_advise.estimators.objectives import OBJECTIVES, framework_loss
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.estimators.workload import Software, Workload
@@ -81,7 +81,7 @@ def question_of(asked: Asked) -> dict[str, Any]:
     """The keyword arguments of `ds_advise.estimate`, but the model."""
     workload, plan, cluster = asked.workload, asked.plan, asked.cluster
     micro, steps = plan.micro_batch_size, plan.gradient_accumulation_steps
-    question: dict[str, Any] = {"gpus": asked.gpus, "rung": plan.rung}
+    question: dict[str, Any] = {"gpus": asked.gpus, "strategy": plan.strategy}
     if asked.interconnect:
         question["interconnect"] = asked.interconnect
     if cluster.threads_per_rank is not None:
@@ -110,7 +110,7 @@ def question_of(asked: Asked) -> dict[str, Any]:
     if workload.precompute_ref_log_probs:
         question["precompute_ref_log_probs"] = True
     question |= _rollout_options(workload)
-    if workload.loss != loss_of(workload.objective, workload.framework, workload.software):
+    if workload.loss != framework_loss(workload.objective, workload.framework, workload.software):
         question["loss"] = workload.loss
     if workload.lora_targets is not None:
         question["lora_targets"] = ",".join(workload.lora_targets)
@@ -143,7 +143,7 @@ def _rollout_options(workload: Workload) -> dict[str, Any]:
 def _preset(asked: Asked) -> Plan:
     plan = asked.plan
     return plan_for(
-        plan.rung,
+        plan.strategy,
         asked.model,
         asked.workload,
         asked.cluster,
@@ -178,11 +178,11 @@ def command_of(asked: Asked) -> str:
 def is_public(asked: Asked) -> bool:
     """Whether the public options mean exactly what the row was read as."""
     question = question_of(asked)
-    rung, settings = question.pop("rung"), question.pop("settings", None)
-    heard = rollout_choices(ask(asked.model, **question))[0]
+    strategy, settings = question.pop("strategy"), question.pop("settings", None)
+    heard = rollout_choices(build_question(asked.model, **question))[0]
     if (heard.workload, heard.cluster) != (_as_asked(asked), asked.cluster):
         return False
-    return plan_of(heard, rung, settings).plan == asked.plan
+    return strategy_candidate(heard, strategy, settings).plan == asked.plan
 
 
 def _as_asked(asked: Asked) -> Workload:

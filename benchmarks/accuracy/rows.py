@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.ds_configs.presets import with_layers_as_units
+from ds_advise.ds_configs.presets import layer_units_plan
 from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.objectives import OBJECTIVES, trained_model
@@ -221,7 +221,7 @@ def _plan(row: dict[str, str], model: ModelShape) -> Plan:
             offload_optimizer=cast(Offload, row["offload_optimizer"] or "none"),
             offload_param=cast(Offload, row["offload_param"] or "none"),
         )
-        return with_layers_as_units(alone, model) if fsdp else alone
+        return layer_units_plan(alone, model) if fsdp else alone
     sizes = _sizes(row["buckets"], model.hidden_size)
     return Plan(
         zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"] or 0)),

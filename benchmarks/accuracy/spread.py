@@ -67,10 +67,10 @@ def _cells(found: Sequence[Error]) -> tuple[str, ...]:
 
 
 def _pairs(runs: Sequence[TimedRun]) -> Iterator[tuple[TimedRun, TimedRun]]:
-    """Runs of one group of DeepSpeed's on several GPUs that differ in their rung."""
+    """Runs of one group of DeepSpeed's on several GPUs that differ in their strategy."""
     for group in groups(runs):
         members = [run for run in group.runs if run.plan.sharding == "zero" and run.cluster.world_size > 1]
-        yield from (pair for pair in combinations(members, 2) if pair[0].plan.rung != pair[1].plan.rung)
+        yield from (pair for pair in combinations(members, 2) if pair[0].plan.strategy != pair[1].plan.strategy)
 
 
 def _of_pair(one: TimedRun, other: TimedRun) -> float:

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast, get_args
 
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.choice import drop_dominated
-from ds_advise.ds_configs.presets import with_layers_as_units
+from ds_advise.ds_configs.presets import layer_units_plan
 from ds_advise.estimators.hardware import Cluster, cpu_cores
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.model_shape import ModelShape
@@ -242,7 +242,7 @@ def run_of(row: dict[str, str]) -> TimedRun:
     )
     if row["engine"] != "deepspeed":
         sharding = cast(Fsdp, row["engine"])
-        plan = with_layers_as_units(plan, model, sharding) if fsdp else replace(plan, sharding="none")
+        plan = layer_units_plan(plan, model, sharding) if fsdp else replace(plan, sharding="none")
     plan = replace(plan, **_settings(row["plan"]))
     cluster = parse_cluster(row["gpus"], interconnect=row["interconnect"] or None)
     cluster = _as_started(cluster, row["source"], row["row"])

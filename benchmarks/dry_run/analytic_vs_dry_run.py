@@ -3,8 +3,8 @@
     python -m benchmarks.dry_run.analytic_vs_dry_run [NAME ...] [--sample K] [--workers N] [--answers FILE
                                                        [--offline]] [--autoep] [--json FILE] [--write]
 
-Runs a grid of six families x eight rungs x checkpointing x three sequence lengths x world sizes 2, 8, 64 x full and
-LoRA, and special settings (`cases`). Each case dry runs the configuration that the rung's
+Runs a grid of six families x eight strategies x checkpointing x three sequence lengths x world sizes 2, 8, 64 x full
+and LoRA, and special settings (`cases`). Each case dry runs the configuration that the strategy's
 preset emits, on the rank that the closed form takes for the fullest; 1 to 4 CPU seconds, several at a time
 (`forked_dry_runs`).
 

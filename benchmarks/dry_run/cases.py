@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 from zlib import crc32
 
-from ds_advise.estimators.plan import RUNGS, Rung
+from ds_advise.estimators.plan import STRATEGIES, Strategy
 from ds_advise.estimators.workload import LossKernel, Method, Mlp, Objective, Precision
 
 _QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768}
@@ -292,10 +292,10 @@ MIXED = ("qwen3_5", "llama4")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One plan to compare; `changes` are applied to the rung's preset."""
+    """One plan to compare; `changes` are applied to the strategy's preset."""
 
     model: str
-    rung: Rung
+    strategy: Strategy
     world_size: int
     micro_batch_size: int = 1
     seq_len: int = 1024
@@ -314,7 +314,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        parts = [self.model, self.rung, f"N={self.world_size}", f"B={self.micro_batch_size}", f"S={self.seq_len}"]
+        parts = [self.model, self.strategy, f"N={self.world_size}", f"B={self.micro_batch_size}", f"S={self.seq_len}"]
         parts += [f"gas={self.gradient_accumulation_steps}"] * (self.gradient_accumulation_steps > 1)
         parts += ["no-ckpt"] * (not self.checkpointing) + [self.method] * (self.method != "full")
         parts += [f"saves={','.join(self.modules_to_save)}"] * bool(self.modules_to_save)
@@ -329,9 +329,9 @@ SEQUENCES, WORLD_SIZES = (512, 2048, 8192), (2, 8, 64)
 METHODS: tuple[Method, ...] = ("full", "lora")
 
 GRID = tuple(
-    Case(model=model, rung=rung, world_size=ranks, seq_len=seq_len, checkpointing=checkpointing, method=method)
-    for model, rung, checkpointing, seq_len, ranks, method in product(
-        GRID_FAMILIES, RUNGS, (True, False), SEQUENCES, WORLD_SIZES, METHODS
+    Case(model=model, strategy=strategy, world_size=ranks, seq_len=seq_len, checkpointing=checkpointing, method=method)
+    for model, strategy, checkpointing, seq_len, ranks, method in product(
+        GRID_FAMILIES, STRATEGIES, (True, False), SEQUENCES, WORLD_SIZES, METHODS
     )
 )
 
@@ -349,14 +349,14 @@ _by_trl = partial(Case, world_size=8, micro_batch_size=2, seq_len=1024)
 PREFERENCES = tuple(
     _by_trl(
         model=model,
-        rung=rung,
+        strategy=strategy,
         checkpointing=checkpointing,
         method=method,
         modules_to_save=("score",) if objective == "reward" and method == "lora" else (),
         objective=objective,
         precomputed=precomputed,
     )
-    for (model, rung, checkpointing), method, (objective, precomputed) in product(
+    for (model, strategy, checkpointing), method, (objective, precomputed) in product(
         (
             ("llama", "zero2", True),
             ("qwen2", "zero2-offload", False),
@@ -374,14 +374,14 @@ PREFERENCES = tuple(
 ROLLOUTS = tuple(
     _by_trl(
         model=model,
-        rung=rung,
+        strategy=strategy,
         gradient_accumulation_steps=2,
         checkpointing=checkpointing,
         method=method,
         objective="grpo",
         beta=beta,
     )
-    for (model, rung, checkpointing), method, beta in product(
+    for (model, strategy, checkpointing), method, beta in product(
         (
             ("llama", "zero2", True),
             ("qwen2", "zero2-offload", False),
@@ -396,8 +396,8 @@ ROLLOUTS = tuple(
 
 
 PPO = tuple(
-    _by_trl(model=model, rung=rung, gradient_accumulation_steps=2, checkpointing=checkpointing, objective="ppo")
-    for model, rung, checkpointing in (
+    _by_trl(model=model, strategy=strategy, gradient_accumulation_steps=2, checkpointing=checkpointing, objective="ppo")
+    for model, strategy, checkpointing in (
         ("llama", "zero2", True),
         ("llama", "zero2", False),
         ("qwen2", "zero1", True),
@@ -414,8 +414,8 @@ PPO = tuple(
 
 
 RECORDED_CASES = tuple(
-    Case(model=model, rung=rung, world_size=8, seq_len=seq_len, checkpointing=checkpointing, method=method)
-    for model, (rung, seq_len, checkpointing, method) in product(
+    Case(model=model, strategy=strategy, world_size=8, seq_len=seq_len, checkpointing=checkpointing, method=method)
+    for model, (strategy, seq_len, checkpointing, method) in product(
         RECORDED, (("zero2", 2048, True, "full"), ("zero3", 1024, False, "full"), ("zero3", 2048, False, "lora"))
     )
     if (model, method) != ("phimoe", "lora")  # whose routers peft cannot adapt
@@ -446,33 +446,33 @@ SEQUENCE_PARALLEL = (
     *(
         Case(
             model=model,
-            rung=rung,
+            strategy=strategy,
             world_size=8,
             seq_len=seq_len,
             checkpointing=checkpointing,
             changes=shared_by(ranks),
         )
-        for model, rung, checkpointing, seq_len, ranks in product(
+        for model, strategy, checkpointing, seq_len, ranks in product(
             ("llama", "phi3", "qwen3_moe"), ("zero2", "zero3", "zero3-offload"), (True, False), (2048, 16384), (2, 8)
         )
     ),
     *(
         Case(
             model="qwen2",
-            rung=rung,
+            strategy=strategy,
             world_size=2,
             micro_batch_size=2,
             seq_len=4096,
             method=method,
             changes=shared_by(2),
         )
-        for rung, method in product(("ddp", "zero1", "zero2", "zero3"), METHODS)
+        for strategy, method in product(("ddp", "zero1", "zero2", "zero3"), METHODS)
     ),
-    Case(model="0.5B", rung="zero3", world_size=8, seq_len=32768, changes=shared_by(2)),
-    Case(model="7B/8", rung="zero3", world_size=64, seq_len=131072, changes=shared_by(4)),
-    Case(model="7B/8", rung="zero3-offload", world_size=8, seq_len=65536, changes=shared_by(4)),
-    Case(model="7B/8", rung="zero2-offload", world_size=8, seq_len=32768, changes=shared_by(2)),
-    Case(model="7B/8", rung="zero3", world_size=8, seq_len=32768, method="lora", changes=shared_by(4)),
+    Case(model="0.5B", strategy="zero3", world_size=8, seq_len=32768, changes=shared_by(2)),
+    Case(model="7B/8", strategy="zero3", world_size=64, seq_len=131072, changes=shared_by(4)),
+    Case(model="7B/8", strategy="zero3-offload", world_size=8, seq_len=65536, changes=shared_by(4)),
+    Case(model="7B/8", strategy="zero2-offload", world_size=8, seq_len=32768, changes=shared_by(2)),
+    Case(model="7B/8", strategy="zero3", world_size=8, seq_len=32768, method="lora", changes=shared_by(4)),
 )
 """Samples that ranks share (Ulysses): fewer and more heads of keys and values than ranks, micro batches of 1 and 2."""
 
@@ -486,37 +486,37 @@ COPIES_TRAINED = (
     *(
         Case(
             model=model,
-            rung=rung,
+            strategy=strategy,
             world_size=ranks,
             seq_len=seq_len,
             checkpointing=checkpointing,
             method="lora",
             modules_to_save=("embed_tokens", "lm_head"),
         )
-        for model, rung, ranks, checkpointing, seq_len in product(
-            ("llama", "qwen2"), RUNGS[:-1], (2, 64), (True, False), (512, 4096)
+        for model, strategy, ranks, checkpointing, seq_len in product(
+            ("llama", "qwen2"), STRATEGIES[:-1], (2, 64), (True, False), (512, 4096)
         )
     ),
     *(
-        Case(model=model, rung=rung, world_size=8, method="lora", modules_to_save=(saved,))
-        for model, rung, saved in product(
+        Case(model=model, strategy=strategy, world_size=8, method="lora", modules_to_save=(saved,))
+        for model, strategy, saved in product(
             ("llama", "qwen2"), ("ddp", "zero1", "zero2", "zero3"), ("embed_tokens", "lm_head")
         )
     ),
     *(
         Case(
             model="7B/8",
-            rung=rung,
+            strategy=strategy,
             world_size=8,
             seq_len=2048,
             method="lora",
             modules_to_save=("embed_tokens", "lm_head"),
         )
-        for rung in RUNGS
+        for strategy in STRATEGIES
     ),
     Case(
         model="llama",
-        rung="zero2",
+        strategy="zero2",
         world_size=8,
         gradient_accumulation_steps=4,
         method="lora",
@@ -524,13 +524,13 @@ COPIES_TRAINED = (
     ),
     Case(
         model="llama",
-        rung="zero3",
+        strategy="zero3",
         world_size=8,
         method="lora",
         modules_to_save=("embed_tokens", "lm_head"),
         changes=live(60_000_000),
     ),
-    Case(model="gpt2", rung="zero2", world_size=8, method="lora", modules_to_save=("wte", "lm_head")),
+    Case(model="gpt2", strategy="zero2", world_size=8, method="lora", modules_to_save=("wte", "lm_head")),
 )
 """Embeddings and heads that train as copies, with adapters."""
 
@@ -539,19 +539,26 @@ _IN_BF16 = (("bf16_master_weights_and_grads", True), ("bf16_optimizer_states", T
 
 STATES_IN_BF16 = (
     *(
-        Case(model=model, rung=rung, world_size=8, seq_len=2048, gradient_accumulation_steps=steps, changes=_IN_BF16)
-        for model, rung, steps in product(("qwen2", "llama", "phi3"), RUNGS[1:-1], (1, 2))
+        Case(
+            model=model,
+            strategy=strategy,
+            world_size=8,
+            seq_len=2048,
+            gradient_accumulation_steps=steps,
+            changes=_IN_BF16,
+        )
+        for model, strategy, steps in product(("qwen2", "llama", "phi3"), STRATEGIES[1:-1], (1, 2))
     ),
     *(
-        Case(model="llama", rung=rung, world_size=2, seq_len=2048, changes=_IN_BF16[:1])
-        for rung in ("zero2-offload", "zero3-offload")
+        Case(model="llama", strategy=strategy, world_size=2, seq_len=2048, changes=_IN_BF16[:1])
+        for strategy in ("zero2-offload", "zero3-offload")
     ),
     *(
-        Case(model="7B/8", rung=rung, world_size=ranks, changes=_IN_BF16)
-        for rung, ranks in (("zero2", 2), ("zero3", 8), ("zero2-offload", 2), ("zero3-offload", 2))
+        Case(model="7B/8", strategy=strategy, world_size=ranks, changes=_IN_BF16)
+        for strategy, ranks in (("zero2", 2), ("zero3", 8), ("zero2-offload", 2), ("zero3-offload", 2))
     ),
-    Case(model="llama", rung="zero3-offload", world_size=2, changes=(*_IN_BF16, *partly_offloaded(0.5))),
-    Case(model="0.5B", rung="zero2", world_size=8, seq_len=2048, method="lora", changes=_IN_BF16),
+    Case(model="llama", strategy="zero3-offload", world_size=2, changes=(*_IN_BF16, *partly_offloaded(0.5))),
+    Case(model="0.5B", strategy="zero2", world_size=8, seq_len=2048, method="lora", changes=_IN_BF16),
 )
 """Masters and optimizer states in bf16."""
 
@@ -559,22 +566,22 @@ SECOND_COPIES = (
     *(
         Case(
             model=model,
-            rung=rung,
+            strategy=strategy,
             world_size=ranks,
             seq_len=2048,
             checkpointing=checkpointing,
             method=method,
             changes=(("zero_hpz_partition_size", 8),),
         )
-        for model, rung, ranks, checkpointing, method in product(
+        for model, strategy, ranks, checkpointing, method in product(
             ("llama", "phi3", "qwen2"), ("zero3", "zero3-offload"), (16, 64), (True, False), METHODS
         )
     ),
-    Case(model="llama", rung="zero3", world_size=4, gradient_accumulation_steps=2, changes=_HPZ_2),
-    Case(model="llama", rung="zero3", world_size=16, changes=(("zero_hpz_partition_size", 8), *live(60_000_000))),
-    Case(model="7B/8", rung="zero3", world_size=16, changes=(("zero_hpz_partition_size", 8),)),
-    Case(model="7B/8", rung="zero3", world_size=64, method="lora", changes=(("zero_hpz_partition_size", 8),)),
-    Case(model="0.5B", rung="zero3", world_size=16, changes=(("zero_hpz_partition_size", 8),)),
+    Case(model="llama", strategy="zero3", world_size=4, gradient_accumulation_steps=2, changes=_HPZ_2),
+    Case(model="llama", strategy="zero3", world_size=16, changes=(("zero_hpz_partition_size", 8), *live(60_000_000))),
+    Case(model="7B/8", strategy="zero3", world_size=16, changes=(("zero_hpz_partition_size", 8),)),
+    Case(model="7B/8", strategy="zero3", world_size=64, method="lora", changes=(("zero_hpz_partition_size", 8),)),
+    Case(model="0.5B", strategy="zero3", world_size=16, changes=(("zero_hpz_partition_size", 8),)),
 )
 """A second copy of the weights in each node (hpZ)."""
 
@@ -585,13 +592,13 @@ QUANTIZED = (
     *(
         Case(
             model=model,
-            rung=rung,
+            strategy=strategy,
             world_size=ranks,
             seq_len=2048,
             checkpointing=checkpointing,
             changes=changes,
         )
-        for model, rung, ranks, checkpointing, changes in product(
+        for model, strategy, ranks, checkpointing, changes in product(
             ("llama", "phi3", "qwen2"),
             ("zero3", "zero3-offload"),
             (16, 64),
@@ -601,19 +608,19 @@ QUANTIZED = (
         if changes == _GRADIENTS_IN_4_BITS or (model, ranks) != ("qwen2", 64)
     ),
     *(
-        Case(model=model, rung="zero3", world_size=16, changes=(*changes, ("zero_hpz_partition_size", 8)))
+        Case(model=model, strategy="zero3", world_size=16, changes=(*changes, ("zero_hpz_partition_size", 8)))
         for model, changes in product(
             ("llama", "0.5B", "7B/8"), (_WEIGHTS_IN_8_BITS, (*_WEIGHTS_IN_8_BITS, *_GRADIENTS_IN_4_BITS))
         )
     ),
     *(
-        Case(model="7B/8", rung="zero3", world_size=64, precision=precision, changes=changes)
+        Case(model="7B/8", strategy="zero3", world_size=64, precision=precision, changes=changes)
         for precision, changes in product(
             ("bf16", "fp16"), (_WEIGHTS_IN_8_BITS, _GRADIENTS_IN_4_BITS, (*_WEIGHTS_IN_8_BITS, *_GRADIENTS_IN_4_BITS))
         )
     ),
-    Case(model="llama", rung="zero3", world_size=16, method="lora", changes=_WEIGHTS_IN_8_BITS),
-    Case(model="7B/8", rung="zero3", world_size=16, method="lora", changes=_WEIGHTS_IN_8_BITS),
+    Case(model="llama", strategy="zero3", world_size=16, method="lora", changes=_WEIGHTS_IN_8_BITS),
+    Case(model="7B/8", strategy="zero3", world_size=16, method="lora", changes=_WEIGHTS_IN_8_BITS),
 )
 """ZeRO++'s quantized collectives. Their kernels run on CUDA only: dry runs allocate what DeepSpeed's sources say."""
 
@@ -621,13 +628,13 @@ LAYERS_SPLIT = (
     *(
         Case(
             model=model,
-            rung=rung,
+            strategy=strategy,
             world_size=8,
             seq_len=2048,
             checkpointing=checkpointing,
             changes=split_by(ranks),
         )
-        for model, rung, checkpointing, ranks in product(
+        for model, strategy, checkpointing, ranks in product(
             ("llama", "qwen2"),
             ("ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload"),
             (True, False),
@@ -635,10 +642,10 @@ LAYERS_SPLIT = (
         )
         if (model, ranks) != ("qwen2", 4)
     ),
-    Case(model="7B/8", rung="zero2", world_size=8, seq_len=4096, changes=split_by(4)),
-    Case(model="7B/8", rung="zero3", world_size=8, seq_len=4096, changes=split_by(2)),
-    Case(model="0.5B", rung="zero1", world_size=4, micro_batch_size=2, changes=split_by(2)),
-    Case(model="llama", rung="ddp", world_size=2, gradient_accumulation_steps=2, changes=split_by(2)),
+    Case(model="7B/8", strategy="zero2", world_size=8, seq_len=4096, changes=split_by(4)),
+    Case(model="7B/8", strategy="zero3", world_size=8, seq_len=4096, changes=split_by(2)),
+    Case(model="0.5B", strategy="zero1", world_size=4, micro_batch_size=2, changes=split_by(2)),
+    Case(model="llama", strategy="ddp", world_size=2, gradient_accumulation_steps=2, changes=split_by(2)),
 )
 """Layers that ranks split (AutoTP): untied and tied heads."""
 
@@ -657,32 +664,32 @@ EXPERTS_SPREAD = (
     *(
         Case(
             model=model,
-            rung=rung,
+            strategy=strategy,
             world_size=world_size,
             seq_len=seq_len,
             checkpointing=checkpointing,
             changes=spread_over(ranks),
         )
-        for model, rung, checkpointing, (world_size, ranks), seq_len in product(
+        for model, strategy, checkpointing, (world_size, ranks), seq_len in product(
             ("qwen3_moe", "mixtral"), _SPREADING, (True, False), ((2, 2), (8, 2), (8, 4), (8, 8)), (512, 4096)
         )
     ),
     *(
         Case(
             model=model,
-            rung=rung,
+            strategy=strategy,
             world_size=8,
             micro_batch_size=2,
             seq_len=2048,
             gradient_accumulation_steps=2,
             changes=spread_over(ranks),
         )
-        for model, rung, ranks in product(("qwen3_moe", "mixtral"), _SPREADING, (4, 8))
+        for model, strategy, ranks in product(("qwen3_moe", "mixtral"), _SPREADING, (4, 8))
     ),
     *(
         Case(
             model=model,
-            rung="zero3",
+            strategy="zero3",
             world_size=world_size,
             seq_len=1024,
             checkpointing=checkpointing,
@@ -693,19 +700,19 @@ EXPERTS_SPREAD = (
         )
     ),
     *(
-        Case(model=model, rung=rung, world_size=8, checkpointing=checkpointing, changes=spread_over(ranks))
-        for model, (rung, checkpointing, ranks) in product(
+        Case(model=model, strategy=strategy, world_size=8, checkpointing=checkpointing, changes=spread_over(ranks))
+        for model, (strategy, checkpointing, ranks) in product(
             SHARING, (("zero1", False, 8), ("zero2", False, 2), ("zero3", True, 8), ("zero3", False, 8))
         )
     ),
-    Case(model="30B-A3B/4", rung="zero1", world_size=8, seq_len=4096, changes=spread_over(8)),
-    Case(model="30B-A3B/4", rung="zero2", world_size=16, seq_len=4096, changes=spread_over(8)),
-    Case(model="8x7B/2", rung="zero1", world_size=8, seq_len=4096, changes=spread_over(4)),
-    Case(model="8x7B/2", rung="zero2", world_size=16, seq_len=4096, changes=spread_over(8)),
-    Case(model="30B-A3B/4", rung="zero3", world_size=8, seq_len=4096, changes=spread_over(8)),
-    Case(model="30B-A3B/4", rung="zero3", world_size=16, seq_len=4096, changes=spread_over(8)),
-    Case(model="8x7B/2", rung="zero3", world_size=8, seq_len=4096, changes=spread_over(4)),
-    Case(model="8x7B/2", rung="zero3", world_size=16, seq_len=4096, changes=spread_over(8)),
+    Case(model="30B-A3B/4", strategy="zero1", world_size=8, seq_len=4096, changes=spread_over(8)),
+    Case(model="30B-A3B/4", strategy="zero2", world_size=16, seq_len=4096, changes=spread_over(8)),
+    Case(model="8x7B/2", strategy="zero1", world_size=8, seq_len=4096, changes=spread_over(4)),
+    Case(model="8x7B/2", strategy="zero2", world_size=16, seq_len=4096, changes=spread_over(8)),
+    Case(model="30B-A3B/4", strategy="zero3", world_size=8, seq_len=4096, changes=spread_over(8)),
+    Case(model="30B-A3B/4", strategy="zero3", world_size=16, seq_len=4096, changes=spread_over(8)),
+    Case(model="8x7B/2", strategy="zero3", world_size=8, seq_len=4096, changes=spread_over(4)),
+    Case(model="8x7B/2", strategy="zero3", world_size=16, seq_len=4096, changes=spread_over(8)),
 )
 """Experts that are spread over ranks (AutoEP); their dry runs need a version of transformers that AutoEP knows."""
 
@@ -713,13 +720,15 @@ _ON_HOST = (("cpu_checkpointing", True),)
 
 INPUTS_ON_HOST = (
     *(
-        Case(model=model, rung=rung, world_size=8, seq_len=8192, method=method, changes=_ON_HOST)
-        for model, rung, method in product(("llama", "phi3", "qwen3_moe"), ("zero2", "zero3", "zero3-offload"), METHODS)
+        Case(model=model, strategy=strategy, world_size=8, seq_len=8192, method=method, changes=_ON_HOST)
+        for model, strategy, method in product(
+            ("llama", "phi3", "qwen3_moe"), ("zero2", "zero3", "zero3-offload"), METHODS
+        )
     ),
-    Case(model="gpt2", rung="zero2", world_size=2, micro_batch_size=2, seq_len=2048, changes=_ON_HOST),
-    Case(model="0.5B", rung="zero3", world_size=2, seq_len=32768, changes=_ON_HOST),
-    Case(model="7B/8", rung="zero3-offload", world_size=1, seq_len=32768, changes=_ON_HOST),
-    Case(model="7B/8", rung="zero3", world_size=8, seq_len=131072, changes=(*_ON_HOST, *shared_by(4))),
+    Case(model="gpt2", strategy="zero2", world_size=2, micro_batch_size=2, seq_len=2048, changes=_ON_HOST),
+    Case(model="0.5B", strategy="zero3", world_size=2, seq_len=32768, changes=_ON_HOST),
+    Case(model="7B/8", strategy="zero3-offload", world_size=1, seq_len=32768, changes=_ON_HOST),
+    Case(model="7B/8", strategy="zero3", world_size=8, seq_len=131072, changes=(*_ON_HOST, *shared_by(4))),
 )
 """Inputs of checkpointed layers that wait on the host."""
 
@@ -727,7 +736,7 @@ TILED = (
     *(
         Case(
             model=model,
-            rung=rung,
+            strategy=strategy,
             world_size=8,
             seq_len=seq_len,
             checkpointing=checkpointing,
@@ -735,24 +744,24 @@ TILED = (
             mlp="tiled",
             loss="tiled",
         )
-        for model, rung, checkpointing, seq_len, method in product(
+        for model, strategy, checkpointing, seq_len, method in product(
             ("llama", "phi3"), ("ddp", "zero2", "zero3-offload"), (True, False), (4096, 32768), METHODS
         )
     ),
     *(
-        Case(model="qwen2", rung=rung, world_size=2, micro_batch_size=2, seq_len=8192, mlp="tiled")
-        for rung in ("zero1", "zero2-offload", "zero3")
+        Case(model="qwen2", strategy=strategy, world_size=2, micro_batch_size=2, seq_len=8192, mlp="tiled")
+        for strategy in ("zero1", "zero2-offload", "zero3")
     ),
     *(
-        Case(model=model, rung=rung, world_size=2, micro_batch_size=2, seq_len=16384, mlp=mlp, loss="tiled")
-        for model, rung, mlp in product(("llama", "phi3"), ("zero1", "zero2-offload", "zero3"), ("whole", "tiled"))
+        Case(model=model, strategy=strategy, world_size=2, micro_batch_size=2, seq_len=16384, mlp=mlp, loss="tiled")
+        for model, strategy, mlp in product(("llama", "phi3"), ("zero1", "zero2-offload", "zero3"), ("whole", "tiled"))
     ),
-    Case(model="llama", rung="zero3", world_size=2, seq_len=16384, gradient_accumulation_steps=2, loss="tiled"),
-    Case(model="0.5B", rung="zero3", world_size=2, seq_len=32768, mlp="tiled"),
-    Case(model="7B/8", rung="zero3", world_size=8, seq_len=65536, mlp="tiled", loss="tiled"),
+    Case(model="llama", strategy="zero3", world_size=2, seq_len=16384, gradient_accumulation_steps=2, loss="tiled"),
+    Case(model="0.5B", strategy="zero3", world_size=2, seq_len=32768, mlp="tiled"),
+    Case(model="7B/8", strategy="zero3", world_size=8, seq_len=65536, mlp="tiled", loss="tiled"),
     Case(
         model="7B/8",
-        rung="zero3-offload",
+        strategy="zero3-offload",
         world_size=8,
         seq_len=262144,
         mlp="tiled",
@@ -764,8 +773,16 @@ TILED = (
 
 LOSSES = (
     *(
-        Case(model=model, rung=rung, world_size=8, seq_len=8192, checkpointing=checkpointing, method=method, loss=loss)
-        for loss, model, (rung, checkpointing), method in product(
+        Case(
+            model=model,
+            strategy=strategy,
+            world_size=8,
+            seq_len=8192,
+            checkpointing=checkpointing,
+            method=method,
+            loss=loss,
+        )
+        for loss, model, (strategy, checkpointing), method in product(
             ("chunked-softmax", "chunked-head"),
             ("llama", "gemma2", "7B/8"),
             (("ddp", False), ("zero2", True), ("zero3", True), ("zero3-offload", False)),
@@ -773,18 +790,26 @@ LOSSES = (
         )
     ),
     *(
-        Case(model="0.5B", rung=rung, world_size=2, micro_batch_size=2, gradient_accumulation_steps=2, loss=loss)
-        for loss, rung in product(("chunked-softmax", "chunked-head", "fused"), ("zero1", "zero2-offload", "zero3"))
+        Case(
+            model="0.5B", strategy=strategy, world_size=2, micro_batch_size=2, gradient_accumulation_steps=2, loss=loss
+        )
+        for loss, strategy in product(("chunked-softmax", "chunked-head", "fused"), ("zero1", "zero2-offload", "zero3"))
     ),
     *(
-        Case(model="7B/8", rung="zero3", world_size=8, seq_len=131072, loss=loss, changes=shared_by(4))
+        Case(model="7B/8", strategy="zero3", world_size=8, seq_len=131072, loss=loss, changes=shared_by(4))
         for loss in ("chunked-softmax", "chunked-head", "fused")
     ),
     *(
         Case(
-            model=model, rung=rung, world_size=8, seq_len=8192, checkpointing=checkpointing, method=method, loss="fused"
+            model=model,
+            strategy=strategy,
+            world_size=8,
+            seq_len=8192,
+            checkpointing=checkpointing,
+            method=method,
+            loss="fused",
         )
-        for model, (rung, checkpointing), method in product(
+        for model, (strategy, checkpointing), method in product(
             ("llama", "7B/8"), (("zero2", True), ("zero3", True), ("zero3-offload", False)), METHODS
         )
     ),
@@ -792,69 +817,76 @@ LOSSES = (
 """DeepSpeed's, TRL's and Liger's losses."""
 
 SPECIAL = (
-    Case(model="0.5B", rung="ddp", world_size=2),
-    Case(model="0.5B", rung="zero1", world_size=2),
-    Case(model="0.5B", rung="zero1", world_size=8, gradient_accumulation_steps=2),
-    Case(model="0.5B", rung="zero2", world_size=2, micro_batch_size=4),
-    Case(model="0.5B", rung="zero2", world_size=64),
-    Case(model="0.5B", rung="zero2", world_size=8, gradient_accumulation_steps=2, checkpointing=False),
-    Case(model="0.5B", rung="zero2-offload", world_size=2),
-    Case(model="0.5B", rung="zero2-offload", world_size=8, gradient_accumulation_steps=2),
-    Case(model="0.5B", rung="zero3", world_size=2),
-    Case(model="0.5B", rung="zero3", world_size=8, checkpointing=False, micro_batch_size=4),
-    Case(model="0.5B", rung="zero3-offload", world_size=1),
-    Case(model="0.5B", rung="zero3-offload", world_size=8, gradient_accumulation_steps=2),
-    Case(model="0.5B", rung="zero2", world_size=2, method="lora"),
-    Case(model="0.5B", rung="zero3", world_size=8, method="lora"),
-    Case(model="7B/8", rung="zero2", world_size=8),
-    Case(model="7B/8", rung="zero2", world_size=2, changes=(("reduce_bucket_size", 500_000_000),)),
-    Case(model="7B/8", rung="zero2-offload", world_size=2),
-    Case(model="7B/8", rung="zero3", world_size=8),
-    Case(model="7B/8", rung="zero3", world_size=8, checkpointing=False),
+    Case(model="0.5B", strategy="ddp", world_size=2),
+    Case(model="0.5B", strategy="zero1", world_size=2),
+    Case(model="0.5B", strategy="zero1", world_size=8, gradient_accumulation_steps=2),
+    Case(model="0.5B", strategy="zero2", world_size=2, micro_batch_size=4),
+    Case(model="0.5B", strategy="zero2", world_size=64),
+    Case(model="0.5B", strategy="zero2", world_size=8, gradient_accumulation_steps=2, checkpointing=False),
+    Case(model="0.5B", strategy="zero2-offload", world_size=2),
+    Case(model="0.5B", strategy="zero2-offload", world_size=8, gradient_accumulation_steps=2),
+    Case(model="0.5B", strategy="zero3", world_size=2),
+    Case(model="0.5B", strategy="zero3", world_size=8, checkpointing=False, micro_batch_size=4),
+    Case(model="0.5B", strategy="zero3-offload", world_size=1),
+    Case(model="0.5B", strategy="zero3-offload", world_size=8, gradient_accumulation_steps=2),
+    Case(model="0.5B", strategy="zero2", world_size=2, method="lora"),
+    Case(model="0.5B", strategy="zero3", world_size=8, method="lora"),
+    Case(model="7B/8", strategy="zero2", world_size=8),
+    Case(model="7B/8", strategy="zero2", world_size=2, changes=(("reduce_bucket_size", 500_000_000),)),
+    Case(model="7B/8", strategy="zero2-offload", world_size=2),
+    Case(model="7B/8", strategy="zero3", world_size=8),
+    Case(model="7B/8", strategy="zero3", world_size=8, checkpointing=False),
     Case(
         model="7B/8",
-        rung="zero3",
+        strategy="zero3",
         world_size=64,
         changes=(("stage3_max_live_parameters", 300_000_000), ("stage3_max_reuse_distance", 300_000_000)),
     ),
-    Case(model="7B/8", rung="zero3-offload-param", world_size=8),
-    Case(model="7B/8", rung="zero3-offload", world_size=2, gradient_accumulation_steps=2),
-    Case(model="7B/8", rung="zero3-nvme", world_size=8),
-    Case(model="qwen2", rung="zero3-offload", world_size=2, changes=partly_offloaded(0.5)),
-    Case(model="llama", rung="zero3-offload", world_size=2, checkpointing=False, changes=partly_offloaded(0.25)),
-    Case(model="llama", rung="zero3-offload", world_size=2, seq_len=512, changes=partly_offloaded(0.1, 60_000_000)),
-    Case(model="gpt2", rung="zero3-offload", world_size=8, changes=partly_offloaded(0.0)),
+    Case(model="7B/8", strategy="zero3-offload-param", world_size=8),
+    Case(model="7B/8", strategy="zero3-offload", world_size=2, gradient_accumulation_steps=2),
+    Case(model="7B/8", strategy="zero3-nvme", world_size=8),
+    Case(model="qwen2", strategy="zero3-offload", world_size=2, changes=partly_offloaded(0.5)),
+    Case(model="llama", strategy="zero3-offload", world_size=2, checkpointing=False, changes=partly_offloaded(0.25)),
+    Case(model="llama", strategy="zero3-offload", world_size=2, seq_len=512, changes=partly_offloaded(0.1, 60_000_000)),
+    Case(model="gpt2", strategy="zero3-offload", world_size=8, changes=partly_offloaded(0.0)),
     Case(
         model="phi3",
-        rung="zero3-offload",
+        strategy="zero3-offload",
         world_size=2,
         changes=(*partly_offloaded(0.7, 5_000_000), ("offload_param", "none")),
     ),
-    Case(model="0.5B", rung="zero3-offload", world_size=1, changes=partly_offloaded(0.5, 100_000_000)),
+    Case(model="0.5B", strategy="zero3-offload", world_size=1, changes=partly_offloaded(0.5, 100_000_000)),
     Case(
         model="7B/8",
-        rung="zero3-offload",
+        strategy="zero3-offload",
         world_size=8,
         gradient_accumulation_steps=2,
         changes=partly_offloaded(0.5, 100_000_000),
     ),
     *(
-        Case(model=model, rung=rung, world_size=8, seq_len=2048, checkpointing=checkpointing, changes=live(60_000_000))
+        Case(
+            model=model,
+            strategy=strategy,
+            world_size=8,
+            seq_len=2048,
+            checkpointing=checkpointing,
+            changes=live(60_000_000),
+        )
         for model in GRID_FAMILIES
-        for rung in ("zero3", "zero3-offload")
+        for strategy in ("zero3", "zero3-offload")
         for checkpointing in (True, False)
     ),
     # Parameters that really are on NVMe: host memory takes none of them.
     *(
-        Case(model=model, rung=rung, world_size=2, gradient_accumulation_steps=2, precision=precision)
+        Case(model=model, strategy=strategy, world_size=2, gradient_accumulation_steps=2, precision=precision)
         for model in ("qwen2", "llama", "gpt2")
-        for rung in RUNGS
+        for strategy in STRATEGIES
         for precision in ("bf16", "fp16")
     ),
     *(
         Case(
             model=model,
-            rung="zero3-nvme",
+            strategy="zero3-nvme",
             world_size=8,
             seq_len=2048,
             checkpointing=checkpointing,
@@ -873,16 +905,16 @@ SPECIAL = (
     *TILED,
     *LOSSES,
     *(
-        Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing, method=method)
+        Case(model=model, strategy=strategy, world_size=8, seq_len=512, checkpointing=checkpointing, method=method)
         for model in ENCODERS
-        for rung in RUNGS
+        for strategy in STRATEGIES
         for checkpointing in (True, False)
         for method in METHODS
     ),
     *(
-        Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing)
+        Case(model=model, strategy=strategy, world_size=8, seq_len=512, checkpointing=checkpointing)
         for model in MIXED
-        for rung in RUNGS
+        for strategy in STRATEGIES
         for checkpointing in (True, False)
     ),
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from ds_advise.advisor.question.model_source import shape_of
+from ds_advise.advisor.question.model_source import model_shape
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Phase
 from ds_advise.estimators.hardware import Cluster, find_gpu
@@ -16,8 +16,8 @@ from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import gradients_before_first_reduction, shard_tensors, tensor_set
 from ds_advise.estimators.models.model_shape import ModelShape
-from ds_advise.estimators.models.rank_part import of_rank
-from ds_advise.estimators.objectives import OBJECTIVES, loss_of, trained_model
+from ds_advise.estimators.models.rank_part import rank_share
+from ds_advise.estimators.objectives import OBJECTIVES, framework_loss, trained_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Software, Workload
 from ds_advise.probes.dry_run.run import request_for
@@ -158,8 +158,8 @@ class Setting:
 
     @classmethod
     def of(cls, case: Case) -> Setting:
-        """The preset of the case's rung on H100 nodes of at most eight GPUs."""
-        model = trained_model(shape_of(FAMILIES[case.model], name=case.model), case.objective)
+        """The preset of the case's strategy on H100 nodes of at most eight GPUs."""
+        model = trained_model(model_shape(FAMILIES[case.model], name=case.model), case.objective)
         rollouts = OBJECTIVES[case.objective].rollouts
         is_preference = case.objective != "next-token"
         workload = Workload(
@@ -168,7 +168,7 @@ class Setting:
             seq_len=case.seq_len,
             precision=case.precision,
             mlp=case.mlp,
-            loss=loss_of(case.objective, "trl", Software()) if is_preference else case.loss,
+            loss=framework_loss(case.objective, "trl", Software()) if is_preference else case.loss,
             objective=case.objective,
             precompute_ref_log_probs=case.precomputed,
             rollouts=rollouts and replace(rollouts, beta=case.beta, max_completion_length=case.seq_len // 2),
@@ -180,7 +180,7 @@ class Setting:
             nodes=nodes, gpus_per_node=case.world_size // nodes, gpu=find_gpu("H100-80GB"), nvme_path="/nvme"
         )
         plan = plan_for(
-            case.rung,
+            case.strategy,
             model,
             workload,
             cluster,
@@ -206,7 +206,7 @@ class Setting:
         if self.plan.zero_stage not in (1, 2):
             return 0
         split_by = self.plan.autotp_size
-        part = of_rank(self.model, self.plan)
+        part = rank_share(self.model, self.plan)
         sharded = shard_tensors(tensor_set(part, self.workload), self.cluster.world_size // split_by)
         held = gradients_before_first_reduction(
             sharded, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True

@@ -3,11 +3,11 @@
     ds-advise bench --device cpu
     python -m benchmarks.dry_run.schedule_on_cpu ANSWERS [WORD ...] [--write]
 
-Two models x five rungs x full and LoRA x one and four micro batches, two ranks over gloo; with WORDs those whose name
-has all of them ("wide zero2 lora x4"). A case is trained several times, with all others in between, and its time is the
-median. ANSWERS keeps what the real runs took, and what is in it is not run again, so an interrupted run goes on. Times
-are wall times: run it on a machine that does nothing else, for three quarters of an hour. The speeds of the CPU are
-those that `ds-advise bench` measured. --write puts the table into docs/dry-run.md. Exit 1 when a target is missed.
+Two models x five strategies x full and LoRA x one and four micro batches, two ranks over gloo; with WORDs those whose
+name has all of them ("wide zero2 lora x4"). A case is trained several times, with all others in between, and its time
+is the median. ANSWERS keeps what the real runs took, and what is in it is not run again, so an interrupted run goes on.
+Times are wall times: run it on a machine that does nothing else, for three quarters of an hour. The speeds of the CPU
+are those that `ds-advise bench` measured. --write puts the table into docs/dry-run.md. Exit 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statistics import median
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.plan import Rung
+from ds_advise.estimators.plan import Strategy
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run.run import dry_run, simulated_step
@@ -41,7 +41,7 @@ step of the larger one takes up to half a minute."""
 TRAININGS = {"wide": 3, "larger": 1}
 """Trainings of a case, by model: short steps vary by a third from one to the next where the cores are virtual."""
 
-RUNGS: tuple[Rung, ...] = ("ddp", "zero1", "zero2", "zero2-offload", "zero3")
+STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero1", "zero2", "zero2-offload", "zero3")
 METHODS: tuple[Method, ...] = ("full", "lora")
 MEDIAN, WORST = 0.10, 0.25
 """Targets of the relative error."""
@@ -49,23 +49,23 @@ MEDIAN, WORST = 0.10, 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One training: a model under a rung's preset."""
+    """One training: a model under a strategy's preset."""
 
     model: str
-    rung: Rung
+    strategy: Strategy
     method: Method
     micro_batches: int
 
     @property
     def name(self) -> str:
-        return f"{self.model} {self.rung} {self.method} x{self.micro_batches}"
+        return f"{self.model} {self.strategy} {self.method} x{self.micro_batches}"
 
     def run(self) -> Run:
         description, seq_len = (MODELS | LARGER)[self.model]
         shape, cluster = shape_from_config(description, name=self.model), cpu_cluster(RANKS)
         workload = Workload(method=self.method, seq_len=seq_len, framework="deepspeed")
         plan = plan_for(
-            self.rung,
+            self.strategy,
             shape,
             workload,
             cluster,
@@ -77,8 +77,8 @@ class Case:
 
 
 CASES = tuple(
-    Case(model=model, rung=rung, method=method, micro_batches=micro_batches)
-    for model, method, micro_batches, rung in product(("wide", "larger"), METHODS, (1, 4), RUNGS)
+    Case(model=model, strategy=strategy, method=method, micro_batches=micro_batches)
+    for model, method, micro_batches, strategy in product(("wide", "larger"), METHODS, (1, 4), STRATEGIES)
 )
 
 
@@ -130,13 +130,13 @@ def rows(file: Path, cases: Sequence[Case]) -> Iterator[Row]:
 
 def report(found: Sequence[Row]) -> str:
     lines = [
-        "| model | rung | method | micro batches | measured s | schedule | closed form |",
+        "| model | strategy | method | micro batches | measured s | schedule | closed form |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
     for row in found:
         case = row.case
         lines.append(
-            f"| {case.model} | {case.rung} | {case.method} | {case.micro_batches} | {row.measured_s:.3f} | "
+            f"| {case.model} | {case.strategy} | {case.method} | {case.micro_batches} | {row.measured_s:.3f} | "
             f"{row.error:+.0%} | {row.closed_s / row.measured_s - 1:+.0%} |"
         )
     errors = [abs(row.error) for row in found]

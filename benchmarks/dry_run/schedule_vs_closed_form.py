@@ -3,9 +3,9 @@
     python -m benchmarks.dry_run.schedule_vs_closed_form [NAME ...] [--sample K] [--workers N] [--schedules FOLDER
                                                          [--offline]] [--autoep | --recorded] [--json FILE] [--write]
 
-The plans are those of `cases`: eight families x eight rungs x checkpointing x sequences x world sizes x full and LoRA,
-and special settings. Each is dry run once, and its schedule is played on several GPUs; the closed form estimates the
-same. Both use the same constants, so what differs is what each of them counts and how things wait for each other.
+The plans are those of `cases`: eight families x eight strategies x checkpointing x sequences x world sizes x full and
+LoRA, and special settings. Each is dry run once, and its schedule is played on several GPUs; the closed form estimates
+the same. Both use the same constants, so what differs is what each of them counts and how things wait for each other.
 
 NAME:        only cases whose name has all of these words.
 --sample:    K of the cases, a fixed pseudorandom sample (100 by default).
@@ -65,7 +65,7 @@ class Row:
     """A case on a kind of GPU: seconds by group, the critical path's and the closed form's."""
 
     case: str
-    rung: str
+    strategy: str
     gpu: str
     scheduled: dict[str, float]
     closed: dict[str, float]
@@ -94,7 +94,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             closed = estimate_time(setting.model, setting.workload, cluster, plan)
             row = Row(
                 case=setting.case.name,
-                rung=setting.case.rung,
+                strategy=setting.case.strategy,
                 gpu=name,
                 scheduled=_grouped([(term.resource, term.seconds) for term in step.time.terms]),
                 closed=_grouped([(term.resource, term.seconds) for term in closed.terms]),
@@ -137,16 +137,16 @@ def _line(row: Row) -> str:
 
 
 def report(found: Sequence[Row]) -> str:
-    """By rung: the error of the step, and of each group as a share of the step."""
+    """By strategy: the error of the step, and of each group as a share of the step."""
     groups = list(dict.fromkeys(GROUPS.values()))
     lines = [
-        f"| rung | n | mean | worst | {' | '.join(groups)} |",
+        f"| strategy | n | mean | worst | {' | '.join(groups)} |",
         f"|---|---:|---:|---:|{'---:|' * len(groups)}",
     ]
-    by_rung: dict[str, list[Row]] = defaultdict(list)
+    by_strategy: dict[str, list[Row]] = defaultdict(list)
     for row in found:
-        by_rung[row.rung].append(row)
-    for name, own in [*by_rung.items(), ("all", list(found))]:
+        by_strategy[row.strategy].append(row)
+    for name, own in [*by_strategy.items(), ("all", list(found))]:
         worst = max((row.error for row in own), key=abs)
         shares = [
             mean(

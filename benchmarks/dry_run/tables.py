@@ -14,7 +14,7 @@ LARGE_BYTES = 4 << 30
 """Peaks beside which the constant part of the allocator's slack is small."""
 
 _AXES: tuple[tuple[str, Callable[[Comparison], object]], ...] = (
-    ("rung", lambda row: row.case.rung),
+    ("strategy", lambda row: row.case.strategy),
     ("family", lambda row: row.case.model),
     ("checkpointing", lambda row: "on" if row.case.checkpointing else "off"),
     ("method", lambda row: row.case.method),
@@ -57,7 +57,7 @@ def report(rows: Sequence[Comparison], *, versions: str, total: int) -> str:
         if some:
             lines.append(f"| {kind} | {_cells(some)} |")
     for stage in ("ddp", "zero1", "zero2", "zero3"):
-        some = [relative_error(row.reserved) for row in rows if row.case.rung.startswith(stage)]
+        some = [relative_error(row.reserved) for row in rows if row.case.strategy.startswith(stage)]
         if some:
             lines.append(f"| reserved, {stage} | {_cells(some)} |")
     large = [row for row in rows if row.allocated[1] >= LARGE_BYTES]

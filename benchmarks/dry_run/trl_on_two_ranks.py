@@ -39,7 +39,7 @@ def cases() -> dict[str, tuple[str, Case]]:
 
 
 def _name(objective: str, case: Case) -> str:
-    return f"{objective}, {case.rung}, {case.method}, checkpointing {'on' if case.checkpointing else 'off'}"
+    return f"{objective}, {case.strategy}, {case.method}, checkpointing {'on' if case.checkpointing else 'off'}"
 
 
 def rows(file: Path, chosen: dict[str, tuple[str, Case]]) -> dict[str, dict[str, Any]]:

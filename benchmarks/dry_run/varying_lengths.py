@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ds_advise.advisor.advise import ask, plan_of
-from ds_advise.advisor.question.run import run_of
+from ds_advise.advisor.advise import build_question, strategy_candidate
+from ds_advise.advisor.question.run import build_run
 from ds_advise.probes.dry_run import models, training, worker
 from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.recording.allocator import CachingAllocator
@@ -56,8 +56,8 @@ def earlier_batches(lengths: Sequence[tuple[int, int]], batches: int) -> float:
 
 def recorded(model: str, seq_len: int) -> Step:
     """A step of LoRA on one GPU, whose second and third steps have samples of half the length and of the whole."""
-    question = ask(model, gpus="1xA100-80GB", method="lora", micro_batch=1, seq_len=seq_len, offline=True)
-    run = run_of(question, plan_of(question, "ddp").estimate.plan, offline=True)
+    question = build_question(model, gpus="1xA100-80GB", method="lora", micro_batch=1, seq_len=seq_len, offline=True)
+    run = build_run(question, strategy_candidate(question, "ddp").estimate.plan, offline=True)
     recorders: list[PhaseRecorder] = []
     make, build, train = worker._recorder, models.from_config, training.run
     lengths = iter([seq_len, seq_len // 2, seq_len])

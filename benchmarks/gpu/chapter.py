@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from ds_advise.advisor.question.this_machine import MeasuredHardware, as_measured
-from ds_advise.advisor.search.candidate import fit_of
+from ds_advise.advisor.search.candidate import judge_fit
 from ds_advise.advisor.search.choice import fastest_that_fits
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.estimators.estimate import Estimate
@@ -120,8 +120,8 @@ def section(data: Path = DATA) -> Section | None:
                 rows=tuple(_time_row(one) for one in alone),
             ),
             Table(
-                title="Questions with every rung measured",
-                header=("question", " rungs", "recommended", "fastest", " recommended / fastest"),
+                title="Questions with every strategy measured",
+                header=("question", " strategies", "recommended", "fastest", " recommended / fastest"),
                 rows=tuple(_regrets(every)),
             ),
             _copied(data / "allocator.csv", "The replay of the allocator against torch's own segments, bytes"),
@@ -207,7 +207,7 @@ def _memory_row(one: Trained) -> tuple[str, ...]:
 
 def _out_of_memory_row(one: Trained) -> tuple[str, ...]:
     cluster = replace(one.cluster, host_memory_bytes_per_node=None)
-    fit = fit_of(one.estimate.memory, cluster)
+    fit = judge_fit(one.estimate.memory, cluster)
     return one.row["name"], _gib(one.device_bytes), fit.reason
 
 
@@ -226,21 +226,21 @@ def _regrets(every: Sequence[Trained]) -> Iterable[tuple[str, ...]]:
     """Of every question whose recommended plan was run; the others' plans are those that the answer names today."""
     speeds = {one.row["name"]: one.tokens_per_s for one in every if one.row["outcome"] == "measured"}
     for asked in QUESTIONS:
-        ran, recommended = _rungs(asked, every[0].cluster, speeds)
+        ran, recommended = _strategies(asked, every[0].cluster, speeds)
         if recommended in ran:
-            fastest = max(ran, key=lambda rung: ran[rung])
+            fastest = max(ran, key=lambda strategy: ran[strategy])
             share = f"{ran[recommended] / ran[fastest]:.1%}"
             yield asked.name, str(len(ran)), recommended, fastest, share
 
 
-def _rungs(asked: Asked, machines: Cluster, speeds: dict[str, float]) -> tuple[dict[str, float], str]:
-    """Measured tokens per second by rung, and the recommended rung."""
+def _strategies(asked: Asked, machines: Cluster, speeds: dict[str, float]) -> tuple[dict[str, float], str]:
+    """Measured tokens per second by strategy, and the recommended strategy."""
     one = gpu_cluster(machines.gpu.name, machines.gpu.memory_bytes, 1)
     ladder, _ = predict_all(asked.question(one))
     recommended = fastest_that_fits(ladder)
-    runs = {step.rung: asked.of_step(step) for step in ladder}
-    ran: dict[str, float] = {rung: speeds[run.name] for rung, run in runs.items() if run and run.name in speeds}
-    return ran, "" if recommended is None else recommended.rung
+    runs = {step.strategy: asked.of_step(step) for step in ladder}
+    ran: dict[str, float] = {strategy: speeds[run.name] for strategy, run in runs.items() if run and run.name in speeds}
+    return ran, "" if recommended is None else recommended.strategy
 
 
 def _copied(file: Path, title: str) -> Table:

@@ -10,21 +10,21 @@ from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
-from ds_advise.estimators.plan import Plan, Rung
+from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import LossKernel, Method, Workload
 from ds_advise.probes.run import Run
 
-WIDE_OFFLOAD_RUNGS: tuple[Rung, ...] = ("zero2-offload", "zero3-offload", "zero3-nvme")
-"""Rungs whose optimizer steps on the host."""
+WIDE_OFFLOAD_STRATEGIES: tuple[Strategy, ...] = ("zero2-offload", "zero3-offload", "zero3-nvme")
+"""Strategies whose optimizer steps on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What is trained; every other setting is the rung's preset."""
+    """What is trained; every other setting is the strategy's preset."""
 
     model: str
     """A name of the catalogue."""
-    rung: Rung
+    strategy: Strategy
     world_size: int = 1
     """Of more than one, a single rank runs and the others are pretended."""
     micro_batch_size: int = 1
@@ -44,7 +44,7 @@ class Configuration:
         """`train Qwen2.5-7B zero3 full, 8 ranks, 2 x 4096 tokens`, and what differs from the usual."""
         accumulation = f" x {self.gradient_accumulation_steps}" * (self.gradient_accumulation_steps > 1)
         parts = [
-            f"train {self.model} {self.rung} {self.method}",
+            f"train {self.model} {self.strategy} {self.method}",
             f"{self.world_size} rank{'s' * (self.world_size > 1)}",
             f"{self.micro_batch_size}{accumulation} x {self.seq_len} tokens",
         ]
@@ -72,7 +72,7 @@ class Configuration:
 
     def plan(self, cluster: Cluster) -> Plan:
         return plan_for(
-            self.rung,
+            self.strategy,
             self.shape,
             self.workload,
             cluster,

@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _dry_runnable(records: Iterable[Record]) -> list[Record]:
-    """Those whose kernels a dry run knows; of the questions' rungs, which are about speed, none."""
+    """Those whose kernels a dry run knows; of the questions' strategies, which are about speed, none."""
     names = {configuration.name for configuration in MEMORY + HOST_TIME}
     return [
         record

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.question.this_machine import cpu_cluster
-from ds_advise.advisor.search.candidate import Candidate, fit_of
+from ds_advise.advisor.search.candidate import Candidate, judge_fit
 from ds_advise.advisor.verification.verify import run_series
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure
 
@@ -94,7 +94,7 @@ def _under(prediction: Recommendation, limit_bytes: int) -> Recommendation:
         prediction,
         question=replace(prediction.question, cluster=cluster),
         candidates=tuple(
-            replace(candidate, fit=fit_of(candidate.estimate.memory, cluster)) for candidate in prediction.candidates
+            replace(candidate, fit=judge_fit(candidate.estimate.memory, cluster)) for candidate in prediction.candidates
         ),
     )
 
@@ -113,7 +113,7 @@ def _result(prediction: Recommendation, candidate: Candidate, limit_bytes: int, 
 def _name(candidate: Candidate) -> str:
     plan = candidate.estimate.plan
     return (
-        f"{plan.rung} {plan.micro_batch_size}x{plan.gradient_accumulation_steps}"
+        f"{plan.strategy} {plan.micro_batch_size}x{plan.gradient_accumulation_steps}"
         f"{' checkpointed' if plan.gradient_checkpointing else ''}"
     )
 

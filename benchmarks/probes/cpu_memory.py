@@ -25,7 +25,7 @@ from ds_advise.estimators.memory.fit_probability import CPU_COVERED
 from .cpu_probes import LARGER, MODELS, RANKS, Runs, ask, candidates, publish
 
 SOME = (("ddp", 1, False), ("zero1", 2, False), ("zero2", 1, True), ("zero3", 2, False), ("zero3", 1, True))
-"""Rung, micro batch, checkpointing."""
+"""Strategy, micro batch, checkpointing."""
 
 STEPS = 3
 """Of a larger model's run: memory is at its peak from the second on."""
@@ -53,7 +53,7 @@ def errors(model: str, runs: Runs) -> list[float]:
 
 def _kind(candidate: Candidate) -> tuple[str, int, bool]:
     plan = candidate.estimate.plan
-    return plan.rung, plan.micro_batch_size, plan.gradient_checkpointing
+    return plan.strategy, plan.micro_batch_size, plan.gradient_checkpointing
 
 
 def margin(every: Sequence[float]) -> float:

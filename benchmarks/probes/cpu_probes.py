@@ -184,7 +184,7 @@ def _line(run: MeasuredProbe) -> str:
         else f"{result.failure.kind}: {result.failure.message}"
     )
     return (
-        f"{run.model} {plan.rung} {plan.micro_batch_size}x{plan.gradient_accumulation_steps} "
+        f"{run.model} {plan.strategy} {plan.micro_batch_size}x{plan.gradient_accumulation_steps} "
         f"{'on' if plan.gradient_checkpointing else 'off'}: {outcome}; {result.seconds:.0f} s, load {result.load:.1f}"
     )
 

@@ -34,7 +34,7 @@ from ds_advise.ds_configs.read import FIRST_WITHOUT_AUTOEP
 from ds_advise.ds_configs.training_script import script_lines, trainer_lines
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.plan import Rung
+from ds_advise.estimators.plan import Strategy
 from ds_advise.estimators.workload import Workload
 from packaging.version import Version
 
@@ -73,7 +73,7 @@ class Feature:
     """One of the features, and the plan that it is switched on in."""
 
     name: str
-    rung: Rung
+    strategy: Strategy
     on: dict[str, Any]
     """Fields of the plan with it."""
     workload: dict[str, Any] = field(default_factory=dict)
@@ -89,10 +89,10 @@ class Feature:
 
 
 FEATURES = (
-    Feature(name="Ulysses (sequence_parallel_size 2)", rung="zero3", on={"sequence_parallel_size": 2}),
+    Feature(name="Ulysses (sequence_parallel_size 2)", strategy="zero3", on={"sequence_parallel_size": 2}),
     Feature(
         name="AutoEP (autoep_size 2)",
-        rung="zero2",
+        strategy="zero2",
         on={"autoep_size": 2},
         model=EXPERTS,
         precision="bf16",
@@ -100,7 +100,7 @@ FEATURES = (
     ),
     Feature(
         name="AutoEP at stage 3 (autoep_size 2)",
-        rung="zero3",
+        strategy="zero3",
         on={"autoep_size": 2},
         model=EXPERTS,
         precision="bf16",
@@ -109,17 +109,17 @@ FEATURES = (
     ),
     Feature(
         name="states in bf16",
-        rung="zero2",
+        strategy="zero2",
         on={"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True},
         precision="bf16",
         bound=IN_BF16,
     ),
-    Feature(name="layers' inputs on the host (cpu_checkpointing)", rung="zero2", on={"cpu_checkpointing": True}),
-    Feature(name="hpZ (zero_hpz_partition_size 2)", rung="zero3", on={"zero_hpz_partition_size": 2}),
-    Feature(name="AutoTP (autotp_size 2)", rung="zero1", on={"autotp_size": 2}),
+    Feature(name="layers' inputs on the host (cpu_checkpointing)", strategy="zero2", on={"cpu_checkpointing": True}),
+    Feature(name="hpZ (zero_hpz_partition_size 2)", strategy="zero3", on={"zero_hpz_partition_size": 2}),
+    Feature(name="AutoTP (autotp_size 2)", strategy="zero1", on={"autotp_size": 2}),
     Feature(
         name="feed-forward and loss in tiles",
-        rung="zero2",
+        strategy="zero2",
         on={},
         workload={"mlp": "tiled", "loss": "tiled"},
         seq_len=256,
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str]) -> int:
             )
         worst = max(abs(one / other - 1) for one, other in zip(with_it, without, strict=True))
         failed |= worst > feature.bound or not with_it[-1] < with_it[0]
-        cells = feature.name, feature.rung, feature.precision, with_it[0], with_it[-1], without[-1], worst
+        cells = feature.name, feature.strategy, feature.precision, with_it[0], with_it[-1], without[-1], worst
         rows.append("| {} | {} | {} | {:.4f} | {:.4f} | {:.4f} | {:.1e} |".format(*cells))
         print(rows[-1], flush=True)
     if options.write:
@@ -161,7 +161,7 @@ def _write(rows: Sequence[str], steps: int) -> None:
     table, after = rest.split(END)
     known = {row.split(" | ")[0]: row for row in [*table.splitlines()[2:], *rows]}
     ordered = [known[f"| {feature.name}"] for feature in FEATURES if f"| {feature.name}" in known]
-    head = f"| feature | rung | precision | first loss | loss {steps} | without it | largest difference |"
+    head = f"| feature | strategy | precision | first loss | loss {steps} | without it | largest difference |"
     text = "\n".join([head, "|---|---|---|---|---|---|---|", *ordered])
     DOCUMENT.write_text(f"{before}{START}{text}\n{END}{after}", encoding="utf-8")
 
@@ -173,7 +173,7 @@ def losses(feature: Feature, folder: Path, *, on: bool, steps: int) -> list[floa
     workload = Workload(precision=feature.precision, seq_len=feature.seq_len, **(feature.workload if on else {}))  # type: ignore[arg-type]
     cluster = Cluster(nodes=1, gpus_per_node=RANKS, gpu=gpu_of_memory(24))
     plan = plan_for(
-        feature.rung,
+        feature.strategy,
         model,
         workload,
         cluster,

@@ -25,7 +25,7 @@ from statistics import mean, median
 from time import thread_time
 from typing import Any
 
-from ds_advise.advisor.question.model_source import shape_of
+from ds_advise.advisor.question.model_source import model_shape
 from ds_advise.estimators.hardware import HOST_SCORE_S
 from ds_advise.estimators.time.host_costs import HostCosts
 from ds_advise.estimators.time.host_time import host_work
@@ -295,7 +295,7 @@ def error(row: Row, costs: HostCosts) -> float:
 def closed_form_error(row: Row, costs: HostCosts) -> float:
     """The same with the counts that the closed form derives, of a CPU that launches nothing."""
     case, stage = row.case, row.case.zero_stage
-    shape = shape_of(_described(case), name=row.family)
+    shape = model_shape(_described(case), name=row.family)
     software = Software(reentrant=case.checkpointing == "reentrant")
     workload = Workload(method="lora" if case.lora_targets else "full", software=software)
     threshold = 10 * case.width if case.gathers else _LARGE

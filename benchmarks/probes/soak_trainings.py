@@ -81,7 +81,7 @@ class Training:
         if self.command == "train":
             return [
                 *("train", "--model", "model", "--data", "data.jsonl", "--output-dir", "out", "--ranks", "2", *common),
-                *("--rung", "zero2", "--learning-rate", "1e-3", "--seq-len", str(self.seq_len), "--max-steps"),
+                *("--strategy", "zero2", "--learning-rate", "1e-3", "--seq-len", str(self.seq_len), "--max-steps"),
                 *(str(self.steps), "--save-steps", str(self.save_steps), "--micro-batch", str(self.micro_batch)),
                 *("--global-batch", str(2 * self.micro_batch)),
             ]

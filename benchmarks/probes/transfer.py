@@ -1,13 +1,13 @@
-"""What one probe teaches about the other rungs of the same model: predicted step times against measured ones, on the
-CPU.
+"""What one probe teaches about the other strategies of the same model: predicted step times against measured ones, on
+the CPU.
 
     ds-advise bench --device cpu
     python -m benchmarks.probes.transfer ANSWERS [--write] [MODEL ...]
 
 ANSWERS holds the runs of `cpu_probes`, which are made where they are missing. For every model each plan in turn is the
-one that was probed; the plans of all other rungs are predicted with that probe's calibration, and compared with what
-they took. The error is that of the median step. Two rungs are in order when the one that is predicted faster is faster;
-pairs whose runs do not differ, because the middle halves of their steps overlap, do not count.
+one that was probed; the plans of all other strategies are predicted with that probe's calibration, and compared with
+what they took. The error is that of the median step. Two strategies are in order when the one that is predicted faster
+is faster; pairs whose runs do not differ, because the middle halves of their steps overlap, do not count.
 
 MODEL: of `cpu_probes`, by default all. --write: put the table into docs/probe.md.
 """
@@ -52,13 +52,13 @@ class Transfer:
     model: str
     plans: int
     before: float
-    """The error for the plans of all rungs without a probe."""
+    """The error for the plans of all strategies without a probe."""
     after: float
-    """The error for the plans of other rungs than the probed one, over all choices of the probed plan."""
+    """The error for the plans of other strategies than the probed one, over all choices of the probed plan."""
     recommended: float
     """The same where the plan that the prediction recommends was probed."""
     right: int
-    """Pairs of rungs whose fastest plans are predicted in order; `wrong` ones are not, `equal` ones run alike."""
+    """Pairs of strategies whose fastest plans are predicted in order; `wrong` ones are not, `equal` ones run alike."""
     wrong: int
     equal: int
     loads: tuple[float, float]
@@ -75,7 +75,7 @@ def transfer(model: str, rows: Sequence[Measured]) -> Transfer:
     before = [abs(row.candidate.estimate.time.step_s / row.result.step_s - 1) for row in rows]
     after = {id(probed): _errors(probed, rows) for probed in rows}
     chosen = max(rows, key=lambda row: row.candidate.tokens_per_s)
-    verdicts = [_verdict(one, other, chosen) for one, other in combinations(_fastest_of_rungs(rows, chosen), 2)]
+    verdicts = [_verdict(one, other, chosen) for one, other in combinations(_fastest_of_strategies(rows, chosen), 2)]
     return Transfer(
         model=model,
         plans=len(rows),
@@ -98,15 +98,15 @@ def _errors(probed: Measured, rows: Sequence[Measured]) -> list[float]:
     return [
         abs(_expected_s(probed, row) / row.result.step_s - 1)
         for row in rows
-        if row.candidate.rung != probed.candidate.rung
+        if row.candidate.strategy != probed.candidate.strategy
     ]
 
 
-def _fastest_of_rungs(rows: Sequence[Measured], probed: Measured) -> list[Measured]:
-    rungs = dict.fromkeys(row.candidate.rung for row in rows)
+def _fastest_of_strategies(rows: Sequence[Measured], probed: Measured) -> list[Measured]:
+    strategies = dict.fromkeys(row.candidate.strategy for row in rows)
     return [
-        min((row for row in rows if row.candidate.rung == rung), key=lambda row: _expected_s(probed, row))
-        for rung in rungs
+        min((row for row in rows if row.candidate.strategy == strategy), key=lambda row: _expected_s(probed, row))
+        for strategy in strategies
     ]
 
 
@@ -121,7 +121,7 @@ def _verdict(one: Measured, other: Measured, probed: Measured) -> str:
 def report(rows: Sequence[Transfer]) -> str:
     lines = [
         "| model | plans | load | error before | after a probe of any plan | of the recommended plan "
-        "| rung pairs in order |",
+        "| strategy pairs in order |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:

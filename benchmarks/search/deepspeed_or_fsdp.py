@@ -13,7 +13,7 @@ from itertools import product
 from statistics import median
 from typing import NamedTuple
 
-from ds_advise.advisor.advise import ask, plain_pytorch, predicted
+from ds_advise.advisor.advise import build_question, plain_pytorch, predicted
 from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.text.units import gib, rate
@@ -58,7 +58,9 @@ def rows() -> Iterator[Row]:
         model, gpus, seq_len, method, ram = asked
         network = "400Gb/s" if gpus.count("x") > 1 else None
         answer = predicted(
-            ask(model, gpus=gpus, seq_len=seq_len, method=method, ram=ram, interconnect=network, offline=True)
+            build_question(
+                model, gpus=gpus, seq_len=seq_len, method=method, ram=ram, interconnect=network, offline=True
+            )
         )
         yield Row(asked, answer.recommended, _fsdp2(answer.question))
 
@@ -88,7 +90,7 @@ def table(found: Sequence[Row]) -> str:
         model, gpus, *others = row.asked
         if tuple(others) != SHOWN or row.deepspeed is None:
             continue
-        cells = [model, gpus, row.deepspeed.rung, gib(row.deepspeed.device_bytes), rate(row.deepspeed.tokens_per_s)]
+        cells = [model, gpus, row.deepspeed.strategy, gib(row.deepspeed.device_bytes), rate(row.deepspeed.tokens_per_s)]
         other = row.fsdp2
         cells += ["does not fit", "", ""] if other is None else [gib(other.device_bytes), rate(other.tokens_per_s)]
         cells += [] if row.ratio is None else [f"{row.ratio:.2f}"]

@@ -51,7 +51,7 @@ def disagreements(question: list[str]) -> tuple[list[str], Counter[str]]:
     answer = json.loads(asked([*advise, "--all", "--json"]))
     offer = answer["cluster"]["gpu_memory_bytes"]
     wrong = [
-        f"{plan['rung']} {plan['verdict']} with {plan['device_bytes_per_gpu']} of {offer} bytes"
+        f"{plan['strategy']} {plan['verdict']} with {plan['device_bytes_per_gpu']} of {offer} bytes"
         for plan in answer["candidates"]
         if plan["verdict"] in HOLDS and plan["device_bytes_per_gpu"] > offer
     ]

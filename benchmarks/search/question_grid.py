@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import median
 
-from ds_advise.advisor.advise import ask
+from ds_advise.advisor.advise import build_question
 from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.search.choice import fastest_that_fits
 from ds_advise.advisor.search.search import predict_all
@@ -64,7 +64,7 @@ def features(plan: Plan) -> str:
 
 def rows() -> Iterator[Row]:
     for model, gpus, kind, seq_len, method in product(MODELS, GPUS, KINDS, SEQUENCES, METHODS):
-        question = ask(
+        question = build_question(
             model,
             gpus=gpus + kind,
             seq_len=seq_len,
@@ -111,9 +111,9 @@ def table(found: Sequence[Row]) -> str:
             row.gpus,
             f"{row.seq_len:,}",
             row.method,
-            f"{row.chosen.rung}, {features(row.chosen.plan)}",
+            f"{row.chosen.strategy}, {features(row.chosen.plan)}",
             rate(row.chosen.tokens_per_s),
-            row.without.rung if row.without else "nothing fits",
+            row.without.strategy if row.without else "nothing fits",
             rate(row.without.tokens_per_s) if row.without else "",
         )
         lines.append("| " + " | ".join(cells) + " |")

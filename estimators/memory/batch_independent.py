@@ -12,8 +12,8 @@ from ..plan import Plan
 from .activations.passes import WeightsInPass
 from .device_overhead import library_workspace
 from .gathered_parameters import gathered_parameters
-from .gradient_memory import StageZero
-from .gradients import FlatGradients, StageThree
+from .gradient_memory import Stage0
+from .gradients import Stage3, Stage12
 from .host_memory import process_terms
 from .offload_memory import OnNode, offloaded
 from .trainable import ShardedTensors
@@ -57,8 +57,8 @@ class BatchIndependentMemory:
         self.resident = of_models + masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
 
     @cached_property
-    def gradients(self) -> StageZero | FlatGradients | StageThree:
-        kind = (StageZero, FlatGradients, FlatGradients, StageThree)[self.plan.zero_stage]
+    def gradients(self) -> Stage0 | Stage12 | Stage3:
+        kind = (Stage0, Stage12, Stage12, Stage3)[self.plan.zero_stage]
         return kind(self.sharded, self.plan, self.runs, self.cluster.gpus_per_node)
 
     @cached_property
@@ -101,7 +101,7 @@ class BatchIndependentMemory:
         at_loss, in_layer = gathered.arriving_at_loss, gathered.arriving_in_layer
         in_backward = whole(gathered.layer, min(kept, gathered.layer), in_layer)
         phases = {
-            "forward_backward_top": forward + whole(gathered.loss, kept, at_loss),
+            "loss_peak": forward + whole(gathered.loss, kept, at_loss),
             "layer_backward": gradients.layer_terms(gradients.oversized) + in_backward,
             "gradient_reduction": gradients.reduction_terms() + whole(gathered.reduction, in_reduction, in_layer),
             "backward_end": gradients.end_terms() + whole(gathered.end, left),
@@ -116,7 +116,7 @@ class BatchIndependentMemory:
         if gathered.recomputed > gathered.layer:
             again = whole(gathered.recomputed, min(kept, gathered.recomputed), in_layer)
             phases["layer_recomputation"] = gradients.layer_terms(0) + again
-        if isinstance(gradients, FlatGradients) and not gradients.oversized_head and gradients.fills.flushed:
+        if isinstance(gradients, Stage12) and not gradients.oversized_head and gradients.fills.flushed:
             if not tensors.model.module:
                 phases["later_layer_backward"] = gradients.later_layer_terms() + in_backward
             if gradients.fills.second:
@@ -187,7 +187,7 @@ class BatchIndependentMemory:
     @cached_property
     def least_bytes(self) -> int:
         """Bytes of the largest phase except the loss's, which depends on the tiles."""
-        others = (total_bytes(terms) for name, terms in self.phases.items() if name != "forward_backward_top")
+        others = (total_bytes(terms) for name, terms in self.phases.items() if name != "loss_peak")
         loaded = (phase.allocated_bytes for phase in self.load)
         return max(total_bytes(self.resident) + max(others), *loaded, 0)
 

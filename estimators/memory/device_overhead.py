@@ -231,7 +231,7 @@ def cache(
 def _held(phase: Phase, streams: Mapping[str, str] | None = None, gap_bytes: int = 0) -> Counter[str]:
     """Return the bytes of a phase by stream, or by component if `streams` is None."""
     held = Counter[str]()
-    if streams is not None and phase.name == "forward_backward_top":
+    if streams is not None and phase.name == "loss_peak":
         held["default"] = gap_bytes
     for term in phase.terms:
         inputs = term.name == "retained_inputs" or term.name.endswith("layer inputs")  # the same tensors

@@ -130,7 +130,7 @@ _STEP = Formula(
 )
 
 
-class StageZero(GradientMemory):
+class Stage0(GradientMemory):
     """Stage 0. The backward pass adds a new gradient, a temporary, to the one of earlier micro batches."""
 
     def live(self, numel: int, *, reduces: bool = False) -> Terms:  # noqa: ARG002  there are no buckets

@@ -53,7 +53,7 @@ _NORM_OR_CAST = Formula(
 )
 
 
-class FlatGradients(GradientMemory):
+class Stage12(GradientMemory):
     """Gradients of stages 1 and 2."""
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
@@ -237,7 +237,7 @@ _STEP_3 = Formula(
 )
 
 
-class StageThree(GradientMemory):
+class Stage3(GradientMemory):
     """Gradients of stage 3. Whole gradients live until they are reduced. Reduce-scatter interleaves a bucket's tensors
     in a copy; a single tensor with numel divisible by N is reduced in place. For 4 bits gradients are cast to fp16 by
     bucket, then quantized by tensor; sent and received bytes are equal (runtime/comm/coalesced_collectives.py

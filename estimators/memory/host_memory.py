@@ -64,7 +64,7 @@ def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ra
     terms: Terms = ()
     for block in model.blocks:
         rows = model.stream_len(block, workload.seq_len)
-        batch, hidden, width = plan.micro_batch_size, model.stream_width(block), workload.weight_bytes
+        batch, hidden, width = plan.micro_batch_size, model.activation_width(block), workload.weight_bytes
         size = batch * rows * hidden * width
         size = block.count * (pinned_block(size) if pins else size)
         terms += formula.on_node(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)
@@ -93,7 +93,7 @@ def kept_logits(model: ModelShape, workload: Workload, cluster: Cluster) -> Term
     return _LOGITS.on_node(cluster.gpus_per_node, size, **inputs)
 
 
-def with_ranks_on_cpu(memory: MemoryEstimate, cluster: Cluster, kept: Terms) -> MemoryEstimate:
+def cpu_ranks_memory(memory: MemoryEstimate, cluster: Cluster, kept: Terms) -> MemoryEstimate:
     """Return the estimate plus the `kept` logits of an evaluation and, on a CPU, the ranks' own memory."""
     memory = replace(memory, host_pageable_terms=memory.host_pageable_terms + kept) if kept else memory
     if not cluster.gpu.is_cpu:

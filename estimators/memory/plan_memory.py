@@ -9,7 +9,7 @@ A training step has several phases, and any of them may be the peak:
   of memory, and before DeepSpeed 0.19).
 - first_layer_forward, last_layer_forward: ZeRO-3 has prefetched the next modules and still holds the buffers in which
   they arrived.
-- forward_backward_top: all activations are saved; the loss and its copies are alive.
+- loss_peak: all activations are saved; the loss and its copies are alive.
 - head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
 - layer_recomputation: the last layer runs forward again, with the buffer in which ZeRO-3's weights arrived.
 - layer_backward, weight_gradient, gradient_reduction: the last layer runs backward, with recomputation under
@@ -40,7 +40,7 @@ from functools import lru_cache, partial
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware import Cluster
 from ..models.model_shape import ModelShape
-from ..models.rank_part import of_rank
+from ..models.rank_part import rank_share
 from ..objectives import has_reference_model, in_sequences
 from ..optimizers import optimizer
 from ..plan import Plan
@@ -66,12 +66,12 @@ from .device_overhead import (
 from .evaluation import evaluation_terms
 from .host_memory import (
     checkpoint_terms,
+    cpu_ranks_memory,
     kept_logits,
     loading_bytes,
     process_terms,
-    with_ranks_on_cpu,
 )
-from .rollout_memory import held_in_every_phase, rollout_phases
+from .rollout_memory import constant_rollout_memory, rollout_phases
 from .torch_memory import TorchStep, estimate_torch_memory
 from .trainable import shard_tensors, tensor_set
 
@@ -94,9 +94,9 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
             sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
             resident = resident_terms(model, workload, cluster, plan)
             phases = plain.phases + rollout_phases(sharded, cluster, workload, plan, resident)
-            plain = replace(plain, phases=_with_terms(phases, held_in_every_phase(model, workload, cluster, plan)))
-        return with_ranks_on_cpu(plain, cluster, logits)
-    workload = workload.under_engine(plan.zero_stage).of_rank(plan.sequence_parallel_size)
+            plain = replace(plain, phases=_with_terms(phases, constant_rollout_memory(model, workload, cluster, plan)))
+        return cpu_ranks_memory(plain, cluster, logits)
+    workload = workload.under_engine(plan.zero_stage).rank_share(plan.sequence_parallel_size)
     memory = _batch_independent(model, workload, cluster, plan)
     sharded = memory.sharded
     phases = memory.initialize + _step(memory, workload, plan)
@@ -110,7 +110,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
             persistent=memory.gathered.persistent,
             in_scoring=memory.gathered_in_scoring,
         )
-    held = held_in_every_phase(model, workload, cluster, plan)
+    held = constant_rollout_memory(model, workload, cluster, plan)
     phases = _with_terms(phases, held)
     peak = max(phase.allocated_bytes for phase in phases)
     phases = memory.load + phases
@@ -125,7 +125,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     node = memory.node
     # A rank's own experts are copies. The optimizer's list of parameters keeps the whole model alive.
     spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
-    part = of_rank(model, plan)
+    part = rank_share(model, plan)
     inputs = checkpoint_terms(part, workload, plan, cluster.gpus_per_node)
     pins = workload.software.pinned_inputs
     # Each rank loads the whole model before it splits the layers or drops experts.
@@ -142,7 +142,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         + spread_bytes,
         nvme_terms=node.nvme,
     )
-    return with_ranks_on_cpu(estimate, cluster, logits)
+    return cpu_ranks_memory(estimate, cluster, logits)
 
 
 def _with_terms(phases: tuple[Phase, ...], terms: Terms) -> tuple[Phase, ...]:
@@ -167,7 +167,7 @@ def node_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Pl
 
 def has_room_for_pinned(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> bool:
     """Return whether a node's RAM holds a plan's offload if it is page-locked. Raises as `estimate_memory`."""
-    pinned = plan.with_fields(pin_memory=True)
+    pinned = plan.replace_fields(pin_memory=True)
     return node_bytes(model, workload, cluster, pinned) <= cluster.most_host_bytes_per_node
 
 
@@ -182,12 +182,12 @@ def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan
 def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:
     """Return the part of the memory that plans share if they differ in activations alone."""
     workload = workload.under_engine(plan.zero_stage)
-    tensors, rollouts, most = tensor_set(of_rank(model, plan), workload), workload.rollouts, 2
+    tensors, rollouts, most = tensor_set(rank_share(model, plan), workload), workload.rollouts, 2
     if rollouts is not None:  # the values that `Rollouts.breaks_traces` distinguishes
         most = plan.gradient_accumulation_steps if rollouts.steps_per_generation else 3
     # On a CPU, a page of a buffer takes memory only after it is written.
     bucket = min(plan.reduce_bucket_size, tensors.trainable_numel) if cluster.gpu.is_cpu else plan.reduce_bucket_size
-    batchless = plan.with_fields(
+    batchless = plan.replace_fields(
         micro_batch_size=1,
         gradient_accumulation_steps=min(most, plan.gradient_accumulation_steps),
         sequence_parallel_size=min(2, plan.sequence_parallel_size),
@@ -208,7 +208,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     micro_batch_size, width = plan.micro_batch_size, workload.weight_bytes
     activations = activation_memory(
         model,
-        workload.of_passes(),
+        workload.passes_cache_key(),
         micro_batch_size=micro_batch_size,
         gradient_checkpointing=plan.gradient_checkpointing,
         compute_capability=memory.cluster.gpu.compute_capability,
@@ -231,12 +231,12 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     phases = memory.phases
     if workload.loss == "tiled":
         tiles = loss_tiles(model, workload, micro_batch_size)
-        phases = {**phases, "forward_backward_top": memory.tiled_loss(tiles)}
+        phases = {**phases, "loss_peak": memory.tiled_loss(tiles)}
     returns = workload.loss == "value-head" and not plan.gradient_checkpointing
     returned = layer_outputs(model, workload, micro_batch_size) if returns else ()
     others = (model.num_layers - 1) * activations.saved_per_layer_bytes
     alive: dict[str, Terms] = {
-        "forward_backward_top": saved + activations.loss_terms + returned,
+        "loss_peak": saved + activations.loss_terms + returned,
         "layer_backward": saved + activations.block_terms,
         "layer_recomputation": saved + activations.recomputation_terms,
         "weight_gradient": saved + activations.product_terms,
@@ -274,7 +274,7 @@ def _module_phases(memory: BatchIndependentMemory, workload: Workload, plan: Pla
 
     forward, top, backward, reduction = map(alive, moments)
     return {
-        "forward_backward_top": top,
+        "loss_peak": top,
         "last_layer_forward": forward,
         "layer_backward": backward,
         "gradient_reduction": reduction,

@@ -96,15 +96,15 @@ _ALL_LOGITS = Formula(
 _REWARD = "trl 1.16 trainer/grpo_trainer.py _calculate_rewards, models/utils.py prepare_deepspeed"
 
 
-def held_in_every_phase(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
+def constant_rollout_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
     """Return the terms held in every phase: a reward model, a vLLM engine on the same GPU, PPO's scores."""
     rollouts = workload.rollouts
     if rollouts is None:
         return ()
-    one_batch = plan.with_fields(micro_batch_size=1, gradient_accumulation_steps=1)
-    reward = _reward_model(reward_model(model, workload), workload.of_weights(), one_batch, cluster.world_size)
+    one_batch = plan.replace_fields(micro_batch_size=1, gradient_accumulation_steps=1)
+    reward = _reward_model(reward_model(model, workload), workload.weights_cache_key(), one_batch, cluster.world_size)
     if model.policy:
-        return reward + _scores(model, workload, completions_of(workload, plan))
+        return reward + _scores(model, workload, rollout_completions(workload, plan))
     if rollouts.rollout != "vllm-colocate":
         return reward
     if rollouts.vllm_enable_sleep_mode:
@@ -117,7 +117,7 @@ def _vllm(rollouts: Rollouts, cluster: Cluster) -> Terms:
     return _VLLM.term(u * card + VLLM_GRAPHS_BYTES, u=u, card=card, graphs=VLLM_GRAPHS_BYTES)
 
 
-def completions_of(workload: Workload, plan: Plan) -> int:
+def rollout_completions(workload: Workload, plan: Plan) -> int:
     """Return b, the completions of a generation on each GPU."""
     assert workload.rollouts is not None
     return plan.micro_batch_size * workload.rollouts.micro_batches(plan.gradient_accumulation_steps)
@@ -150,8 +150,8 @@ def rollout_phases(
     persistent: int = 0,
     in_scoring: Terms = (),
 ) -> tuple[Phase, ...]:
-    """Return the phases before the training, without the terms of `held_in_every_phase`; () for an objective without
-    completions.
+    """Return the phases before the training, without the terms of `constant_rollout_memory`; () for an objective
+    without completions.
 
     resident: terms held at every moment of the training. persistent: elements that stage 3 never releases. in_scoring:
     weights that stage 3 gathers in a forward pass.
@@ -160,19 +160,21 @@ def rollout_phases(
     if rollouts is None:
         return ()
     both, width = sharded.tensors.model, workload.weight_bytes
-    model, completions = both.generator, completions_of(workload, plan)
+    model, completions = both.generator, rollout_completions(workload, plan)
     at_once = rollouts.at_once(completions)
     prompt = max(1, workload.seq_len - rollouts.max_completion_length)
 
     def unsaved(shape: ModelShape, work: Workload, sequences: int) -> Terms:
         capability = cluster.gpu.compute_capability
-        return activation_memory(shape, work.of_passes(), sequences, False, compute_capability=capability).unsaved_terms
+        return activation_memory(
+            shape, work.passes_cache_key(), sequences, False, compute_capability=capability
+        ).unsaved_terms
 
     phases: list[Phase] = []
     if rollouts.rollout == "generate":
         whole = _whole(sharded, plan, persistent) if rollouts.ds3_gather_for_generation else in_scoring
         whole = resident + whole
-        first = unsaved(model, workload.of_length(prompt), at_once)
+        first = unsaved(model, workload.at_length(prompt), at_once)
         logits = _NEXT_LOGITS.term(
             LOGIT_BYTES * at_once * model.vocab_size, k=LOGIT_BYTES, b=at_once, V=model.vocab_size
         )
@@ -254,7 +256,7 @@ def cached_sequences(model: ModelShape, workload: Workload, memory_bytes: int) -
 def profiled_bytes(model: ModelShape, workload: Workload, tokens: int = VLLM_TOKENS) -> int:
     """Return the bytes that vLLM reserves in addition to weights, keys and values: the larger of a layer's forward pass
     of `tokens` tokens and sampling, plus the memory outside torch."""
-    one = replace(workload.of_passes().of_length(tokens), attention="flash")
+    one = replace(workload.passes_cache_key().at_length(tokens), attention="flash")
     shared, layer = forward_only_terms(model, one, 1, compute_capability=None)
     sampled = VLLM_SAMPLED_BYTES * VLLM_SEQUENCES * model.vocab_size
     return max(total_bytes(shared + layer), sampled) + VLLM_NON_TORCH_BYTES

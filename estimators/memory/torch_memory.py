@@ -28,7 +28,7 @@ from functools import partial
 
 from ..estimate import MEMORY_SYMBOLS, ON_A_NODE, Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware import Cluster
-from ..models.families import family_of
+from ..models.families import find_family
 from ..models.lora import adapters, quantized, quantized_bytes, trained_copies
 from ..models.model_shape import ModelShape, Tensor
 from ..objectives import has_reference_model
@@ -190,7 +190,7 @@ class TorchStep:
         first = earlier + unsharded if sharded else whole
         return (
             Phase(
-                name="forward_backward_top",
+                name="loss_peak",
                 terms=passing + earlier + outside + saved + self._key_value_cache() + cast_head + made.loss_terms,
             ),
             Phase(name="layer_backward", terms=passing + (earlier or head) + in_layer + saved + made.block_terms),
@@ -224,7 +224,7 @@ class TorchStep:
 
     def _key_value_cache(self) -> Terms:
         """Return the key-value cache. Keys and values are views of the fused projection: the cache keeps all of it."""
-        if not family_of(self.model).cached_in_training or self.workload.software.transformers >= (4, 46):
+        if not find_family(self.model).cached_in_training or self.workload.software.transformers >= (4, 46):
             return ()
         width = 4 if self.workload.software.fp32_norms else self.width
         per_token = sum(
@@ -252,7 +252,7 @@ class TorchStep:
     def loading_bytes(self) -> int:
         """Return the node's peak host memory while the model loads, in bytes. Every rank loads it; under FSDP one rank
         per node (accelerate's `fsdp_cpu_ram_efficient_loading`)."""
-        ranks, plan = self.cluster.gpus_per_node, self.plan.with_fields(zero_stage=0)
+        ranks, plan = self.cluster.gpus_per_node, self.plan.replace_fields(zero_stage=0)
         loading = 1 if self.shards > 1 else ranks
         sharded = shard_tensors(self.tensors, self.cluster.world_size)
         return total_bytes(process_terms(self.cluster)) + loading_bytes(sharded, plan, loading)
@@ -323,7 +323,7 @@ class Fsdp2Step(TorchStep):
 
         return (
             Phase(
-                name="forward_backward_top",
+                name="loss_peak",
                 terms=alive + earlier + gathered(head + buffer) + saved + made.loss_terms,
             ),
             Phase(

@@ -42,7 +42,7 @@ class TensorSet:
 
     model: ModelShape
     workload: Workload
-    """The result of `Workload.of_weights`."""
+    """The result of `Workload.weights_cache_key`."""
     trainable: tuple[int, ...]
     idle: int
     """Number of leading trainable tensors without a gradient: those of a tower that text samples do not use."""
@@ -127,7 +127,7 @@ class TensorSet:
 def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     """Return a model's tensors, sorted into trainable and frozen ones. Raises WorkloadError for LoRA targets that match
     no module."""
-    return _tensor_set(model, workload.of_weights())
+    return _tensor_set(model, workload.weights_cache_key())
 
 
 @lru_cache(maxsize=64)
@@ -157,8 +157,8 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         experts = tuple(compress(each(lambda tensor: tensor.role == "expert"), trains))
         frozen_bytes = sum(frozen) * workload.weight_bytes
         muon = sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_hidden_matrix(tensor))
-        of_layers = ([tensor.numel for tensor in block.tensors if not tensor.frozen] for block in model.blocks)
-        trainable_layer = max(of_layers, key=sum, default=[])
+        layers_cache_key = ([tensor.numel for tensor in block.tensors if not tensor.frozen] for block in model.blocks)
+        trainable_layer = max(layers_cache_key, key=sum, default=[])
     else:
         # Ordered by adapter instead of by layer: no size depends on the order.
         counts = ((matrix.numel, count) for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor))
@@ -294,7 +294,7 @@ def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
     )
 
 
-def of_generator(sharded: ShardedTensors) -> ShardedTensors:
+def generator_tensors(sharded: ShardedTensors) -> ShardedTensors:
     """Return the tensors of the policy alone, without a value model that trains with it."""
     policy = sharded.tensors.model.policy
     return shard_tensors(tensor_set(policy, sharded.tensors.workload), sharded.world_size) if policy else sharded

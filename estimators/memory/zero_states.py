@@ -31,7 +31,7 @@ from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .gathered_parameters import GatheredParameters
 from .partition import shard_numel
-from .trainable import ShardedTensors, TensorSet, groups_on_gpu, of_generator
+from .trainable import ShardedTensors, TensorSet, generator_tensors, groups_on_gpu
 
 _STAGE_0 = "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py __init__"
 _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer.__init__"
@@ -131,7 +131,7 @@ def reference_model(sharded: ShardedTensors, plan: Plan, gathered: GatheredParam
     """Return the reference model's weights on a GPU, () without one. `gathered` is that of the policy."""
     if not has_reference_model(sharded.tensors.workload):
         return ()
-    sharded = of_generator(sharded)
+    sharded = generator_tensors(sharded)
     terms = parameters(sharded, reference_plan(plan), gathered)
     return tuple(
         part._replace(declared=part.declared._replace(name="reference_model", source=_REFERENCE)) for part in terms

@@ -306,18 +306,18 @@ FAMILIES: Mapping[str, FamilySpec] = {
 _UNKNOWN = FamilySpec("", dense.mistral)
 
 
-def family_of(model: ModelShape) -> FamilySpec:
+def find_family(model: ModelShape) -> FamilySpec:
     """Return the row of a model; for an unknown type, a row without any supported feature."""
     return FAMILIES.get(model.model_type, _UNKNOWN)
 
 
 def supports(model: ModelShape, feature: Feature) -> bool:
-    return feature in family_of(model).supports
+    return feature in find_family(model).supports
 
 
 def module_experts(model: ModelShape, software: Software) -> int:
     """Return the number of experts of a layer that are separate modules; 0 if they are fused."""
-    if software.transformers >= (5, 0) or not family_of(model).module_experts:
+    if software.transformers >= (5, 0) or not find_family(model).module_experts:
         return 0
     return max(block.feed_forward.experts for block in model.blocks)
 
@@ -333,7 +333,7 @@ def leaf_classes_to_write(model: ModelShape, software: Software) -> tuple[str, .
     """Return the classes of `zero_optimization.leaf_module` that a model needs at stage 3; () if it needs none, or if
     DeepSpeed lacks the key."""
     needed = software.deepspeed >= (0, 18) and module_experts(model, software)
-    return family_of(model).leaf_classes if needed else ()
+    return find_family(model).leaf_classes if needed else ()
 
 
 def layer_variant(model: ModelShape, block: Block) -> LayerVariant:
@@ -341,7 +341,7 @@ def layer_variant(model: ModelShape, block: Block) -> LayerVariant:
     recorded layer itself determines what its class supports."""
     if (program := block.program) is not None:
         return LayerVariant(kernels=program.kernels, masked=program.has_mask, softmax_fp32=program.softmax_fp32)
-    family = family_of(model)
+    family = find_family(model)
     plain = _LLAMA if block.norm == "rms" else _GPT
     return (family.tower if block.hidden_size else family.layer) or plain
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..errors import WorkloadError
 from ..workload import Workload
-from .families import PEFT_EXPERTS, family_of, module_experts
+from .families import PEFT_EXPERTS, find_family, module_experts
 from .model_shape import ModelShape, Tensor
 
 BLOCK = 64
@@ -108,7 +108,7 @@ class Adapters(NamedTuple):
     apart: tuple[tuple[str, int], ...] = ()
     """The `parameters` that represent linear layers (transformers before 5), with the adapted layers of one expert."""
 
-    def rank_of(self, tensor: Tensor) -> int:
+    def adapter_rank(self, tensor: Tensor) -> int:
         """Return the inner width of the tensor's adapter: r; E r for E fused experts and 2 E r for their gate and up (r
         and 2 r if experts are modules); 0 without an adapter."""
         if not self._names(tensor):
@@ -124,7 +124,7 @@ class Adapters(NamedTuple):
         """
         return not tensor.linear and not self._apart(tensor) and self._names(tensor)
 
-    def layers_of(self, tensor: Tensor) -> int:
+    def adapter_layers(self, tensor: Tensor) -> int:
         """Return the number of adapted linear layers: 0 or 1, or those of all experts if they are modules."""
         if len(tensor.shape) == 3:
             return tensor.shape[0] * self._apart(tensor)
@@ -135,7 +135,7 @@ class Adapters(NamedTuple):
 
         Names are peft's (`q_proj.lora_A.default.weight`), relative to the layer inside a block.
         """
-        rank = self.rank_of(tensor)
+        rank = self.adapter_rank(tensor)
         if not rank:
             return ()
         module, copies = tensor.name.removesuffix(".weight"), 1
@@ -272,7 +272,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
             fix="give --lora-rank 8, or another positive number",
         )
     modules_of_experts = module_experts(model, workload.software) > 0
-    fused = dict(model.peft_experts) or family_of(model).peft_experts
+    fused = dict(model.peft_experts) or find_family(model).peft_experts
     if modules_of_experts:
         fused = fused or PEFT_EXPERTS["qwen2_moe"]
     every = targets is None or targets == (ALL_LINEAR,)
@@ -307,7 +307,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     others = frozenset(target for target, end in ends.items() if end not in fused)
     for target in sorted(others):
         alone = Adapters(rank=rank, modules=frozenset({target}))
-        if not any(alone.rank_of(tensor) for tensor, _ in model.tensor_counts):
+        if not any(alone.adapter_rank(tensor) for tensor, _ in model.tensor_counts):
             raise WorkloadError(
                 f"{model.name} has no linear layer named {target!r}",
                 why=f"it has: {', '.join(_target_names(model, fused))}",

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple
 
-from .program import Around, Program
+from .program import OuterPrograms, Program
 
 Role = Literal[
     "embedding", "position", "attention", "feed_forward", "expert", "router", "norm", "head", "tower", "other"
@@ -84,7 +84,7 @@ class Attention(NamedTuple):
     keys: int = 0
     """Number of queries and keys of an attention in a user's module, independent of S; 0 elsewhere."""
 
-    def of_rank(self, sequence_parallel_size: int) -> Attention:
+    def rank_share(self, sequence_parallel_size: int) -> Attention:
         """Return the part of one of the ranks that share a sample: all tokens, for a share of the heads."""
         ranks = sequence_parallel_size
         if ranks == 1:
@@ -92,7 +92,7 @@ class Attention(NamedTuple):
         return self._replace(heads=self.heads // ranks, kv_heads=max(1, self.kv_heads // ranks))
 
 
-def attention_of(details: Iterable[tuple[str, int]], window: int | None = None) -> Attention:
+def build_attention(details: Iterable[tuple[str, int]], window: int | None = None) -> Attention:
     """Return the dimensions of a recorded attention. Its rotary embedding is recorded separately."""
     sizes = dict(details)
     return Attention(
@@ -134,7 +134,7 @@ class Input(NamedTuple):
     """torch's name of the type; "float" for the training precision."""
 
 
-class OwnModule(NamedTuple):
+class UserModule(NamedTuple):
     """A user's module."""
 
     factory: str
@@ -240,13 +240,13 @@ class ModelShape:
     """Whether a vision tower is outside the blocks, because text samples do not use it."""
     source: str = ""
     """Source of the dimensions: a catalogue's source, a file, the hub."""
-    around: Around | None = None
+    around: OuterPrograms | None = None
     """Programs around the layers, recorded from the model's own code; None if they were not recorded."""
     peft_experts: tuple[tuple[str, str], ...] = ()
     """`FamilySpec.peft_experts` of a recorded model."""
     pair_router: bool = False
     """Whether its router is a linear layer with two results (transformers 5.23 Llama4Router)."""
-    module: OwnModule | None = None
+    module: UserModule | None = None
     """The user's module, one block whose program begins with the batch and ends with the loss; None otherwise."""
     policy: ModelShape | None = None
     """The policy, if this is a policy with its value model (`objectives.trained_model`); None otherwise."""
@@ -340,7 +340,7 @@ class ModelShape:
         """Return the tokens in the encoder stream for a sequence length S of the workload."""
         return self.encoder_len_fixed or seq_len
 
-    def stream_width(self, block: Block) -> int:
+    def activation_width(self, block: Block) -> int:
         """Return the width of the stream that a block processes. A vision tower has its own."""
         return block.hidden_size or self.hidden_size
 

@@ -191,12 +191,12 @@ class Program(NamedTuple):
         }
 
 
-class Around(NamedTuple):
+class OuterPrograms(NamedTuple):
     """Programs of a model around its layers."""
 
-    openings: tuple[Program, ...]
+    prologue: tuple[Program, ...]
     """Programs before the first layer of each stack."""
-    closing: Program
+    epilogue: Program
     """Program from the last layer to the head."""
 
 

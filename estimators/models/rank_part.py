@@ -19,14 +19,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..plan import Plan
-from .families import family_of, supports
+from .families import find_family, supports
 from .model_shape import ModelShape, Tensor
 
 _BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _BY_ROWS = ("o_proj", "down_proj")
 
 
-def of_rank(model: ModelShape, plan: Plan) -> ModelShape:
+def rank_share(model: ModelShape, plan: Plan) -> ModelShape:
     """Return the part of a model that each rank holds; the model itself if it is neither split nor spread."""
     return spread_experts(split_layers(model, plan.autotp_size), plan.autoep_size)
 
@@ -41,7 +41,7 @@ def split_layers(model: ModelShape, ranks: int) -> ModelShape:
         blocks=tuple(
             replace(
                 block,
-                attention=block.attention.of_rank(ranks),
+                attention=block.attention.rank_share(ranks),
                 feed_forward=block.feed_forward._replace(hidden=block.feed_forward.hidden // ranks),
                 tensors=tuple(_split_tensor(tensor, ranks) for tensor in block.tensors),
             )
@@ -66,7 +66,7 @@ def _split_tensor(tensor: Tensor, ranks: int) -> Tensor:
     return tensor
 
 
-def unsplittable(model: ModelShape, ranks: int) -> str | None:
+def why_no_tensor_parallelism(model: ModelShape, ranks: int) -> str | None:
     """Return why AutoTP cannot split a model's layers evenly over the ranks; None if it can."""
     if not supports(model, "autotp") or model.num_labels:
         return f"how AutoTP splits {model.architecture} is not known"
@@ -114,12 +114,12 @@ def _spread_tensor(tensor: Tensor, ranks: int) -> tuple[Tensor, ...]:
     )
 
 
-def unspreadable(model: ModelShape, ranks: int) -> str | None:
+def why_no_expert_parallelism(model: ModelShape, ranks: int) -> str | None:
     """Return why AutoEP cannot spread a model's experts over the ranks; None if it can."""
     counts = {block.feed_forward.experts for block in model.blocks} - {0}
     if not counts:
         return f"{model.architecture} has no experts to spread over ranks"
-    if not family_of(model).autoep_preset or model.num_labels:
+    if not find_family(model).autoep_preset or model.num_labels:
         return f"AutoEP's sharding of the experts of {model.architecture} is not known"
     for count in counts:
         if count % ranks:

@@ -42,7 +42,7 @@ def _of_one(tree: Any, index: int) -> Any:
     return tree
 
 
-def groups_of(shapes: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
+def recording_groups(shapes: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
     """Return the content of a file, from the shapes as JSON by hub id."""
     groups: dict[str, list[str]] = {}
     for hub_id, shape in shapes.items():

@@ -14,7 +14,7 @@ from .model_shape import Block, ModelShape
 
 
 @lru_cache(maxsize=64)
-def with_images(model: ModelShape, images: int | None, max_pixels: int | None) -> ModelShape:
+def apply_images(model: ModelShape, images: int | None, max_pixels: int | None) -> ModelShape:
     """Return the model for samples with `images` images.
 
     An image of at most `max_pixels` becomes t = max_pixels / (p m)^2 tokens of the sequence and t m^2 patches of the
@@ -86,7 +86,7 @@ def frozen_pattern(parts: Sequence[str]) -> str:
     return "|".join(PATTERNS[part] for part in parts)
 
 
-def parts_of(model: ModelShape, parts: Sequence[str]) -> tuple[str, ...]:
+def select_parts(model: ModelShape, parts: Sequence[str]) -> tuple[str, ...]:
     """Return the parts that the model has. Raises WorkloadError for an unknown part."""
     unknown = [part for part in parts if part not in PATTERNS]
     if unknown:
@@ -116,7 +116,7 @@ def frozen_prefixes(model: ModelShape) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def with_frozen(model: ModelShape, parts: tuple[str, ...]) -> ModelShape:
+def freeze_parts(model: ModelShape, parts: tuple[str, ...]) -> ModelShape:
     """Return the model with the tensors of these parts frozen. Raises WorkloadError if nothing would train."""
     if not parts:
         return model
@@ -153,14 +153,14 @@ def trains(model: ModelShape, block: Block, workload: Workload) -> bool:
     if workload.method == "full":
         return not all(tensor.frozen for tensor in block.tensors)
     chosen = adapters(model, workload)
-    return any(chosen.rank_of(tensor) for tensor in block.tensors)
+    return any(chosen.adapter_rank(tensor) for tensor in block.tensors)
 
 
 def trains_projector(model: ModelShape, workload: Workload) -> bool:
     """Return whether the projector after a vision tower trains, or has adapters."""
     is_of_it, chosen = re.compile(PATTERNS["projector"]).fullmatch, adapters(model, workload)
     own = [tensor for tensor in model.outside if is_of_it(tensor.name) and not tensor.frozen]
-    return any(workload.method == "full" or chosen.rank_of(tensor) for tensor in own)
+    return any(workload.method == "full" or chosen.adapter_rank(tensor) for tensor in own)
 
 
 def derives(model: ModelShape, block: Block, workload: Workload, *, checkpointing: bool) -> bool:

@@ -119,7 +119,7 @@ class _Simulation:
         self.seconds = [duration_s(operation, cluster) for operation in schedule.operations]
         self.contentions = [contention(operation) for operation in schedule.operations]
         self.lanes = [None if self.on_cpu else _KINDS[operation.kind][2] for operation in schedule.operations]
-        self.names = tuple(map(name_of, schedule.operations))
+        self.names = tuple(map(operation_name, schedule.operations))
         links = "network" if cluster.nodes > 1 else "gpu links"
         self.resources = {
             name: links if operation.kind == "collective" else _KINDS[operation.kind][1]
@@ -229,7 +229,7 @@ class _Simulation:
             number, at_s = host[stretch].after, host[stretch].ends_s
 
 
-def name_of(operation: RecordedOperation) -> str:
+def operation_name(operation: RecordedOperation) -> str:
     """Return the operation's name in a term, without its phase."""
     kind = operation.kind
     if kind == "collective":

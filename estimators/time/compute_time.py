@@ -176,7 +176,11 @@ class Passes:
         plan, n, costs, host = step.plan, step.micro_batches, step.costs, step.host
         self.step = step
         self.compute = compute_time(
-            step.model, step.workload.of_passes(), step.cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing
+            step.model,
+            step.workload.passes_cache_key(),
+            step.cluster.gpu,
+            plan.micro_batch_size,
+            plan.gradient_checkpointing,
         )
         self.gradient_copies = gradient_copies(step)
         self.gradient_copies_s = gradient_copies_s(step, self.gradient_copies)

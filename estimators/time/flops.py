@@ -53,9 +53,9 @@ from ..estimate import TimeEstimate
 from ..hardware import Cluster, Gpu
 from ..memory.activations.kernels import kernel_and_mask
 from ..models.lora import Adapters, adapters, trains_head
-from ..models.model_shape import Attention, Block, ModelShape, Tensor, attention_of
+from ..models.model_shape import Attention, Block, ModelShape, Tensor, build_attention
 from ..models.program import ZERO, Program
-from ..models.rank_part import of_rank
+from ..models.rank_part import rank_share
 from ..models.vision_parts import derives
 from ..objectives import LOSSES
 from ..plan import Plan
@@ -147,7 +147,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     backward=2 if chosen.folds(tensor) else backward,
                 )
             )
-            if layers := chosen.layers_of(tensor) // experts:
+            if layers := chosen.adapter_layers(tensor) // experts:
                 for matrix in chosen.matrices(tensor)[:2]:
                     columns, inner = layers * matrix.out_features, matrix.in_features
                     products.append(products[-1]._replace(inner=inner, columns=columns, backward=2))
@@ -162,7 +162,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     backward=(2 if chosen.folds(tensor) else backward) + repeats,
                 )
             )
-            if tensor.linear and (rank := chosen.rank_of(tensor)):
+            if tensor.linear and (rank := chosen.adapter_rank(tensor)):
                 products += (
                     Product(rows=rows, inner=tensor.in_features, columns=rank),
                     Product(rows=rows, inner=rank, columns=tensor.out_features),
@@ -225,7 +225,7 @@ def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
     """Return the products of W + B A for a router, or for every expert with the repeated check (rule 3a)."""
     *experts, wide_out, wide_in = tensor.shape
     copies = prod(experts)
-    fold = Product(rows=wide_out, inner=chosen.rank_of(tensor) // copies, columns=wide_in, copies=copies)
+    fold = Product(rows=wide_out, inner=chosen.adapter_rank(tensor) // copies, columns=wide_in, copies=copies)
     return (fold, fold._replace(backward=0)) if experts else (fold,)
 
 
@@ -261,7 +261,7 @@ def block_attention(model: ModelShape, block: Block, workload: Workload, micro_b
     kernel, masked = kernel_and_mask(model, block, workload, block.attention, None)
     masked = masked and kernel == "efficient"
     encoder, stream = model.encoder_len(workload.seq_len), model.stream_len(block, workload.seq_len)
-    attention, whole = block.attention.of_rank(workload.sequence_parallel_size), attention_len(workload, stream)
+    attention, whole = block.attention.rank_share(workload.sequence_parallel_size), attention_len(workload, stream)
     alone = attended_len(workload, stream)
     dense = kernel == "eager" or masked
     flops = attention_flops(attention, micro_batch, alone, alone, dense=dense) * whole // alone
@@ -275,7 +275,7 @@ def block_attention(model: ModelShape, block: Block, workload: Workload, micro_b
 def _recorded_attention(program: Program, workload: Workload, micro_batch: int) -> Iterator[AttentionWork]:
     for instruction in program.instructions:
         if instruction.kind == "attention":
-            attention = attention_of(instruction.details)
+            attention = build_attention(instruction.details)
             queries = program.slots[instruction.inputs[0]].elements.at(workload.seq_len).at(micro_batch)
             batch = queries // (attention.heads * attention.head_dim * attention.tokens)
             dense = workload.attention == "eager"
@@ -335,7 +335,7 @@ def model_flops_utilization(
     peak = peak_flops_per_s(cluster.gpu, workload.matmul_precision)
     if not peak:
         return None
-    rank, part = of_rank(model, plan), workload.of_rank(plan.sequence_parallel_size)
+    rank, part = rank_share(model, plan), workload.rank_share(plan.sequence_parallel_size)
     part = replace(part, mlp="whole", loss="standard" if LOSSES[part.loss].head_again else part.loss)
     flops, micro = micro_batch_flops(rank, part, plan), plan.micro_batch_size
     attention = sum(

@@ -72,11 +72,11 @@ def layer_operations(
     """Return the counts of one layer. fused: whether norms, rotary embedding, gated activation are one kernel each."""
     if block.program is not None:
         own, cast = _recorded_operations(block, block.program, workload), 0
-        adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
+        adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.adapter_rank(tensor))
     else:
         own = _own_operations(model, block, workload, fused=fused)
         cast = 2 if workload.software.fp32_adapters else 0
-        adapted = sum(chosen.layers_of(tensor) for tensor in block.tensors)
+        adapted = sum(chosen.adapter_layers(tensor) for tensor in block.tensors)
     folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
     # Modules with parameters, and layer, attention, feed-forward and activation. peft adds four around an adapted
     # module (base layer, dropout, lora_A, lora_B) and five around a tensor that it folds.
@@ -167,7 +167,7 @@ def _unhooked(model: ModelShape, block: Block, workload: Workload, chosen: Adapt
     if not (block.feed_forward.experts and leaf_experts(model, workload.software)):
         return _FOLD_CALLS * folds
     inside = [tensor for tensor in block.tensors if tensor.role in ("router", "expert", "feed_forward")]
-    adapted = sum(chosen.layers_of(tensor) for tensor in inside)
+    adapted = sum(chosen.adapter_layers(tensor) for tensor in inside)
     modules = len({tensor.name.rpartition(".")[0] for tensor in inside}) + 1 + 4 * adapted
     return modules + _expert_calls(module_experts(model, workload.software)) + _FOLD_CALLS * folds
 
@@ -296,7 +296,7 @@ class HostWork(NamedTuple):
 def host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool = False) -> HostWork:
     """Return the counts of a micro batch. persistence_threshold: largest number of elements of a tensor that stage 3
     keeps on every rank."""
-    return _host_work(model, workload.of_weights(), persistence_threshold, fsdp=fsdp)
+    return _host_work(model, workload.weights_cache_key(), persistence_threshold, fsdp=fsdp)
 
 
 @lru_cache(maxsize=64)

@@ -287,7 +287,7 @@ class JobDuration(NamedTuple):
         return ends and (price.cost(self.cluster, ends[0]), price.cost(self.cluster, ends[1]))
 
 
-def with_server(cluster: Cluster, rollouts: Rollouts) -> Cluster:
+def server_cluster(cluster: Cluster, rollouts: Rollouts) -> Cluster:
     """Return the training's cluster with the rollout server's GPUs, in separate nodes if several nodes train."""
     if rollouts.server_gpus and (rollouts.server_has_node or cluster.nodes > 1):
         return replace(cluster, nodes=cluster.nodes + ceil(rollouts.server_gpus / cluster.gpus_per_node))
@@ -321,12 +321,12 @@ def job_duration(
     if job.evaluation_samples:
         evaluated = plan
         if job.evaluation_batch is not None:
-            evaluated = plan.with_fields(micro_batch_size=job.evaluation_batch, gradient_accumulation_steps=1)
+            evaluated = plan.replace_fields(micro_batch_size=job.evaluation_batch, gradient_accumulation_steps=1)
         batches = ceil(job.evaluation_samples / evaluated.samples_per_step(ranks))
         evaluation_s = saved.count * batches * estimate_forward_s(model, shorter, cluster, evaluated)
     in_all = job.samples_in_all(seq_len)
     return JobDuration(
-        cluster=cluster if workload.rollouts is None else with_server(cluster, workload.rollouts),
+        cluster=cluster if workload.rollouts is None else server_cluster(cluster, workload.rollouts),
         steps=steps,
         step_s=step_s,
         tokens=job.tokens_in_all(seq_len),

@@ -90,7 +90,7 @@ def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
     per_step = rollouts.per_step(step.micro_batches)
     per_gpu = plan.micro_batch_size * rollouts.micro_batches(step.micro_batches)
     completions, length = per_gpu * step.replicas, rollouts.max_completion_length
-    engine = engine_of(step.model, workload, step.cluster, per_gpu)
+    engine = vllm_engine(step.model, workload, step.cluster, per_gpu)
     seconds = per_step * engine.rollout_s(completions, length)
     terms = [
         step.term(
@@ -169,7 +169,7 @@ def _reward_s(step: Step, reward: ModelShape, completions: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def engine_of(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu: int) -> Engine:
+def vllm_engine(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu: int) -> Engine:
     """Return the engine that generates the completions of a plan. cluster: the training's cluster. per_gpu: completions
     of each training GPU in a generation."""
     rollouts, gpu, model = workload.rollouts, cluster.gpu, model.generator

@@ -119,7 +119,7 @@ class Step:
         self.cluster = cluster
         self.plan = plan
         self.micro_batches = n
-        self.element_bytes = workload.stream_bytes
+        self.element_bytes = workload.activation_itemsize
         """Bytes of a weight and of a gradient. Under autocast those of plain PyTorch are fp32."""
         self.replicas = cluster.world_size // plan.autotp_size
         self.tensors = tensor_set(model, workload)

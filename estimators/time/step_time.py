@@ -16,10 +16,10 @@ from typing import Literal
 
 from ..estimate import Estimate, Spread, TimeEstimate, TimeTerm
 from ..hardware import HOST_CORE, Cluster, assumed_of_machines
-from ..memory.activations.kernels import with_offered_attention
+from ..memory.activations.kernels import offered_attention
 from ..memory.plan_memory import estimate_memory
 from ..models.model_shape import ModelShape
-from ..models.rank_part import of_rank
+from ..models.rank_part import rank_share
 from ..objectives import in_sequences, policy_passes, reference_passes
 from ..optimizers import optimizer
 from ..plan import Plan
@@ -82,12 +82,12 @@ def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, 
 
 def _step(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Step:
     """Return the step of one rank's part of model and workload."""
-    workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
+    workload = offered_attention(model, workload).rank_share(plan.sequence_parallel_size)
     if plan.sharding == "zero":
         workload = workload.under_engine(plan.zero_stage)
     elif plan.sharding == "fsdp":
         workload = workload.under_fsdp()
-    return Step(of_rank(model, plan), workload, cluster, in_sequences(plan, workload))
+    return Step(rank_share(model, plan), workload, cluster, in_sequences(plan, workload))
 
 
 def _forward_s(passes: Passes, links: Iterable[TimeTerm]) -> float:
@@ -322,7 +322,7 @@ def speed_spread(cluster: Cluster, plan: Plan) -> Spread:
 
 def ratio_spread(one: Plan, other: Plan) -> Spread:
     """Return the interval of the ratio of two plans' speeds on one machine, from pairs of published runs that differ in
-    their rung."""
+    their strategy."""
     return _spreads()["ratio with offload" if one.offloads or other.offloads else "ratio"]
 
 

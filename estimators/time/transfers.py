@@ -221,7 +221,7 @@ def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
         return []
     n, model = step.micro_batches, step.model
     elements = sum(
-        block.count * model.stream_len(block, step.workload.seq_len) * model.stream_width(block)
+        block.count * model.stream_len(block, step.workload.seq_len) * model.activation_width(block)
         for block in model.blocks
     )
     kept = step.element_bytes * step.plan.micro_batch_size * elements

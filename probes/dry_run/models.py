@@ -93,7 +93,8 @@ def transformers_config(description: Mapping[str, Any]) -> Any:
         import transformers
 
         raise UnusableModelError(
-            f"transformers {transformers.__version__} has no model type {kind!r}, and the code of a model folder is not run",
+            f"transformers {transformers.__version__} has no model type {kind!r}, and the code of a model folder is "
+            "not run",
             fix=_BUILD_IT,
         )
     config = CONFIG_MAPPING[kind].from_dict(values)
@@ -368,7 +369,7 @@ def install_loss(model: Any, workload: Workload) -> None:
 
 def install_tiles(model: Any, run: Run, micro_batch_size: int) -> None:
     """Tile feed-forward and loss, like the emitted lines."""
-    workload = run.workload.of_rank(run.sequence_parallel_size)
+    workload = run.workload.rank_share(run.sequence_parallel_size)
     if workload.mlp == "whole" and workload.loss != "tiled":
         return
     shape = shape_from_config(run.description or {}, name="")

@@ -27,7 +27,7 @@ from ...estimators.memory.device_overhead import library_workspace, outside_allo
 from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.rank_part import split_layers, spread_experts
-from ...estimators.models.vision_parts import with_frozen
+from ...estimators.models.vision_parts import freeze_parts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
@@ -156,7 +156,7 @@ def fullest_rank(run: Run) -> int:
         return 0
     try:
         tensor_parallel_size = autotp_size_in(run.config)
-        whole = with_frozen(shape or shape_from_config(description or {}, name="model"), run.workload.freeze)
+        whole = freeze_parts(shape or shape_from_config(description or {}, name="model"), run.workload.freeze)
         part = split_layers(whole, tensor_parallel_size)
         part = spread_experts(part, autoep_size_in(run.config))
         sharded = shard_tensors(tensor_set(part, run.workload), run.cluster.world_size // tensor_parallel_size)

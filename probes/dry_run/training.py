@@ -14,9 +14,9 @@ from ...estimators.plan import PLAN_FIELDS
 from ...estimators.workload import Workload
 from ..recording.phases import PhaseRecorder
 from ..run import Request, Run
-from . import models, own_module
+from . import models, user_module
 from .models import TrainableModel
-from .trl_step import with_objective
+from .trl_step import apply_objective
 
 _REPEATABLE = 3
 """The first iteration that can repeat its predecessor: in the first one the optimizer creates its states, and ZeRO-3
@@ -118,9 +118,9 @@ def run(
         if description is not None:
             subject = models.from_config(trained, description, dtype, device)
         else:
-            subject = own_module.from_file(trained, dtype, device)
+            subject = user_module.from_file(trained, dtype, device)
         subject = models.for_long_sequences(subject, trained, config, device)
-        subject = with_objective(
+        subject = apply_objective(
             subject,
             trained,
             config,

@@ -26,7 +26,7 @@ from ..run import Run
 from .models import TrainableModel, imported, is_reentrant
 
 
-def with_objective(
+def apply_objective(
     subject: TrainableModel, run: Run, config: dict[str, Any], device: str, build: Callable[[Run], TrainableModel]
 ) -> TrainableModel:
     """The model with the batches and the loss of the run's objective and, if the objective has one, a reference model.

@@ -30,7 +30,7 @@ from ..recording.schedule import ScheduleRecorder
 from ..run import Request, isolated_config
 from ..simulated_gpu import attention, collectives, kernels, patches
 from ..simulated_gpu.device import DEVICE_TYPE, register
-from ..simulated_gpu.quick_fake import QuickFakeTensorMode
+from ..simulated_gpu.fast_fake_tensor import QuickFakeTensorMode
 from . import training
 from .run import Answering
 

@@ -14,7 +14,7 @@ import torch.fx.experimental._config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from .trace import Reference, Step, TracedTensor, flops_of
+from .trace import Reference, Step, TracedTensor, operation_flops
 
 MOST_INPUTS = 4
 """Maximum number of inputs for which all choices are tried; with more inputs the choices are all activations, all
@@ -163,7 +163,7 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = op(*args, **(kwargs or {}))
-        self.flops += flops_of(op, args, kwargs or {}, result)
+        self.flops += operation_flops(op, args, kwargs or {}, result)
         made = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
         new = [tensor.untyped_storage() for tensor in made if _key(tensor) not in self.sizes]
         for storage in new:

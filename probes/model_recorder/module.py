@@ -13,9 +13,9 @@ import torch
 import torch.utils.checkpoint
 from torch.utils._pytree import tree_map
 
-from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, OwnModule, Tensor
-from ...estimators.models.program import Around, Program, Quantity, Slot
-from ..dry_run.own_module import batches, built, enable_checkpointing, loss_of
+from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Tensor, UserModule
+from ...estimators.models.program import OuterPrograms, Program, Quantity, Slot
+from ..dry_run.user_module import batches, built, enable_checkpointing, load_loss
 from ..gc_pause import gc_paused
 from .program import BATCHES, Part, program
 from .trace import Step, Trace, UnrecordableError, tensors_in, tracing
@@ -26,12 +26,12 @@ _EMPTY = Program((Slot(_NOTHING, 1, 0, 0, -1, needs_grad=False),), 0, 0, -1, ())
 """A program without operations, for the parts outside a module's block."""
 
 
-def recorded_file(own: OwnModule, seq_len: int) -> ModelShape:
+def recorded_file(own: UserModule, seq_len: int) -> ModelShape:
     """The shape of the module in a file. Raises UnusableModelError, UnrecordableError, and any error of its code."""
     with torch.device("meta"):
         model, file = built(own.factory)
         make_batch = batches(file, own.inputs, torch.bfloat16, "meta")
-        return recorded_module(model, make_batch, loss_of(file), own, seq_len)
+        return recorded_module(model, make_batch, load_loss(file), own, seq_len)
 
 
 def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any], Any] | None) -> ModelShape:
@@ -53,14 +53,14 @@ def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any
     if not isinstance(model, torch.nn.Module):
         with torch.device("meta"):
             model = model()
-    return recorded_module(model, make_batch, loss_fn or loss_of(None), OwnModule(""), 1)
+    return recorded_module(model, make_batch, loss_fn or load_loss(None), UserModule(""), 1)
 
 
 def recorded_module(
     model: torch.nn.Module,
     make_batch: Callable[[int, int], Any],
     loss: Callable[[Any, Any], Any],
-    own: OwnModule,
+    own: UserModule,
     seq_len: int,
 ) -> ModelShape:
     """The shape of a module, which is not changed.
@@ -101,7 +101,7 @@ def recorded_module(
         tied=False,
         encoder_len_fixed=seq_len if follows else 1,
         source="recorded from its own code",
-        around=Around((), _EMPTY),
+        around=OuterPrograms((), _EMPTY),
         module=own._replace(checkpointing=f"model.{method}()" if method else ""),
     )
 

@@ -32,7 +32,7 @@ def usual_step(max_positions: int) -> int:
     return next((step for step in STEPS if not 0 < max_positions < LAST * step), STEPS[-1])
 
 
-def shapes_of(step: int) -> Shapes:
+def step_shapes(step: int) -> Shapes:
     """Two batches at each of three equidistant lengths, and a last one that tests the polynomials."""
     return (*((batch, count * step) for count in COUNTS for batch in BATCHES), (5, LAST * step))
 

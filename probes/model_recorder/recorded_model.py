@@ -22,7 +22,7 @@ from ...ds_configs.files import replace_file
 from ...estimators.errors import ModelConfigError
 from ...estimators.json_form import Form, from_json, to_json
 from ...estimators.models.config_fields import MAX_LAYERS
-from ...estimators.models.model_shape import ModelShape, OwnModule
+from ...estimators.models.model_shape import ModelShape, UserModule
 from ..dry_run.run import absolute_factory, answer
 from ..machine import installed_version
 from ..store_path import store_path
@@ -256,7 +256,7 @@ class ModuleRecording:
 class ModuleRequest:
     """A request to record a module in the subprocess."""
 
-    module: OwnModule
+    module: UserModule
     seq_len: int
     """The second argument of the file's `make_batch`."""
 
@@ -284,7 +284,7 @@ def _digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if Path(path).is_file() else ""
 
 
-def record_module(module: OwnModule, seq_len: int) -> ModelShape:
+def record_module(module: UserModule, seq_len: int) -> ModelShape:
     """The shape of the module in a file. The module runs in a subprocess if it has changed since the last time, or a
     file that it imported or read from its folder has. Raises DryRunError if it cannot be recorded."""
     request = ModuleRequest(module=module._replace(factory=absolute_factory(module.factory)), seq_len=seq_len)

@@ -16,9 +16,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ...estimators.models.families import PEFT_EXPERTS
-from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor, attention_of
-from ...estimators.models.program import Around, Instruction, Program
-from .program import LAST, LONG_STEP, STEPS, Part, Shapes, program, shapes_of, usual_step
+from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor, build_attention
+from ...estimators.models.program import Instruction, OuterPrograms, Program
+from .program import LAST, LONG_STEP, STEPS, Part, Shapes, program, step_shapes, usual_step
 from .trace import MOST_OPERATIONS, EndlessError, Trace, UnrecordableError, tensors_in, tracing
 
 Batch = Callable[[int, int], Mapping[str, Any]]
@@ -54,7 +54,7 @@ class _Run:
     calls: Mapping[str, _Call]
     sources: Mapping[int, int]
     """Identity of a layer's input -> its number in the trace."""
-    of_layers: frozenset[int]
+    layers_cache_key: frozenset[int]
     """Tensors of the trace that are computed from outputs of layers, such as an encoder's output."""
     embedded: Sequence[int]
     """Outputs of the input embedding."""
@@ -101,7 +101,7 @@ def _shape_at(
         prefix, _, place = path.rpartition(".")
         window = windows.get(int(place)) if place.isdigit() else None
         kinds[path] = prefix, window, _fingerprint(layer)
-    shapes = shapes_of(step)
+    shapes = step_shapes(step)
     count, runs = len(set(kinds.values())), list[_Run]()
     # The first pass fills the caches of the model's code. Short sequences come last: code may switch to another kernel
     # permanently when it sees one.
@@ -268,17 +268,17 @@ def _layer_part(model: Any, run: _Run, path: str) -> Part:
         trace.number(buffer)
     for tensor in tensors_in((call.args, call.kwargs)):
         number = run.sources[id(tensor)]
-        trace.number(tensor, number + 1, needs_grad=number in run.of_layers)
+        trace.number(tensor, number + 1, needs_grad=number in run.layers_cache_key)
     with tracing(trace, all_nonzero=True):
         result = layer(*call.args, **call.kwargs)
     return Part(trace, trace.steps, given, trace.keep(tensors_in(result)[0]))
 
 
-def _around(runs: list[_Run], shapes: Shapes, head: str) -> Around:
+def _around(runs: list[_Run], shapes: Shapes, head: str) -> OuterPrograms:
     """The programs before the first layer of each stack, and from the last layer to the head."""
     parts = [_parts_around(run, head) for run in runs]
-    *openings, closing = (program(each, shapes) for each in zip(*parts, strict=True))
-    return Around(tuple(openings), closing)
+    *prologue, epilogue = (program(each, shapes) for each in zip(*parts, strict=True))
+    return OuterPrograms(tuple(prologue), epilogue)
 
 
 def _parts_around(run: _Run, head: str) -> list[Part]:
@@ -342,7 +342,7 @@ def _block(
         count=count,
         tensors=tensors,
         attention=_attention(made, attentions[:1], window, config),
-        cross_attention=attention_of(attentions[1].details)._replace(cross=True) if attentions[1:] else None,
+        cross_attention=build_attention(attentions[1].details)._replace(cross=True) if attentions[1:] else None,
         stack="encoder" if is_encoder else "decoder",
         hidden_size=width if tokens and width != config.hidden_size else 0,
         tokens=tokens,
@@ -376,7 +376,7 @@ def _attention(made: Program, attentions: Sequence[Instruction], window: int | N
     """The dimensions of the first attention of a layer. If the model's own code computes the scores, the
     configuration's dimensions; no heads if there is no attention."""
     if attentions:
-        return attention_of(attentions[0].details, window)
+        return build_attention(attentions[0].details, window)
     heads = int(getattr(config, "num_attention_heads", 0) or 0)
     if not heads or not any(instruction.name in ("bmm", "baddbmm") for instruction in made.instructions):
         return Attention(heads=0, kv_heads=0, head_dim=0, v_head_dim=0, causal=False, rotary=False)

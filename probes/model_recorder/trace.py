@@ -185,7 +185,7 @@ class Trace:
         self.steps.append(Step("hold", "", (number,)))
 
 
-def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:
+def operation_flops(op: Any, args: Any, kwargs: Any, result: Any) -> int:
     """FLOPs of a dispatched matrix product or convolution; 0 for any other operation."""
     count = flop_registry.get(op._overloadpacket)
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
@@ -251,7 +251,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.kept.append(result)
         else:
             result = op(*args, **kwargs)
-        self.trace.flops += flops_of(op, args, kwargs, result)
+        self.trace.flops += operation_flops(op, args, kwargs, result)
         if self.is_paused:
             return result
         name = op._schema.name.partition("::")[2]

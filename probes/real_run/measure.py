@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from ..machine import read_pairs, with_nvml
+from ..machine import query_nvml, read_pairs
 
 _COLLECTIVES = """all_reduce reduce broadcast barrier all_gather all_gather_into_tensor all_gather_object reduce_scatter
     reduce_scatter_tensor all_to_all all_to_all_single scatter gather"""
@@ -122,4 +122,4 @@ def device_bytes(index: int) -> int | None:
                 return int(process.usedGpuMemory)
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
 
-    return with_nvml(query, None)
+    return query_nvml(query, None)

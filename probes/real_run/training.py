@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ...ds_configs.read import optimizer_step_in
 from ...estimators.optimizers import optimizer_of_type
 from ...estimators.workload import Workload
-from ..dry_run import models, own_module
+from ..dry_run import models, user_module
 from ..dry_run.models import UnusableModelError
 from ..dry_run.training import announce_zero3, filled_config, holds_output, initialize, model_dtype
 from ..simulated_gpu import collectives as fake_group
@@ -189,7 +189,7 @@ def train(
 def _subject(job: ProbeJob, description: Any, dtype: torch.dtype, device: str) -> models.TrainableModel:
     run = job.request.run
     if description is None:
-        return own_module.from_file(run, dtype, device)
+        return user_module.from_file(run, dtype, device)
     has_weights = job.checkpoint is not None
     return models.from_config(
         run,

@@ -199,13 +199,13 @@ class Ledger:
             "nvme_written_bytes": self.nvme_bytes["write"],
         }
 
-    def storage_of(self, tensor: torch.Tensor) -> StorageLife | None:
+    def find_storage(self, tensor: torch.Tensor) -> StorageLife | None:
         """The lifetime of a tensor's storage; None for an unknown one."""
         entry = self._live.get(tensor.untyped_storage()._cdata)
         return entry[0] if entry else None
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        life = self.storage_of(tensor)
+        life = self.find_storage(tensor)
         return life is not None and life.pinned
 
     @contextlib.contextmanager

@@ -85,7 +85,7 @@ class PhaseRecorder:
         """Assign category and module to every storage held by the module or an optimizer."""
         seen: set[int] = set()
         for tensor, category, name in owners(module, optimizer):
-            life = self.ledger.storage_of(tensor)
+            life = self.ledger.find_storage(tensor)
             if life is not None and id(life) not in seen:
                 seen.add(id(life))
                 life.category = category
@@ -97,7 +97,7 @@ class PhaseRecorder:
         """Classify each weight's gradient when autograd delivers it; earlier it cannot be identified."""
 
         def named(gradient: torch.Tensor) -> None:
-            life = self.ledger.storage_of(gradient)
+            life = self.ledger.find_storage(gradient)
             if life is not None and not life.owned:
                 life.category = "gradients"
                 life.owned = True

@@ -16,7 +16,7 @@ from ds_advise.advisor.question.options import GROUPS, OPTIONS
 from ds_advise.advisor.text.lines import wrapped
 from ds_advise.estimators.json_form import SCHEMA_VERSION
 from ds_advise.estimators.models import catalogue
-from ds_advise.estimators.plan import RUNGS
+from ds_advise.estimators.plan import STRATEGIES
 from rich.cells import cell_len
 
 from tests.helpers import TINY
@@ -82,7 +82,7 @@ def test_json_is_one_object(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         "parameters": 14770033664,
         "trainable_parameters": 14770033664,
     }
-    assert [step["rung"] for step in answer["ladder"]] == list(RUNGS)
+    assert [step["strategy"] for step in answer["ladder"]] == list(STRATEGIES)
     assert answer["files"] == ["ds_config.json"] and (here / "ds_config.json").is_file()
     assert run_here(["Qwen2.5-14B", "--gpus", "2x32GB", "--json", "--all", *FAST]) == 0
     assert len(json.loads(capsys.readouterr().out)["candidates"]) > len(answer["candidates"])

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.cli.advise import advise
 from ds_advise.estimators.errors import WorkloadError
-from ds_advise.estimators.plan import RUNGS
+from ds_advise.estimators.plan import STRATEGIES
 
 MODEL, GPUS = "Qwen2.5-1.5B", "2xA100-80GB"
 ONE: dict[str, Any] = {"gpus": GPUS, "micro_batch": 2, "global_batch": 8, "gradient_checkpointing": "on"}
@@ -23,21 +23,21 @@ def phases(**options: Any) -> dict[str, int]:
 
 
 def test_an_estimate_is_the_tables_row_of_that_plan() -> None:
-    """With the shape fixed, the rung's best plan in the advice and the estimate are one."""
+    """With the shape fixed, the strategy's best plan in the advice and the estimate are one."""
     answer = ds_advise.advise(MODEL, **ONE, deepspeed_estimate=False)
     for step in answer.ladder:
-        if step.candidate is not None and step.rung != "zero3-nvme":
-            assert ds_advise.estimate(MODEL, rung=step.rung, **ONE) == step.candidate.estimate
+        if step.candidate is not None and step.strategy != "zero3-nvme":
+            assert ds_advise.estimate(MODEL, strategy=step.strategy, **ONE) == step.candidate.estimate
 
 
 def test_settings_change_the_plan_and_nothing_else() -> None:
     """As text and as a mapping; a smaller bucket takes less memory."""
-    text = ds_advise.estimate(MODEL, rung="zero2", settings="reduce_bucket_size=2e6,overlap_comm=no", **ONE)
+    text = ds_advise.estimate(MODEL, strategy="zero2", settings="reduce_bucket_size=2e6,overlap_comm=no", **ONE)
     settings = {"reduce_bucket_size": 2_000_000, "overlap_comm": False}
-    assert text == ds_advise.estimate(MODEL, rung="zero2", settings=settings, **ONE)
+    assert text == ds_advise.estimate(MODEL, strategy="zero2", settings=settings, **ONE)
     assert (text.plan.reduce_bucket_size, text.plan.overlap_comm) == (2_000_000, False)
-    smaller = phases(rung="zero2", settings=settings)["gradient_reduction"]
-    assert smaller < phases(rung="zero2")["gradient_reduction"]
+    smaller = phases(strategy="zero2", settings=settings)["gradient_reduction"]
+    assert smaller < phases(strategy="zero2")["gradient_reduction"]
 
 
 def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
@@ -47,8 +47,8 @@ def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
         json.loads(CliRunner().invoke(advise, [*asked, *more, "--json"], standalone_mode=False).stdout)
         for more in ([], ["--sharding", "fsdp"])
     )
-    assert with_baseline["pytorch_baseline"]["rung"] == "fsdp2" and usual["pytorch_baseline"] is None
-    assert [step["rung"] for step in with_baseline["ladder"]] == list(RUNGS)
+    assert with_baseline["pytorch_baseline"]["strategy"] == "fsdp2" and usual["pytorch_baseline"] is None
+    assert [step["strategy"] for step in with_baseline["ladder"]] == list(STRATEGIES)
     assert {**with_baseline, "pytorch_baseline": None} == usual
     printed = CliRunner().invoke(advise, [*asked, "--sharding", "fsdp"], standalone_mode=False).stdout
     assert "  fsdp2 " in printed and "--emit accelerate writes its configuration" in " ".join(printed.split())
@@ -57,7 +57,7 @@ def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"rung": "zero4"}, "unknown strategy"),
+        ({"strategy": "zero4"}, "unknown strategy"),
         ({"settings": "reduce_bucket=1"}, "no setting"),
         ({"settings": "reduce_bucket_size=many"}, "reduce_bucket_size"),
         ({"settings": "zero_stage=1"}, "no setting"),
@@ -69,12 +69,12 @@ def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
         ({"document_len": 512}, "--attention flash"),
         ({"document_len": 4096, "attention": "flash"}, "do not fit"),
         ({"kernels": "liger", "model": "gpt2"}, "Liger has no kernels"),
-        ({"rung": "zero3", "method": "qlora", "quantization": "int8"}, "cannot run"),
+        ({"strategy": "zero3", "method": "qlora", "quantization": "int8"}, "cannot run"),
     ],
 )
 def test_impossible_questions_are_refused_in_one_line(changed: dict[str, Any], words: str) -> None:
     """Names and values that do not exist, and combinations that do not run."""
-    question = {"model": MODEL, "rung": "zero2", "seq_len": 1024, **ONE, **changed}
+    question = {"model": MODEL, "strategy": "zero2", "seq_len": 1024, **ONE, **changed}
     with pytest.raises(WorkloadError, match=words):
         ds_advise.estimate(**question)
 
@@ -82,6 +82,6 @@ def test_impossible_questions_are_refused_in_one_line(changed: dict[str, Any], w
 def test_older_software_holds_more_of_the_logits() -> None:
     """transformers 4.46 makes the largest copies; DeepSpeed before 0.19 flattens on the host, so ZeRO-1 starts with
     less."""
-    peaks = [phases(rung="zero1", software=how) for how in (None, "transformers=4.46", "deepspeed=0.18")]
-    assert peaks[1]["forward_backward_top"] > peaks[0]["forward_backward_top"]
+    peaks = [phases(strategy="zero1", software=how) for how in (None, "transformers=4.46", "deepspeed=0.18")]
+    assert peaks[1]["loss_peak"] > peaks[0]["loss_peak"]
     assert "initialize" in peaks[0] and "initialize" not in peaks[2]

@@ -52,7 +52,7 @@ def step_bytes(plan: Plan, step: OptimizerStep, cluster: Cluster = CLUSTER) -> i
     return phases["step"]
 
 
-def group_of(ranks: int) -> int:
+def group_size(ranks: int) -> int:
     return max(optimizer_group_numels(shard_tensors(tensor_set(MODEL, Workload()), ranks), 10**9))
 
 
@@ -61,8 +61,8 @@ def test_stage_3_takes_one_fp32_copy_of_a_sub_group_with_foreach_and_two_with_th
     plan = Plan(zero_stage=3, micro_batch_size=1, sub_group_size=10**9)
     fused, foreach, loop = (step_bytes(plan, step) for step in ("fused", "foreach", "loop"))
     assert step_bytes(plan, "auto") == fused
-    assert loop - foreach == 4 * group_of(8)
-    assert foreach - fused == 2 * group_of(8)
+    assert loop - foreach == 4 * group_size(8)
+    assert foreach - fused == 2 * group_size(8)
 
 
 def test_without_zero_the_loop_has_two_copies_of_one_tensor_and_foreach_one_of_all() -> None:

@@ -17,7 +17,7 @@ from ds_advise.estimators.memory.plan_memory import node_bytes
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.optimizers import OPTIMIZERS
-from ds_advise.estimators.plan import RUNGS, Plan, Rung
+from ds_advise.estimators.plan import STRATEGIES, Plan, Strategy
 from ds_advise.estimators.workload import Framework, Precision, Software, Workload
 
 MODEL = find("Qwen2.5-7B")
@@ -25,9 +25,11 @@ CLUSTER = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24), nvme_path="/l
 FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
 
 
-def plan(rung: Rung, workload: Workload | None = None, cluster: Cluster = CLUSTER, model: ModelShape = MODEL) -> Plan:
+def plan(
+    strategy: Strategy, workload: Workload | None = None, cluster: Cluster = CLUSTER, model: ModelShape = MODEL
+) -> Plan:
     return plan_for(
-        rung,
+        strategy,
         model,
         workload or Workload(),
         cluster,
@@ -38,14 +40,14 @@ def plan(rung: Rung, workload: Workload | None = None, cluster: Cluster = CLUSTE
 
 
 def config(
-    rung: Rung, flavor: Framework = "deepspeed", workload: Workload | None = None, cluster: Cluster = CLUSTER
+    strategy: Strategy, flavor: Framework = "deepspeed", workload: Workload | None = None, cluster: Cluster = CLUSTER
 ) -> dict[str, Any]:
     workload = workload or Workload()
-    return ds_config(plan(rung, workload, cluster), MODEL, workload, cluster, flavor=flavor)
+    return ds_config(plan(strategy, workload, cluster), MODEL, workload, cluster, flavor=flavor)
 
 
-SETTINGS: list[tuple[Rung, dict[str, Any]]] = [
-    *((rung, {}) for rung in RUNGS),
+SETTINGS: list[tuple[Strategy, dict[str, Any]]] = [
+    *((strategy, {}) for strategy in STRATEGIES),
     ("zero3-offload", {"offload_optimizer_ratio": 0.25}),
     ("zero2", {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}),
     ("zero2", {"autotp_size": 2}),
@@ -56,13 +58,13 @@ SETTINGS: list[tuple[Rung, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
-@pytest.mark.parametrize(("rung", "settings"), SETTINGS, ids=str)
+@pytest.mark.parametrize(("strategy", "settings"), SETTINGS, ids=str)
 def test_an_emitted_configuration_reads_back_as_the_same_plan(
-    rung: Rung, settings: dict[str, Any], flavor: Framework
+    strategy: Strategy, settings: dict[str, Any], flavor: Framework
 ) -> None:
-    """emit and read are each other's inverse, through JSON, for both flavours; a preset is on its rung."""
-    wanted = replace(plan(rung), **settings)
-    assert wanted.rung == rung
+    """emit and read are each other's inverse, through JSON, for both flavours; a preset is on its strategy."""
+    wanted = replace(plan(strategy), **settings)
+    assert wanted.strategy == strategy
     given = {"micro_batch_size": 2, "gradient_accumulation_steps": 4} if flavor == "hf" else {}
     emitted = json.loads(json.dumps(ds_config(wanted, MODEL, Workload(), CLUSTER, flavor=flavor)))
     assert "auto" not in json.dumps(emitted["zero_optimization"]), "memory is predicted for numbers"
@@ -80,15 +82,15 @@ def test_a_group_for_the_second_copy_is_read_as_deepspeed_reads_it() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("rung", RUNGS)
-def test_deepspeed_accepts_the_explicit_configuration(rung: Rung, precision: Precision) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_deepspeed_accepts_the_explicit_configuration(strategy: Strategy, precision: Precision) -> None:
     """DeepSpeed's own validation passes and holds the plan's numbers, none of them left to a default."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     one_gpu = replace(CLUSTER, gpus_per_node=1)
     workload = Workload(precision=precision)
-    accepted = DeepSpeedConfig(config(rung, workload=workload, cluster=one_gpu))
-    wanted, zero = plan(rung, workload, one_gpu), accepted.zero_config
+    accepted = DeepSpeedConfig(config(strategy, workload=workload, cluster=one_gpu))
+    wanted, zero = plan(strategy, workload, one_gpu), accepted.zero_config
     assert zero.stage == wanted.zero_stage
     assert accepted.bfloat16_config.enabled == (precision == "bf16")
     assert accepted.float16_config.enabled == (precision == "fp16")
@@ -106,18 +108,18 @@ def test_deepspeed_accepts_the_explicit_configuration(rung: Rung, precision: Pre
         assert str(zero.offload_param.nvme_path) == "/local nvme"
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_the_printed_arguments_fill_every_auto(rung: Rung) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_printed_arguments_fill_every_auto(strategy: Strategy) -> None:
     """The Trainer finds no contradiction between file and arguments, and leaves no `auto` behind."""
     from deepspeed.runtime.config import DeepSpeedConfig
     from transformers import TrainingArguments
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
     one_gpu = replace(CLUSTER, gpus_per_node=1)
-    arguments = training_arguments(plan(rung, cluster=one_gpu), Workload(), one_gpu)
+    arguments = training_arguments(plan(strategy, cluster=one_gpu), Workload(), one_gpu)
     del arguments["deepspeed"]
     trainer_arguments = TrainingArguments(**arguments, use_cpu=True)
-    filled = HfTrainerDeepSpeedConfig(config(rung, "hf", cluster=one_gpu))
+    filled = HfTrainerDeepSpeedConfig(config(strategy, "hf", cluster=one_gpu))
     filled.trainer_config_process(trainer_arguments)
     filled.trainer_config_finalize(trainer_arguments, model=None, num_training_steps=10)
     assert filled.mismatches == []
@@ -167,18 +169,18 @@ def test_buckets_grow_with_the_ranks_and_stay_a_share_of_the_gpu() -> None:
     assert plan("zero2", cluster=more).reduce_bucket_size * 2 <= more.gpu.memory_bytes / 100
 
 
-@pytest.mark.parametrize("rung", ["zero2-offload", "zero3-offload-param", "zero3-offload"])
-def test_memory_is_pinned_where_the_ram_suffices(rung: Rung) -> None:
+@pytest.mark.parametrize("strategy", ["zero2-offload", "zero3-offload-param", "zero3-offload"])
+def test_memory_is_pinned_where_the_ram_suffices(strategy: Strategy) -> None:
     """torch rounds pinned blocks up to a power of two; a byte less than that takes, and it is pageable."""
-    pinned = plan(rung)
+    pinned = plan(strategy)
     need = node_bytes(MODEL, Workload(), CLUSTER, pinned)
     assert pinned.pin_memory
-    assert plan(rung, cluster=replace(CLUSTER, host_memory_bytes_per_node=need)) == pinned
-    assert plan(rung, cluster=replace(CLUSTER, host_memory_bytes_per_node=need - 1)) == replace(
+    assert plan(strategy, cluster=replace(CLUSTER, host_memory_bytes_per_node=need)) == pinned
+    assert plan(strategy, cluster=replace(CLUSTER, host_memory_bytes_per_node=need - 1)) == replace(
         pinned, pin_memory=False
     )
-    largest = plan(rung, cluster=replace(CLUSTER, gpus_per_node=8), model=find("Llama-3.1-405B"))
-    assert not largest.pin_memory or rung == "zero3-offload-param", "no known host has so much"
+    largest = plan(strategy, cluster=replace(CLUSTER, gpus_per_node=8), model=find("Llama-3.1-405B"))
+    assert not largest.pin_memory or strategy == "zero3-offload-param", "no known host has so much"
 
 
 HIDDEN = MODEL.hidden_size

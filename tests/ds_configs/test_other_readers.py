@@ -14,7 +14,7 @@ from ds_advise.ds_configs.read import unmodeled_features
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.plan import Rung
+from ds_advise.estimators.plan import Strategy
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run.run import DryRunError, NeedsValuesError, dry_run
 from ds_advise.probes.run import Run
@@ -76,20 +76,20 @@ OWN: dict[str, Any] = {
 }
 
 
-def under(rung: Rung, own: dict[str, Any]) -> dict[str, Any]:
+def under(strategy: Strategy, own: dict[str, Any]) -> dict[str, Any]:
     cluster, shape = h100s(2), find("gpt2")
     batch = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
-    plan = plan_for(rung, shape, Workload(), cluster, **batch, gradient_checkpointing=False)
+    plan = plan_for(strategy, shape, Workload(), cluster, **batch, gradient_checkpointing=False)
     return merge_plan_into_config(own, ds_config(plan, shape, Workload(), cluster, flavor="deepspeed"), plan)
 
 
-@pytest.mark.parametrize("rung", ["zero2", "zero3", "zero2-offload"])
-def test_only_what_the_plan_decides_changes(rung: Rung) -> None:
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", "zero2-offload"])
+def test_only_what_the_plan_decides_changes(strategy: Strategy) -> None:
     """Batch and ZeRO are the plan's; optimizer, scheduler, precision, clipping and logging the training's own."""
-    config = under(rung, OWN)
+    config = under(strategy, OWN)
     assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (2, 4)
     assert config["train_batch_size"] == 16
-    assert config["zero_optimization"]["stage"] == (3 if rung == "zero3" else 2)
+    assert config["zero_optimization"]["stage"] == (3 if strategy == "zero3" else 2)
     assert config["zero_optimization"]["reduce_bucket_size"] > 1
     for name in ("gradient_clipping", "bf16", "scheduler", "steps_per_print", "wandb"):
         assert config[name] == OWN[name]

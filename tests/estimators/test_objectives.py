@@ -4,8 +4,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import ask
-from ds_advise.advisor.question.workload import workload_of
+from ds_advise.advisor.advise import build_question
+from ds_advise.advisor.question.workload import build_workload
 from ds_advise.ds_configs.training_script import script_lines, training_arguments
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import total_bytes
@@ -126,7 +126,7 @@ def test_plans_that_a_reference_model_or_pairs_exclude() -> None:
 
 def test_the_objective_decides_on_framework_and_loss() -> None:
     def of(**options: Any) -> tuple[str, str]:
-        workload = workload_of(options, MODEL, None)
+        workload = build_workload(options, MODEL, None)
         return workload.framework, workload.loss
 
     assert of(objective="dpo") == ("trl", "chunked-head")
@@ -134,7 +134,7 @@ def test_the_objective_decides_on_framework_and_loss() -> None:
     assert of(objective="orpo") == ("trl", "odds-ratio")
     assert of(objective="reward") == ("trl", "standard")
     for saved in ({}, {"modules_to_save": "score"}):
-        workload = workload_of({"objective": "reward", "method": "lora", **saved}, MODEL, None)
+        workload = build_workload({"objective": "reward", "method": "lora", **saved}, MODEL, None)
         assert workload.modules_to_save == ("score",)
     with pytest.raises(WorkloadError, match="cannot be used with --objective kto"):
         of(objective="kto", loss="fused")
@@ -173,10 +173,10 @@ def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
 
 
 def test_kto_has_two_samples_in_a_micro_batch() -> None:
-    question = ask(MODEL, gpus="8xH100", objective="kto")
+    question = build_question(MODEL, gpus="8xH100", objective="kto")
     assert min(micro for micro, _ in question.batch_shapes()) == 2
     with pytest.raises(WorkloadError, match="a micro batch of 1 is too small for kto"):
-        ask(MODEL, gpus="8xH100", objective="kto", global_batch=8)
+        build_question(MODEL, gpus="8xH100", objective="kto", global_batch=8)
 
 
 def test_a_value_head_beside_the_logits_takes_their_bytes_in_the_forward_pass_alone() -> None:
@@ -191,11 +191,11 @@ def test_a_value_head_beside_the_logits_takes_their_bytes_in_the_forward_pass_al
     more = {
         phase.name: phase.allocated_bytes
         for phase in estimate_memory(model, beside, CLUSTER, plan).phases
-        if phase.name in ("forward_backward_top", "layer_backward")
+        if phase.name in ("loss_peak", "layer_backward")
     }
     for phase in estimate_memory(alone, standard, CLUSTER, plan).phases:
         if phase.name in more:
             more[phase.name] -= phase.allocated_bytes
-    assert more["forward_backward_top"] > 0.9 * 6 * 4 * 2048 * MODEL.vocab_size > 100 * abs(more["layer_backward"])
+    assert more["loss_peak"] > 0.9 * 6 * 4 * 2048 * MODEL.vocab_size > 100 * abs(more["layer_backward"])
     slower = estimate_time(model, beside, CLUSTER, plan).step_s / estimate_time(alone, standard, CLUSTER, plan).step_s
     assert 1 < slower < 1.2

@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import answer, ask
-from ds_advise.advisor.answer.advice import advice_of
-from ds_advise.advisor.answer.phases import phases_of
+from ds_advise.advisor.advise import answer, build_question
+from ds_advise.advisor.answer.advice import build_advice
+from ds_advise.advisor.answer.phases import phase_figures
 from ds_advise.advisor.answer.start import recommended_config
 from ds_advise.advisor.answer.view import AnswerView
 from ds_advise.advisor.question.rollouts import rollout_choices
@@ -21,8 +21,8 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.objectives import trained_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.rollouts import Rollouts
-from ds_advise.estimators.time.job import with_server
-from ds_advise.estimators.time.rollout_time import engine_of
+from ds_advise.estimators.time.job import server_cluster
+from ds_advise.estimators.time.rollout_time import vllm_engine
 from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
 from ds_advise.estimators.unsupported import unsupported
 from ds_advise.estimators.workload import Workload
@@ -65,7 +65,7 @@ def test_vllm_on_the_same_gpu_takes_its_part_in_every_phase_or_asleep_in_the_rol
         allocated(grpo(rollout="vllm-colocate", vllm_enable_sleep_mode=True)),
     )
     part = int(0.3 * CLUSTER.gpu.memory_bytes + VLLM_GRAPHS_BYTES)
-    assert {awake[name] - alone[name] for name in ("forward_backward_top", "step", "scoring")} == {part}
+    assert {awake[name] - alone[name] for name in ("loss_peak", "step", "scoring")} == {part}
     assert 0 < asleep["step"] - alone["step"] < part < asleep["rollout"] - alone["weight_synchronization"]
 
 
@@ -94,10 +94,10 @@ def test_completions_are_scored_once_in_a_generation(settings: dict[str, Any], p
 
 def test_decoding_is_bound_by_memory_for_few_sequences_and_by_products_for_many() -> None:
     server = grpo(rollout="vllm-server", server_gpus=8, max_completion_length=512)
-    few, more, many = (engine_of(MODEL, server, CLUSTER, count).token_s for count in (1, 8, 2048))
+    few, more, many = (vllm_engine(MODEL, server, CLUSTER, count).token_s for count in (1, 8, 2048))
     weights_s = 2 * MODEL.parameters / CLUSTER.gpu.memory_bytes_per_s
     assert weights_s < few < 5 * weights_s and more < 1.3 * few and many > 5 * few
-    eager = engine_of(MODEL, grpo(), CLUSTER, 1)
+    eager = vllm_engine(MODEL, grpo(), CLUSTER, 1)
     assert eager.token_s == eager.host_s > few
 
 
@@ -111,7 +111,7 @@ def test_traces_of_stage_3_outlive_a_generation_by_vllm_alone() -> None:
 
 
 def test_the_search_finds_the_split_that_is_fastest_of_all() -> None:
-    question = ask(MODEL, gpus="8xH100", objective="grpo", rollout="vllm-server", max_completion_length=2048)
+    question = build_question(MODEL, gpus="8xH100", objective="grpo", rollout="vllm-server", max_completion_length=2048)
     speeds = [best.tokens_per_s for choice in rollout_choices(question) if (best := fastest(choice)) is not None]
     found = answer(question)
     rollouts, chosen = found.question.workload.rollouts, found.recommended
@@ -121,10 +121,10 @@ def test_the_search_finds_the_split_that_is_fastest_of_all() -> None:
 
 
 def test_an_answer_fits_in_every_phase_and_its_phases_add_up() -> None:
-    found = answer(ask("Qwen2.5-7B", gpus="8xH100", objective="grpo"))
+    found = answer(build_question("Qwen2.5-7B", gpus="8xH100", objective="grpo"))
     chosen = found.recommended
     assert chosen is not None
-    phases = {phase.name: phase for phase in phases_of(chosen)}
+    phases = {phase.name: phase for phase in phase_figures(chosen)}
     assert list(phases) == ["rollout", "scoring", "training"]
     assert sum(phase.seconds for phase in phases.values()) == pytest.approx(chosen.time.step_s)
     assert max(phase.device_bytes_per_gpu for phase in phases.values()) == chosen.device_bytes
@@ -135,7 +135,7 @@ def test_an_answer_fits_in_every_phase_and_its_phases_add_up() -> None:
 def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
     """Its class has every argument, and the server's command names the GPUs that do not train."""
     trl = pytest.importorskip("trl")
-    question = ask(MODEL, gpus="8xH100", objective=objective, rollout="vllm-server", server_gpus=2)
+    question = build_question(MODEL, gpus="8xH100", objective=objective, rollout="vllm-server", server_gpus=2)
     (decided,) = rollout_choices(question)
     workload, cluster = decided.workload, decided.cluster
     assert cluster.world_size == 6
@@ -151,23 +151,25 @@ def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
 def test_other_gpus_are_no_change_where_a_server_has_some() -> None:
     """The cluster of such a question is what trains: twice of it is no `--gpus` that a user could pass."""
     asked = {"gpus": "8xH100", "objective": "grpo"}
-    colocated, server = (answer(ask(MODEL, **asked, rollout=name)) for name in ("vllm-colocate", "vllm-server"))
+    colocated, server = (
+        answer(build_question(MODEL, **asked, rollout=name)) for name in ("vllm-colocate", "vllm-server")
+    )
     assert any("--gpus" in change.flags for change in colocated.changes if change)
     assert not any("--gpus" in change.flags for change in server.changes if change)
 
 
 def test_a_generation_consists_of_whole_groups() -> None:
-    question = ask(MODEL, gpus="6xH100", objective="grpo", rollout="generate", global_batch=48)
+    question = build_question(MODEL, gpus="6xH100", objective="grpo", rollout="generate", global_batch=48)
     assert all(micro * steps * 6 % 8 == 0 for micro, steps in rollout_choices(question)[0].batch_shapes())
     with pytest.raises(WorkloadError, match="do not form whole groups of 8"):
-        answer(ask(MODEL, gpus="6xH100", objective="grpo", rollout="generate", global_batch=12))
+        answer(build_question(MODEL, gpus="6xH100", objective="grpo", rollout="generate", global_batch=12))
 
 
 def test_options_of_completions_belong_to_objectives_with_completions() -> None:
     with pytest.raises(WorkloadError, match="--num-generations is not possible with --objective dpo"):
-        ask(MODEL, gpus="8xH100", objective="dpo", num_generations=4)
+        build_question(MODEL, gpus="8xH100", objective="dpo", num_generations=4)
     with pytest.raises(WorkloadError, match="no room for the prompt in 512"):
-        ask(MODEL, gpus="8xH100", objective="grpo", seq_len=512)
+        build_question(MODEL, gpus="8xH100", objective="grpo", seq_len=512)
 
 
 def test_a_reward_model_is_held_and_computes_all_completions_at_once() -> None:
@@ -180,7 +182,9 @@ def test_a_reward_model_is_held_and_computes_all_completions_at_once() -> None:
 def test_the_hours_and_the_cost_are_those_of_all_gpus_and_all_completions() -> None:
     options: dict[str, Any] = {"objective": "grpo", "seq_len": 1024, "micro_batch": 4, "global_batch": 192}
     options |= {"samples": 240, "epochs": 1.0, "price": "2/h", "num_generations": 8}
-    found = advice_of(answer(ask("Qwen2.5-1.5B", gpus="8xH100", **options, rollout="vllm-server", server_gpus=2)))
+    found = build_advice(
+        answer(build_question("Qwen2.5-1.5B", gpus="8xH100", **options, rollout="vllm-server", server_gpus=2))
+    )
     assert found.recommended is not None
     job = found.recommended.job
     assert job is not None and job.cost is not None
@@ -190,13 +194,15 @@ def test_the_hours_and_the_cost_are_those_of_all_gpus_and_all_completions() -> N
 
 def test_a_server_on_nodes_of_its_own_is_rented_with_them() -> None:
     server = Rollouts(rollout="vllm-server", server_gpus=8, server_has_node=True)
-    assert with_server(h100s(8), server) == replace(h100s(8), nodes=2)
-    assert with_server(h100s(6), replace(server, server_gpus=2, server_has_node=False)) == h100s(8)
+    assert server_cluster(h100s(8), server) == replace(h100s(8), nodes=2)
+    assert server_cluster(h100s(6), replace(server, server_gpus=2, server_has_node=False)) == h100s(8)
 
 
 def test_ppo_trains_a_value_model_beside_the_policy_and_holds_two_more_models() -> None:
     """Whose weights are sharded at stage 3 alone, and the scores of all tokens from one generation to the next."""
-    question = ask(MODEL, gpus="8xH100", objective="ppo", micro_batch=4, max_completion_length=256, seq_len=768)
+    question = build_question(
+        MODEL, gpus="8xH100", objective="ppo", micro_batch=4, max_completion_length=256, seq_len=768
+    )
     (question,) = rollout_choices(replace(question, workload=replace(question.workload, global_batch_size=64)))
     model, workload = question.model, question.workload
     value = trained_model(MODEL, "reward")
@@ -218,14 +224,14 @@ def test_ppo_trains_a_value_model_beside_the_policy_and_holds_two_more_models() 
     lora = unsupported(model, replace(workload, method="lora"), plan)
     assert lora is not None and "adapts only the policy" in lora
     with pytest.raises(WorkloadError, match="--num-generations is not possible"):
-        ask(MODEL, gpus="8xH100", objective="ppo", num_generations=4)
+        build_question(MODEL, gpus="8xH100", objective="ppo", num_generations=4)
 
 
 def test_ppo_is_started_by_accelerate_which_its_trainer_alone_listens_to() -> None:
-    found = AnswerView(answer(ask(MODEL, gpus="8xH100", objective="ppo")))
+    found = AnswerView(answer(build_question(MODEL, gpus="8xH100", objective="ppo")))
     shown = "\n".join(line for block in found.steps for line in (block.text, *block.code))
     assert "response_length=53" in shown and "gradient_checkpointing=" not in shown
     assert "value_model = (" in shown and "accelerate launch --use_deepspeed" in shown
     assert "--deepspeed ds_config.json" not in shown and "ds-advise launch" not in shown
-    config = recommended_config(answer(ask(MODEL, gpus="8xH100", objective="ppo"))) or {}
+    config = recommended_config(answer(build_question(MODEL, gpus="8xH100", objective="ppo"))) or {}
     assert "optimizer" not in config and "auto" not in str(config)

@@ -33,7 +33,7 @@ def test_the_cache_is_what_the_replayed_allocator_holds() -> None:
     logits' gap, and at stages 1 and 2 the step's copies. Long samples of a model with a large vocabulary are within
     12 %, and each needs the cache for it."""
     found = [case for case in GRID if (case.model, case.method, case.seq_len) == ("qwen2", "full", 8192)]
-    chosen = [next(case for case in found if case.rung == rung) for rung in ("zero2", "zero3")]
+    chosen = [next(case for case in found if case.strategy == strategy) for strategy in ("zero2", "zero3")]
     for row in comparisons(chosen):
         assert abs(relative_error(row.held)) < 0.12, (row.case.name, row.held)
         assert row.reserved[0] < 0.97 * row.held[1], row.case.name

@@ -103,7 +103,7 @@ def test_records_of_a_gpu_become_the_chapter_on_a_gpu(tmp_path: Path) -> None:
     assert "| step, schedule | 1 | 20.0% | -20.0% | -20.0% |" in text
     assert f"| {full.name} | " in text
     assert "x the memory |" in text
-    assert f"| {QUESTIONS[0].name} | 1 | {ran.rung} | {ran.rung} | 100.0% |" in text
+    assert f"| {QUESTIONS[0].name} | 1 | {ran.strategy} | {ran.strategy} | 100.0% |" in text
 
 
 def record(one: Configuration, outcome: Outcome, ranks: list[dict[str, Any]]) -> Record:

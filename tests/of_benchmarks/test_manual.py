@@ -13,7 +13,7 @@ import pytest
 from ds_advise import advise
 
 from benchmarks.document import DOCUMENTS
-from benchmarks.search.choices_inside_rungs import GAIN, chosen_in, fastest, is_plain
+from benchmarks.search.choices_inside_strategies import GAIN, chosen_in, fastest, is_plain
 from benchmarks.search.need_and_verdict import disagreements, questions
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +36,9 @@ def test_the_manual_is_built_and_every_link_in_it_leads_somewhere(tmp_path: Path
         assert (tmp_path / "site" / page.stem / "index.html").exists() or page.stem == "index"
 
 
-def test_the_manual_shows_what_is_chosen_inside_a_rung_today() -> None:
+def test_the_manual_shows_what_is_chosen_inside_a_strategy_today() -> None:
     """Every tenth line asked again; dry runs have found that each fits."""
-    text = (DOCUMENTS / "question-grid.md").read_text(encoding="utf-8").partition("choices_inside_rungs.py -->")[2]
+    text = (DOCUMENTS / "question-grid.md").read_text(encoding="utf-8").partition("choices_inside_strategies.py -->")[2]
     lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and " --gpus " in line]
     assert len(lines) > 20 and {cells[-1] for cells in lines} == {"fits |"}
     for words, chosen, *_ in lines[::10]:

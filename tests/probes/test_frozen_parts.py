@@ -10,7 +10,7 @@ import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.models.vision_parts import with_frozen
+from ds_advise.estimators.models.vision_parts import freeze_parts
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.step_time import estimate_plan
 from ds_advise.estimators.workload import Method, Workload
@@ -72,7 +72,7 @@ def allocated(folder: Path, method: Method, parts: tuple[str, ...], **plan: Any)
         parse_cluster("4xA100-80GB"),
         Workload(seq_len=2048, method=method, freeze=parts, framework="deepspeed"),
     )
-    shape = with_frozen(shape_from_config(GEMMA, name="gemma"), parts)
+    shape = freeze_parts(shape_from_config(GEMMA, name="gemma"), parts)
     chosen = Plan(zero_stage=2, micro_batch_size=4, **plan)
     run = Run.of_plan(chosen, shape, workload, cluster, description=f"{folder / 'model.py'}:build_model")
     with dry_runs_in_forks():

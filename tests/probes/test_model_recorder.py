@@ -99,7 +99,7 @@ def test_experts_are_adapted_as_peft_adapts_them() -> None:
     dense, sparse = shape.blocks
     assert (dense.count, sparse.count, sparse.feed_forward.experts) == (1, 1, 8)
     chosen = adapters(shape, Workload(method="lora"))
-    adapted = {tensor.name for tensor in sparse.tensors if chosen.rank_of(tensor)}
+    adapted = {tensor.name for tensor in sparse.tensors if chosen.adapter_rank(tensor)}
     assert {"mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"} <= adapted
 
 

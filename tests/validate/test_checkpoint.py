@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint, write_checksums
-from ds_advise.validate.checkpoint_weights import contents_of
+from ds_advise.validate.checkpoint_weights import read_contents
 
 from tests.helpers import write_checkpoint
 
@@ -106,7 +106,7 @@ def test_every_rank_of_zero3_has_both_files(tmp_path: Path, kind: str, words: st
     next(folder.glob(f"*/*zero_pp_rank_1_*{kind}_states.pt")).unlink()
     checkpoint = read_checkpoint(folder)
     assert f"{words} of rank 1 is missing" in checkpoint.problem
-    assert contents_of(folder).ranks == 2
+    assert read_contents(folder).ranks == 2
 
 
 def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:

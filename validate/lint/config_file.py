@@ -83,7 +83,7 @@ def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
 
 def _removal(document: Document, member: Member, owner: KeyPath) -> tuple[int, int]:
     """The span of a member with one comma and its line break."""
-    siblings = document.members_of(owner)
+    siblings = document.list_members(owner)
     index = siblings.index(member)
     if index + 1 < len(siblings):  # up to the next key, which moves to its place
         return member.start, siblings[index + 1].start

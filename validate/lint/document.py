@@ -91,7 +91,7 @@ class Document:
         """The key at a path of names, the last one of several; None if there is none."""
         return self._by_path.get(path)
 
-    def members_of(self, owner: KeyPath) -> list[Member]:
+    def list_members(self, owner: KeyPath) -> list[Member]:
         """The keys of an object."""
         return [member for member in self.members if member.path[:-1] == owner]
 

@@ -59,7 +59,7 @@ class ConfigBlock:
         """All keys of the block, under their usual names in files."""
         return self.keys + tuple(known.usual_name for known in self.fields)
 
-    def path_of(self, key: str) -> str:
+    def qualified_path(self, key: str) -> str:
         """The path of a key of the block."""
         return f"{self.path}.{key}" if self.path else key
 

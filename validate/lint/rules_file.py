@@ -117,7 +117,7 @@ def _two_names(config: LintedConfig) -> Iterator[Violation]:
     for path, block, field in _given_fields(config):
         other = _other_name(config, block, field)
         if other and not config.is_auto(path):
-            same = config.get(path) is True and config.get(f"{block.path_of(other)}.device") == "cpu"
+            same = config.get(path) is True and config.get(f"{block.qualified_path(other)}.device") == "cpu"
             fix = "remove it" if same else ""
             yield violation(path, "{name} and {other} are the same setting", name=field.name, other=other, fix=fix)
 
@@ -170,7 +170,7 @@ def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, Conf
     """(path, block, field) of every field of a validated block that the file has under the field's own name."""
     for block in config.facts.blocks:
         for field in block.fields:
-            path = block.path_of(field.name)
+            path = block.qualified_path(field.name)
             if config.has(path):
                 yield path, block, field
 
@@ -179,7 +179,7 @@ def _other_name(config: LintedConfig, block: ConfigBlock, field: ConfigField) ->
     """Another name of the same setting that the file has too: the alias, or the successor of a deprecated key."""
     successor = block.field(field.successor) if field.deprecated and field.moves else None
     names = (field.alias, *(successor.names if successor is not None else ()))
-    paths = {name: block.path_of(name) for name in names if name}
+    paths = {name: block.qualified_path(name) for name in names if name}
     return next((name for name, path in paths.items() if config.has(path) and not config.is_auto(path)), "")
 
 
@@ -189,7 +189,7 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[KeyPath, ConfigBlock, str]]
         if block.path == "bfloat16" and config.get("bf16") is not None:
             continue  # DeepSpeed does not read bfloat16 then
         for key in config.block(block.path):
-            path = block.path_of(key)
+            path = block.qualified_path(key)
             remark = not block.strict and key.startswith(("_", "//", "#", "comment"))
             known = block.path in config.facts.owners(key) or path in config.facts.removed
             if not known and not remark and path != "wandb.api_key":  # DS855 reports it

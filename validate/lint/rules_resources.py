@@ -41,8 +41,8 @@ def _unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
         return
     plan = situation.plan
     for name, other in (
-        ("offload_optimizer", plan.with_fields(offload_optimizer="none", offload_param="none")),
-        ("offload_param", plan.with_fields(offload_param="none")),
+        ("offload_optimizer", plan.replace_fields(offload_optimizer="none", offload_param="none")),
+        ("offload_param", plan.replace_fields(offload_param="none")),
     ):
         if getattr(plan, name) != "none" and (gain := situation.gain(other)):
             what = f"without it the model fits, and is predicted {gain:.1f} x as fast"
@@ -54,7 +54,7 @@ def _lower_stage(config: LintedConfig) -> Iterator[Violation]:
     situation = config.situation
     if situation is None or situation.plan.zero_stage != 3 or situation.plan.offload_param != "none":
         return
-    lower = situation.plan.with_fields(zero_stage=2)
+    lower = situation.plan.replace_fields(zero_stage=2)
     if lower.offload_optimizer != "nvme" and (gain := situation.gain(lower)):
         what = f"stage 2 fits, and is predicted {gain:.1f} x as fast"
         yield violation("zero_optimization.stage", what)

@@ -129,7 +129,7 @@ def _typed(config: LintedConfig) -> Iterator[_Typed]:
     unread = "bfloat16" if config.get("bf16") is not None else ""
     for block in config.facts.blocks:
         for key, value in config.block(block.path).items() if block.strict and block.path != unread else ():
-            field, path = block.field(key), block.path_of(key)
+            field, path = block.field(key), block.qualified_path(key)
             is_names = block.path == _LEAF and isinstance(value, str)
             if field is not None and value != "auto" and not is_names and not (path == _LEAF and value is None):
                 yield _Typed(path, field.type, value, True)

@@ -82,7 +82,7 @@ def _extensions(*builders: str) -> Measurement:
 def _training(configuration: Configuration) -> Measurement:
     """Loading through the host's memory takes the longest, of a model that no stage shards."""
     billions = configuration.shape.parameters / 1e9
-    offloads = "offload" in configuration.rung or "nvme" in configuration.rung
+    offloads = "offload" in configuration.strategy or "nvme" in configuration.strategy
     about_s = 18 + billions * (3 if offloads else 1)
     return Measurement(
         name=configuration.name,
@@ -96,7 +96,7 @@ def _training(configuration: Configuration) -> Measurement:
 def _allocator(expandable_segments: bool) -> Measurement:
     configuration = Configuration(
         model="Qwen2.5-0.5B",
-        rung="zero3",
+        strategy="zero3",
         micro_batch_size=2,
         seq_len=1024,
         steps=3,

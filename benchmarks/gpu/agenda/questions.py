@@ -1,4 +1,4 @@
-"""Eight questions whose rungs are all really run: is the recommended plan the fastest?"""
+"""Eight questions whose strategies are all really run: is the recommended plan the fastest?"""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Asked:
         """Without a plan that matters."""
         return Configuration(
             model=self.model,
-            rung="ddp",
+            strategy="ddp",
             method=self.method,
             seq_len=self.seq_len,
             loss=self.loss,
@@ -49,13 +49,13 @@ class Asked:
         )
 
     def of_step(self, step: LadderStep) -> Configuration | None:
-        """The run of a rung's best plan; None where the rung has none."""
+        """The run of a strategy's best plan; None where the strategy has none."""
         if step.candidate is None:
             return None
         plan = step.candidate.plan
         return replace(
             self.configuration,
-            rung=step.rung,
+            strategy=step.strategy,
             micro_batch_size=plan.micro_batch_size,
             gradient_accumulation_steps=plan.gradient_accumulation_steps,
             gradient_checkpointing=plan.gradient_checkpointing,

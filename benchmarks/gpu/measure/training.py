@@ -27,7 +27,7 @@ def measure(arguments: dict[str, Any], place: Place) -> Outcome:
     configuration = from_arguments(arguments)
     _check(configuration, place)
     run = configuration.run(place.cluster(configuration.world_size))
-    client_optimizer = configuration.rung in ("ddp", "zero1", "zero2", "zero3", "zero3-offload-param") and (
+    client_optimizer = configuration.strategy in ("ddp", "zero1", "zero2", "zero3", "zero3-offload-param") and (
         "FusedAdamBuilder" in place.broken
     )
     if client_optimizer:
@@ -64,8 +64,8 @@ def _check(configuration: Configuration, place: Place) -> None:
     if place.device == "cpu" and configuration.loss == "fused":
         raise NotPossibleError("Liger's kernels are for GPUs")
     extensions = {
-        "CPUAdamBuilder": configuration.rung in ("zero2-offload", "zero3-offload", "zero3-nvme"),
-        "AsyncIOBuilder": configuration.rung == "zero3-nvme",
+        "CPUAdamBuilder": configuration.strategy in ("zero2-offload", "zero3-offload", "zero3-nvme"),
+        "AsyncIOBuilder": configuration.strategy == "zero3-nvme",
     }
     for builder, wanted in extensions.items():
         if wanted and builder in place.broken:

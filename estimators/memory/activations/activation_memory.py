@@ -13,7 +13,7 @@ from ...workload import Workload
 from .embedding_and_head import encoder_output_terms, end, input_term, shared_terms
 from .loss import loss_terms
 from .passes import WeightsInPass, frontier
-from .recording import SOURCE, LayerRecorder, LinearTerm, Recording, saved_term, saved_terms
+from .recording import SOURCE, LayerRecorder, PerBatchTerm, Recording, saved_term, saved_terms
 from .saved_tensors import total
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes for any batch size"}
@@ -101,7 +101,7 @@ def activation_memory(
 @lru_cache(maxsize=1024)
 def _of_layout(recorder: LayerRecorder, micro_batch_size: int, on_host: bool) -> ActivationMemory:
     """Return `activation_memory` from the arguments that determine it; most plans of a search share them."""
-    layout = layout_of(recorder, on_host)
+    layout = activation_layout(recorder, on_host)
     head = layout.head.terms(micro_batch_size)
     return ActivationMemory(
         saved_terms=tuple(term for part in layout.saved for term in part.terms(micro_batch_size)),
@@ -122,12 +122,12 @@ def forward_only_terms(
 ) -> tuple[Terms, Terms]:
     """Return the terms of a forward pass without gradients: those alive through all layers (masks, rotary tables), and
     the peak of a layer."""
-    layout = layout_of(LayerRecorder(model, workload, True, compute_capability))
+    layout = activation_layout(LayerRecorder(model, workload, True, compute_capability))
     shared = tuple(term for part in layout.shared for term in part.terms(samples))
     return shared, _linear(_FORWARD, _largest(layout.unsaved, samples), samples)
 
 
-class Working(NamedTuple):
+class BackwardPeaks(NamedTuple):
     """Moments of the backward pass of one kind of layer, in addition to all saved terms."""
 
     again: Size
@@ -139,23 +139,23 @@ class Working(NamedTuple):
     products_made: tuple[Size, ...]
 
 
-class Layout(NamedTuple):
+class ActivationLayout(NamedTuple):
     """The activation sizes, independent of the micro batch size."""
 
-    saved: tuple[LinearTerm, ...]
-    shared: tuple[LinearTerm, ...]
+    saved: tuple[PerBatchTerm, ...]
+    shared: tuple[PerBatchTerm, ...]
     """The part of `saved` that lives as long as the layers."""
-    head: LinearTerm
+    head: PerBatchTerm
     per_layer: Size
     forward: tuple[Size, ...]
     """The moments of a forward pass in addition to all saved terms, for all kinds of layers."""
     unsaved: tuple[Size, ...]
     """The moments of a forward pass that saves nothing."""
-    working: tuple[Working, ...]
+    working: tuple[BackwardPeaks, ...]
     """One per kind of layer, after the final norm's."""
 
     def block_terms(self, micro_batch_size: int, *parts: str) -> Terms:
-        """Return the peak within these parts of `Working`, as recomputation and the rest of the backward pass."""
+        """Return the peak within these parts of `BackwardPeaks`, as recomputation and the rest of the backward pass."""
         found = ((each.again, moment) for each in self.working for part in parts for moment in getattr(each, part))
         again, largest = max(found, key=lambda pair: pair[1].at(micro_batch_size), default=(ZERO, ZERO))
         if largest.at(micro_batch_size) < again.at(micro_batch_size):  # a part of the recomputation is freed
@@ -194,7 +194,7 @@ class Recorded(NamedTuple):
 
 @lru_cache(maxsize=256)
 def recorded(recorder: LayerRecorder) -> Recorded:
-    return Recorded(_layers(recorder._replace(workload=recorder.workload.of_layers())), end(recorder))
+    return Recorded(_layers(recorder._replace(workload=recorder.workload.layers_cache_key())), end(recorder))
 
 
 @lru_cache(maxsize=256)
@@ -203,7 +203,7 @@ def _layers(recorder: LayerRecorder) -> list[tuple[Block, Recording]]:
 
 
 @lru_cache(maxsize=256)
-def layout_of(recorder: LayerRecorder, on_host: bool = False) -> Layout:
+def activation_layout(recorder: LayerRecorder, on_host: bool = False) -> ActivationLayout:
     """Return the layout of activations. on_host: whether the layers' inputs that checkpointing keeps are on the
     host."""
     model, workload, checkpointing = recorder.model, recorder.workload, recorder.checkpointing
@@ -218,13 +218,13 @@ def layout_of(recorder: LayerRecorder, on_host: bool = False) -> Layout:
         own.plus(total(more)) if checkpointing else total(record.saved)
         for own, more, (_, record) in zip(checkpoint, held, layers, strict=True)
     ]
-    terms: list[LinearTerm] = []
+    terms: list[PerBatchTerm] = []
     forward: list[Size] = []
     # The final norm.
     behind = tuple(moment.plus(total(last.saved)) for moment in last.backward[0])
-    working = [Working(ZERO, (), behind, (), ())]
+    working = [BackwardPeaks(ZERO, (), behind, (), ())]
     for index, (block, record) in enumerate(layers):
-        layer, gone = total(record.saved), _saved_behind(recorder, layers[index:], kept[index:])
+        layer, gone = total(record.saved), _freed_before_backward(recorder, layers[index:], kept[index:])
         if not record.derives:
             forward.extend(moment.minus(gone) for moment in record.forward)
             continue
@@ -245,9 +245,9 @@ def layout_of(recorder: LayerRecorder, on_host: bool = False) -> Layout:
             stack = "module's" if model.module else block.stack
             terms.extend(saved_terms(stack, record.saved, count=block.count, rows=recorder.rows(block)))
         backward = (tuple(moment.plus(added) for moment in moments) for moments in record.backward)
-        working.append(Working(layer if checkpointing else ZERO, passing, *backward))
+        working.append(BackwardPeaks(layer if checkpointing else ZERO, passing, *backward))
     shared = tuple(shared_terms(recorder))
-    return Layout(
+    return ActivationLayout(
         saved=(*terms, *shared),
         shared=shared,
         head=saved_term("final norm and head input", last.saved, count=1, rows=recorder.rows(model.blocks[-1])),
@@ -258,7 +258,9 @@ def layout_of(recorder: LayerRecorder, on_host: bool = False) -> Layout:
     )
 
 
-def _saved_behind(recorder: LayerRecorder, layers: Sequence[tuple[Block, Recording]], kept: Sequence[Size]) -> Size:
+def _freed_before_backward(
+    recorder: LayerRecorder, layers: Sequence[tuple[Block, Recording]], kept: Sequence[Size]
+) -> Size:
     """Return the bytes freed when the first of these layers runs backward: those that all later layers kept.
     Alternating blocks of equal tensors do not count as later. An encoder's output is freed with its decoder."""
     gone, (first, _) = ZERO, layers[0]

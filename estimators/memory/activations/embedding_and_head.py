@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from ...estimate import MEMORY_SYMBOLS
 from ...models.lora import trains_head
 from ...models.model_shape import Block
-from ...models.program import ZERO, Around, LayerVariant, Program, Size, Slot
+from ...models.program import ZERO, LayerVariant, OuterPrograms, Program, Size, Slot
 from ...models.vision_parts import is_tower, trains_projector
 from ...objectives import LOSSES
 from .ops import Ops, norm
-from .recording import LayerRecorder, LinearTerm, Recording, saved_term
+from .recording import LayerRecorder, PerBatchTerm, Recording, saved_term
 from .saved_tensors import Value
 
 _SYMBOLS = {
@@ -33,14 +33,14 @@ def end(recorder: LayerRecorder) -> Recording:
     model, block = recorder.model, recorder.model.blocks[-1]
     rows = recorder.rows(block)
     ops = recorder.ops((tensor for tensor in model.outside if tensor.role == "head"), "head")
-    width = recorder.workload.stream_bytes
+    width = recorder.workload.activation_itemsize
     value = output = ops.graph.tensor(rows, model.hidden_size, width, "last hidden state")
     if model.around is not None:
         everything = recorder.ops(model.outside, "head")._replace(graph=ops.graph)
-        output = recorder.replay(everything, model.around.closing, block).run(value)
+        output = recorder.replay(everything, model.around.epilogue, block).run(value)
     else:
         output = norm(ops, recorder.variant(block).norm, output)
-    adapted = any(ops.adapters.rank_of(tensor) for tensor in ops.weights.values())
+    adapted = any(ops.adapters.adapter_rank(tensor) for tensor in ops.weights.values())
     trained = trains_head(model, recorder.workload)
     kept = recorder.zero3 or LOSSES[recorder.workload.loss].head_again  # head_again: needs the head's input in any case
     if (model.vocab_size or model.num_labels) and (trained or adapted or kept or model.num_labels):
@@ -49,7 +49,7 @@ def end(recorder: LayerRecorder) -> Recording:
     return Recording(ops.graph, value, output)
 
 
-def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:
+def shared_terms(recorder: LayerRecorder) -> list[PerBatchTerm]:
     """Return the terms that live as long as the layers."""
     around = recorder.model.around
     if around is None:
@@ -61,7 +61,7 @@ def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     return [*_layer_inputs(recorder, programs), *masks, *_openings(recorder, around)]
 
 
-def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[LinearTerm]:
+def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[PerBatchTerm]:
     """Return rotary tables and similar inputs: with checkpointing all inputs of the layers except the hidden states,
     otherwise those that layers save. For a module: all of them, its batch and buffers."""
     tensors: dict[int, Slot] = {}
@@ -71,15 +71,15 @@ def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[
     for slot in tensors.values():
         size = size.plus(slot.elements.at(length).times(slot.itemsize or width))
     inputs = {"x": size.per_sample, "y": size.fixed}
-    return [LinearTerm("inputs of all layers", size, "B x + y", inputs, _SYMBOLS)] if any(size) else []
+    return [PerBatchTerm("inputs of all layers", size, "B x + y", inputs, _SYMBOLS)] if any(size) else []
 
 
-def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
+def _openings(recorder: LayerRecorder, around: OuterPrograms) -> list[PerBatchTerm]:
     """Return the activations saved before the first layer of each stack. Checkpointing makes the embedding's output
     require a gradient (`enable_input_require_grads`), which keeps it."""
     needs_grad = recorder.checkpointing and not recorder.trains_embedding
     model, terms = recorder.model, []
-    for opening in around.openings:
+    for opening in around.prologue:
         ops = recorder.ops(model.outside, "embedding")
         block = next((block for block in reversed(model.blocks) if not block.tokens), model.blocks[0])
         rows, given = recorder.rows(block), None
@@ -94,18 +94,18 @@ def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
     return terms
 
 
-def _tables(recorder: LayerRecorder) -> list[LinearTerm]:
+def _tables(recorder: LayerRecorder) -> list[PerBatchTerm]:
     """Return the cos and sin tables."""
     rotary = next((block.attention for block in recorder.model.blocks if block.attention.rotary), None)
     if rotary is None:
         return []
-    rows, item = recorder.workload.seq_len, recorder.workload.stream_bytes
+    rows, item = recorder.workload.seq_len, recorder.workload.activation_itemsize
     width = rotary.rope_head_dim or rotary.head_dim
     inputs = {"S": rows, "D": width, "w": item}
-    return [LinearTerm("rotary tables", Size(0, 2 * rows * width * item), "2 S D w", inputs, _SYMBOLS)]
+    return [PerBatchTerm("rotary tables", Size(0, 2 * rows * width * item), "2 S D w", inputs, _SYMBOLS)]
 
 
-def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
+def _masks(recorder: LayerRecorder) -> list[PerBatchTerm]:
     """Return the masks that checkpointed layers hold for the recomputation; otherwise masks end with the forward
     pass."""
     terms, seen = [], set()
@@ -120,11 +120,11 @@ def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
             mask = recorder.mask(recorder.ops((), "mask"), kernel, rows)
             fixed, inputs = mask.storage.fixed, {"S": rows, "b": mask.itemsize}
             size, text = (Size(0, mask.size), "S S b") if fixed else (Size(mask.size, 0), "B S S b")
-            terms.append(LinearTerm("attention mask", size, text, inputs, _SYMBOLS))
+            terms.append(PerBatchTerm("attention mask", size, text, inputs, _SYMBOLS))
     return terms
 
 
-def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
+def _embedding(recorder: LayerRecorder) -> list[PerBatchTerm]:
     """Return what the embedding's dropout saves before the first layer of each stream."""
     model, terms = recorder.model, []
     for block in {block.stack: block for block in reversed(model.blocks)}.values():
@@ -132,7 +132,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
         derives = recorder.derives(block)
         ops = recorder.ops((), "embedding")._replace(frozen=not derives)
         needs_grad = derives and (is_tower(block) or recorder.trains_embedding or recorder.checkpointing)
-        item, width = recorder.workload.stream_bytes, model.stream_width(block)
+        item, width = recorder.workload.activation_itemsize, model.activation_width(block)
         value = ops.graph.tensor(rows, width, item, "embedding", needs_grad=needs_grad)
         drops = variant.embedding_dropout and block.hidden_dropout > 0
         ops.dropout(value, drops)
@@ -143,7 +143,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
     return terms
 
 
-def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
+def encoder_output_terms(recorder: LayerRecorder) -> list[PerBatchTerm]:
     """Return a vision tower's final norm and its output, which the projector reads."""
     encoder = [block for block in recorder.model.blocks if block.stack == "encoder"]
     if not encoder or encoder[-1] is recorder.model.blocks[-1]:
@@ -151,8 +151,8 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     variant = recorder.variant(encoder[-1])
     derives = recorder.derives(encoder[-1])
     ops = recorder.ops((), "encoder output")._replace(frozen=not derives)
-    width, rows = recorder.model.stream_width(encoder[-1]), recorder.rows(encoder[-1])
-    item = recorder.workload.stream_bytes
+    width, rows = recorder.model.activation_width(encoder[-1]), recorder.rows(encoder[-1])
+    item = recorder.workload.activation_itemsize
     value = ops.graph.tensor(rows, width, item, "last encoder state", needs_grad=derives)
     output = norm(ops, variant.norm, value, "encoder output")
     if mergers := [tensor for tensor in recorder.model.outside if _MERGER.search(tensor.name)]:
@@ -174,12 +174,16 @@ def _merge(ops: Ops, value: Value, output: Value, variant: LayerVariant) -> None
         ops.linear(names[place + 1], ops.saves_input("activated", ops.linear(names[place], merged)))
 
 
-def _hidden(recorder: LayerRecorder, name: str, block: Block) -> LinearTerm:
-    rows, hidden, item = recorder.rows(block), recorder.model.stream_width(block), recorder.workload.stream_bytes
-    return LinearTerm(name, Size(rows * hidden * item, 0), "B S H w", {"S": rows, "H": hidden, "w": item})
+def _hidden(recorder: LayerRecorder, name: str, block: Block) -> PerBatchTerm:
+    rows, hidden, item = (
+        recorder.rows(block),
+        recorder.model.activation_width(block),
+        recorder.workload.activation_itemsize,
+    )
+    return PerBatchTerm(name, Size(rows * hidden * item, 0), "B S H w", {"S": rows, "H": hidden, "w": item})
 
 
-def input_term(recorder: LayerRecorder, block: Block) -> LinearTerm:
+def input_term(recorder: LayerRecorder, block: Block) -> PerBatchTerm:
     """Return the inputs of a block's layers, which checkpointing keeps."""
     hidden = _hidden(recorder, f"{block.stack} layer inputs", block)
-    return LinearTerm(hidden.name, hidden.size.times(block.count), "L B S H w", {"L": block.count, **hidden.inputs})
+    return PerBatchTerm(hidden.name, hidden.size.times(block.count), "L B S H w", {"L": block.count, **hidden.inputs})

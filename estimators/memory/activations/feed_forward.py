@@ -24,7 +24,7 @@ def activate(ops: Ops, function: str, value: Value) -> Value:
     if function == "relu":
         return ops.saves_output("activated", value)
     if function == "gelu_new":
-        half, base = ops.scale(value), ops.cast(value, ops.workload.stream_bytes)
+        half, base = ops.scale(value), ops.cast(value, ops.workload.activation_itemsize)
         inner = ops.scale(ops.add(value, ops.scale(ops.power("x^3", base))))
         gate = ops.scale(ops.saves_output("tanh", inner))
         return ops.multiply(half, gate, "activated", itemsize=gate.itemsize)

@@ -38,7 +38,7 @@ def kernel_and_mask(
     or one of its program."""
     variant, rows = layer_variant(model, block), model.stream_len(block, workload.seq_len)
     ranks, software = workload.sequence_parallel_size, workload.software
-    attention = attention.of_rank(ranks)
+    attention = attention.rank_share(ranks)
     windowed = attention.window is not None and rows * ranks >= attention.window and not attention.chunked
     made = model.model_type in ALWAYS_MASKED and (4, 38) <= software.transformers < (4, 40)
     # Answers differ in length. In 16 bits they count as full; in fp32 their mask keeps sdpa off the math path.
@@ -59,7 +59,7 @@ def kernel_and_mask(
 
 
 @lru_cache(maxsize=64)
-def with_offered_attention(model: ModelShape, workload: Workload) -> Workload:
+def offered_attention(model: ModelShape, workload: Workload) -> Workload:
     """Return the workload with the attention that runs: eager if the model's class does not offer the requested one. A
     "triton" kernel is part of the model's own code."""
     if workload.attention == "triton":

@@ -71,7 +71,7 @@ class Layer:
         values stay alive as local variables of the layer, the exchanged ones as those of
         `UlyssesSPAttentionHF.forward`."""
         ops, ranks = self.ops, self.ops.workload.sequence_parallel_size
-        part = attention.of_rank(ranks)
+        part = attention.rank_share(ranks)
         rows, kept = states[0].rows, ops.graph.hold
         heads = (part.heads, part.kv_heads, part.kv_heads)
         exchanged = []

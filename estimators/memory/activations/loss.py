@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms
-from ...models.families import family_of, supports
+from ...models.families import find_family, supports
 from ...models.lora import trains_head
 from ...models.model_shape import ModelShape
 from ...models.program import ZERO
@@ -35,15 +35,15 @@ class Tiles(NamedTuple):
     loss: int
 
 
-def tiles_of(model: ModelShape, workload: Workload, plan: Plan) -> Tiles:
-    rank = workload.of_rank(plan.sequence_parallel_size)
+def tile_sizes(model: ModelShape, workload: Workload, plan: Plan) -> Tiles:
+    rank = workload.rank_share(plan.sequence_parallel_size)
     return Tiles(
         mlp_tiles(model, rank) if workload.mlp == "tiled" else 0,
         loss_tiles(model, rank, plan.micro_batch_size) if workload.loss == "tiled" else 0,
     )
 
 
-def untileable(model: ModelShape, workload: Workload) -> str | None:
+def why_no_tiling(model: ModelShape, workload: Workload) -> str | None:
     """Return why feed-forward or loss cannot be tiled as requested; None if they can."""
     if workload.mlp == "whole" and workload.loss != "tiled":
         return None
@@ -326,7 +326,7 @@ def _copied_bytes(model: ModelShape, workload: Workload) -> float:
         return 0
     if workload.loss == "chunked":
         return 2 * w + 8 / CHUNKS
-    if version < _KEEPS_LOGITS and family_of(model).loss_in_weight_type:
+    if version < _KEEPS_LOGITS and find_family(model).loss_in_weight_type:
         own = 4 if workload.software.fp32_norms else w
         return 2 * own + (0 if in_place else own)
     if version < _KEEPS_LOGITS:

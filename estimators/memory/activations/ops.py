@@ -155,7 +155,7 @@ class Ops(NamedTuple):
 
     def adapted(self, weight: Tensor, base: Value, value: Value, label: str) -> Value:
         """Return the product with the frozen weight plus that of its adapter, if it has one with modules of its own."""
-        rank, width = self.adapters.rank_of(weight), base.width
+        rank, width = self.adapters.adapter_rank(weight), base.width
         if not rank:
             return base
         given = self.cast(value, 4) if self.workload.software.fp32_adapters else value

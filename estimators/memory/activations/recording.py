@@ -25,7 +25,7 @@ from .saved_tensors import AutogradGraph, Storage, Value, total
 SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
 
 
-class LinearTerm(NamedTuple):
+class PerBatchTerm(NamedTuple):
     """A term that is linear in the micro batch size, before that size is known."""
 
     name: str
@@ -41,16 +41,16 @@ class LinearTerm(NamedTuple):
         return formula.term(self.size.at(micro_batch_size), B=micro_batch_size, **self.inputs)
 
 
-def saved_term(name: str, saved: Sequence[Storage], *, count: int, rows: int) -> LinearTerm:
+def saved_term(name: str, saved: Sequence[Storage], *, count: int, rows: int) -> PerBatchTerm:
     """Return `count` times the storages of one graph, in bytes per token (per batch if independent of B)."""
     tokens = " + ".join(f"{storage.size / rows:g} {storage.label}" for storage in saved if not storage.fixed)
     fixed = " + ".join(f"{storage.size} {storage.label}" for storage in saved if storage.fixed)
     sums = ((f"L B S ({tokens})", tokens), (f"L ({fixed})", fixed))
     text = " + ".join(text for text, given in sums if given)
-    return LinearTerm(name, total(saved).times(count), text, {"L": count, "S": rows})
+    return PerBatchTerm(name, total(saved).times(count), text, {"L": count, "S": rows})
 
 
-def saved_terms(stack: str, saved: Iterable[Storage], *, count: int, rows: int) -> list[LinearTerm]:
+def saved_terms(stack: str, saved: Iterable[Storage], *, count: int, rows: int) -> list[PerBatchTerm]:
     """Return one term per part of a layer."""
     groups: dict[str, list[Storage]] = {}
     for storage in saved:
@@ -190,7 +190,7 @@ class LayerRecorder(NamedTuple):
         rows = self.rows(block)
         part = "activations" if self.model.module else "input" if block.program is None else "layers"
         ops = self.ops(block.tensors, part)
-        graph, hidden, item = ops.graph, self.model.stream_width(block), self.workload.stream_bytes
+        graph, hidden, item = ops.graph, self.model.activation_width(block), self.workload.activation_itemsize
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
         if block.program is not None:
             given = value if block.program.input >= 0 else None

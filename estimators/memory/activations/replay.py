@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ...models.model_shape import Attention, attention_of
+from ...models.model_shape import Attention, build_attention
 from ...models.program import ROWS, ZERO, Instruction, LayerVariant, Program, Size, value_at
 from . import kernels
 from .kernels import Kernel
@@ -60,7 +60,7 @@ class Replay:
                 (number,) = instruction.outputs
                 width = self.program.slots[number].width
                 self._set(number, self.ops.linear(instruction.name, inputs[0], width=width))
-                self._weigh(*instruction.reads_weights, f"{instruction.name}.bias")
+                self._attach_weights(*instruction.reads_weights, f"{instruction.name}.bias")
             elif self.zero3 and instruction.name == ROWS:
                 self._set(instruction.outputs[0], self._rows_of(inputs[0]))
             elif instruction.kind == "attention":
@@ -69,7 +69,7 @@ class Replay:
                 self._set(instruction.outputs[0], inputs[0])
             else:
                 self._apply(instruction, inputs)
-                self._weigh(*instruction.weights)
+                self._attach_weights(*instruction.weights)
             self._repeat(nodes, value_at(instruction.repeats, self.seq_len))
         return self.values[self.program.output]
 
@@ -91,7 +91,7 @@ class Replay:
             inner, self.ops = self.ops.graph, self.outer.pop()
             self.ops.graph.checkpoint(inner, results)
 
-    def _weigh(self, *names: str) -> None:
+    def _attach_weights(self, *names: str) -> None:
         """Assign weights to the last operation, whose derivative computes their gradients."""
         shared = [self.shared[name] for name in names if name in self.shared]
         own = tuple(self.numels[name] for name in names if name in self.numels)
@@ -189,7 +189,7 @@ class Replay:
     def _attend(self, instruction: Instruction, inputs: tuple[Value, ...]) -> Value:
         """Return attention by the workload's kernel, over views of (tokens, heads x width)."""
         views = []
-        attention = attention_of(instruction.details, self.window)
+        attention = build_attention(instruction.details, self.window)
         tokens, keys = attention.tokens or self.seq_len, attention.keys or self.seq_len
         for value, rows in zip(inputs, (tokens, keys, keys, tokens), strict=False):
             views.append(Value(rows, value.rows * value.width // rows, value.itemsize, value.storage, value.needs_grad))

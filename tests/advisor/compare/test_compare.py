@@ -21,7 +21,7 @@ from ds_advise.advisor.render.comparison import comparison_document
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS
 from ds_advise.ds_configs.emit import ds_config
-from ds_advise.estimators.plan import RUNGS
+from ds_advise.estimators.plan import STRATEGIES
 from ds_advise.validate.lint import DeepSpeedFacts, load_facts
 from rich.console import Console
 
@@ -178,18 +178,18 @@ def test_every_key_with_a_meaning_exists(facts: DeepSpeedFacts) -> None:
         assert free or (block is not None and name in block.names()), path
 
 
-def test_a_file_written_for_a_rung_does_what_the_rung_does(tmp_path: Path) -> None:
-    """Written, read back and compared, every rung is equal to itself, in its settings and in its figures."""
+def test_a_file_written_for_a_strategy_does_what_the_strategy_does(tmp_path: Path) -> None:
+    """Written, read back and compared, every strategy is equal to itself, in its settings and in its figures."""
     known = comparison_context("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
     model, workload, cluster = known.question.model, known.question.workload, known.question.cluster
     ladder, _ = predict_all(known.question)
-    assert [step.rung for step in ladder] == list(RUNGS)
+    assert [step.strategy for step in ladder] == list(STRATEGIES)
     for step in ladder:
         assert step.candidate is not None
-        file = tmp_path / f"{step.rung}.json"
+        file = tmp_path / f"{step.strategy}.json"
         file.write_text(json.dumps(ds_config(step.candidate.plan, model, workload, cluster, flavor="hf")))
-        comparison = compare(str(file), step.rung, known)
-        assert comparison.differences == (), step.rung
+        comparison = compare(str(file), step.strategy, known)
+        assert comparison.differences == (), step.strategy
         assert comparison.sides[0].candidate == comparison.sides[1].candidate
 
 
@@ -199,7 +199,7 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     comparison = compare(files["offload"], files["zero3"], comparison_context("Qwen2.5-7B", **WHERE))
     first, second = comparison.sides[0].candidate, comparison.sides[1].candidate
     assert first is not None and second is not None
-    assert (first.rung, second.rung) == ("zero2-offload", "zero3")
+    assert (first.strategy, second.strategy) == ("zero2-offload", "zero3")
     advised = first.plan.micro_batch_size
     assert advised > 2 == second.plan.micro_batch_size
     found = {difference.key: difference for difference in comparison.differences}

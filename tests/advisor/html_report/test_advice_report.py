@@ -52,7 +52,7 @@ def test_every_character_of_the_report_can_be_read(page: Page) -> None:
 
 def test_the_ladder_has_the_figures_of_json(page: Page, answer: dict[str, Any]) -> None:
     rows = [row for row in page.sections["ladder"] if row]
-    assert [row[0][0] for row in rows] == [plan["rung"] for plan in answer["candidates"]]
+    assert [row[0][0] for row in rows] == [plan["strategy"] for plan in answer["candidates"]]
     for row, plan in zip(rows, answer["candidates"], strict=True):
         exact = [value for _, value in row if value is not None]
         names = ("tokens_per_second", "device_bytes_per_gpu", "host_bytes_per_node", "nvme_bytes_per_node")
@@ -151,7 +151,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(
 
 
 def test_a_picture_stands_alone(tmp_path: Path) -> None:
-    """SVG with every rung, its heading, and dark colours where the screen is dark."""
+    """SVG with every strategy, its heading, and dark colours where the screen is dark."""
     path = tmp_path / "memory.svg"
     assert run([*QUESTION, "--no-write", "--quiet", "--plot", str(path)]) == 0
     root = ET.parse(path).getroot()

@@ -9,7 +9,7 @@ from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.document.charts import Bar, Lines, Panel, Part, StackedBars
 from ds_advise.advisor.document.terminal import print_document
 from ds_advise.advisor.html_report.canvas import escaped
-from ds_advise.advisor.html_report.report import html_of
+from ds_advise.advisor.html_report.report import render_html
 from rich.console import Console
 
 from tests.advisor.html_report.report_page import Page
@@ -60,12 +60,12 @@ def _printed(document: doc.Document, width: int = 80) -> list[str]:
 
 def test_a_report_has_every_block_and_text_of_users_stays_text() -> None:
     row = doc.Row([EVIL, doc.Figure(EVIL, 1)], remarks=[EVIL])
-    page = Page(html_of(_document(EVIL, doc.Table([EVIL, EVIL], [row]))))
+    page = Page(render_html(_document(EVIL, doc.Table([EVIL, EVIL], [row]))))
     assert page.names.count("script") == 2 and "img" not in page.names
     assert "onerror" not in {name for name, _ in page.attributes}
     assert page.data == {"text": EVIL} and page.text.count(EVIL) > 20
     assert escaped("\x00\x1b") == "\N{REPLACEMENT CHARACTER}" * 2
-    page = Page(html_of(_document()))
+    page = Page(render_html(_document()))
     assert set(page.sections) == {"hours", "more"} and ("colspan", "2") in page.attributes
     assert [row[1] for row in page.sections["hours"][1:3]] == [("1.5", 1.5), ("20.0", 20.0)]
 

@@ -20,8 +20,8 @@ def test_the_summary_has_verdict_ladder_and_configuration(capsys: pytest.Capture
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 8 and {row.count("|") for row in rows} == {7}
     (row,) = [row for row in rows if "**if RAM suffices**" in row]
-    rung, shape, gpu, ram, speed, _ = row.replace("**", "").strip("| ").split(" | ")
-    assert (rung, shape) == (best["rung"], f"micro batch {best['micro_batch_size']}, checkpointing on")
+    strategy, shape, gpu, ram, speed, _ = row.replace("**", "").strip("| ").split(" | ")
+    assert (strategy, shape) == (best["strategy"], f"micro batch {best['micro_batch_size']}, checkpointing on")
     assert (float(gpu), float(ram)) == pytest.approx(
         (best["device_bytes_per_gpu"] / 2**30, best["host_bytes_per_node"] / 2**30), abs=0.05
     )

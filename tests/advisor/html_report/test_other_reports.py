@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import schema_of_command
-from ds_advise.advisor.html_report.report import html_of
+from ds_advise.advisor.html_report.report import render_html
 from ds_advise.advisor.launch.check import Objection
 from ds_advise.advisor.launch.request import Attempt, Peaks, TrainingFailure
 from ds_advise.advisor.launch.session import Session
@@ -58,7 +58,7 @@ def test_a_comparison_has_both_sides_figures(tmp_path: Path, capsys: pytest.Capt
 def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failure(run_of_gpt2: Run) -> None:
     result = ran(7.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
-    page = Page(html_of(probe_document(answer)))
+    page = Page(render_html(probe_document(answer)))
     assert page.data == json.loads(json.dumps(answer.to_json()))
     assert schema_errors(page.data, schema_of_command("probe")) == []
     known = [value for found in answer.figures for value in (found.measured, found.analytic) if value is not None]
@@ -66,7 +66,7 @@ def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failu
     assert "It runs." in page.text
     failure = RankFailure(kind="crash", rank=1, phase="step", message="it broke", details="")
     failed = ProbeAnswer(run=run_of_gpt2, result=replace(result, failure=failure), estimate=None, dry_run=None)
-    page = Page(html_of(probe_document(failed)))
+    page = Page(render_html(probe_document(failed)))
     assert "It failed." in page.text and "it broke" in page.text
     assert "figures" not in page.sections
 
@@ -86,7 +86,7 @@ def _session(run: Run, folder: Path, **outcome: Any) -> Session:
 
 def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run, tmp_path: Path) -> None:
     session = _session(run_of_gpt2, tmp_path)
-    text = html_of(session_document(session))
+    text = render_html(session_document(session))
     page = Page(text)
     assert len(text) < MOST_BYTES
     assert page.data == to_json(launch_report(session))
@@ -94,8 +94,8 @@ def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run,
     assert "Finished after step 9, " in page.text
     assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
     failure = TrainingFailure(kind="hang", rank=0, step=9, message="it broke")
-    page = Page(html_of(session_document(_session(run_of_gpt2, tmp_path, failure=failure))))
+    page = Page(render_html(session_document(_session(run_of_gpt2, tmp_path, failure=failure))))
     assert "The ranks made no progress, first on rank 0, after step 9, " in page.text and "it broke" in page.text
     refused = Session(objections=(Objection(what="it does not fit", fix="take more GPUs"),))
-    page = Page(html_of(session_document(refused)))
+    page = Page(render_html(session_document(refused)))
     assert "It was not started." in page.text and "Take more GPUs" in page.text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.answer.scaling import scaling_of
+from ds_advise.advisor.answer.scaling import build_scaling
 from ds_advise.advisor.document.charts import Bar, Limit, Lines, Panel, Part, StackedBars, Unit
 from ds_advise.advisor.html_report.canvas import (
     INKS,
@@ -31,7 +31,7 @@ from ds_advise.advisor.render.plans import (
 from ds_advise.advisor.text.labels import memory_family, time_family
 from ds_advise.advisor.text.units import gib
 from ds_advise.estimators.schedule.recorded import RecordedOperation
-from ds_advise.estimators.schedule.simulate import name_of
+from ds_advise.estimators.schedule.simulate import operation_name
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -116,7 +116,7 @@ def test_every_component_has_an_ink() -> None:
     assert time_family("states from and to NVMe") == "nvme"
     assert time_family("all-to-all of heads") == "links"
     for name in ("adam_update", "aten::copy_"):
-        assert time_family(name_of(RecordedOperation(kind="host", name=name))) == "host"
+        assert time_family(operation_name(RecordedOperation(kind="host", name=name))) == "host"
 
 
 def test_areas_add_up_to_their_sum() -> None:
@@ -138,15 +138,15 @@ def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strateg
     batch exceeds the card, and every strategy is named."""
     answer = advise("Qwen2.5-1.5B", gpus="1x24GB", deepspeed_estimate=False, offline=True)
     assert answer.recommended is not None
-    series = {one.title: one for one in scaling_of(answer.question, answer.recommended)}
+    series = {one.title: one for one in build_scaling(answer.question, answer.recommended)}
     assert list(series) == ["sequence length", "micro batch", "GPUs"]
     for one in series.values():
         own = one.plans[one.own]
         assert own is not None and own.device_bytes == answer.recommended.device_bytes
         picture = draw(series_chart(one, answer.question.cluster))
-        assert {plan.rung for plan in one.plans if plan is not None} <= set(
+        assert {plan.strategy for plan in one.plans if plan is not None} <= set(
             re.findall(r">([a-z0-9-]+)</text>", picture)
         )
     last = series["micro batch"].plans[-1]
     assert last is not None and last.device_bytes > answer.question.cluster.gpu.memory_bytes
-    assert len({plan.rung for plan in series["GPUs"].plans if plan is not None}) > 1
+    assert len({plan.strategy for plan in series["GPUs"].plans if plan is not None}) > 1

@@ -165,12 +165,12 @@ def test_a_configuration_that_accelerate_holds_is_not_named_twice(tmp_path: Path
     assert answer.files == () and answer.unwritable is not None and "accelerate launch" in answer.unwritable.what
 
 
-@pytest.mark.parametrize(("method", "rung"), [("", "fsdp2"), ("--use_peft --load_in_4bit", "fsdp")])
-def test_fsdp2_is_predicted_as_such_where_it_can_be(method: str, rung: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "strategy"), [("", "fsdp2"), ("--use_peft --load_in_4bit", "fsdp")])
+def test_fsdp2_is_predicted_as_such_where_it_can_be(method: str, strategy: str, tmp_path: Path) -> None:
     """TRL's own fsdp2 file; quantized weights are predicted as FSDP 1 holds them."""
     text = f"trl sft --model_name_or_path Qwen/Qwen2.5-7B {method} --accelerate_config fsdp2 --num_processes 8"
     answer = _imported(tmp_path, text, "A100-80GB")
-    assert answer.run.sharding == "fsdp2" and answer.figures is not None and answer.figures.plan.rung == rung
+    assert answer.run.sharding == "fsdp2" and answer.figures is not None and answer.figures.plan.strategy == strategy
 
 
 @pytest.mark.parametrize(

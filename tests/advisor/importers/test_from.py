@@ -82,7 +82,7 @@ def test_the_written_file_has_the_better_plan(capsys: pytest.CaptureFixture[str]
     assert "# choices:" in Path("better.yaml").read_text()
     code, again, _ = _imported(capsys, "better.yaml", "--gpus", "4xA100-80GB")
     assert code == 0 and not again["is_better"] and again["changes"] == []
-    named = ("rung", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+    named = ("strategy", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
     assert [again["as_is"][name] for name in named] == [first["recommended"][name] for name in named]
     assert again["as_is"]["tokens_per_second"] == pytest.approx(first["recommended"]["tokens_per_second"], rel=0.02)
 
@@ -101,7 +101,7 @@ def test_a_slurm_script_has_its_gpus_and_its_faults(capsys: pytest.CaptureFixtur
     """Nodes and GPUs follow from the directives, the kind from the user; unknown options and keys are listed."""
     code, answer, _ = _imported(capsys, "train.slurm", "--gpus", "A100-80GB")
     assert code == 1 and (answer["run"]["nodes"], answer["run"]["gpus_per_node"]) == (2, 8)
-    assert answer["as_is"]["rung"] == "zero3-offload" and answer["is_better"]
+    assert answer["as_is"]["strategy"] == "zero3-offload" and answer["is_better"]
     assert answer["uncounted"] == ["my_own_option"]
     assert any("cpu_ofload" in finding["path"] for finding in answer["findings"])
     assert "--my_own_option 3 --output_dir out" in answer["changes"][0]["text"]

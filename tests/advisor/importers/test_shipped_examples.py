@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.importers.answer import recognised
-from ds_advise.advisor.importers.figures import ImportFigures, figures_of
+from ds_advise.advisor.importers.figures import ImportFigures, import_figures
 from ds_advise.advisor.importers.imported_run import ImportedRun
 from ds_advise.advisor.importers.rewrite import write_files, written_as
 from ds_advise.advisor.question.cluster import parse_cluster
@@ -99,8 +99,8 @@ def test_an_example_has_the_plan_of_its_manual(name: str) -> None:
     """The plan and the training, as a reader of the tool's manual would put them."""
     source, form = recognised(EXAMPLES / name)
     run = form.read(source)
-    found: ImportFigures = figures_of(run, MODEL, CLUSTER, risk="safe", offloads_checkpoints=True)
+    found: ImportFigures = import_figures(run, MODEL, CLUSTER, risk="safe", offloads_checkpoints=True)
     plan, workload = found.plan, found.question.workload
     batch = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gradient_checkpointing)
     training = (workload.method, workload.lora_rank, workload.precision, workload.optimizer)
-    assert (str(plan.rung), *batch, *training) == PLANS[name]
+    assert (str(plan.strategy), *batch, *training) == PLANS[name]

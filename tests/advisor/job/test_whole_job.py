@@ -11,7 +11,7 @@ from ds_advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.data.counting import ApproxTokenizer, CountedData, count_data
 from ds_advise.advisor.question.job import check_job, parse_amount, parse_price
-from ds_advise.advisor.search.candidate import duration_of
+from ds_advise.advisor.search.candidate import candidate_duration
 from ds_advise.advisor.text.job import hours, money
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import propose
@@ -74,7 +74,7 @@ def test_a_file_is_counted_exactly_as_train_prepares_it(
         deepspeed_estimate=False,
         offline=True,
     )
-    duration = answer.recommended and duration_of(answer.question, answer.recommended)
+    duration = answer.recommended and candidate_duration(answer.question, answer.recommended)
     assert answer.question.workload == trained.answer.question.workload
     assert duration is not None and duration.steps == trained.steps
     assert duration.training_s == pytest.approx(trained.training_s)
@@ -193,5 +193,5 @@ def test_a_comparison_shows_both_jobs(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_job_of_few_tokens_is_not_one_large_step() -> None:
     """The search does not raise the batch until hardly any steps are left."""
     answer = advise("Qwen2.5-1.5B", gpus="8xA100-80GB", tokens="20M", deepspeed_estimate=False)
-    duration = answer.recommended and duration_of(answer.question, answer.recommended)
+    duration = answer.recommended and candidate_duration(answer.question, answer.recommended)
     assert duration is not None and duration.steps >= 100

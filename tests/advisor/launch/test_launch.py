@@ -15,21 +15,21 @@ import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.script_arguments import ScriptArguments
-from ds_advise.advisor.launch.check import Check, objections, prediction_of
-from ds_advise.advisor.launch.command import environment_of, kept_settings
+from ds_advise.advisor.launch.check import Check, objections, predict_run
+from ds_advise.advisor.launch.command import kept_settings, launch_environment
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
-from ds_advise.advisor.launch.question import default_launcher, framework_of
+from ds_advise.advisor.launch.question import default_launcher, detect_framework
 from ds_advise.advisor.launch.request import Attempt, FailureKind
 from ds_advise.advisor.launch.script_source import ScriptSource
-from ds_advise.advisor.launch.session import Session, next_launch, tensor_bytes, with_less_memory
+from ds_advise.advisor.launch.session import Session, next_launch, reduce_memory, tensor_bytes
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import render_figures
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.advisor.text.output import Output
 from ds_advise.advisor.train.settings import TrainingSettings
-from ds_advise.advisor.train.train import prove
+from ds_advise.advisor.train.train import verify_answer
 from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
@@ -194,8 +194,8 @@ def test_the_script_decides_framework_and_launcher() -> None:
     trainer, accelerate, plain = map(
         ScriptSource, ("from transformers import Trainer", "Accelerator()", "deepspeed.initialize(model)")
     )
-    assert framework_of(AUTO, plain) == framework_of({}, trainer) == framework_of({}, accelerate) == "hf"
-    assert framework_of({"a": [1]}, plain) == "deepspeed"
+    assert detect_framework(AUTO, plain) == detect_framework({}, trainer) == detect_framework({}, accelerate) == "hf"
+    assert detect_framework({"a": [1]}, plain) == "deepspeed"
     launchers = [default_launcher(*pair)[0] for pair in (("hf", trainer), ("hf", accelerate), ("deepspeed", plain))]
     assert launchers == ["torchrun", "accelerate", "deepspeed"]
 
@@ -204,12 +204,12 @@ def test_environment(folder: Path) -> None:
     """What the plan needs, unless the user has set it; a CPU training never sees a GPU."""
     run = replace(_run(folder), cluster=Cluster(nodes=1, gpus_per_node=1, gpu=gpu_of_memory(24)))
     request = launch_request(run, folder)
-    assert environment_of(request, {}) == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert launch_environment(request, {}) == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     offload = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     offloading = replace(request, run=replace(run, config=offload))
-    assert environment_of(offloading, {"PYTORCH_ALLOC_CONF": "x"}) == {"OMP_NUM_THREADS": str(cpu_cores())}
+    assert launch_environment(offloading, {"PYTORCH_ALLOC_CONF": "x"}) == {"OMP_NUM_THREADS": str(cpu_cores())}
     given = {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0"}
-    on_cpu = environment_of(replace(request, device="cpu"), given)
+    on_cpu = launch_environment(replace(request, device="cpu"), given)
     assert on_cpu == {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     few = str(cpu_cores() + 1)
     assert kept_settings(offloading, {"OMP_NUM_THREADS": few}) == [f"OMP_NUM_THREADS={few} (instead of {cpu_cores()})"]
@@ -244,7 +244,7 @@ def _run(folder: Path, seq_len: int = 32) -> Run:
 
 
 def _objections(folder: Path, run: Run, check: Check, *arguments: str, printed: list[str] | None = None) -> list[str]:
-    request = launch_request(run, folder, *arguments, device="cpu", prediction=prediction_of(run))
+    request = launch_request(run, folder, *arguments, device="cpu", prediction=predict_run(run))
     return [each.what for each in objections(request, check, ([] if printed is None else printed).append)]
 
 
@@ -317,7 +317,7 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
     """Its speed is shown next to the training's, as evidence of a probe; a failed one and one of another batch do not
     count."""
     run = _run(folder)
-    closed_form = prediction_of(run)
+    closed_form = predict_run(run)
     assert closed_form is not None and closed_form.evidence == "analytic"
     success = ran(2 * closed_form.time.step_s, world_size=2, device="cpu", tokens_per_step=1, host_peak_bytes=10**8)
 
@@ -326,12 +326,12 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
 
     keep(success, micro_batch_size=1)
     keep(failed_probe("out_of_memory"))
-    assert prediction_of(run) == closed_form
+    assert predict_run(run) == closed_form
     keep(success)
-    seen = prediction_of(run)
+    seen = predict_run(run)
     assert seen is not None and seen.evidence == "probe"
     assert seen.time.step_s == pytest.approx(2 * closed_form.time.step_s)
-    on_two_nodes = prediction_of(replace(run, cluster=replace(run.cluster, nodes=2, gpus_per_node=1)))
+    on_two_nodes = predict_run(replace(run, cluster=replace(run.cluster, nodes=2, gpus_per_node=1)))
     assert on_two_nodes is None or on_two_nodes.evidence == "analytic"  # as many ranks, with a network between them
 
 
@@ -380,7 +380,7 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
         (newest / "trainer_state.json").write_text("")
     (folder / "ds_config.json").write_text(json.dumps(AUTO | {"scheduler": SCHEDULER}))
     run = _run(folder, seq_len=512)
-    prediction = prediction_of(run)
+    prediction = predict_run(run)
     assert prediction is not None
     outcome = outcome_of(folder / "log", "gpu_out_of_memory", last_step=5, checkpoint=newest)
     request = launch_request(run, folder, *arguments.split(), device="cpu", prediction=prediction)
@@ -411,7 +411,7 @@ def test_the_hosts_memory_of_a_small_model_on_the_cpu(folder: Path) -> None:
     shows that figure. No rank has CUDA's libraries, and its tensors are in the host's memory."""
     config = folder / "model" / "config.json"
     config.write_text(json.dumps(TINY | {"vocab_size": 2**14, "tie_word_embeddings": True}))
-    prediction = prediction_of(_run(folder))
+    prediction = predict_run(_run(folder))
     assert prediction is not None
     request = launch_request(_run(folder), folder, device="cpu", prediction=prediction)
     assert request.predicted_host_bytes == pytest.approx(0.98 * 2**30, rel=0.1)
@@ -428,7 +428,7 @@ def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -
         *(folder / "ds_config.json", str(folder / "model"), cpu_cluster(2)), seq_len=256, micro_batch=16, offline=True
     )
     outcome = outcome_of(folder / "log", kind)
-    request = launch_request(run, folder, device="cpu", prediction=prediction_of(run))
+    request = launch_request(run, folder, device="cpu", prediction=predict_run(run))
     sizes, batches = list[int](), list[int]()
     while request is not None:
         prediction = request.prediction
@@ -436,7 +436,7 @@ def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -
         sizes.append(tensor_bytes(prediction, kind, run.cluster))
         batches.append(prediction.plan.micro_batch_size)
         assert run.samples_per_step == 32 == 2 * batches[-1] * prediction.plan.gradient_accumulation_steps
-        following = with_less_memory(request, outcome, None, folder)
+        following = reduce_memory(request, outcome, None, folder)
         request = following.request
     assert "at least 5 % less: a shorter sequence" in following.description
     shares = [after / before for before, after in pairwise(sizes)]
@@ -487,6 +487,6 @@ def test_a_probe_is_the_prediction_of_the_training_it_proves(monkeypatch: pytest
     probed = ran(7.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**8)
     monkeypatch.setattr("ds_advise.advisor.train.train.probe_and_keep", lambda *_, **__: probed)
     settings = TrainingSettings(model="gpt2", data=tmp_path, device="cpu", offline=True)
-    proven = prove(answer, settings, memory_limit_bytes=None, output=Output("quiet")).recommended
+    proven = verify_answer(answer, settings, memory_limit_bytes=None, output=Output("quiet")).recommended
     assert proven is not None
     assert (proven.estimate.evidence, proven.estimate.time.step_s) == ("probe", pytest.approx(7.0))

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.launch.failures import failure_of
+from ds_advise.advisor.launch.failures import classify_failure
 from ds_advise.advisor.launch.monitor import Display, Monitor, sample_memory
 from ds_advise.advisor.launch.records import Records
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest
@@ -253,7 +253,7 @@ def test_a_failure_is_named_with_its_evidence(tmp_path: Path, name: str) -> None
     ranks, kind, number, evidence = FAILURES[name]
     records = _notes(tmp_path, *ranks)
     (tmp_path / "launcher.log").write_text(LAUNCHERS.get(name, "exitcode  : 1"))
-    failure = failure_of(records, tmp_path, 1, {"memory.events": int(name == OOM_KILLER)})
+    failure = classify_failure(records, tmp_path, 1, {"memory.events": int(name == OOM_KILLER)})
     assert (failure.kind, failure.rank, failure.step) == (kind, number, records.step)
     assert any(evidence in each for each in failure.evidence)
 
@@ -285,7 +285,7 @@ def test_memory_that_ran_out_in_an_evaluation_or_at_a_checkpoint_has_its_own_fix
     event = _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 18.55 GiB.")
     event["error"]["details"] = details
     (tmp_path / "launcher.log").write_text("exitcode  : 1")
-    failure = failure_of(_notes(tmp_path, [_step(500, 1.0), event], []), tmp_path, 1, {})
+    failure = classify_failure(_notes(tmp_path, [_step(500, 1.0), event], []), tmp_path, 1, {})
     assert failure.kind == "gpu_out_of_memory"
     assert [each for each in failure.evidence if "raised" in each] == ([moment] if moment else [])
     assert fix in failure.fix if fix else not failure.fix
@@ -303,7 +303,7 @@ def test_a_collective_that_timed_out_is_named_with_its_wait_and_the_ranks_steps(
     records = _notes(tmp_path, [_step(14, 1.0)], [_step(13, 1.0)])
     (tmp_path / "rank0.log").write_text(WATCHDOG_LOG)
     (tmp_path / "launcher.log").write_text("exitcode  : -6 (pid: 123)")
-    failure = failure_of(records, tmp_path, 1, {})
+    failure = classify_failure(records, tmp_path, 1, {})
     assert failure.kind == "communication_timeout"
     assert "ALLREDUCE had waited for 10 minutes" in failure.evidence
     assert "rank 1 had completed step 13" in failure.evidence
@@ -329,7 +329,7 @@ def test_a_killed_rank_is_the_one_that_the_launcher_names_or_that_was_gone_first
     pids = [process.pid for process in processes]
     report = f"exitcode  : -15 (pid: {pids[0]})\nexitcode  : -9 (pid: {pids[1]})" if launcher_names_it else ""
     (tmp_path / "launcher.log").write_text(f"failed (exitcode: -9) local_rank: 1\n{report}")
-    failure = failure_of(records, tmp_path, 1, {})
+    failure = classify_failure(records, tmp_path, 1, {})
     is_known = launcher_names_it or is_gone_first
     assert (failure.kind, failure.rank) == ("lost_rank", 1 if is_known else None)
     assert failure.evidence[0] == f"exit signal 9 of {'rank 1' if is_known else 'a rank'}"

@@ -21,7 +21,7 @@ import pytest
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.plan import Plan, Rung
+from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.store import Store
 from ds_advise.validate.checkpoint import read_checkpoint
@@ -45,12 +45,12 @@ Prepare = Callable[..., Plan]
 
 @pytest.fixture
 def prepare(tmp_path: Path, extensions: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    """Write the model, the configuration of a rung and the job of the scripts into the working folder."""
+    """Write the model, the configuration of a strategy and the job of the scripts into the working folder."""
 
-    def prepare(rung: Rung, framework: Framework, *, file: str = "ds_config.json") -> Plan:
+    def prepare(strategy: Strategy, framework: Framework, *, file: str = "ds_config.json") -> Plan:
         shape, workload, cluster = shape_from_config(TINY, name="small"), Workload(seq_len=32), cpu_cluster(2)
         plan = plan_for(
-            rung,
+            strategy,
             shape,
             workload,
             cluster,

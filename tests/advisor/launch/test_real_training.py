@@ -20,7 +20,7 @@ from ds_advise.advisor.launch.run import free_port
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.plan import Plan, Rung
+from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
 
 from tests.helpers import TINY_SIZES, write_training
@@ -64,10 +64,10 @@ Prepare = Callable[..., Run]
 
 @pytest.fixture
 def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
-    """Write a rung's files in a folder of their own; changes to its plan are keywords."""
+    """Write a strategy's files in a folder of their own; changes to its plan are keywords."""
 
     def prepare(
-        rung: Rung,
+        strategy: Strategy,
         flavor: Framework,
         *,
         model: dict[str, Any] = TINY_SIZES,
@@ -88,7 +88,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
         cluster = Cluster(nodes=1, gpus_per_node=RANKS, gpu=gpu_of_memory(24), nvme_path=str(folder / "nvme"))
         plan = replace(
             plan_for(
-                rung,
+                strategy,
                 shape,
                 workload,
                 cluster,
@@ -109,22 +109,22 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rung", "flavor"),
+    ("strategy", "flavor"),
     [
         *(("ddp", "hf"), ("zero2", "hf"), ("zero2-offload", "deepspeed")),
         *(("zero3", "hf"), ("zero3-offload", "hf"), ("zero3-nvme", "hf")),
     ],
 )
-def test_a_rung_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
+def test_a_strategy_trains(prepare: Prepare, strategy: Strategy, flavor: Framework) -> None:
     """The loss falls, gradients accumulate, and the engine has the plan's numbers. `test_seed_workflows` has the other
-    rungs."""
-    special: dict[Rung, dict[str, Any]] = {
+    strategies."""
+    special: dict[Strategy, dict[str, Any]] = {
         # Where the accelerator is the CPU both parts of a partly offloaded optimizer are on it.
         "zero3-offload": {"offload_optimizer_ratio": 0.5, "sub_group_size": 10_000},
         # Some parameters stay in RAM and others do not, in several sub-groups, as in a model of real size.
         "zero3-nvme": {"model": WIDE, "seq_len": 8, "param_max_in_cpu": 2_000_000, "sub_group_size": 2_000_000},
     }
-    run = prepare(rung, flavor, **special.get(rung, {}))
+    run = prepare(strategy, flavor, **special.get(strategy, {}))
     train(run)
     assert_trained(run)
 
@@ -162,7 +162,7 @@ FP32 = Workload(precision="fp32")
 ONE_MICRO_BATCH = {"workload": FP32, "gradient_accumulation_steps": 1}
 
 
-PAIRS: dict[str, tuple[Rung, Framework, float, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+PAIRS: dict[str, tuple[Strategy, Framework, float, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "two ranks share two samples": (
         *("zero3", "deepspeed", 1e-4),
         {"micro_batch_size": 2, "sequence_parallel_size": 2},
@@ -188,15 +188,16 @@ PAIRS: dict[str, tuple[Rung, Framework, float, dict[str, Any], dict[str, Any], d
         {**ONE_MICRO_BATCH, "samples": RANKS},
     ),
 }
-"""Two ways to train on the same samples: rung, flavour, relative difference of the losses, one way, the other, both."""
+"""Two ways to train on the same samples: strategy, flavour, relative difference of the losses, one way, the other,
+both."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_ways_to_train_have_the_same_losses(prepare: Prepare, name: str) -> None:
     """They agree to rounding in fp32, and exactly where only the place of the weights differs."""
-    rung, flavor, rel, *ways, both = PAIRS[name]
-    one, other = (prepare(rung, flavor, **both, **way) for way in ways)
+    strategy, flavor, rel, *ways, both = PAIRS[name]
+    one, other = (prepare(strategy, flavor, **both, **way) for way in ways)
     train(one)
     train(other)
     assert len(one.losses()) == STEPS

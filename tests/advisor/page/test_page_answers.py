@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.answers import answer, choices, judge, scaling
-from ds_advise.advisor.page.options import command_of, options_in, question_of
+from ds_advise.advisor.page.options import options_in, state_command, state_question
 from ds_advise.ds_configs.job import JOB_KINDS
 
 from tests.helpers import TINY
@@ -77,7 +77,9 @@ def test_job_files_on_the_page_are_those_that_emit_writes(tmp_path: Path, monkey
 
 def test_a_switch_stands_without_a_value() -> None:
     assert options_in("--zeropp --gpus 4x32GB") == {"zeropp": "yes", "gpus": "4x32GB"}
-    assert command_of({"model": "gpt2", "zeropp": "yes", "gpus": "4x32GB"}) == "ds-advise gpt2 --zeropp --gpus 4x32GB"
+    assert (
+        state_command({"model": "gpt2", "zeropp": "yes", "gpus": "4x32GB"}) == "ds-advise gpt2 --zeropp --gpus 4x32GB"
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_proposed_changes_are_valid_questions() -> None:
     changes = parts(state)["whole"]["changes"]
     assert any("/nvme:" in change["options"].get("nvme", "") for change in changes)
     for change in changes:
-        question_of(state | change["options"])
+        state_question(state | change["options"])
 
 
 def test_lint_judges_a_pasted_configuration() -> None:

@@ -14,7 +14,7 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.answers import answer
 from ds_advise.advisor.page.build import MEMORY
-from ds_advise.advisor.page.options import command_of
+from ds_advise.advisor.page.options import state_command
 
 from tests.advisor.page.browser import FIRST_ANSWER, WHOLE_ANSWER, served
 
@@ -98,14 +98,14 @@ def test_every_figure_is_that_of_the_command_line(tab: Any, capsys: pytest.Captu
     refused = 0
     for state in QUESTIONS:
         ask(tab, state)
-        code, out, err = printed(command_of(state), capsys)
+        code, out, err = printed(state_command(state), capsys)
         if code == 2:
             refused += 1
             what = err.removeprefix("ds-advise: ").split(":")[0].strip()
             assert what.lower() in tab.text_content("#error").lower(), state
             continue
         assert tab.is_hidden("#error"), state
-        assert_same(json.loads(tab.text_content("#text-json")), json.loads(out), command_of(state))
+        assert_same(json.loads(tab.text_content("#text-json")), json.loads(out), state_command(state))
         assert_shown(tab, state)
     assert refused <= 2
 

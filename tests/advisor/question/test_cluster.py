@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.question.cluster import cluster_here, cluster_of, parse_cluster
+from ds_advise.advisor.question.cluster import build_cluster, cluster_here, parse_cluster
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware import KERNEL_MEMORY_SHARE, assumed_of_machines, network_bytes_per_s
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes
@@ -231,7 +231,7 @@ def test_the_containers_cpu_quota_counts(tmp_path: Path) -> None:
 )
 def test_options_of_the_cpu_go_with_it(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ClusterError, match=words):
-        cluster_of(options)
+        build_cluster(options)
 
 
 @pytest.mark.parametrize("gpus", [[], ["--gpus", "2x24GB"]], ids=["auto", "described"])

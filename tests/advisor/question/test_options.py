@@ -10,7 +10,7 @@ import ds_advise
 import pytest
 from ds_advise.advisor.cli.advise import advise as command
 from ds_advise.advisor.page.options import OPTIONS as PAGE_OPTIONS
-from ds_advise.advisor.question.options import GROUPS, OPTIONS, names_in, with_defaults
+from ds_advise.advisor.question.options import GROUPS, OPTIONS, fill_defaults, names_in
 from ds_advise.estimators.errors import WorkloadError
 
 
@@ -57,9 +57,9 @@ def test_the_page_has_options_of_the_table() -> None:
 )
 def test_values_are_checked_by_their_declaration(options: dict[str, Any], words: str) -> None:
     with pytest.raises(WorkloadError, match=words):
-        with_defaults(options)
+        fill_defaults(options)
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="no option 'frobnicate'"):
-        with_defaults({"frobnicate": 1})
+        fill_defaults({"frobnicate": 1})

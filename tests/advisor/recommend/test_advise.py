@@ -1,4 +1,4 @@
-"""The recommendation: every rung judged, the fastest that fits taken, the question's constraints kept."""
+"""The recommendation: every strategy judged, the fastest that fits taken, the question's constraints kept."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import ds_advise
 import pytest
 from ds_advise.advisor.advise import answer as answer_to
-from ds_advise.advisor.advise import ask as question_of
-from ds_advise.advisor.answer.advice import advice_of
+from ds_advise.advisor.advise import build_question as question_of
+from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.answer.verdict import verdict_of
+from ds_advise.advisor.answer.verdict import answer_verdict
 from ds_advise.advisor.answer.what_if import gpus_argument
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.candidate import SURE
@@ -26,7 +26,7 @@ from ds_advise.estimators.optimizers import OPTIMIZERS
 from tests.helpers import printed
 
 
-def ask(model: str, spec: str, **settings: object) -> Recommendation:
+def build_question(model: str, spec: str, **settings: object) -> Recommendation:
     return ds_advise.advise(model, gpus=spec, offline=True, deepspeed_estimate=False, **settings)  # type: ignore[arg-type]
 
 
@@ -44,11 +44,11 @@ QUESTIONS = [
 @pytest.fixture(scope="module", params=QUESTIONS, ids=lambda question: f"{question[0]} on {question[1]}")
 def answer(request: pytest.FixtureRequest) -> Recommendation:
     model, spec, settings = request.param
-    return ask(model, spec, **settings)
+    return build_question(model, spec, **settings)
 
 
 def test_the_recommended_plan_is_the_fastest_that_fits(answer: Recommendation) -> None:
-    """Within the resolution of the time model; no fitting candidate of any rung beats it by more."""
+    """Within the resolution of the time model; no fitting candidate of any strategy beats it by more."""
     fitting = [candidate for candidate in answer.candidates if candidate.fit.fits]
     assert (answer.recommended is None) == (not fitting)
     if answer.recommended is not None:
@@ -58,11 +58,11 @@ def test_the_recommended_plan_is_the_fastest_that_fits(answer: Recommendation) -
 
 def test_free_memory_alone_does_not_justify_offload() -> None:
     """ZeRO-1 fits and is as fast as ZeRO-3 with its parameters in host RAM, which only leaves more memory free."""
-    answer = ask("bigcode/starcoder", "2x8xA800", interconnect="200Gb/s", ram="1TB")
+    answer = build_question("bigcode/starcoder", "2x8xA800", interconnect="200Gb/s", ram="1TB")
     chosen = answer.recommended
     assert chosen is not None and not chosen.plan.offloads
     assert chosen.fit.utilization > 0.8
-    roomy = next(step.candidate for step in answer.ladder if step.rung == "zero3-offload-param")
+    roomy = next(step.candidate for step in answer.ladder if step.strategy == "zero3-offload-param")
     assert roomy is not None and roomy.fit.fits and roomy.tokens_per_s > 0.97 * chosen.tokens_per_s
 
 
@@ -85,7 +85,7 @@ def test_every_candidate_is_consistent(answer: Recommendation) -> None:
 
 def test_json_holds_the_same_answer(answer: Recommendation) -> None:
     """Every speed has its interval; most true speeds are within a factor of two."""
-    form = to_json(advice_of(answer, all_candidates=True))
+    form = to_json(build_advice(answer, all_candidates=True))
     for shown, candidate in zip(form["candidates"], answer.candidates, strict=True):
         assert shown["device_bytes_per_gpu"] == sum(shown["components"].values()) == candidate.device_bytes
         assert shown["step_seconds"] == pytest.approx(sum(shown["time_components"].values()))
@@ -96,9 +96,9 @@ def test_json_holds_the_same_answer(answer: Recommendation) -> None:
 
 def test_a_step_on_the_host_gets_its_threads() -> None:
     """No offload, no word of it; threads that the user chose stay, at the speed that they give."""
-    answer = ask("Qwen2.5-14B", "2x32GB")
+    answer = build_question("Qwen2.5-14B", "2x32GB")
     assert "export OMP_NUM_THREADS" in printed(answer, details=True)
-    assert "OMP_NUM_THREADS" not in printed(ask("Qwen2.5-0.5B", "2x24GB"), details=True)
+    assert "OMP_NUM_THREADS" not in printed(build_question("Qwen2.5-0.5B", "2x24GB"), details=True)
     here = replace(answer.question.cluster, is_this_machine=True, cpu_cores_per_node=32, threads_per_rank=1)
     chosen = answer_to(replace(answer.question, cluster=here))
     assert chosen.recommended is not None and answer.recommended is not None
@@ -108,7 +108,7 @@ def test_a_step_on_the_host_gets_its_threads() -> None:
 
 def test_a_model_that_a_reference_pass_gathers_whole_fits_without_that_pass() -> None:
     """At stage 3 with adapters."""
-    dpo = ask("Llama-3.1-70B", "8xH100", objective="dpo", method="lora")
+    dpo = build_question("Llama-3.1-70B", "8xH100", objective="dpo", method="lora")
     assert dpo.recommended is None
     (change,) = (each for each in dpo.changes if each.flags == "--precompute-ref-log-probs")
     assert change.outcome.startswith("fits: zero3")
@@ -128,9 +128,9 @@ def test_a_model_that_a_reference_pass_gathers_whole_fits_without_that_pass() ->
     ],
 )
 def test_every_change_keeps_its_promise(model: str, gpus: str, options: dict[str, Any]) -> None:
-    """The question asked again with the flags of each change has the rung and the speed that are promised, or fits
+    """The question asked again with the flags of each change has the strategy and the speed that are promised, or fits
     nothing where that is promised. It presumes no more RAM than the answer or the change names."""
-    answer = ask(model, gpus, **options)
+    answer = build_question(model, gpus, **options)
     known = 0 if answer.recommended is None else answer.recommended.fit.assumed_host_bytes
     assert answer.changes
     for change in answer.changes:
@@ -138,14 +138,14 @@ def test_every_change_keeps_its_promise(model: str, gpus: str, options: dict[str
         again = {name.replace("-", "_"): value.replace("PATH", "/nvme") for name, value in flags}
         numbers = {name: int(value) for name, value in again.items() if value.isdigit()}
         asked = options | again | numbers
-        best = ask(model, asked.pop("gpus", gpus), **asked).recommended
+        best = build_question(model, asked.pop("gpus", gpus), **asked).recommended
         if change.outcome == "nothing fits":
             assert best is None, change
         else:
             assert best is not None, change
             promised = re.search(r"([\w-]+), ([\d,.]+) tokens/s", change.outcome)
             assert promised is not None, change
-            assert best.rung == promised[1], change
+            assert best.strategy == promised[1], change
             assert best.tokens_per_s == pytest.approx(float(promised[2].replace(",", "")), rel=0.03), change
             named = re.search(r"needs ([\d,]+) GiB of RAM", change.outcome)
             most = max(known, int(named[1].replace(",", "")) * 2**30 if named else 0)
@@ -158,7 +158,7 @@ def test_every_change_keeps_its_promise(model: str, gpus: str, options: dict[str
 )
 def test_a_plan_that_needs_ram_fits_on_that_condition(gpus: str, options: dict[str, Any], need: int | None) -> None:
     """Where the RAM is unknown and the need exceeds the memory of the node's GPUs, the verdict names it."""
-    verdict = verdict_of(ask("Qwen2.5-14B", gpus, **options))
+    verdict = answer_verdict(build_question("Qwen2.5-14B", gpus, **options))
     assert (verdict.tone == "good") == (need is None)
     assert verdict.headline.endswith(" fits." if need is None else f" fits if the host has {need} GiB of RAM.")
 
@@ -166,18 +166,18 @@ def test_a_plan_that_needs_ram_fits_on_that_condition(gpus: str, options: dict[s
 @pytest.mark.parametrize(("model", "gpus"), [("Qwen2.5-14B", "2x32GB"), ("Llama-3.1-70B", "8xH100")])
 def test_the_ram_of_the_condition_gives_the_same_plan(model: str, gpus: str) -> None:
     """The plan that fits if the host has an amount of RAM is the answer with that amount, and needs no less."""
-    unknown = ask(model, gpus).recommended
+    unknown = build_question(model, gpus).recommended
     assert unknown is not None and unknown.fit.assumed_host_bytes
     least = -(-unknown.fit.assumed_host_bytes // 2**30)
-    known, less = (ask(model, gpus, ram=f"{gib}GiB").recommended for gib in (least, least - 1))
+    known, less = (build_question(model, gpus, ram=f"{gib}GiB").recommended for gib in (least, least - 1))
     assert known is not None and known.plan == unknown.plan
     assert known.fit.utilization >= known.memory.host_bytes_per_node / (least * 2**30) > 0.9
-    assert less is not None and less.plan.rung == unknown.rung and not less.plan.pin_memory
+    assert less is not None and less.plan.strategy == unknown.strategy and not less.plan.pin_memory
 
 
 def test_the_least_ram_that_helps_is_offered() -> None:
     """Between two plans that only RAM stops, both are offered: the fast one, and the slow one that needs less."""
-    answer = ask("Qwen2.5-14B", "2x32GB", ram="32GB", nvme="/nvme:2TB")
+    answer = build_question("Qwen2.5-14B", "2x32GB", ram="32GB", nvme="/nvme:2TB")
     assert answer.recommended is None
     offered = [
         int(change.flags.split()[1].removesuffix("GiB"))
@@ -195,9 +195,11 @@ def test_the_least_ram_that_helps_is_offered() -> None:
 
 def test_a_loss_without_logits_is_offered_where_they_are_too_large() -> None:
     """A long sequence on a small card: Liger's loss makes it fit, and where Liger has none it is not offered."""
-    long = ask("llama3.1-8b", "RTX4090", method="qlora", seq_len=16384, loss="standard")
+    long = build_question("llama3.1-8b", "RTX4090", method="qlora", seq_len=16384, loss="standard")
     assert long.recommended is None and any(change.flags == "--loss fused" for change in long.changes)
-    assert not any(change.flags == "--loss fused" for change in ask("bloom-7b1", "RTX4090", loss="standard").changes)
+    assert not any(
+        change.flags == "--loss fused" for change in build_question("bloom-7b1", "RTX4090", loss="standard").changes
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,9 +219,9 @@ def test_a_loss_of_one_argument_is_turned_on_where_it_decides(
     model: str, question: dict[str, Any], loss: str, words: str
 ) -> None:
     """Where nothing fits without it, or the plan is faster by a tenth. The answer names its argument or line."""
-    answer = ask(model, question.pop("gpus", "8xH100"), **question)
+    answer = build_question(model, question.pop("gpus", "8xH100"), **question)
     assert answer.question.workload.loss == loss
-    shown_text = " ".join(verdict_of(answer).sentences)
+    shown_text = " ".join(answer_verdict(answer).sentences)
     assert words in shown_text if words else "loss" not in shown_text
     if answer.without_loss is not None:
         assert answer.recommended is not None and f"({LOSSES[loss].switch})" in shown_text  # type: ignore[index]
@@ -238,9 +240,9 @@ def test_every_optimizer_can_be_asked_for(name: str) -> None:
 def test_defaults_follow_the_model_and_the_gpu() -> None:
     """The sequence is the image, or the learned positions where they are fewer than 2048; Volta has no bf16 units."""
     lengths = {"vit-base-patch16-224": 197, "gpt2-xl": 1024, "Qwen2.5-0.5B": 2048}
-    assert {model: ask(model, "A40").question.workload.seq_len for model in lengths} == lengths
+    assert {model: build_question(model, "A40").question.workload.seq_len for model in lengths} == lengths
     precisions = {"V100-32GB": "fp16", "A100-80GB": "bf16"}
-    assert {gpu: ask("gpt2", gpu).question.workload.precision for gpu in precisions} == precisions
+    assert {gpu: build_question("gpt2", gpu).question.workload.precision for gpu in precisions} == precisions
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,7 @@ def test_defaults_follow_the_model_and_the_gpu() -> None:
 )
 def test_contradictory_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(DsAdviseError, match=message):
-        ask(**{"model": "Qwen2.5-0.5B", "spec": "2x24GB", **settings})  # type: ignore[arg-type]
+        build_question(**{"model": "Qwen2.5-0.5B", "spec": "2x24GB", **settings})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_contradictory_settings_are_refused(settings: dict[str, object], message
     ],
 )
 def test_an_optimizer_may_have_its_name_in_the_trainer(name: str, key: str, step: str) -> None:
-    workload = ask("Qwen2.5-0.5B", "2x32GB", optimizer=name).question.workload
+    workload = build_question("Qwen2.5-0.5B", "2x32GB", optimizer=name).question.workload
     assert (workload.optimizer, workload.software.optimizer_step) == (key, step)
 
 
@@ -284,19 +286,21 @@ def test_the_suggested_gpus_argument_names_the_same_cluster() -> None:
 
 
 def test_plans_that_are_close_are_named() -> None:
-    """All of them, equal ones too, with their speeds; nothing where no other rung fits."""
-    faster, close = ask("Llama-2-7b", "8xA100-80GB", seq_len=4096).doubts
+    """All of them, equal ones too, with their speeds; nothing where no other strategy fits."""
+    faster, close = build_question("Llama-2-7b", "8xA100-80GB", seq_len=4096).doubts
     assert re.fullmatch(r"zero3.*: predicted (up to )?[1-9]0? % faster, within the error; .* used\.", faster)
     assert re.fullmatch(r"zero2( and .*)? (is|are) close: [\d,]+( to [\d,]+)? tokens/s\.", close)
-    assert ask("Qwen2.5-14B", "2x32GB").doubts == ()
+    assert build_question("Qwen2.5-14B", "2x32GB").doubts == ()
 
 
 def test_on_one_gpu_a_stage_without_offload_is_not_called_close() -> None:
     """It shares nothing there and can only be slower."""
-    answer = ask("Llama-3.1-8B", "1xA100-80GB", method="lora")
-    assert answer.recommended is not None and answer.recommended.rung == "ddp"
+    answer = build_question("Llama-3.1-8B", "1xA100-80GB", method="lora")
+    assert answer.recommended is not None and answer.recommended.strategy == "ddp"
     near = 0.95 * answer.recommended.tokens_per_s
-    assert any(step.rung == "zero3" and step.candidate and step.candidate.tokens_per_s > near for step in answer.ladder)
+    assert any(
+        step.strategy == "zero3" and step.candidate and step.candidate.tokens_per_s > near for step in answer.ladder
+    )
     assert not re.search(r"zero\d\b(?!-)", " ".join(answer.doubts))
 
 
@@ -309,12 +313,14 @@ def test_on_one_gpu_a_stage_without_offload_is_not_called_close() -> None:
 )
 def test_tokens_of_images_and_of_encoder_decoders_are_explained(model: str, words: tuple[str, ...]) -> None:
     """Images are counted in samples too; an encoder and a decoder have a sequence each."""
-    answer = ask(model, "2x24GB") if model.startswith("google") else ask(model, "2x24GB", seq_len=512)
+    answer = (
+        build_question(model, "2x24GB") if model.startswith("google") else build_question(model, "2x24GB", seq_len=512)
+    )
     shown_text = " ".join(printed(answer).split())
     assert all(word in shown_text for word in words)
 
 
 def test_a_sequence_beyond_the_models_positions_is_named() -> None:
     words = "configuration states 32,768 positions; longer sequences need RoPE scaling"
-    assert words in printed(ask("Qwen2.5-0.5B", "H100", seq_len=40960)).replace("\n  ", "")
-    assert "positions" not in printed(ask("Qwen2.5-0.5B", "H100", seq_len=32768))
+    assert words in printed(build_question("Qwen2.5-0.5B", "H100", seq_len=40960)).replace("\n  ", "")
+    assert "positions" not in printed(build_question("Qwen2.5-0.5B", "H100", seq_len=32768))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from ds_advise import advise
-from ds_advise.advisor.advise import ask as question_of
-from ds_advise.advisor.advise import estimate, plan_of
-from ds_advise.advisor.answer.advice import advice_of
+from ds_advise.advisor.advise import build_question as question_of
+from ds_advise.advisor.advise import estimate, strategy_candidate
+from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.start import recommended_config
 from ds_advise.advisor.search.candidate import LEAST, LIKELY, Fit
@@ -23,16 +23,16 @@ from tests.helpers import printed
 LONG: dict[str, Any] = {"gpus": "8xH100", "seq_len": 131_072}
 
 
-def ask(model: str, **question: Any) -> Recommendation:
+def build_question(model: str, **question: Any) -> Recommendation:
     return advise(model, **question, offline=True, deepspeed_estimate=False)
 
 
 def test_gpus_share_samples_that_no_gpu_can_hold() -> None:
     """And the answer says what a whole sample would need."""
-    answer = ask("Llama-3.1-8B", **LONG)
+    answer = build_question("Llama-3.1-8B", **LONG)
     chosen = answer.recommended
     assert chosen is not None and chosen.plan.sequence_parallel_size == 8
-    assert to_json(advice_of(answer, all_candidates=False))["recommended"]["sequence_parallel_size"] == 8
+    assert to_json(build_advice(answer, all_candidates=False))["recommended"]["sequence_parallel_size"] == 8
     assert any("(Ulysses)" in reason for reason in answer.reasons)
     whole = [each.fit.probability for each in answer.candidates if each.plan.sequence_parallel_size == 1]
     assert whole and max(whole) < 0.5
@@ -41,7 +41,7 @@ def test_gpus_share_samples_that_no_gpu_can_hold() -> None:
 def test_a_plan_that_lacks_nothing_but_nvme_shares_samples_too() -> None:
     """What it needs is shown as it would be with a drive."""
     without, given = (
-        next(step for step in ask("Llama-3.1-8B", **LONG, **named).ladder if step.rung == "zero3-nvme")
+        next(step for step in build_question("Llama-3.1-8B", **LONG, **named).ladder if step.strategy == "zero3-nvme")
         for named in ({}, {"nvme": "/nvme:2TB"})
     )
     assert given.fits and without.reason == "needs --nvme"
@@ -50,28 +50,28 @@ def test_a_plan_that_lacks_nothing_but_nvme_shares_samples_too() -> None:
 
 
 def test_samples_stay_whole_where_they_fit() -> None:
-    answer = ask("Llama-3.1-8B", gpus="8xH100", seq_len=8192)
+    answer = build_question("Llama-3.1-8B", gpus="8xH100", seq_len=8192)
     assert {each.plan.sequence_parallel_size for each in answer.candidates if each.fit.fits} == {1}
     assert not any(each.plan.cpu_checkpointing for each in answer.candidates)
 
 
 def test_tokens_and_samples_are_those_of_the_groups() -> None:
     """Of 8 GPUs four groups of two take a sample each."""
-    answer = ask("Llama-3.1-8B", gpus="8xH100", seq_len=8192, sequence_parallel_size=2, micro_batch=1)
+    answer = build_question("Llama-3.1-8B", gpus="8xH100", seq_len=8192, sequence_parallel_size=2, micro_batch=1)
     chosen = answer.recommended
     assert chosen is not None and chosen.time.tokens_per_step == 4 * 8192
-    config = recommended_config(ask("Llama-3.1-8B", **LONG, framework="deepspeed"))
+    config = recommended_config(build_question("Llama-3.1-8B", **LONG, framework="deepspeed"))
     assert config is not None
     assert (config["train_batch_size"], config["sequence_parallel_size"]) == (1, 8)
 
 
 def test_layers_inputs_go_to_the_host_where_nothing_else_fits() -> None:
     long = {"gpus": "1xH100", "loss": "fused", "kernels": "liger", "ram": "1900GB"}
-    answer = ask("Llama-3.1-8B", **long, seq_len=200_000)
+    answer = build_question("Llama-3.1-8B", **long, seq_len=200_000)
     chosen = answer.recommended
     assert chosen is not None and chosen.plan.cpu_checkpointing
     assert any("layer inputs in host RAM" in reason for reason in answer.reasons)
-    kept = ask("Llama-3.1-8B", **long, seq_len=200_000, gradient_checkpointing="on")
+    kept = build_question("Llama-3.1-8B", **long, seq_len=200_000, gradient_checkpointing="on")
     assert kept.recommended is None
 
 
@@ -88,7 +88,7 @@ def test_layers_inputs_go_to_the_host_where_nothing_else_fits() -> None:
 )
 def test_models_that_cannot_share_samples_are_refused(model: str, question: dict[str, Any], why: str) -> None:
     with pytest.raises(WorkloadError, match="cannot share a sample") as refused:
-        ask(model, gpus="8xH100", **{"seq_len": 1024, "sequence_parallel_size": 8, **question})
+        build_question(model, gpus="8xH100", **{"seq_len": 1024, "sequence_parallel_size": 8, **question})
     assert why in str(refused.value)
 
 
@@ -117,7 +117,7 @@ def published(model: str, gpus: str, seq_len: int, **settings: Any) -> Fit:
     """Whether a run of ALST's fits; parameters are on the host where there is one GPU."""
     usual: dict[str, Any] = {"ram": "1900GB", "attention": "flash", "micro_batch": 1}
     asked = question_of(model, gpus=gpus, seq_len=seq_len, **{"loss": "fused", "kernels": "liger", **usual, **settings})
-    return plan_of(asked, "zero3-offload", f"offload_param={'cpu' if gpus == '1xH100' else 'none'}").fit
+    return strategy_candidate(asked, "zero3-offload", f"offload_param={'cpu' if gpus == '1xH100' else 'none'}").fit
 
 
 TILED = [
@@ -153,9 +153,9 @@ def test_inputs_that_page_locking_keeps_off_the_host_are_left_pageable() -> None
     long |= {"attention": "flash", "kernels": "liger"}
     long |= {"loss": "fused", "mlp": "tiled", "sequence_parallel_size": 64, "micro_batch": 1}
     long |= {"gradient_checkpointing": "offload"}
-    answer = ask("Qwen3-32B", **long)
+    answer = build_question("Qwen3-32B", **long)
     assert answer.recommended is None
-    answer = ask("Qwen3-32B", **long, software="pinned-inputs=no")
+    answer = build_question("Qwen3-32B", **long, software="pinned-inputs=no")
     assert answer.recommended is not None
     shown = printed(answer, width=120, details=True)
     assert '{"pin_memory": False}' in shown
@@ -165,10 +165,12 @@ def test_inputs_that_page_locking_keeps_off_the_host_are_left_pageable() -> None
 
 def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() -> None:
     long = {"gpus": "1xH100", "ram": "1900GB", "seq_len": 400_000, "attention": "flash"}
-    standard = ask("Llama-3.1-8B", **long, loss="standard")
+    standard = build_question("Llama-3.1-8B", **long, loss="standard")
     assert "--loss tiled --mlp tiled" in [change.flags for change in standard.changes]
-    assert "--mlp tiled" in [change.flags for change in ask("Llama-3.1-8B", **long).changes]  # with the fused loss
-    answer = ask("Llama-3.1-8B", **long, loss="tiled", mlp="tiled")
+    assert "--mlp tiled" in [
+        change.flags for change in build_question("Llama-3.1-8B", **long).changes
+    ]  # with the fused loss
+    answer = build_question("Llama-3.1-8B", **long, loss="tiled", mlp="tiled")
     assert "tile_feed_forward(trainer.model, tiles=98)" in printed(answer, width=120, details=True)
 
 
@@ -182,7 +184,7 @@ def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() 
 )
 def test_models_that_cannot_be_tiled_are_refused(model: str, question: dict[str, Any], why: str) -> None:
     with pytest.raises(WorkloadError, match="tiles are not possible") as refused:
-        ask(model, gpus="1x24GB", seq_len=1024, **question)
+        build_question(model, gpus="1x24GB", seq_len=1024, **question)
     assert why in str(refused.value)
 
 
@@ -198,7 +200,7 @@ def test_offloaded_layer_inputs_take_the_host_bytes_of_transformers(pinned: bool
     question: dict[str, Any] = {"gpus": "2xH100", "seq_len": 3000, "offline": True, "loss": "standard"}
     question |= {} if pinned else {"software": "pinned-inputs=no"}
     asked = advise(shape, **question, deepspeed_estimate=False).question
-    found = estimate(shape, rung="zero2", micro_batch=1, gradient_checkpointing="offload", **question)
+    found = estimate(shape, strategy="zero2", micro_batch=1, gradient_checkpointing="offload", **question)
     run = Run.of_plan(found.plan, shape, asked.workload, asked.cluster, description=SMALL)
     steps = dry_run(run, rank=0, iterations=2).phases
     held = max(step.host_held_peak_bytes for step in steps if step.phase == "backward")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.advise import advise, estimate
-from ds_advise.advisor.answer.advice import advice_of
+from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.reasons import SENT_IN_FEWER_BITS
 from ds_advise.advisor.answer.start import recommended_config
 from ds_advise.advisor.cli.main import program
@@ -35,7 +35,7 @@ PUBLISHED = Path(__file__).parents[3] / "benchmarks/data/models/GPT-6.9B-bf16_ma
 LLAMA, MIXTURE = "Llama-3.1-8B", "Qwen3-30B-A3B"
 SLOW: dict[str, Any] = {"gpus": "4x8xH100", "interconnect": "100Gb/s"}
 SLOWER: dict[str, Any] = {"gpus": "8x8xH100", "interconnect": "100Gb/s"}
-ONE_SHAPE: dict[str, Any] = {"rung": "zero3", "micro_batch": 1, "gradient_checkpointing": "on"}
+ONE_SHAPE: dict[str, Any] = {"strategy": "zero3", "micro_batch": 1, "gradient_checkpointing": "on"}
 QUANTIZED = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
 
 
@@ -56,13 +56,13 @@ def ask(model: str = LLAMA, gpus: str = "8xH100", **question: Any) -> Any:
 def test_a_feature_is_chosen_and_explained_where_it_is_faster(
     model: str, question: dict[str, Any], feature: str, value: object, reason: str
 ) -> None:
-    """Plans of the same rung without it are among the candidates, and not faster; the configuration reads back."""
+    """Plans of the same strategy without it are among the candidates, and not faster; the configuration reads back."""
     answer = ask(model, **question)
     chosen = answer.recommended
     assert getattr(chosen.plan, feature) == value
     assert any(reason in sentence for sentence in answer.reasons)
     without = [each for each in answer.candidates if getattr(each.plan, feature) in (1, False) and each.fit.fits]
-    without = [each for each in without if each.rung == chosen.rung or feature == "autoep_size"]
+    without = [each for each in without if each.strategy == chosen.strategy or feature == "autoep_size"]
     assert without and max(each.tokens_per_s for each in without) < chosen.tokens_per_s * (1 + SAME_SPEED)
     asked = answer.question
     read = plan_from_ds_config(recommended_config(answer), asked.model, asked.cluster, micro_batch_size=1)
@@ -129,10 +129,10 @@ def test_features_that_deepspeed_lacks_are_refused(question: dict[str, Any], mes
     assert why in str(refused.value)
 
 
-@pytest.mark.parametrize(("rung", "size"), [("zero2", 8), ("zero3", 5), ("zero3-nvme", 8)])
-def test_second_copies_that_cannot_be_are_refused(rung: str, size: int) -> None:
+@pytest.mark.parametrize(("strategy", "size"), [("zero2", 8), ("zero3", 5), ("zero3-nvme", 8)])
+def test_second_copies_that_cannot_be_are_refused(strategy: str, size: int) -> None:
     with pytest.raises(WorkloadError, match="cannot run here"):
-        estimate(LLAMA, **SLOW, nvme="/tmp:10TB", rung=rung, settings={"zero_hpz_partition_size": size})
+        estimate(LLAMA, **SLOW, nvme="/tmp:10TB", strategy=strategy, settings={"zero_hpz_partition_size": size})
 
 
 def test_a_script_of_ones_own_gives_a_group_the_same_samples() -> None:
@@ -163,14 +163,14 @@ def test_states_in_bf16_take_half_the_memory_and_round() -> None:
     rounded, exact = (ask("Qwen2.5-7B", "4x24GB", optimizer_dtype=kind) for kind in ("bf16", "fp32"))
     for name in ("master_weights", "optimizer_states"):
         halves = [
-            next(step.candidate for step in answer.ladder if step.rung == "zero2").memory.components[name]
+            next(step.candidate for step in answer.ladder if step.strategy == "zero2").memory.components[name]
             for answer in (rounded, exact)
         ]
         assert halves[0] == pytest.approx(halves[1] / 2, rel=1e-6)
     assert rounded.recommended.plan.bf16_optimizer_states
     assert any("rounded away" in doubt for doubt in rounded.doubts)
     assert rounded.recommended.tokens_per_s > exact.recommended.tokens_per_s
-    assert {step.rung for step in rounded.ladder if step.candidate is None} == {"ddp", "zero3-nvme"}
+    assert {step.strategy for step in rounded.ladder if step.candidate is None} == {"ddp", "zero3-nvme"}
 
 
 @pytest.mark.parametrize(("in_bf16", "peak_gib"), [(False, 31.38), (True, 18.93)])
@@ -199,7 +199,7 @@ def test_second_copies_take_a_nodes_share_of_the_weights() -> None:
 
 def test_quantized_collectives_are_doubted_and_reduced_in_the_type_that_the_kernel_reads() -> None:
     answer = ask(**SLOWER, zeropp=True, framework="deepspeed")
-    config, shown = recommended_config(answer), advice_of(answer).recommended
+    config, shown = recommended_config(answer), build_advice(answer).recommended
     assert SENT_IN_FEWER_BITS in answer.doubts
     assert config is not None and config["communication_data_type"] == "fp16"
     assert shown is not None and shown.zero_quantized_weights is shown.zero_quantized_gradients is True

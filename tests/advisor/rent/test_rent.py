@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import ask, predicted
+from ds_advise.advisor.advise import build_question, predicted
 from ds_advise.advisor.answer.advice import job_figures
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.rent import Offer, RentAdvice, ranked, rent
-from ds_advise.advisor.search.candidate import duration_of
+from ds_advise.advisor.search.candidate import candidate_duration
 
 from tests.advisor.html_report.report_page import Page
 
@@ -42,10 +42,10 @@ def advice(prices: Path) -> RentAdvice:
 def test_the_plan_of_each_machine_is_that_of_the_advice(advice: RentAdvice) -> None:
     assert len(advice.offers) == 6 and [one.gpus for one in advice.left_out] == ["1x8GB"]
     for offer in advice.offers:
-        answer = predicted(ask("Qwen2.5-7B", gpus=offer.question.cluster, **JOB))
+        answer = predicted(build_question("Qwen2.5-7B", gpus=offer.question.cluster, **JOB))
         assert answer.recommended is not None
         assert offer.candidate.plan == answer.recommended.plan
-        duration = duration_of(answer.question, answer.recommended)
+        duration = candidate_duration(answer.question, answer.recommended)
         assert duration is not None and job_figures(duration, None) == offer.figures.job
 
 

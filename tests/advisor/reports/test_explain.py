@@ -8,11 +8,11 @@ import re
 import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.answer.explanation import Term, explain, in_words, with_numbers
+from ds_advise.advisor.answer.explanation import Term, explain, in_words, substituted_formula
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.search.candidate import Candidate
-from ds_advise.estimators.estimate import Formula, MemoryTerm, symbols_of
+from ds_advise.estimators.estimate import Formula, MemoryTerm, term_symbols
 from ds_advise.estimators.json_form import to_json
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
@@ -35,7 +35,7 @@ def test_the_terms_of_a_section_add_up_to_the_advised_figure(answers: list[Recom
         for step in answer.ladder:
             if step.candidate is None:
                 continue
-            explanation = to_json(explain(answer, rung=step.rung).figures())
+            explanation = to_json(explain(answer, strategy=step.strategy).figures())
             sections, estimate = explanation["sections"], step.candidate.estimate
             totals = {
                 name: sum(term.get("size_bytes", term.get("seconds")) for term in section["terms"])
@@ -62,7 +62,7 @@ def test_every_term_has_a_formula_a_source_and_known_symbols(answers: list[Recom
             for term in every_term(candidate):
                 assert term.formula and term.source, term
                 shorthand = set(re.findall(r"(?<![\w'.])[A-Z][a-z]?'{0,2}(?![\w'])", term.formula))
-                assert shorthand <= symbols_of(term).keys() | {"x"}, term.formula
+                assert shorthand <= term_symbols(term).keys() | {"x"}, term.formula
 
 
 RECOMPUTED = set(
@@ -83,7 +83,7 @@ def test_numbers_put_into_a_formula_give_the_figure(answers: list[Recommendation
     for answer in answers:
         for candidate in answer.candidates:
             for term in every_term(candidate):
-                text = with_numbers(term)
+                text = substituted_formula(term)
                 if term.formula.startswith("L B S ("):  # a sum of "bytes what" for each token
                     bytes_per_token = " + ".join(re.findall(r"(?<=[( ])\d+(?= )", term.formula))
                     text = " * ".join(str(size) for _, size in term.inputs) + f" * ({bytes_per_token})"
@@ -101,11 +101,11 @@ def test_symbols_are_found_whole() -> None:
     meanings = {"w": "width", "Pt": "trained", "Pt'": "padded"}
     for formula, expected in (("w Pt' + w Pt", {"w", "Pt", "Pt'"}), ("weight of the Layer, lora_w, 0.w", set())):
         term = MemoryTerm(Formula("x", formula, "a source", meanings), 1)
-        assert symbols_of(term).keys() == expected
+        assert term_symbols(term).keys() == expected
 
 
 def test_the_text_names_formula_numbers_and_source() -> None:
-    done = CliRunner().invoke(program, ["explain", *QUESTION, "--rung", "zero3"])
+    done = CliRunner().invoke(program, ["explain", *QUESTION, "--strategy", "zero3"])
     assert done.exit_code == 0
     for part in (
         "optimizer states",
@@ -132,8 +132,8 @@ def test_formulas_are_read_without_a_legend() -> None:
 @pytest.mark.parametrize(
     "option, message",
     [
-        (["--rung", "zero9"], "unknown strategy"),
-        (["--rung", "zero3-nvme"], "cannot run"),
+        (["--strategy", "zero9"], "unknown strategy"),
+        (["--strategy", "zero3-nvme"], "cannot run"),
     ],
 )
 def test_impossible_explanations_are_one_line(

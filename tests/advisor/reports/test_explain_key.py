@@ -19,7 +19,7 @@ def test_every_key_of_the_engine_has_a_meaning() -> None:
     explained = {}
     for block in facts().blocks:
         for key in block.names():
-            path = block.path_of(key)
+            path = block.qualified_path(key)
             if not path.startswith("bfloat16."):
                 explained[path] = explain_key(path, facts=facts())
     assert len(explained) > 220

@@ -95,8 +95,8 @@ ON_CPU = {**RANK, "device_bytes": None, "reserved_bytes": None}
 def test_a_record_is_one_line(
     kind: Any, result: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its kind, age, model, rung and batch; tokens per second of the slowest rank and the highest rank's memory (on the
-    CPU less what the libraries take), or how it failed."""
+    """Its kind, age, model, strategy and batch; tokens per second of the slowest rank and the highest rank's memory (on
+    the CPU less what the libraries take), or how it failed."""
     Store().add(replace(PROBE, kind=kind, result=result))
     run(["history"])
     (line,) = [line for line in _lines(capsys) if line.split()[:1] == ["1"]]

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema import NAMES, schema_of, schema_of_command
+from ds_advise.advisor.cli.schema import NAMES, build_schema, schema_of_command
 from ds_advise.estimators.json_form import to_json
 
 from tests.helpers import schema_errors
@@ -80,7 +80,7 @@ class _Outer:
 
 def test_a_schema_follows_from_the_types() -> None:
     """The strings under the fields are descriptions, and a field with a default is required, too."""
-    form = schema_of((_Outer,))
+    form = build_schema((_Outer,))
     kind = form["$defs"]["_Inner"]["properties"]["kind"]
     assert kind["description"].split() == ["Which", "of", "the", "two."]
     assert form["$defs"]["_Inner"]["required"] == ["kind"]

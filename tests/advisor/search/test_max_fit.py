@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import ask, predicted
-from ds_advise.advisor.answer.advice import advice_of
+from ds_advise.advisor.advise import build_question, predicted
+from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Largest
 from ds_advise.advisor.search.max_fit import largest
@@ -25,13 +25,13 @@ def test_bisection_finds_the_largest_number_that_holds() -> None:
 
 
 def found(model: str, gpus: str | Cluster, **options: Any) -> Largest:
-    result = ask(model, gpus=gpus, **options).largest
+    result = build_question(model, gpus=gpus, **options).largest
     assert result is not None
     return result
 
 
 def fits(model: str, gpus: str, **options: Any) -> bool:
-    return predicted(ask(model, gpus=gpus, **options)).recommended is not None
+    return predicted(build_question(model, gpus=gpus, **options)).recommended is not None
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_more_memory_never_allows_less(model: str, options: dict[str, Any]) -> N
     values = []
     for gigabytes in (3, 6, 12, 40, 79):
         cluster = replace(one, gpu=replace(one.gpu, memory_bytes=gigabytes * 2**30))
-        question = ask(model, gpus=cluster, **options)
+        question = build_question(model, gpus=cluster, **options)
         assert question.largest is not None
         values.append(question.largest.value or 0)
     assert all(less <= more for less, more in pairwise(values)), values
@@ -100,7 +100,7 @@ def test_packed_documents_may_be_longer_than_the_first_length_tried() -> None:
 @pytest.mark.parametrize("options", [{"micro_batch": "max"}, {"data": "rows.jsonl"}])
 def test_impossible_searches_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(DsAdviseError, match="contradict each other"):
-        ask("gpt2", gpus="1x24GB", seq_len="max", **options)
+        build_question("gpt2", gpus="1x24GB", seq_len="max", **options)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_impossible_searches_are_refused(options: dict[str, Any]) -> None:
     ],
 )
 def test_the_answer_says_what_was_found(model: str, gpus: str, options: dict[str, Any], sentence: str) -> None:
-    answer = predicted(ask(model, gpus=gpus, **options))
+    answer = predicted(build_question(model, gpus=gpus, **options))
     assert sentence in " ".join(printed(answer, width=200).split())
     option = next(name for name, value in options.items() if value == "max")
-    assert to_json(advice_of(answer))["largest"]["option"] == option
+    assert to_json(build_advice(answer))["largest"]["option"] == option

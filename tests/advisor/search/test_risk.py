@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from ds_advise import advise
-from ds_advise.advisor.answer.advice import advice_of
+from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import main
-from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, Candidate, verdict_of
+from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, Candidate, fit_verdict
 from ds_advise.advisor.search.choice import WORTH_A_RISK
 from ds_advise.advisor.verification.verify import by_speed, verify
 from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase, Terms
@@ -38,11 +38,11 @@ def risky() -> Recommendation:
 def test_a_run_that_was_seen_to_train_is_not_refused() -> None:
     """Qwen2.5-14B with LoRA trained on two GPUs of 32 GB under ZeRO 0, 1 and 2 without offload."""
     answer = ask(model="Qwen2.5-14B", gpus="2x32GB", method="lora", seq_len=51, micro_batch=16, loss="standard")
-    by_rung = {step.rung: step.candidate for step in answer.ladder}
-    for rung in ("ddp", "zero1", "zero2"):
-        candidate = by_rung[rung]
+    by_strategy = {step.strategy: step.candidate for step in answer.ladder}
+    for strategy in ("ddp", "zero1", "zero2"):
+        candidate = by_strategy[strategy]
         assert candidate is not None and candidate.fit.probability >= LIKELY
-    named = [each.rung for each in (answer.recommended, answer.try_first) if each is not None]
+    named = [each.strategy for each in (answer.recommended, answer.try_first) if each is not None]
     assert {"ddp", "zero1", "zero2"} & set(named)
 
 
@@ -64,12 +64,12 @@ def test_the_risk_decides_what_is_recommended(risky: Recommendation) -> None:
 
 
 def test_json_has_the_probability_of_each_plan(risky: Recommendation) -> None:
-    form = to_json(advice_of(risky, all_candidates=True))
+    form = to_json(build_advice(risky, all_candidates=True))
     assert form["try_first"]["verdict"] == "likely fits" and not form["try_first"]["fits"]
     for plan in (*form["candidates"], *form["ladder"], form["recommended"]):
         assert plan["fits"] == (plan["fit_probability"] >= SURE)
-        assert plan["verdict"] == verdict_of(plan["fit_probability"])
-    assert to_json(advice_of(replace(risky, try_first=None)))["try_first"] is None
+        assert plan["verdict"] == fit_verdict(plan["fit_probability"])
+    assert to_json(build_advice(replace(risky, try_first=None)))["try_first"] is None
 
 
 def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +121,8 @@ def test_the_spread_between_sources_is_students_t(sources: int, nine_tenths: flo
     ("least", "verdict", "below"), [(0.975, "fits", "likely fits"), (0.5, "likely fits", "unlikely")]
 )
 def test_verdicts_have_the_thresholds_of_the_manual(least: float, verdict: str, below: str) -> None:
-    assert (verdict_of(least), verdict_of(least - 0.001)) == (verdict, below)
-    assert verdict_of(0.026) == "unlikely" and verdict_of(0.024) == "does not fit"
+    assert (fit_verdict(least), fit_verdict(least - 0.001)) == (verdict, below)
+    assert fit_verdict(0.026) == "unlikely" and fit_verdict(0.024) == "does not fit"
 
 
 def _made_up(need: int, transient: int, overhead: Terms, cluster: Cluster) -> MemoryEstimate:

@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import pytest
-from ds_advise.advisor.advise import ask, predicted
+from ds_advise.advisor.advise import build_question, predicted
 from ds_advise.advisor.search.batch_sweep import RESOLVED
 from ds_advise.advisor.search.candidate import predict
 from ds_advise.advisor.search.choice import SAME_SPEED, drop_dominated, fastest_that_fits
 from ds_advise.advisor.search.search import fastest, predict_all
-from ds_advise.advisor.search.search_space import stages_of
+from ds_advise.advisor.search.search_space import search_stages
 from ds_advise.estimators.plan import Plan
 from ds_advise.probes.gc_pause import gc_paused
 
@@ -36,7 +36,7 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("model", "options"), QUESTIONS, ids=str)
 def test_the_quick_search_finds_the_plan_of_the_ladder(model: str, options: dict[str, Any]) -> None:
-    question = ask(model, **options)
+    question = build_question(model, **options)
     quick, whole = fastest(question), fastest_that_fits(predict_all(question)[0])
     assert (quick and (quick.plan, quick.fit, quick.tokens_per_s)) == (
         whole and (whole.plan, whole.fit, whole.tokens_per_s)
@@ -45,7 +45,7 @@ def test_the_quick_search_finds_the_plan_of_the_ladder(model: str, options: dict
 
 @pytest.mark.parametrize(("model", "options"), QUESTIONS[::4], ids=str)
 def test_a_search_for_more_speed_than_there_is_ends_without_a_plan(model: str, options: dict[str, Any]) -> None:
-    question = ask(model, **options)
+    question = build_question(model, **options)
     best = fastest(question)
     assert best is not None and fastest(question, enough=10 * best.tokens_per_s) is None
     enough = fastest(question, enough=0.99 * best.tokens_per_s)
@@ -53,7 +53,7 @@ def test_a_search_for_more_speed_than_there_is_ends_without_a_plan(model: str, o
 
 
 def test_no_micro_batch_that_surely_fits_is_faster() -> None:
-    question = ask("Qwen2.5-32B", gpus="2xH100", ram="2TB")
+    question = build_question("Qwen2.5-32B", gpus="2xH100", ram="2TB")
     best = fastest(question)
     assert best is not None
     sizes = range(1, 4 * best.plan.micro_batch_size)
@@ -66,12 +66,12 @@ def test_no_micro_batch_that_surely_fits_is_faster() -> None:
 
 
 def test_without_accumulation_more_samples_at_a_time_may_need_less() -> None:
-    question = ask("Qwen2.5-7B", gpus="4x48GB", global_batch=8, seq_len=512, risk="bold")
+    question = build_question("Qwen2.5-7B", gpus="4x48GB", global_batch=8, seq_len=512, risk="bold")
     gib = 2**30
     larger = replace(
         question, cluster=replace(question.cluster, gpu=replace(question.cluster.gpu, memory_bytes=52 * gib))
     )
-    sweep = stages_of("zero1", larger)[0].sweeps()[0]
+    sweep = search_stages("zero1", larger)[0].sweeps()[0]
     by_shape = {shape: sweep.candidate(shape).fit.probability for shape in sweep.shapes}
     assert by_shape[1, 2] < by_shape[2, 1]
     assert sweep.rising()[-1].plan.gradient_accumulation_steps == 1
@@ -99,7 +99,7 @@ def test_a_costly_feature_must_gain_a_tenth_over_plans_without_it() -> None:
 
 
 def test_the_time_of_a_plan_that_does_not_fit_is_worked_out_when_it_is_asked_for() -> None:
-    question = ask("Llama-3.1-8B", gpus="8xH100", seq_len=131_072, ram="2TB", offline=True)
+    question = build_question("Llama-3.1-8B", gpus="8xH100", seq_len=131_072, ram="2TB", offline=True)
     _, candidates = predict_all(question)
     failing = [each for each in candidates if each.fit.limit == "gpu" and not each.fit.gpu_likely_suffices]
     timed = [each for each in failing if "estimate" in vars(each)]
@@ -108,7 +108,7 @@ def test_the_time_of_a_plan_that_does_not_fit_is_worked_out_when_it_is_asked_for
 
 
 def test_a_search_leaves_the_collector_as_it_was() -> None:
-    question = ask("Qwen2.5-0.5B", gpus="1xH100", offline=True)
+    question = build_question("Qwen2.5-0.5B", gpus="1xH100", offline=True)
     predict_all(question)
     assert gc.isenabled()
     with pytest.raises(ZeroDivisionError), gc_paused():
@@ -125,7 +125,7 @@ def test_a_search_leaves_the_collector_as_it_was() -> None:
 
 def test_what_would_change_the_answer_is_searched_for_as_it_is_read() -> None:
     """A short answer reads four changes; the rest would take most of its time."""
-    found = predicted(ask("Qwen2.5-14B", gpus="2x32GB", offline=True))
+    found = predicted(build_question("Qwen2.5-14B", gpus="2x32GB", offline=True))
     few = list(islice(found.changes, 4))
     assert not found.changes.are_all_tried
     every = list(found.changes)

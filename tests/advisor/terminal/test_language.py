@@ -235,7 +235,7 @@ def test_explanations_checks_and_progress_are_chinese(
     Path("ds.json").write_text('{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}')
     asked = ["--gpus", "2x24GB", "--offline", "--lang", "zh"]
     for command in (
-        ["explain", "Qwen2.5-0.5B", "--rung", "zero3-offload"],
+        ["explain", "Qwen2.5-0.5B", "--strategy", "zero3-offload"],
         ["explain", "overlap_comm", "--model", "gpt2"],
         ["check", "ds.json", "--model", "gpt2", "--max-ram", "200GiB"],
     ):

@@ -57,8 +57,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Pat
 
 @pytest.fixture(autouse=True, scope="module")
 def ranks_on_the_cpu(extensions: Callable[..., None]) -> Iterator[None]:
-    """Ready to train on every rung, without the network. The search leaves offload out on the CPU, because nothing is
-    gained; here it runs for what it does to loading, saving and resuming."""
+    """Ready to train on every strategy, without the network. The search leaves offload out on the CPU, because nothing
+    is gained; here it runs for what it does to loading, saving and resuming."""
     extensions("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: None)
@@ -127,7 +127,7 @@ def weights(folder: Path, name: str = "model.safetensors") -> dict[str, Any]:
     return dict(load_file(folder / name))
 
 
-CHATS_OPTIONS = "--rung zero2-offload --learning-rate 3e-3 --save-steps 4 --global-batch 4"
+CHATS_OPTIONS = "--strategy zero2-offload --learning-rate 3e-3 --save-steps 4 --global-batch 4"
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_labelled_text_trains_under_zero3_offload(tmp_path: Path, model_folder: 
     """The seeds' first format, one object a line in a .json file; the sharded weights are whole when saved; an
     evaluation loss is reported at every checkpoint and falls; the loss is drawn for TensorBoard."""
     output = tmp_path / "out"
-    options = "--rung zero3-offload --learning-rate 3e-3 --eval-split 0.25 --save-steps 6"
+    options = "--strategy zero3-offload --learning-rate 3e-3 --eval-split 0.25 --save-steps 6"
     assert train(model_folder, write(tmp_path / "train.json", LABELLED), output, options) == 0
     assert_learned(output)
     generated(output)
@@ -189,7 +189,7 @@ def test_completions_train_adapters_under_zero3_and_merge_them(tmp_path: Path, m
     from transformers import AutoModelForCausalLM
 
     output = tmp_path / "out"
-    options = "--rung zero3 --method lora --lora-rank 32 --learning-rate 3e-2 --packing --seq-len 64 --merge"
+    options = "--strategy zero3 --method lora --lora-rank 32 --learning-rate 3e-2 --packing --seq-len 64 --merge"
     assert train(model_folder, write(tmp_path / "data.csv", COMPLETIONS), output, options) == 0
     assert_learned(output, to=0.95)  # a random head is frozen, so adapters have little to learn with
     assert all("lora_" in name for name in weights(output, "adapter_model.safetensors"))
@@ -243,7 +243,7 @@ def test_fallback_ends_a_training_whose_memory_runs_out(
         process.rlimit(psutil.RLIMIT_DATA, (process.memory_info().data // 2,) * 2)
 
     output = tmp_path / "out"
-    options = "--rung zero1 --micro-batch 4 --global-batch 8 --learning-rate 3e-3 --save-steps 2 --fallback"
+    options = "--strategy zero1 --micro-batch 4 --global-batch 8 --learning-rate 3e-3 --save-steps 2 --fallback"
     with after_step(output, 1, 5, no_more_memory):
         code = train(model_folder, write(tmp_path / "chats.jsonl", CHAT * 50), output, options)
     printed = capsys.readouterr()
@@ -329,7 +329,7 @@ def test_shared_and_tiled_samples_train(tmp_path: Path, model_folder: Path, caps
     """Both ranks take part in every sample through several epochs, loss and feed-forward are computed in tiles, and
     `--json` prints one object."""
     data, output = write(tmp_path / "chats.jsonl", CHAT), tmp_path / "out"
-    options = "--sequence-parallel-size 2 --loss tiled --mlp tiled --seq-len 96 --rung zero2 --learning-rate 1e-2"
+    options = "--sequence-parallel-size 2 --loss tiled --mlp tiled --seq-len 96 --strategy zero2 --learning-rate 1e-2"
     assert train(model_folder, data, output, f"{options} --global-batch 4 --json") == 0
     assert_learned(output)
     assert json.loads((output / "ds_config.json").read_text())["sequence_parallel_size"] == 2

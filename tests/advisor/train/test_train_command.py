@@ -259,7 +259,7 @@ def test_fallback_goes_on_with_less_memory(
     monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
     monkeypatch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: None)
     (model / "model.safetensors").touch()
-    options = "--rung zero2 --global-batch 8 --micro-batch 4 --max-steps 5"
+    options = "--strategy zero2 --global-batch 8 --micro-batch 4 --max-steps 5"
     code, printed, _ = ask(options)
     assert (code, len(launched)) == (1, 1)
     assert "memory ran out, first on rank 1, after step 3." in printed
@@ -342,8 +342,8 @@ def test_options_that_differ_from_the_trainings_own(tmp_path: Path) -> None:
         folder.kept_options({"seed": 1, "epochs": 3.0})
 
 
-def test_a_rung_can_be_chosen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_can_be_chosen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """It replaces the fastest; an error names why one cannot run."""
-    assert "ZeRO-3." in ask("--dry --rung zero3")[1]
+    assert "ZeRO-3." in ask("--dry --strategy zero3")[1]
     monkeypatch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: "no reason")
-    assert "zero3 cannot run here: no reason" in ask("--dry --rung zero3")[2]
+    assert "zero3 cannot run here: no reason" in ask("--dry --strategy zero3")[2]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset
-from ds_advise.advisor.data.prepare import DataFile, bins_of, cut, prepare
+from ds_advise.advisor.data.prepare import DataFile, cut, pack_bins, prepare
 from ds_advise.advisor.data.rows import DataError, read_csv
 from ds_advise.advisor.data.tokenizing import IGNORED
 from ds_advise.advisor.train.script import Collator
@@ -296,7 +296,7 @@ def test_plain_text_goes_on_in_the_next_sample(tmp_path: Path, tokenizer: Any) -
 
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=60))
 def test_packing_keeps_every_piece_once_and_whole(lengths: list[int]) -> None:
-    bins = bins_of(np.asarray(lengths), 20)
+    bins = pack_bins(np.asarray(lengths), 20)
     assert sorted(piece for pieces in bins for piece in pieces) == list(range(len(lengths)))
     sizes = sorted(sum(lengths[piece] for piece in pieces) for pieces in bins)
     assert sizes[-1] <= 20

@@ -93,7 +93,7 @@ def test_a_plan_out_of_memory_does_not_fit_nor_what_needs_more(model: str) -> No
         plan = candidate.estimate.plan
         if plan == out.estimate.plan:
             assert not candidate.fit.fits and candidate.fit.reason == "ran out of memory"
-        same = (plan.rung, plan.gradient_checkpointing) == (out.rung, out.estimate.plan.gradient_checkpointing)
+        same = (plan.strategy, plan.gradient_checkpointing) == (out.strategy, out.estimate.plan.gradient_checkpointing)
         if same and candidate.device_bytes >= out.device_bytes:
             assert not candidate.fit.fits
 
@@ -178,8 +178,8 @@ def test_a_climb_does_not_run_again_what_ran(model: str) -> None:
 
 def test_plans_for_unnamed_nvme_cannot_be_run(model: str) -> None:
     tiny = ask(model, limit=10**8)
-    assert any(candidate.rung == "zero3-nvme" and candidate.fit.limit == "gpu" for candidate in tiny.candidates)
-    assert "zero3-nvme" not in {candidate.rung for candidate in runnable(tiny)}
+    assert any(candidate.strategy == "zero3-nvme" and candidate.fit.limit == "gpu" for candidate in tiny.candidates)
+    assert "zero3-nvme" not in {candidate.strategy for candidate in runnable(tiny)}
 
 
 WORDS = "--device cpu --ranks 2 --memory 2GB --seq-len 128 --global-batch 4 --offline --no-write"

@@ -13,7 +13,7 @@ from ds_advise.advisor.answer.recommendation import ProbeSeries, Recommendation
 from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
 from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict, calibration
-from ds_advise.advisor.verification.verify import after_series, run_series, settle
+from ds_advise.advisor.verification.verify import after_series, probe_candidates, run_series
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
@@ -31,7 +31,8 @@ def answer() -> Recommendation:
 
 
 class Machine:
-    """A made-up machine: every rung and series is faster or slower than predicted, and needs more or less memory."""
+    """A made-up machine: every strategy and series is faster or slower than predicted, and needs more or less
+    memory."""
 
     def __init__(
         self, answer: Recommendation, seed: int, *, speed: float = 0.1, memory: float = 0.04, whole: float | None = None
@@ -46,11 +47,11 @@ class Machine:
 
         self.speeds, self.needs = [], []
         for candidate in self.candidates:
-            series = (candidate.rung, candidate.estimate.plan.gradient_checkpointing)
+            series = (candidate.strategy, candidate.estimate.plan.gradient_checkpointing)
             self.speeds.append(
-                candidate.tokens_per_s * whole * factor(candidate.rung, speed) * factor(series, speed / 2)
+                candidate.tokens_per_s * whole * factor(candidate.strategy, speed) * factor(series, speed / 2)
             )
-            self.needs.append(candidate.device_bytes * factor(("memory", candidate.rung), memory))
+            self.needs.append(candidate.device_bytes * factor(("memory", candidate.strategy), memory))
 
     def outcome(self, candidate: Candidate) -> ProbeVerdict:
         index = self.candidates.index(candidate)
@@ -125,7 +126,7 @@ def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> Non
     broken = failed_probe("crash", "no such library", world_size=4, device="cuda")
     series, order = run_series(answer, lambda *_: broken, budget_s=1e6)
     assert series.best is None and after_series(answer, series, order).recommended is None
-    seen = {(trial.candidate.rung, trial.candidate.estimate.plan.gradient_checkpointing) for trial in series.probes}
+    seen = {(trial.candidate.strategy, trial.candidate.estimate.plan.gradient_checkpointing) for trial in series.probes}
     assert len(seen) == len(series.probes), "a crash is not repeated with another batch"
     page = io.StringIO()
     print_answer(after_series(answer, series, order), Console(file=page, width=80))
@@ -205,15 +206,15 @@ def test_the_shortest_probe_of_equally_fast_plans_comes_first(answer: Recommenda
 
 def test_another_machine_is_not_probed(answer: Recommendation) -> None:
     with pytest.raises(ClusterError, match="this machine"):
-        settle(answer, device="cuda", memory_limit_bytes=None, budget="5m", offline=True, say=lambda _: None)
+        probe_candidates(answer, device="cuda", memory_limit_bytes=None, budget="5m", offline=True, say=lambda _: None)
     assert ProbeSeries(probes=(), ended="settled", bound=1, candidates=1).best is None
 
 
 OPTIMIZER = ("optimizer", "optimizer on the host")
 
 
-def plan(answer: Recommendation, rung: str) -> Candidate:
-    return next(step.candidate for step in answer.ladder if step.rung == rung and step.candidate is not None)
+def plan(answer: Recommendation, strategy: str) -> Candidate:
+    return next(step.candidate for step in answer.ladder if step.strategy == strategy and step.candidate is not None)
 
 
 def parts(time: TimeEstimate) -> tuple[float, float, float]:
@@ -239,7 +240,7 @@ def probed(time: TimeEstimate, device: float, optimizer: float, links: float, *,
     return ran(step, world_size=4, device="cuda", tokens_per_step=time.tokens_per_step, allocated_bytes=1)
 
 
-def test_one_probe_predicts_the_other_rungs_of_an_unlike_machine(answer: Recommendation) -> None:
+def test_one_probe_predicts_the_other_strategies_of_an_unlike_machine(answer: Recommendation) -> None:
     factors = {"device": 1.7, "optimizer": 3.0, "links": 0.4}
     known = plan(answer, "zero2").estimate.time
     found = calibration(probed(known, **factors), known)

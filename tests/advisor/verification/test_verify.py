@@ -28,7 +28,7 @@ def test_a_verified_answer_carries_its_dry_run(
     assert cli.run(["config.json", *ON, "--verify", "--json", "--no-deepspeed-estimate"]) == 0
     answer = json.loads(capsys.readouterr().out)
     (verified,) = answer["verifications"]
-    assert verified["rung"] == answer["recommended"]["rung"] and verified["fits"]
+    assert verified["strategy"] == answer["recommended"]["strategy"] and verified["fits"]
     assert verified["parameters"] == answer["model"]["parameters"]
     assert verified["peak"]["allocated_bytes_per_gpu"] == pytest.approx(
         answer["recommended"]["allocated_bytes_per_gpu"], rel=0.08

@@ -25,10 +25,14 @@ import torch
 import torch.nn.functional as F
 import transformers as T
 from ds_advise.estimators.memory.activations import kernels, saved_tensors
-from ds_advise.estimators.memory.activations.activation_memory import ActivationMemory, activation_memory, layout_of
+from ds_advise.estimators.memory.activations.activation_memory import (
+    ActivationMemory,
+    activation_layout,
+    activation_memory,
+)
 from ds_advise.estimators.models.families import FAMILIES, shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
-from ds_advise.estimators.models.vision_parts import with_images
+from ds_advise.estimators.models.vision_parts import apply_images
 from ds_advise.estimators.workload import Software, Workload
 from ds_advise.probes.model_recorder.recorded_model import recorded_model
 from ds_advise.probes.simulated_gpu.attention import aten, efficient, flash
@@ -342,11 +346,11 @@ def as_a_dispatch_mode_sees_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setattr(kernels, "softmax_workspace", lambda *_: 0)
     # peft turns autocast off around its products; the meta device has none.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
-    layout_of.cache_clear()
+    activation_layout.cache_clear()
     gc.freeze()  # what is imported is no garbage, and looking for it in there takes most of a test
     yield
     gc.unfreeze()
-    layout_of.cache_clear()
+    activation_layout.cache_clear()
 
 
 def modes() -> list[Any]:
@@ -481,7 +485,7 @@ def test_a_vision_towers_layers_save_what_the_real_ones_save(name: str, images: 
     """At the tower's own width, with its own norms and rotation, over the images of a sample."""
     shapes = [shape_from_config(with_tower(name, n).to_dict(), name=name) for n in (1, 2)]
     if images > 1:
-        shapes = [with_images(shape, images, 112 * 112) for shape in shapes]
+        shapes = [apply_images(shape, images, 112 * 112) for shape in shapes]
     workload = Workload(method="full", seq_len=SEQUENCE)
     one, two = (activation_memory(shape, workload, BATCH, False, compute_capability=8.0) for shape in shapes)
     patches = shapes[0].encoder_len(SEQUENCE)

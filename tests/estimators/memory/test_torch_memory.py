@@ -14,7 +14,7 @@ from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.hardware import Cluster, find_gpu
-from ds_advise.estimators.memory.activations.activation_memory import layout_of
+from ds_advise.estimators.memory.activations.activation_memory import activation_layout
 from ds_advise.estimators.memory.activations.recording import LayerRecorder
 from ds_advise.estimators.memory.device_overhead import EARLIER_BATCHES
 from ds_advise.estimators.memory.plan_memory import estimate_memory, least_bytes
@@ -25,10 +25,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 
-def asked(rung: str = "torch", model: str = "Qwen2.5-0.5B", **question: Any) -> MemoryEstimate:
+def asked(strategy: str = "torch", model: str = "Qwen2.5-0.5B", **question: Any) -> MemoryEstimate:
     """The memory of a model, by default a small one on one GPU."""
     options = {"gpus": "1xV100-16GB", "micro_batch": 1, "gradient_checkpointing": "on", "seq_len": 256} | question
-    return estimate(model, rung=rung, offline=True, **options).memory
+    return estimate(model, strategy=strategy, offline=True, **options).memory
 
 
 def named(memory: MemoryEstimate, name: str) -> int:
@@ -69,7 +69,7 @@ def test_a_layer_under_autocast_saves_what_the_real_one_saves(attention: Attenti
     def predicted(seq_len: int) -> int:
         shape = shape_from_config({**LlamaConfig(**sizes).to_dict(), "architectures": ["LlamaForCausalLM"]}, name="")
         workload = Workload(seq_len=seq_len, attention=attention, software=Software(autocast=True))
-        return layout_of(LayerRecorder(shape, workload, False, 8.0)).per_layer.at(1)
+        return activation_layout(LayerRecorder(shape, workload, False, 8.0)).per_layer.at(1)
 
     lengths = (64, 128, 192)
     one, two, three = (real(length, 3) - real(length, 2) for length in lengths)
@@ -80,18 +80,18 @@ def test_a_layer_under_autocast_saves_what_the_real_one_saves(attention: Attenti
 def test_adafactor_keeps_rows_and_columns_of_what_nobody_flattened() -> None:
     """FSDP and ZeRO flatten; of flat tensors it keeps the whole second moment."""
     alone = asked(optimizer="adafactor", precision="fp32")
-    flat = asked(optimizer="adafactor", precision="fp32", rung="ddp")
+    flat = asked(optimizer="adafactor", precision="fp32", strategy="ddp")
     weights = named(alone, "parameters")
     assert 0 < named(alone, "optimizer_states") < 0.01 * weights < named(flat, "optimizer_states")
 
 
-@pytest.mark.parametrize("rung", ["fsdp", "fsdp2", "torch"])
-def test_the_lower_bound_of_plain_pytorch_is_below_its_peak(rung: PlainPyTorch) -> None:
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "torch"])
+def test_the_lower_bound_of_plain_pytorch_is_below_its_peak(strategy: PlainPyTorch) -> None:
     """DeepSpeed's masters and states would be above it: FSDP 1 in bf16 takes 8 bytes a parameter, ZeRO-3 14."""
     model, workload = shape_from_config(LlamaConfig(num_hidden_layers=24).to_dict(), name="llama"), Workload()
     cluster = Cluster(nodes=1, gpus_per_node=4, gpu=find_gpu("A100-80GB"))
     batch: dict[str, Any] = {"micro_batch_size": 1, "gradient_accumulation_steps": 1, "gradient_checkpointing": True}
-    plan = plan_for(rung, model, workload, cluster, **batch)
+    plan = plan_for(strategy, model, workload, cluster, **batch)
     bound = least_bytes(model, workload, cluster, plan)
     assert 0 < bound <= estimate_memory(model, workload, cluster, plan).allocated_bytes_per_gpu
 
@@ -101,20 +101,20 @@ def test_fsdp2_keeps_fp32_shards_and_gathers_units_twice() -> None:
     and in tensors; the head's gradient is not kept with the layers'. The real FSDP2 agrees to 4 %
     (benchmarks.fsdp2_memory)."""
     two = {"gpus": "2xA100-40GB", "gradient_checkpointing": "off"}
-    memory, flat = (asked(rung=rung, **two) for rung in ("fsdp2", "fsdp"))
+    memory, flat = (asked(strategy=strategy, **two) for strategy in ("fsdp2", "fsdp"))
     weights = named(memory, "parameters")
     assert weights == pytest.approx(2 * named(flat, "parameters"), rel=1e-6)
     assert named(memory, "optimizer_states") == 2 * weights
     assert held(memory)["step"].total() == pytest.approx(4 * weights, rel=0.1)
     assert held(memory)["first_layer_backward"]["gradients"] > weights
-    frozen = asked(rung="fsdp2", method="lora", **two)
+    frozen = asked(strategy="fsdp2", method="lora", **two)
     assert named(frozen, "parameters") < 0.6 * weights  # the base model keeps its 16 bits
 
 
 @pytest.mark.parametrize("question", [{"method": "qlora"}, {"optimizer": "adafactor"}, {"objective": "dpo"}])
 def test_what_is_not_derived_of_fsdp2_is_refused(question: dict[str, str]) -> None:
     with pytest.raises(WorkloadError, match="FSDP2 is predicted for"):
-        asked(rung="fsdp2", gpus="2xA100-40GB", **question)
+        asked(strategy="fsdp2", gpus="2xA100-40GB", **question)
 
 
 def test_the_cache_holds_memory_beyond_the_need() -> None:
@@ -178,7 +178,7 @@ def test_fixed_segments_of_zero3_hold_what_no_free_block_is_large_enough_for(
 def test_deepspeeds_engine_casts_what_others_keep_in_fp32() -> None:
     """Adapters and the habit of casting in every pass make no difference under ZeRO."""
     plain, given = (
-        asked(rung="zero2", method="lora", gpus="2xA100-40GB", gradient_checkpointing="off", software=software)
+        asked(strategy="zero2", method="lora", gpus="2xA100-40GB", gradient_checkpointing="off", software=software)
         for software in (None, "fp32-adapters,autocast")
     )
     assert plain.components == given.components

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import ask
+from ds_advise.advisor.advise import build_question
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
-from ds_advise.estimators.models.vision_parts import with_images
+from ds_advise.estimators.models.vision_parts import apply_images
 
 VL, GEMMA = "Qwen2.5-VL-7B-Instruct", "gemma-3-4b"
 QWEN_TEXT = {
@@ -45,7 +45,7 @@ def test_an_image_has_at_most_the_tokens_of_the_processors_own_rule(model_type: 
     processors = pytest.importorskip("transformers.models.auto.image_processing_auto")
     assert set(processors.IMAGE_PROCESSOR_MAPPING_NAMES[model_type].values()) <= QWEN_PROCESSORS
     shape = shape_from_config({"model_type": model_type, "text_config": QWEN_TEXT}, name=model_type)
-    image = with_images(shape, 1, 640 * (2 * patch) ** 2).image
+    image = apply_images(shape, 1, 640 * (2 * patch) ** 2).image
     assert image is not None and image.patch == patch
     height, width = processing.smart_resize(side, side, factor=image.unit, max_pixels=image.pixels)
     assert height * width // image.unit**2 <= image.tokens == 640
@@ -64,17 +64,19 @@ def test_an_image_has_at_most_the_tokens_of_the_processors_own_rule(model_type: 
 def test_images_are_patches_of_the_tower_and_tokens_of_the_sequence(
     name: str | ModelShape, options: dict[str, Any], patches: int, tokens: int
 ) -> None:
-    model = ask(name, gpus="8xH100", **options).model
+    model = build_question(name, gpus="8xH100", **options).model
     assert model.image is not None
     assert (model.encoder_len(2048), (model.images or 0) * model.image.tokens) == (patches, tokens)
     assert any(f"which take {tokens:,} tokens of the sequence" in each for each in model.assumptions)
 
 
 def test_an_image_attends_to_itself_alone() -> None:
-    tower = [block for block in ask(VL, gpus="8xH100", images_per_sample=1).model.blocks if block.hidden_size]
+    tower = [
+        block for block in build_question(VL, gpus="8xH100", images_per_sample=1).model.blocks if block.hidden_size
+    ]
     several = [
         block
-        for block in ask(VL, gpus="8xH100", images_per_sample=4, max_pixels=256 * 28 * 28).model.blocks
+        for block in build_question(VL, gpus="8xH100", images_per_sample=4, max_pixels=256 * 28 * 28).model.blocks
         if block.hidden_size
     ]
     assert {block.attention.window for block in tower} == {None, 64}
@@ -93,5 +95,5 @@ def test_an_image_attends_to_itself_alone() -> None:
 )
 def test_impossible_images_are_refused_with_a_reason(name: str, options: dict[str, Any], what: str) -> None:
     with pytest.raises(WorkloadError) as caught:
-        ask(name, gpus="8xH100", **options)
+        build_question(name, gpus="8xH100", **options)
     assert what in f"{caught.value} {caught.value.why} {caught.value.fix}"

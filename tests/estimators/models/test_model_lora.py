@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from ds_advise.advisor.question.model_source import shape_of
+from ds_advise.advisor.question.model_source import model_shape
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models import catalogue
@@ -64,7 +64,7 @@ def test_adapters_are_those_of_peft(config: dict[str, Any], targets: list[str] |
     """Names, shapes and number of all adapters, for all linear layers and for named ones."""
     import peft
 
-    shape = shape_of(config, name="model")
+    shape = model_shape(config, name="model")
     model = on_meta(config, shape.architecture)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets or "all-linear"))
     theirs = {name: tuple(parameter.shape) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
@@ -90,7 +90,7 @@ def test_four_bits_are_what_transformers_hands_to_bitsandbytes(config: dict[str,
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    shape = shape_of(config, name="model")
+    shape = model_shape(config, name="model")
     model = on_meta(config, shape.architecture)
     kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
     theirs = sum(

@@ -12,7 +12,7 @@ from ds_advise.estimators.memory.gathered_parameters import gathered_parameters
 from ds_advise.estimators.memory.partition import EXPERT_GROUP_NUMEL, bucket_fills
 from ds_advise.estimators.memory.trainable import optimizer_groups, shard_tensors, tensor_set
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.models.rank_part import split_layers, spread_experts, unspreadable
+from ds_advise.estimators.models.rank_part import split_layers, spread_experts, why_no_expert_parallelism
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.collective_time import reduce_calls
 from ds_advise.estimators.time.step_time import estimate_time
@@ -31,7 +31,7 @@ def test_the_ranks_parts_add_up_to_the_layers_and_repeat_norms_and_embedding() -
 
 def test_split_layers_are_all_reduced_in_every_pass() -> None:
     """Forward two a layer, recomputed one, backward five, and one for the head; nothing hides them."""
-    split = estimate("Llama-3.1-8B", rung="zero1", settings={"autotp_size": 2}, **QUESTION)
+    split = estimate("Llama-3.1-8B", strategy="zero1", settings={"autotp_size": 2}, **QUESTION)
     term = next(term for term in split.time.terms if term.name == "all-reduces of split layers")
     assert dict(term.inputs)["calls"] == 32 * (2 + 1 + 5) + 1
     assert dict(term.inputs)["hidden"] == 2 * 4096 * 4096
@@ -52,7 +52,7 @@ def test_models_that_cannot_be_split_are_refused(
     model: str, settings: dict[str, int], question: dict[str, object], why: str
 ) -> None:
     with pytest.raises(WorkloadError) as refused:
-        estimate(model, rung="zero2", settings=settings, **{**QUESTION, **question})
+        estimate(model, strategy="zero2", settings=settings, **{**QUESTION, **question})
     assert why in str(refused.value)
 
 
@@ -68,7 +68,7 @@ def test_models_that_cannot_be_split_are_refused(
 )
 def test_a_rank_keeps_its_experts_and_all_of_the_rest(name: str, ranks: int) -> None:
     whole = find(name)
-    assert unspreadable(whole, ranks) is None
+    assert why_no_expert_parallelism(whole, ranks) is None
     part = spread_experts(whole, ranks)
     experts = sum(tensor.numel * count for tensor, count in whole.tensor_counts if tensor.role == "expert")
     assert part.parameters == whole.parameters - experts + experts // ranks
@@ -144,4 +144,4 @@ def test_experts_that_one_rank_alone_has_are_not_gathered() -> None:
     ],
 )
 def test_models_whose_experts_cannot_be_spread_are_refused(name: str, ranks: int, why: str) -> None:
-    assert why in (unspreadable(find(name), ranks) or "")
+    assert why in (why_no_expert_parallelism(find(name), ranks) or "")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.ds_configs.presets import with_layers_as_units
+from ds_advise.ds_configs.presets import layer_units_plan
 from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.estimators.hardware import AttentionSpeed, Cluster, find_gpu
 from ds_advise.estimators.models.catalogue import find
@@ -158,7 +158,7 @@ def test_adapters_that_are_reduced_at_once_leave_the_gathers_hidden(stage_3: str
     workload = dataclasses.replace(WORKLOAD, method="lora", seq_len=4096)
     settings_ = plan(zero_stage=3, micro_batch_size=8)
     if stage_3 == "fsdp":
-        settings_ = with_layers_as_units(settings_, MODEL)
+        settings_ = layer_units_plan(settings_, MODEL)
     terms = estimate_time(MODEL, workload, PAIR, settings_).terms
     gathers = [term for term in terms if term.name == "weight gathering"]
     shown = [term.seconds / (term.seconds + term.hidden_s) for term in gathers]

@@ -19,7 +19,7 @@ from ds_advise.estimators.json_form import from_json, to_json
 from ds_advise.probes import benchmark as bench_run
 from ds_advise.probes.benchmark import Task, ask_bench
 from ds_advise.probes.benchmark_rank import MAX_SAMPLES, MIN_SAMPLES, Stopwatch, measure_collectives
-from ds_advise.probes.benchmark_result import BENCH_VERSION, COLLECTIVES, BenchFigure, BenchResult, figure, of_all_ranks
+from ds_advise.probes.benchmark_result import BENCH_VERSION, COLLECTIVES, BenchFigure, BenchResult, figure, merge_ranks
 from ds_advise.probes.machine import mount_point, threads_of_a_rank
 from ds_advise.probes.store import Store
 
@@ -156,7 +156,7 @@ def test_ranks_on_the_cpu_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_ranks_figures_become_one() -> None:
     """The median rank, and the spread over all."""
     one, two = (figure("memory_copy", "fp32", 8, 16.0, [seconds, 2 * seconds, 4 * seconds]) for seconds in (1.0, 2.0))
-    (both,) = of_all_ranks([[one], [two]])
+    (both,) = merge_ranks([[one], [two]])
     assert (both.lowest, both.median, both.highest) == (2.0, 6.0, 16.0)
     assert one == BenchFigure(
         kind="memory_copy", how="fp32", size=8, unit="B/s", median=8.0, lowest=4.0, highest=16.0, repeats=3

@@ -92,7 +92,7 @@ class RealMode(RecordingMode):
         kwargs = kwargs or {}
         if self._alone and operation is torch.ops.aten._local_scalar_dense.default:
             return 0.0 if args[0].dtype.is_floating_point else 0
-        if operation is torch.ops.aten.split.Tensor and self._ledger.storage_of(args[0]) is None:
+        if operation is torch.ops.aten.split.Tensor and self._ledger.find_storage(args[0]) is None:
             return operation(*args, **kwargs)
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         if not self._alone and operation.namespace == "c10d":
@@ -234,7 +234,7 @@ def train(request, meeting, seconds):
         return {"phases": [asdict(phase) for phase in recorder.phases]}
     parameters = []
     training.models.from_config = with_finite_weights(training.models.from_config, parameters)
-    training.own_module.from_file = with_finite_weights(training.own_module.from_file, parameters)
+    training.user_module.from_file = with_finite_weights(training.user_module.from_file, parameters)
     torch.manual_seed(0)
     with RealMode(ledger, schedule, alone=alone):
         training.run(request, recorder, "cpu")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.question.model_source import shape_of
+from ds_advise.advisor.question.model_source import model_shape
 from ds_advise.probes.run import Request
 
 from .test_dry_run_truth import Case, answers, request
@@ -19,7 +19,7 @@ CASES: list[tuple[Case, dict[str, int]]] = [
 def asked(case: Case, evaluation: dict[str, int], folder: Path) -> tuple[Request, Request, str]:
     plain = request(case, folder)
     workload = replace(plain.run.workload, eval_batch=8, **evaluation)  # type: ignore[arg-type]
-    shape = shape_of(plain.run.description or {}, name=case.model)
+    shape = model_shape(plain.run.description or {}, name=case.model)
     made = replace(plain, run=replace(plain.run, workload=workload, shape=shape))
     return made, made, "gloo"
 

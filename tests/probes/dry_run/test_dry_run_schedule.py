@@ -149,7 +149,7 @@ def test_bytes_that_zero3_concatenates() -> None:
         counted = ran(schedule_of(recording(zero_config(3, 2, **settings), iterations=3)))
         cats = ((operation, n) for (at, operation), n in counted.items() if at == "forward")
         recorded_bytes = sum(n * operation.size_bytes for operation, n in cats if operation.name == "aten::cat")
-        tensors = tensor_set(shape_from_config(MODEL, name="small"), WORKLOAD.of_weights())
+        tensors = tensor_set(shape_from_config(MODEL, name="small"), WORKLOAD.weights_cache_key())
         share, _ = concatenated_shares(tensors, Plan(zero_stage=3, micro_batch_size=2, **settings))
         return recorded_bytes, (1 + 1 / CLUSTER.world_size) * 4 * share * tensors.numel
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.question.model_source import shape_of
+from ds_advise.advisor.question.model_source import model_shape
 from ds_advise.estimators.objectives import OBJECTIVES, trained_model
 from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.probes.run import Request
@@ -62,7 +62,7 @@ def asked(objective: str, case: Case, folder: Path) -> tuple[Request, Request, s
         framework="trl",
         modules_to_save=("score",) if name == "reward" and case.method == "lora" else (),
     )
-    shape = shape_of(plain.run.description or {}, name=case.model)
+    shape = model_shape(plain.run.description or {}, name=case.model)
     config = {**plain.run.config, "bf16": {"enabled": "auto"}}  # without it zero.Init makes fp32 weights
     shape = trained_model(shape, workload.objective)
     made = replace(plain, run=replace(plain.run, config=config, workload=workload, shape=shape))

@@ -69,7 +69,7 @@ MODELS = {
         "patch_size": 16,
     },
 }
-RUNGS = {  # stage, optimizer offload, parameter offload
+STRATEGIES = {  # stage, optimizer offload, parameter offload
     "ddp": (0, "none", "none"),
     "zero1": (1, "none", "none"),
     "zero2": (2, "none", "none"),
@@ -83,7 +83,7 @@ RUNGS = {  # stage, optimizer offload, parameter offload
 
 @dataclass(frozen=True)
 class Case:
-    rung: str
+    strategy: str
     model: str = "qwen2"
     checkpointing: bool = True
     accumulation: int = 1
@@ -153,7 +153,7 @@ SECOND_COPIES = [  # hpZ
     Case("zero3", model="llama", checkpointing=False, accumulation=2, world_size=4, rank=1, zero_hpz_partition_size=2),
     Case("zero3-offload-param", zero_hpz_partition_size=2),
 ]
-GRID = [  # every rung over gloo, pairs of the other settings; SMOKE has the usual ones
+GRID = [  # every strategy over gloo, pairs of the other settings; SMOKE has the usual ones
     Case("ddp", accumulation=2),
     Case("zero2"),
     Case("zero1", checkpointing=False, precision="fp32"),
@@ -182,7 +182,7 @@ PARTS = 3  # each one process, so that two can run at a time
 
 
 def request(case: Case, folder: Path) -> Request:
-    stage, optimizer, parameters = RUNGS[case.rung]
+    stage, optimizer, parameters = STRATEGIES[case.strategy]
     zero: dict[str, Any] = {"stage": stage}
     sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
     zero |= dict.fromkeys(sizes, 50_000 if case.model == "convnet" else "auto")
@@ -295,7 +295,7 @@ def differences(case: Case, answer: dict[str, Any]) -> list[str]:
         ours = dry[min(theirs["iteration"], last), theirs["phase"]]
         for name in ("total_live_bytes", "total_peak_bytes"):
             more, limit, copies = ours[name] - theirs[name], 0.001 * theirs[name], 0
-            if case.rung in ("zero3-offload", "zero3-offload-param") and name == "total_peak_bytes":
+            if case.strategy in ("zero3-offload", "zero3-offload-param") and name == "total_peak_bytes":
                 which = {
                     "load": "largest_shard_bytes",
                     "initialize": "largest_shard_bytes",
@@ -317,9 +317,9 @@ def test_a_dry_run_counts_what_the_real_engine_allocates(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_rung_counts_what_the_real_engine_allocates(part: int, tmp_path: Path) -> None:
-    """Rungs with NVMe, checkpointing, accumulation, LoRA, precision, families, world sizes; a case's failure is its
-    own."""
+def test_every_strategy_counts_what_the_real_engine_allocates(part: int, tmp_path: Path) -> None:
+    """Strategies with NVMe, checkpointing, accumulation, LoRA, precision, families, world sizes; a case's failure is
+    its own."""
     assert_counted(GRID[part::PARTS], tmp_path)
 
 

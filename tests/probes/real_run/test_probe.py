@@ -19,7 +19,7 @@ from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Input
-from ds_advise.estimators.plan import Rung
+from ds_advise.estimators.plan import Strategy
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.real_run.run import probe
@@ -43,12 +43,18 @@ def cluster(ranks: int = 2, nvme_path: str = "") -> Cluster:
     return Cluster(nodes=1, gpus_per_node=ranks, gpu=gpu_of_memory(24), nvme_path=nvme_path)
 
 
-def run(rung: Rung, *, ranks: int = 2, nvme_path: str = "", **settings: Any) -> ProbeResult:
-    """A probe of a rung's preset with two micro batches of two samples."""
+def run(strategy: Strategy, *, ranks: int = 2, nvme_path: str = "", **settings: Any) -> ProbeResult:
+    """A probe of a strategy's preset with two micro batches of two samples."""
     machine = cluster(ranks, nvme_path)
     shape = shape_from_config(TINY, name="small")
     plan = plan_for(
-        rung, shape, WORKLOAD, machine, micro_batch_size=2, gradient_accumulation_steps=2, gradient_checkpointing=True
+        strategy,
+        shape,
+        WORKLOAD,
+        machine,
+        micro_batch_size=2,
+        gradient_accumulation_steps=2,
+        gradient_checkpointing=True,
     )
     config = ds_config(plan, shape, WORKLOAD, machine, flavor="hf")
     return probe(

@@ -13,7 +13,7 @@ from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.optimizers import OPTIMIZERS
-from ds_advise.estimators.plan import RUNGS
+from ds_advise.estimators.plan import STRATEGIES
 from ds_advise.estimators.workload import Workload
 
 from .lint_cases import codes, facts, judged
@@ -32,10 +32,10 @@ def _emitted() -> Iterator[tuple[str, dict[str, Any]]]:
     model = load_model("Qwen2.5-7B", offline=True)
     cluster = parse_cluster("2x4xA100-80GB", ram="1TB", nvme="/local_nvme:4TB")
     kinds = [*itertools.product(("bf16",), OPTIMIZERS), ("fp16", "adamw"), ("fp32", "adamw")]
-    for rung, flavor, (precision, optimizer) in itertools.product(RUNGS, ("hf", "deepspeed"), kinds):
+    for strategy, flavor, (precision, optimizer) in itertools.product(STRATEGIES, ("hf", "deepspeed"), kinds):
         workload = Workload(precision=precision, optimizer=optimizer, framework=flavor)  # type: ignore[arg-type]
         plan = plan_for(
-            rung,
+            strategy,
             model,
             workload,
             cluster,
@@ -49,7 +49,7 @@ def _emitted() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_every_configuration_that_this_program_writes_is_clean() -> None:
-    """All rungs, flavours, precisions and optimizers, on the ranks that they were made for."""
+    """All strategies, flavours, precisions and optimizers, on the ranks that they were made for."""
     assert not codes(judged(BASE), "error", "warning")
     count = 0
     for flavor, config in _emitted():

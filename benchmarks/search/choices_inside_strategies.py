@@ -1,7 +1,7 @@
-"""What the search wins inside a rung: the largest micro batch that surely fits, instead of a power of two, and a part
-of an offloaded optimizer on the GPU where that has room.
+"""What the search wins inside a strategy: the largest micro batch that surely fits, instead of a power of two, and a
+part of an offloaded optimizer on the GPU where that has room.
 
-    python -m benchmarks.search.choices_inside_rungs [--dry-run N] [--write]
+    python -m benchmarks.search.choices_inside_strategies [--dry-run N] [--write]
 
 For each question of a grid, the fastest plan that fits is compared with the fastest of those with a power of two as
 micro batch and the whole optimizer offloaded. --dry-run: N of the plans that gained, evenly spread, are dry-run and
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.dry_run_answer import DryRunAnswer
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.question.run import run_of
+from ds_advise.advisor.question.run import build_run
 from ds_advise.advisor.search.candidate import SURE, Candidate
 from ds_advise.advisor.text.units import gib
 from ds_advise.advisor.verification.dry_run import compared_dry_run
@@ -35,7 +35,7 @@ GAIN = 1.1
 
 
 class Gained(NamedTuple):
-    """A question whose answer is `GAIN` times as fast for what is chosen inside a rung."""
+    """A question whose answer is `GAIN` times as fast for what is chosen inside a strategy."""
 
     words: str
     answer: Recommendation
@@ -51,7 +51,7 @@ def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
 
 
 def is_plain(candidate: Candidate) -> bool:
-    """Whether nothing inside the rung was chosen."""
+    """Whether nothing inside the strategy was chosen."""
     size = candidate.plan.micro_batch_size
     return not size & (size - 1) and candidate.plan.offload_optimizer_ratio == 1
 
@@ -81,7 +81,7 @@ def chosen_in(best: Candidate) -> str:
     """`zero3-offload, micro batch 5`, and what of the optimizer is offloaded."""
     ratio = best.plan.offload_optimizer_ratio
     kept = "" if ratio == 1 else f", offload_optimizer.ratio {ratio}"
-    return f"{best.rung}, micro batch {best.plan.micro_batch_size}{kept}"
+    return f"{best.strategy}, micro batch {best.plan.micro_batch_size}{kept}"
 
 
 def summary(questions: int, found: list[Gained]) -> str:
@@ -113,7 +113,7 @@ def line(each: Gained, proof: DryRunAnswer) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.search.choices_inside_rungs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search.choices_inside_strategies", description=__doc__)
     parser.add_argument("--dry-run", type=int, default=0, metavar="N", help="number of gained plans to run dry")
     parser.add_argument("--write", action="store_true", help="run all of them dry and write the table")
     asked = parser.parse_args()
@@ -123,7 +123,7 @@ def main() -> int:
     chosen = found[:: max(1, len(found) // number)][:number] if number else []
     refuted, lines = 0, ""
     for each in chosen:
-        run = run_of(each.answer.question, each.best.plan, offline=True)
+        run = build_run(each.answer.question, each.best.plan, offline=True)
         proof = compared_dry_run(run)
         refuted += proof.fit.probability < SURE
         lines += line(each, proof)
@@ -132,7 +132,7 @@ def main() -> int:
         introduction = (
             f"{summary(questions, found)}. Dry runs of the real engine: {len(found) - refuted} of them fit.\n\n"
         )
-        put("question-grid.md", "search/choices_inside_rungs", introduction + HEADER + lines)
+        put("question-grid.md", "search/choices_inside_strategies", introduction + HEADER + lines)
     return int(refuted > 0)
 
 

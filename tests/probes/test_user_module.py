@@ -9,9 +9,9 @@ from typing import Any
 import ds_advise
 import pytest
 import torch
-from ds_advise.advisor.advise import ask, plan_of
-from ds_advise.advisor.question.model_source import inputs_of
-from ds_advise.advisor.question.run import run_of
+from ds_advise.advisor.advise import build_question, strategy_candidate
+from ds_advise.advisor.question.model_source import parse_inputs
+from ds_advise.advisor.question.run import build_run
 from ds_advise.estimators.errors import DsAdviseError, ModelConfigError, WorkloadError
 from ds_advise.estimators.estimate import total_bytes
 from ds_advise.estimators.memory.activations import saved_tensors
@@ -36,7 +36,7 @@ GPUS = "2xA100-80GB"
 @pytest.fixture(scope="module")
 def convnet() -> ModelShape:
     with dry_runs_in_forks():
-        return ask(f"{CONVNET}:ConvNet", gpus=GPUS).model
+        return build_question(f"{CONVNET}:ConvNet", gpus=GPUS).model
 
 
 def test_the_ladder_of_a_file_counts_samples(convnet: ModelShape) -> None:
@@ -53,8 +53,8 @@ def test_the_ladder_of_a_file_counts_samples(convnet: ModelShape) -> None:
 
 def test_the_flops_are_those_that_torch_counts(convnet: ModelShape) -> None:
     """Convolutions too; the gradient of the image is not taken."""
-    question = ask(convnet, gpus=GPUS, micro_batch=7)
-    flops = micro_batch_flops(convnet, question.workload, plan_of(question, "ddp").plan)
+    question = build_question(convnet, gpus=GPUS, micro_batch=7)
+    flops = micro_batch_flops(convnet, question.workload, strategy_candidate(question, "ddp").plan)
     namespace: dict[str, Any] = {}
     exec(CONVNET.read_text(encoding="utf-8"), namespace)
     model = namespace["ConvNet"]()
@@ -82,7 +82,7 @@ def test_an_object_is_answered_and_stays_as_it_is() -> None:
     assert not module.is_checkpointed and next(module.parameters()).device.type == "cpu"
     assert {candidate.plan.gradient_checkpointing for candidate in answer.candidates} == {False, True}
     with pytest.raises(ModelConfigError, match="an object of this process"):
-        run_of(answer.question, answer.candidates[0].plan)
+        build_run(answer.question, answer.candidates[0].plan)
 
 
 ADAPTED = """
@@ -108,7 +108,9 @@ def test_what_the_function_freezes_has_no_gradient_and_its_recording_lasts_as_lo
     file.write_text("WIDTH = 8", encoding="utf-8")
 
     def shape() -> ModelShape:
-        return ask(f"{tmp_path}/net.py:build", gpus=GPUS, input_shape="16" if "16" in file.read_text() else "8").model
+        return build_question(
+            f"{tmp_path}/net.py:build", gpus=GPUS, input_shape="16" if "16" in file.read_text() else "8"
+        ).model
 
     first = shape()
     tensors = tensor_set(first, Workload())
@@ -133,7 +135,7 @@ def test_tokens_count_where_batches_follow_the_length(tmp_path: Path, *, follows
         f"def make_batch(size, seq_len):\n    return (torch.zeros((size, {length}), dtype=torch.long),)\n",
         encoding="utf-8",
     )
-    model = ask(f"{file}:build", gpus=GPUS, seq_len=64).model
+    model = build_question(f"{file}:build", gpus=GPUS, seq_len=64).model
     assert (model.unit, model.fixed_len) == (("tokens", 64) if follows else ("samples", 1))
 
 
@@ -147,8 +149,8 @@ def test_attention_without_a_dimension_of_heads_keeps_its_scores(tmp_path: Path)
         "        return torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)\n",
         encoding="utf-8",
     )
-    question = ask(f"{file}:Net", gpus=GPUS, micro_batch=16, input_shape="1024,8")
-    assert plan_of(question, "ddp").memory.allocated_bytes_per_gpu > 16 * 1024 * 1024 * 2
+    question = build_question(f"{file}:Net", gpus=GPUS, micro_batch=16, input_shape="1024,8")
+    assert strategy_candidate(question, "ddp").memory.allocated_bytes_per_gpu > 16 * 1024 * 1024 * 2
 
 
 REFUSED = """
@@ -193,7 +195,7 @@ uncallable = 3
 def test_unrecordable_models_are_refused_with_a_reason(tmp_path: Path, function: str, why: str) -> None:
     (tmp_path / "refused.py").write_text(REFUSED, encoding="utf-8")
     with pytest.raises(ModelConfigError, match="cannot be recorded") as caught:
-        ask(f"{tmp_path}/refused.py:{function}", gpus=GPUS, input_shape="8")
+        build_question(f"{tmp_path}/refused.py:{function}", gpus=GPUS, input_shape="8")
     assert caught.match(why) or pytest.fail(f"{caught.value.why}")
 
 
@@ -207,13 +209,13 @@ def test_unrecordable_models_are_refused_with_a_reason(tmp_path: Path, function:
 )
 def test_options_that_do_not_apply_are_refused(convnet: ModelShape, options: dict[str, Any], what: str) -> None:
     with pytest.raises(WorkloadError, match=what):
-        ask(convnet, gpus=GPUS, **options)
+        build_question(convnet, gpus=GPUS, **options)
 
 
 def test_inputs_are_shapes_with_types() -> None:
-    assert inputs_of(None, None) == ()
-    assert inputs_of("3,32,32+scalar", "float+int64") == (Input((3, 32, 32)), Input((), "int64"))
-    assert inputs_of("4+5", "int64") == (Input((4,), "int64"), Input((5,), "int64"))
+    assert parse_inputs(None, None) == ()
+    assert parse_inputs("3,32,32+scalar", "float+int64") == (Input((3, 32, 32)), Input((), "int64"))
+    assert parse_inputs("4+5", "int64") == (Input((4,), "int64"), Input((5,), "int64"))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_inputs_are_shapes_with_types() -> None:
 )
 def test_other_inputs_are_refused(shapes: str | None, types: str | None) -> None:
     with pytest.raises(DsAdviseError):
-        inputs_of(shapes, types)
+        parse_inputs(shapes, types)
 
 
 OF_AN_IMAGE = """
@@ -253,7 +255,7 @@ class Net(torch.nn.Module):
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_forks")
 @pytest.mark.parametrize(
-    ("net", "rungs", "options"),
+    ("net", "strategies", "options"),
     [
         ("transformer", "ddp zero2", {"gradient_checkpointing": "off"}),
         ("transformer", "zero1 zero3", {"gradient_checkpointing": "on"}),
@@ -261,7 +263,7 @@ class Net(torch.nn.Module):
     ],
 )
 def test_the_ladder_is_within_a_hundredth_of_dry_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, net: str, rungs: str, options: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, net: str, strategies: str, options: dict[str, Any]
 ) -> None:
     """Tied weights, buckets, gathered weights, checkpointed layers. Linear layers read an image's rows in place at
     ZeRO-3, and the buffer in which the last weights came is gone at the end."""
@@ -272,12 +274,12 @@ def test_the_ladder_is_within_a_hundredth_of_dry_runs(
         "transformer": (f"{TRANSFORMER}:Transformer", "128", "int64"),
         "image": (f"{image}:Net", "3,64,64", "float"),
     }[net]
-    question = ask(
+    question = build_question(
         model, gpus="8xA100-80GB", ram="1TB", micro_batch=64, input_shape=shape, input_dtype=dtype, **options
     )
-    plans = [plan_of(question, rung) for rung in rungs.split()]
-    results = ask_forks([request_for(run_of(question, each.plan), rank=None) for each in plans])
+    plans = [strategy_candidate(question, strategy) for strategy in strategies.split()]
+    results = ask_forks([request_for(build_run(question, each.plan), rank=None) for each in plans])
     workspace = total_bytes(library_workspace(question.cluster.gpu))
     for plan, result in zip(plans, results, strict=True):
         expected = plan.memory.allocated_bytes_per_gpu - workspace
-        assert expected == pytest.approx(result.peak.allocated_bytes_per_gpu, rel=0.01), plan.rung
+        assert expected == pytest.approx(result.peak.allocated_bytes_per_gpu, rel=0.01), plan.strategy

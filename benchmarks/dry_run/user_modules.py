@@ -1,6 +1,6 @@
 """Modules that others wrote, as files of a user's: the ladder's peaks against those of dry runs.
 
-    python -m benchmarks.dry_run.own_modules [--sources FOLDER] [NAME ...]
+    python -m benchmarks.dry_run.user_modules [--sources FOLDER] [NAME ...]
 
 Packages that are not installed, and files that FOLDER lacks, are skipped by name. FOLDER holds, under these names:
 model.py of karpathy/nanoGPT as nanogpt.py, word_language_model/model.py of pytorch/examples as word_language_model.py,
@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from ds_advise.advisor.advise import ask, plan_of
-from ds_advise.advisor.question.run import run_of
+from ds_advise.advisor.advise import build_question, strategy_candidate
+from ds_advise.advisor.question.run import build_run
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.estimate import total_bytes
 from ds_advise.estimators.memory.activations import saved_tensors
 from ds_advise.estimators.memory.device_overhead import library_workspace
-from ds_advise.estimators.plan import RUNGS
+from ds_advise.estimators.plan import STRATEGIES
 from ds_advise.probes.dry_run.run import request_for
 
 from .forked_dry_runs import answers
@@ -162,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODULES))
     parser.add_argument("--sources", type=Path, default=Path())
-    parser.add_argument("--rungs", default=",".join(RUNGS))
+    parser.add_argument("--strategies", default=",".join(STRATEGIES))
     arguments = parser.parse_args()
     saved_tensors.IN_PLACE = False  # as under the dispatch mode of a dry run
     errors: list[float] = []
@@ -173,20 +173,20 @@ def main() -> None:
             print(f"{name:16} skipped: {module.needs} is not here", flush=True)
             continue
         try:
-            errors += compare(name, module, arguments.sources, arguments.rungs.split(","))
+            errors += compare(name, module, arguments.sources, arguments.strategies.split(","))
         except DsAdviseError as error:
             print(f"{name:16} {error}", flush=True)
     if errors:
         print(f"{len(errors)} plans: mean error {mean(map(abs, errors)):.1%}, worst {max(errors, key=abs):+.1%}")
 
 
-def compare(name: str, module: Module, sources: Path, rungs: list[str]) -> list[float]:
+def compare(name: str, module: Module, sources: Path, strategies: list[str]) -> list[float]:
     """The errors of the closed form's peaks, without and with checkpointing."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"{name}.py")
         path = f"import sys\nsys.path.insert(0, {str(sources.absolute())!r})\n"
         file.write_text(path + module.text, encoding="utf-8")
-        question = ask(
+        question = build_question(
             f"{file}:build",
             gpus="8xA100-80GB",
             ram="1TB",
@@ -199,16 +199,16 @@ def compare(name: str, module: Module, sources: Path, rungs: list[str]) -> list[
         workspace = total_bytes(library_workspace(question.cluster.gpu))
         errors: list[float] = []
         for choice in ("off", "on") if offered else ("off",):
-            asked = question.with_options(gradient_checkpointing=choice)
-            plans = [plan_of(asked, rung) for rung in rungs]
-            runs = [request_for(run_of(asked, each.plan), rank=None) for each in plans]
+            asked = question.replace_options(gradient_checkpointing=choice)
+            plans = [strategy_candidate(asked, strategy) for strategy in strategies]
+            runs = [request_for(build_run(asked, each.plan), rank=None) for each in plans]
             shown = []
-            for rung, candidate, result in zip(rungs, plans, answers(runs), strict=True):
+            for strategy, candidate, result in zip(strategies, plans, answers(runs), strict=True):
                 if isinstance(result, str):
                     raise RuntimeError(result)
                 peak = result.peak.allocated_bytes_per_gpu
                 errors.append((candidate.memory.allocated_bytes_per_gpu - workspace) / peak - 1)
-                shown.append(f"{rung} {errors[-1]:+.1%}")
+                shown.append(f"{strategy} {errors[-1]:+.1%}")
             print(f"{name:16} ckpt {choice:3} {peak / 2**20:7,.0f} MiB  {', '.join(shown)}", flush=True)
     return errors
 

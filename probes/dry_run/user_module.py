@@ -27,7 +27,7 @@ def from_file(run: Run, dtype: torch.dtype, device: str) -> TrainableModel:
     if run.gradient_checkpointing:
         enable_checkpointing(model)
     make_batch = batches(module, run.inputs, dtype, device)
-    return TrainableModel(model, lambda batch: make_batch(batch, run.workload.seq_len), loss_of(module), 0)
+    return TrainableModel(model, lambda batch: make_batch(batch, run.workload.seq_len), load_loss(module), 0)
 
 
 def built(model: str) -> tuple[torch.nn.Module, ModuleType]:
@@ -92,7 +92,7 @@ def _on_device(value: Any, dtype: torch.dtype, device: str) -> Any:
     return tuple(_on_device(item, dtype, device) for item in value) if isinstance(value, list | tuple) else value
 
 
-def loss_of(file: object) -> Callable[[Any, Any], Any]:
+def load_loss(file: object) -> Callable[[Any, Any], Any]:
     """The file's `loss_fn(output, batch)`; by default the output's own loss, or the mean of its first tensor."""
 
     def own_loss(output: Any, _batch: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ds_advise.probes.simulated_gpu.quick_fake import QuickFakeTensorMode
+from ds_advise.probes.simulated_gpu.fast_fake_tensor import QuickFakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
