@@ -58,8 +58,8 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
     for block in blocks:
         match block:
             case Sentence(text, style, hang, mark, mark_style):
-                text = Text.assemble((mark, _STYLES[mark_style]), (translate(text), _STYLES[style]))
-                sentence(console, text, hang=hang)
+                marked = Text.assemble((mark, _STYLES[mark_style]), (translate(text), _STYLES[style]))
+                sentence(console, marked, hang=hang)
             case Line(text, style):
                 row(console, text, style=_STYLES[style])
             case Heading(title, printed=printed):

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus
 from ...validate.doctor.software import NO_NVIDIA_GPU
+from ..answer.verdict import Tone
 from ..document import blocks as doc
 from ..text.lines import capitalised
 from ..text.units import counted_noun, printable
@@ -24,7 +25,7 @@ _CHECK_WIDTH = 19
 
 def doctor_document(checkup: Checkup) -> doc.Document:
     """Return the verdict, then the findings by area, the most serious first."""
-    tone: doc.Tone = "bad" if checkup.counts["problem"] else "unsure" if checkup.counts["warning"] else "good"
+    tone: Tone = "bad" if checkup.counts["problem"] else "unsure" if checkup.counts["warning"] else "good"
     blocks = list[doc.Block]()
     for area, findings in groupby(checkup.findings, key=lambda finding: finding.area):
         blocks.append(doc.Heading("GPUs" if area == "gpus" else capitalised(area), area))
