@@ -12,14 +12,16 @@ import json
 import sys
 from pathlib import Path
 
+from .. import numbers
 from ..gpu import chapter
-from . import memory, memory_spread, peers, questions, spread, time, whole_runs
+from . import memory, memory_spread, other_objectives, peers, questions, recorded, software, spread, time, whole_runs
 from .predicted_memory import results
 from .report import Section, document
+from .rows import runs as memory_runs
 from .timed_runs import read_runs
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT, TABLE, README = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "how-true.md", ROOT / "README.md"
+DOCUMENT = ROOT / "docs" / "accuracy.md"
 
 
 def sections() -> list[Section]:
@@ -32,32 +34,11 @@ def all_questions() -> str:
     return questions.csv_text([*memory.asked(), *time.asked()])
 
 
-def table() -> str:
-    """The text of docs/how-true.md with its rows made again."""
-    rows = {
-        **memory.table_rows(),
-        "| other estimators |": peers.table_row(),
-        "| step time |": time.table_row(),
-        "| duration of a job |": whole_runs.table_row(),
-        "- Not judged:": time.limit(),
-    }
-    return _with_lines(TABLE, rows)
-
-
-def readme() -> str:
-    """The text of README.md with its figures made again."""
-    return _with_lines(README, {**memory.headlines(), "- Step time:": time.headline()})
-
-
-def _with_lines(path: Path, true: dict[str, str]) -> str:
-    """The file with each line replaced by the one of the same start. Raises ValueError unless one line has it."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for start, line in true.items():
-        at = [index for index, old in enumerate(lines) if old.startswith(start)]
-        if len(at) != 1:
-            raise ValueError(f"{path.name} has {len(at)} lines that start with {start!r}")
-        lines[at[0]] = line
-    return "\n".join(lines) + "\n"
+def figures() -> dict[str, dict[str, str]]:
+    """Every group of docs/numbers.json that is computed here: on published runs, or read from tables in docs/."""
+    own = {"evidence": software.counts([*memory_runs(), *read_runs()])}
+    own |= memory.figures() | other_objectives.figures() | time.figures() | peers.figures() | whole_runs.figures()
+    return {name: {numbers.FROM: "benchmarks/accuracy", **group} for name, group in own.items()} | recorded.figures()
 
 
 def main() -> int:
@@ -66,7 +47,7 @@ def main() -> int:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="write docs/accuracy.md, lines of docs/how-true.md and README, the spreads, benchmarks/data/questions.csv",
+        help="write docs/accuracy.md, the figures in README and docs, the spreads, benchmarks/data/questions.csv",
     )
     asked = parser.parse_args()
     if asked.write:  # first, since the rest uses it
@@ -75,9 +56,8 @@ def main() -> int:
     if asked.write:
         memory_spread.write(results())
         DOCUMENT.write_text(document(found), encoding="utf-8")
-        TABLE.write_text(table(), encoding="utf-8")
-        README.write_text(readme(), encoding="utf-8")
         whole_runs.write()
+        numbers.write(figures())
         questions.FILE.write_text(all_questions(), encoding="utf-8")
     elif asked.json:
         print(json.dumps({section.title: section.data for section in found}, indent=1))

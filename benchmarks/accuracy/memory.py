@@ -8,6 +8,7 @@ reported apart. Runs that cannot be met for a reason that was found are *set asi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from statistics import mean, median
 from typing import get_args
@@ -15,9 +16,10 @@ from typing import get_args
 from ds_advise.advisor.search.candidate import SURE, Verdict, fit_verdict
 from ds_advise.estimators.memory.device_overhead import EARLIER_BATCHES, FIXED_SEGMENTS_SHARE
 
-from . import memory_spread, other_objectives, peer_runs, peers, questions
+from ..numbers import printed
+from . import memory_spread, other_objectives, peer_runs, peers, questions, software
 from .between_sources import Error, by_source, mean_of_sources
-from .predicted_memory import Kind, Result, error_of, results
+from .predicted_memory import Kind, Result, error_of, predict, results
 from .report import Section, Table, percent
 from .rows import Quantity, excluded
 
@@ -74,79 +76,82 @@ def asked() -> list[dict[str, str]]:
     ]
 
 
-def table_rows() -> dict[str, str]:
-    """The rows of docs/how-true.md on published memory, by how they start."""
-    exact = [result for found in subsets().values() for result in found]
-    sizes = [abs(error) for error in _errors(exact)]
-    theirs = mean(abs(error_of(result.deepspeed_bytes, result.run) or 0) for result in exact)
-    engine = sum(result.run.plan.sharding == "zero" for result in exact)
-    ran = [result for result in results() if result.run.fitted]
-    died = [result for result in results() if not result.run.fitted]
-    their_missed = sum(result.deepspeed_bytes > _offered(result) for result in ran)
-    their_false = sum(result.deepspeed_bytes <= _offered(result) for result in died)
-    page = "[published runs](accuracy.md)"
+def figures() -> dict[str, dict[str, str]]:
+    """The groups of docs/numbers.json on published memory: of all runs, and of each group of software."""
+    known = [result for result in results() if result.error is not None]
+    fused = [result for result in known if result.run.workload.kernels == "unsloth"]
+    engine = [result.run.quantity for result in results() if result.run.plan.sharding == "zero"]
+    found = {
+        "deepspeed_estimator": _estimator(),
+        "deepspeed_memory": {"runs": str(len(engine)), "allocated": str(engine.count("allocated"))},
+        "saved_modules_runs": _errors_in_words([each for each in known if each.run.workload.modules_to_save], 0),
+        "unsloth": _errors_in_words(fused, 1) | {"without": printed(mean(map(_error_with_torch_kernels, fused)), 1)},
+    }
+    for name, belongs in software.SELECTIONS.items():
+        chosen = [result for result in results() if belongs(result.run.source)]
+        exact = [result for result in chosen if result.kind == "exact" and result.error is not None]
+        cached = [result for result in chosen if result.kind == "cached" and result.error is not None]
+        found |= {
+            f"allocated{name}": _errors_in_words(exact, 1) | _by_engine(exact),
+            f"device{name}": _errors_in_words([each for each in cached if each.run.quantity == "device"], 0),
+            f"reserved{name}": _errors_in_words([each for each in cached if each.run.quantity == "reserved"], 0),
+            f"fits{name}": _fits(chosen),
+        }
+    return found
+
+
+def _errors_in_words(found: Sequence[Result], digits: int) -> dict[str, str]:
+    """Number, mean and worst error, and the mean of the sources' means; the number alone where there is no run."""
+    if not found:
+        return {"runs": "0"}
+    sizes = _sizes(found)
     return {
-        "| allocated GPU memory |": f"| allocated GPU memory | {len(exact)} published runs whose peak is known: "
-        f"{engine} of DeepSpeed, {len(exact) - engine} of plain PyTorch (one GPU, FSDP); full, LoRA, QLoRA, fused "
-        f"loss | mean error {100 * mean(sizes):.1f} %, worst {100 * max(sizes):.1f} %; {_once(exact)} "
-        "(DeepSpeed's estimators: mean "
-        f"error {100 * theirs:.0f} %) | {page}; `benchmarks/data/questions.csv` has each run's command |",
-        "| does it fit |": f"| does it fit | {len(ran)} of these and other runs that ended, {len(died)} that ran out "
-        f"of memory | of those that died {_verdicts(died)}; of those that ended {_verdicts(ran)}; "
-        f"{_fits_once(ran)} (DeepSpeed's "
-        f"estimators: {their_false} that died predicted to fit, {their_missed} that ended predicted not to) | {page} |",
-        "| device memory |": f"| device memory | {_cached_errors('device')} that print `nvidia-smi`; "
-        f"{_cached_errors('reserved')} that print PyTorch's reserved memory | the figure is what a run needs and the "
-        f"cache that PyTorch keeps without `expandable_segments` | {page}, `benchmarks/seed_ranking.py` |",
+        "runs": str(len(sizes)),
+        "mean": printed(mean(size.value for size in sizes), digits),
+        "worst": printed(max(size.value for size in sizes), digits),
+        "sources": str(len(by_source(sizes))),
+        "mean_by_source": printed(mean_of_sources(sizes), 1),
     }
 
 
-def headlines() -> dict[str, str]:
-    """README's lines on published memory, by how they start."""
-    exact = [result for found in subsets().values() for result in found]
-    sizes = [abs(error) for error in _errors(exact)]
-    ran = [result for result in results() if result.run.fitted]
-    died = [result for result in results() if not result.run.fitted]
-    verdicts = fit_probabilities()
-    false_fits = sum(fit_verdict(verdicts[result.run.row]) == "fits" for result in died)
-    refused = sum(fit_verdict(verdicts[result.run.row]) == "does not fit" for result in ran)
-    return {
-        "- Allocated GPU memory:": f"- Allocated GPU memory: mean error {100 * mean(sizes):.1f} %, worst "
-        f"{100 * max(sizes):.1f} %, over {len(sizes)} published runs whose peak is known ({_once(exact)}).",
-        "- Device memory:": f"- Device memory: {_cached_errors('device')} that print `nvidia-smi`, its cache included; "
-        f"{_cached_errors('reserved')} that print PyTorch's reserved memory.",
-        "- Does it fit:": f"- Does it fit: of {len(died)} published runs that ran out of memory {false_fits} are "
-        f"predicted to fit; of {len(ran)} that ended {refused} are predicted not to, and {_fits_once(ran)}.",
-    }
+def _error_with_torch_kernels(result: Result) -> float:
+    run = result.run
+    predicted = predict(replace(run, workload=replace(run.workload, kernels="torch")))
+    return abs(error_of(predicted.allocated_bytes_per_gpu, run) or 0)
 
 
-def _fits_once(ran: list[Result]) -> str:
-    """Share of the ended runs that are predicted to fit, each row once and each source once."""
-    found = [
-        Error(result.run.origin, float(fit_verdict(fit_probabilities()[result.run.row]) == "fits")) for result in ran
+def _by_engine(found: Sequence[Result]) -> dict[str, str]:
+    engine = sum(result.run.plan.sharding == "zero" for result in found)
+    return {"deepspeed": str(engine), "torch": str(len(found) - engine)}
+
+
+def _fits(found: Sequence[Result]) -> dict[str, str]:
+    """How many runs ended, and how many ran out of memory, with the number of each verdict on them."""
+    words: dict[str, str] = {}
+    for outcome, fitted in (("ended", True), ("died", False)):
+        given = [fit_verdict(fit_probabilities()[result.run.row]) for result in found if result.run.fitted == fitted]
+        words[outcome] = str(len(given))
+        for verdict in get_args(Verdict):
+            words[f"{outcome}_{verdict.replace(' ', '_')}"] = str(given.count(verdict))
+    fit = [
+        Error(each.run.origin, float(fit_probabilities()[each.run.row] >= SURE)) for each in found if each.run.fitted
     ]
-    by_row = mean(error.value for error in found)
-    return (
-        f"{100 * by_row:.0f} % are predicted to fit, each of {len(by_source(found))} sources once: "
-        f"{100 * mean_of_sources(found):.0f} %"
-    )
+    return words | {
+        "share": printed(mean(error.value for error in fit)),
+        "sources": str(len(by_source(fit))),
+        "share_by_source": printed(mean_of_sources(fit)),
+    }
 
 
-def _verdicts(found: list[Result]) -> str:
-    """How many of the runs were given each verdict: `0 "fits", 4 "likely fits", ...`."""
-    given = [fit_verdict(fit_probabilities()[result.run.row]) for result in found]
-    return ", ".join(f'{given.count(verdict)} "{verdict}"' for verdict in get_args(Verdict))
-
-
-def _cached_errors(quantity: Quantity) -> str:
-    """`54 published runs (mean error 9 %, worst 35 %)` of those that print a figure which PyTorch's cache is in."""
-    found = [result for members in subsets("cached").values() for result in members]
-    found = [result for result in found if result.run.quantity == quantity]
-    sizes = [abs(error) for error in _errors(found)]
-    return (
-        f"{len(sizes)} published runs (mean error {100 * mean(sizes):.0f} %, worst {100 * max(sizes):.0f} %; "
-        f"{_once(found)})"
-    )
+def _estimator() -> dict[str, str]:
+    """DeepSpeed's estimators on the same runs."""
+    exact = [result for found in subsets().values() for result in found]
+    fits = [(result.run.fitted, result.deepspeed_bytes <= _offered(result)) for result in results()]
+    return {
+        "mean": printed(mean(abs(error_of(result.deepspeed_bytes, result.run) or 0) for result in exact)),
+        "died_fits": str(fits.count((False, True))),
+        "ended_does_not_fit": str(fits.count((True, False))),
+    }
 
 
 def section() -> Section:
@@ -183,12 +188,6 @@ def _errors(found: Iterable[Result]) -> list[float]:
 
 def _sizes(found: Iterable[Result]) -> list[Error]:
     return [Error(result.run.origin, abs(result.error)) for result in found if result.error is not None]
-
-
-def _once(found: Iterable[Result]) -> str:
-    """`each of 9 sources once: 2.9 %`, of a mean error."""
-    sizes = _sizes(found)
-    return f"each of {len(by_source(sizes))} sources once: {100 * mean_of_sources(sizes):.1f} %"
 
 
 def _summary(exact: dict[str, list[Result]]) -> Table:

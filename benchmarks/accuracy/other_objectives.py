@@ -25,6 +25,13 @@ def counted() -> list[Result]:
     return [each for each in results() if each.run.workload.objective != NEXT_TOKEN and not each.run.not_met_because]
 
 
+def figures() -> dict[str, dict[str, str]]:
+    """The group of docs/numbers.json on step times of these trainings."""
+    errors = sorted(error for each in counted() if (error := step_error(each)) is not None)
+    ends = {name: f"{100 * error:+.0f} %" for name, error in (("lowest", errors[0]), ("highest", errors[-1]))}
+    return {"grpo_steps": {"runs": str(len(errors)), **ends}}
+
+
 def table(probabilities: Mapping[int, float]) -> Table:
     """A line for each source, and one for all."""
     sources: dict[str, list[Result]] = {}
