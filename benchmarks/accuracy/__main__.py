@@ -1,14 +1,14 @@
 """Every measured run known to the project against the prediction.
 
-python -m benchmarks.accuracy             # the summary and one line per run
-python -m benchmarks.accuracy --json      # the same as data
+python -m benchmarks.accuracy             # docs/accuracy.md, printed
 python -m benchmarks.accuracy --write     # bring the documents, intervals and questions up to date
+
+`benchmarks/data/questions.csv` has a line for each run: what was measured, what is predicted, and the command.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -43,26 +43,20 @@ def figures() -> dict[str, dict[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="data instead of tables")
     parser.add_argument(
         "--write",
         action="store_true",
         help="write docs/accuracy.md, the figures in README and docs, the spreads, benchmarks/data/questions.csv",
     )
-    asked = parser.parse_args()
-    if asked.write:  # first, since the rest uses it
-        spread.write(spread.errors([run for run in read_runs() if run.counted]))
-    found = sections()
-    if asked.write:
-        memory_spread.write(results())
-        DOCUMENT.write_text(document(found), encoding="utf-8")
-        whole_runs.write()
-        numbers.write(figures())
-        questions.FILE.write_text(all_questions(), encoding="utf-8")
-    elif asked.json:
-        print(json.dumps({section.title: section.data for section in found}, indent=1))
-    else:
-        print("\n".join(section.markdown(details=True) for section in found))
+    if not parser.parse_args().write:
+        print(document(sections()))
+        return 0
+    spread.write(spread.errors([run for run in read_runs() if run.counted]))  # first: the intervals of jobs use it
+    memory_spread.write(results())
+    DOCUMENT.write_text(document(sections()), encoding="utf-8")
+    whole_runs.write()
+    questions.FILE.write_text(all_questions(), encoding="utf-8")
+    numbers.write(figures())
     return 0
 
 

@@ -176,9 +176,7 @@ def section() -> Section:
             _asides(),
             _excluded(),
         ),
-        details=_details(),
         notes=_notes(),
-        data=_data(exact),
     )
 
 
@@ -371,12 +369,6 @@ def _excluded() -> Table:
     )
 
 
-def _details() -> Table:
-    return Table(
-        title="Every run", header=(*_HEADER, "kind"), rows=tuple((*_line(result), result.kind) for result in results())
-    )
-
-
 def _notes() -> tuple[str, ...]:
     return (
         "Every run is a question that the command line and `ds_advise.estimate` answer with these figures to the "
@@ -407,32 +399,3 @@ def _notes() -> tuple[str, ...]:
         "(`benchmarks/dry_run/varying_lengths.py`). Plans set `expandable_segments:True`, where a CUDA stream keeps "
         "its pages in that way; that is held against the dry run's replay of the allocator (docs/closed-form.md).",
     )
-
-
-def _data(exact: dict[str, list[Result]]) -> dict[str, object]:
-    return {
-        "subsets": {
-            name: {
-                "n": len(found),
-                "mean": mean(map(abs, _errors(found))),
-                "median": median(_errors(found)),
-                "p90": percentile([abs(error) for error in _errors(found)], 0.9),
-                "worst": max(_errors(found), key=abs),
-            }
-            for name, found in exact.items()
-        },
-        "false_fits": [result.run.row for result in false_fits()],
-        "false_misses": [result.run.row for result in false_misses()],
-        "runs": [
-            {
-                "row": result.run.row,
-                "run": result.run.label,
-                "subset": result.run.subset,
-                "kind": result.kind,
-                "quantity": result.run.quantity,
-                "measured_bytes": result.run.measured_bytes,
-                "predicted_bytes": result.predicted_bytes,
-            }
-            for result in results()
-        ],
-    }

@@ -66,11 +66,6 @@ def section() -> Section:
                 rows=tuple(_unused()),
             ),
         ),
-        details=Table(
-            title="Every run",
-            header=("source", "row", "run", " measured s", " predicted s", " error", " unseen"),
-            rows=tuple(_detail(run) for run in runs),
-        ),
         notes=(
             f"Targets: median at most {MEDIAN_TARGET:.0%}, 90th percentile at most {P90_TARGET:.0%}; in every group "
             f"tau at least {TAU_TARGET} and a regret of at most {REGRET_TARGET:.0%}. {len(ranked) - len(missed)} of "
@@ -80,21 +75,6 @@ def section() -> Section:
             "Each source once: a run's weight is 1 / the runs of its source in the subset; a source is a repository or "
             "a page.",
         ),
-        data={
-            "runs": [
-                {
-                    "source": run.source,
-                    "row": run.name,
-                    "run": run.label,
-                    "measured_s": run.measured_s,
-                    "predicted_s": run.step_s,
-                    "unseen_s": run.left_out_s,
-                    "counted": run.counted,
-                }
-                for run in runs
-            ],
-            "groups": [{"group": group.name, "tau": group.tau, "regret": group.regret} for group in ranked],
-        },
     )
 
 
@@ -286,19 +266,6 @@ def _row(name: str, runs: Sequence[TimedRun]) -> tuple[str, ...]:
 
 def _ranking(group: Group) -> tuple[str, ...]:
     return group.name, str(len(group.runs)), f"{group.tau:+.2f}", f"{group.regret:.1%}"
-
-
-def _detail(run: TimedRun) -> tuple[str, ...]:
-    unseen = percent(run.unseen_error) if run.counted else ""
-    return (
-        run.source,
-        run.name,
-        run.label,
-        f"{run.measured_s:.3f}",
-        f"{run.step_s:.3f}",
-        percent(run.error),
-        unseen,
-    )
 
 
 def _both_depths(runs: Sequence[TimedRun]) -> Iterable[tuple[str, ...]]:
