@@ -36,7 +36,8 @@ def read() -> dict[str, dict[str, str]]:
 def write(groups: Groups) -> None:
     """Replace these groups in the file, and their figures in the documents."""
     numbers = read() | {name: dict(group) for name, group in groups.items()}
-    FILE.write_text(json.dumps(dict(sorted(numbers.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    lines = (f'"{name}": {json.dumps(group)}' for name, group in sorted(numbers.items()))
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8"), numbers), encoding="utf-8")
 

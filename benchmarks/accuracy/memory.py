@@ -1,4 +1,4 @@
-"""Memory: the printed quantity of every run against the estimators', DeepSpeed's own estimators and the rule of four.
+"""Memory: the printed quantity of every run against the prediction.
 
 A run counts as *exact* when its figure is what the estimate is about, the peak of allocated memory. Reserved memory and
 nvidia-smi hold blocks besides that PyTorch keeps cached and would return when asked; such runs are *cached*, and
@@ -82,7 +82,6 @@ def figures() -> dict[str, dict[str, str]]:
     fused = [result for result in known if result.run.workload.kernels == "unsloth"]
     engine = [result.run.quantity for result in results() if result.run.plan.sharding == "zero"]
     found = {
-        "deepspeed_estimator": _estimator(),
         "deepspeed_memory": {"runs": str(len(engine)), "allocated": str(engine.count("allocated"))},
         "saved_modules_runs": _errors_in_words([each for each in known if each.run.workload.modules_to_save], 0),
         "unsloth": _errors_in_words(fused, 1) | {"without": printed(mean(map(_error_with_torch_kernels, fused)), 1)},
@@ -143,17 +142,6 @@ def _fits(found: Sequence[Result]) -> dict[str, str]:
     }
 
 
-def _estimator() -> dict[str, str]:
-    """DeepSpeed's estimators on the same runs."""
-    exact = [result for found in subsets().values() for result in found]
-    fits = [(result.run.fitted, result.deepspeed_bytes <= _offered(result)) for result in results()]
-    return {
-        "mean": printed(mean(abs(error_of(result.deepspeed_bytes, result.run) or 0) for result in exact)),
-        "died_fits": str(fits.count((False, True))),
-        "ended_does_not_fit": str(fits.count((True, False))),
-    }
-
-
 def section() -> Section:
     exact = subsets()
     return Section(
@@ -165,7 +153,6 @@ def section() -> Section:
             _fit_table(),
             other_objectives.table(fit_probabilities()),
             other_objectives.false_fits(fit_probabilities()),
-            _rivals(exact),
             peers.peaks(),
             peers.fits(fit_probabilities()),
             peer_runs.table(),
@@ -260,37 +247,7 @@ def _fit_table() -> Table:
         rows=(
             row("ds-advise: it fits", found, lambda result: probability[result.run.row] >= SURE),
             row("ds-advise: it is not excluded", found, lambda result: probability[result.run.row] >= 1 - SURE),
-            row("DeepSpeed's estimators", found, lambda result: result.deepspeed_bytes <= _offered(result)),
-            row("4 x weights", found, lambda result: result.rule_bytes <= _offered(result)),
         ),
-    )
-
-
-def _offered(result: Result) -> int:
-    return result.run.cluster.gpu.memory_bytes
-
-
-def _rivals(exact: dict[str, list[Result]]) -> Table:
-    def row(name: str, found: list[Result]) -> tuple[str, ...]:
-        cells = [name, str(len(found)), f"{mean(abs(error) for error in _errors(found)):.1%}"]
-        for guess in ([result.deepspeed_bytes for result in found], [result.rule_bytes for result in found]):
-            errors = [error_of(size, result.run) or 0.0 for size, result in zip(guess, found, strict=True)]
-            low = sum(error < -0.1 for error in errors) / len(errors)
-            cells += [f"{mean(map(abs, errors)):.0%}", f"{low:.0%}"]
-        return tuple(cells)
-
-    return Table(
-        title="The same runs, by DeepSpeed's estimators and by the rule of four times the weights",
-        header=(
-            "subset",
-            " n",
-            " ours, mean",
-            " DeepSpeed's, mean",
-            " more than 10 % low",
-            " 4 x weights, mean",
-            " more than 10 % low",
-        ),
-        rows=_with_all(exact, row),
     )
 
 
@@ -375,11 +332,7 @@ def _notes() -> tuple[str, ...]:
         "byte: `benchmarks/data/questions.csv` has the commands, and `benchmarks.accuracy.questions` holds each "
         "against what the row says. Plain PyTorch and FSDP are `--strategy torch` and `--strategy fsdp`; versions and "
         "settings of the software that differ from today's are stated by `--software`.",
-        'The first table counts peaks of allocated memory. "4 x weights" is weights, gradients and Adam\'s two states '
-        "in the "
-        "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations "
-        "and "
-        "logits and count every weight as trained: too high for adapters, too low for full training.",
+        "The first table counts peaks of allocated memory.",
         peers.NOT_ASKED,
         "Each source once: a run's weight is 1 / the runs of its source in the subset, and a source is a repository or "
         "a page.",
