@@ -54,6 +54,11 @@ def printed(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def spaced(figure: str) -> str:
+    """A percentage of a written table as the documents print it."""
+    return figure.replace("%", " %")
+
+
 def written(page: str, script: str) -> str:
     """What `benchmarks/SCRIPT.py` wrote in docs/PAGE."""
     text = (DOCUMENTS / page).read_text(encoding="utf-8")

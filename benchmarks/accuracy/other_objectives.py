@@ -71,25 +71,6 @@ def table(probabilities: Mapping[int, float]) -> Table:
     )
 
 
-def false_fits(probabilities: Mapping[int, float]) -> Table:
-    """The runs that ran out of memory and are predicted to fit."""
-    wrong = [each for each in counted() if not each.run.fitted and probabilities[each.run.row] >= SURE]
-    return Table(
-        title="Of these, predicted to fit and out of memory",
-        header=("row", "source", "run", " predicted GiB", "notes"),
-        rows=tuple(
-            (
-                str(each.run.row),
-                each.run.source,
-                each.run.label,
-                f"{each.memory.device_bytes_per_gpu / 2**30:.1f}",
-                each.run.notes,
-            )
-            for each in wrong
-        ),
-    )
-
-
 def _errors(errors: list[float]) -> str:
     if not errors:
         return ""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from ds_advise.advisor.search.candidate import fit_verdict
 from ds_advise.estimators.workload import NEXT_TOKEN
 
-from ..numbers import printed
+from ..numbers import printed, spaced
 from . import peer_runs
 from .between_sources import Error, mean_of_sources
 from .predicted_memory import error_of, results
@@ -236,7 +236,7 @@ def _fit(peer: str, given: dict[int, Answer], probabilities: Mapping[int, float]
 def figures() -> dict[str, dict[str, str]]:
     """The groups of docs/numbers.json on other estimators: mean errors of the peak, theirs and ours."""
     found = {
-        _key(row[0].split()[0]): {"runs": row[1], "theirs": _spaced(row[3]), "ours": _spaced(row[7])}
+        _key(row[0].split()[0]): {"runs": row[1], "theirs": spaced(row[3]), "ours": spaced(row[7])}
         for row in peaks().rows
     }
     own = {
@@ -248,10 +248,6 @@ def figures() -> dict[str, dict[str, str]]:
 
 def _key(name: str) -> str:
     return f"peer_{name.lower().replace('-', '_')}"
-
-
-def _spaced(figure: str) -> str:
-    return figure.replace("%", " %")
 
 
 def main() -> int:

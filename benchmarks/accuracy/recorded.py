@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..numbers import FROM, table, written
+from ..numbers import FROM, spaced, table, written
 
 _CLOSED_FORM = "dry_run/analytic_vs_dry_run"
 _SCHEDULE = "dry_run/schedule_vs_closed_form"
@@ -33,9 +33,9 @@ def _closed_form() -> dict[str, str]:
     return {
         "plans": plans,
         "of": of,
-        "mean": _spaced(allocated[1]),
+        "mean": spaced(allocated[1]),
         "worst": _worst(allocated),
-        "reserved_below": _spaced(reserved[2].lstrip("-")),
+        "reserved_below": spaced(reserved[2].lstrip("-")),
         "offload": host[0],
         "host_worst": _worst(host),
         "nvme_worst": _worst(nvme),
@@ -44,12 +44,12 @@ def _closed_form() -> dict[str, str]:
 
 def _closed_form_time() -> dict[str, str]:
     (plans, mean, worst), *_ = (cells[1:4] for cells in table("closed-form.md", _SCHEDULE) if cells[0] == "all")
-    return {"plans": plans, "mean": _spaced(mean), "worst": _spaced(worst.lstrip("+-"))}
+    return {"plans": plans, "mean": spaced(mean), "worst": spaced(worst.lstrip("+-"))}
 
 
 def _cpu_steps() -> dict[str, str]:
     *plans, middle, worst = table("dry-run.md", _ON_CPU)[1:]
-    return {"plans": str(len(plans)), "median": _spaced(middle[5]), "worst": _spaced(worst[5])}
+    return {"plans": str(len(plans)), "median": spaced(middle[5]), "worst": spaced(worst[5])}
 
 
 def _question_grid() -> dict[str, str]:
@@ -65,7 +65,7 @@ def _transfer() -> dict[str, str]:
         "models": str(len(rows)),
         "plans": str(sum(int(cells[1]) for cells in rows)),
         "least": after[0].strip("%"),
-        "most": _spaced(after[-1]),
+        "most": spaced(after[-1]),
     }
 
 
@@ -85,7 +85,3 @@ def _numbers(page: str, script: str, sentence: str) -> tuple[str, ...]:
 def _worst(cells: list[str]) -> str:
     """The larger of the lowest and the highest error."""
     return f"{max(abs(float(cell.strip('%'))) for cell in cells[2:4]):.1f} %"
-
-
-def _spaced(figure: str) -> str:
-    return figure.replace("%", " %")
