@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +153,7 @@ def run(args: list[str]) -> int:
             sys.stdout.flush()
             return int(code or YES)
         except Exception:
-            if "--debug" in args:
+            if "--debug" in takewhile(lambda word: word != "--", args):  # later words are the script's
                 import traceback  # imported here: it takes milliseconds that an answer does not need
 
                 traceback.print_exc()

@@ -170,6 +170,10 @@ def test_an_error_is_one_line_and_debug_adds_the_traceback(capsys: pytest.Captur
     assert run_here(["gpt2", "--gpus", "2xB9000", "--debug", *FAST]) == 2
     debugged = capsys.readouterr().err
     assert "Traceback" in debugged and debugged.endswith(err)
+    assert run_here(["launch", "missing.json", "--", "train.py", "--debug"]) == 2
+    assert capsys.readouterr().err.startswith("ds-advise: missing.json: no such file"), "the script's own option"
+    assert run_here(["launch", "missing.json", "--debug", "--", "train.py"]) == 2
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("here")
