@@ -30,7 +30,8 @@ class TrainingJob:
     """The settings of the last launch that are not in its configuration."""
 
     arguments: tuple[str, ...]
-    """The arguments of the training script, without the configuration."""
+    """The arguments of the training script, without the configuration and the paths in the output folder, so that a
+    copied or moved folder is resumed in its own files."""
     workload: Workload
     device: Device
     ranks: int
@@ -51,6 +52,15 @@ class TrainingFolder:
         """The options of the command."""
         self.lock = self.records / "lock"
         """Lock file with the name of the process that trains in the folder, which holds the lock."""
+
+    def script_paths(self) -> dict[str, Path]:
+        """The arguments of the training script that are paths in the folder. `eval_file` is only for evaluations."""
+        return {
+            "output_dir": self.path,
+            "tokenizer_name": self.records / "tokenizer",
+            "train_file": self.records / "train.arrow",
+            "eval_file": self.records / "evaluation.arrow",
+        }
 
     def new_launch(self) -> Path:
         return self.records / f"launch-{1 + sum(1 for _ in self.records.glob('launch-*'))}"

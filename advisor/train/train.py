@@ -233,7 +233,7 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
         """Keep what resumes the attempt."""
         write_config(attempt.run.config, folder.ds_config, force=True)
         job = TrainingJob(
-            arguments=attempt.script.arguments,
+            arguments=attempt.script.options.without([*folder.script_paths(), "resume_from_checkpoint"]),
             workload=run.workload,
             device=request.device,
             ranks=run.cluster.world_size,
