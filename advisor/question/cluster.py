@@ -15,6 +15,9 @@ from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster, Gpu, assumes_sx
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 """Larger counts are assumed to be typing errors (DGX-2 has the most GPUs in one host, 16)."""
 
+MOST_CPU_RANKS = 1024
+"""Larger counts of processes on one host are assumed to be typing errors: no host has more cores."""
+
 DEFAULT_CPU_RANKS = 2
 """Default number of ranks on the CPU: the fewest that communicate."""
 
@@ -49,6 +52,12 @@ def build_cluster(options: Mapping[str, Any]) -> Cluster:
                 "--gpus does not apply to --device cpu",
                 why="its ranks are processes on the host",
                 fix=f"pass --ranks {DEFAULT_CPU_RANKS} instead",
+            )
+        if ranks is not None and ranks > MOST_CPU_RANKS:
+            raise ClusterError(
+                f"--ranks {ranks} are too many for one host",
+                why=f"at most {MOST_CPU_RANKS} are accepted",
+                fix="pass the ranks that the training has on this machine",
             )
         from .this_machine import cpu_cluster  # imported here: few questions are about this machine
 

@@ -227,6 +227,7 @@ def test_the_containers_cpu_quota_counts(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"ranks": 2}, "--ranks needs --device cpu"),
+        ({"ranks": 999_999_999, "device": "cpu"}, "--ranks 999999999 are too many"),
         ({"memory": "2GB"}, "--memory needs --device cpu"),
         ({"device": "cpu", "gpus": "2x24GB"}, "--gpus does not apply"),
     ],
