@@ -58,7 +58,10 @@ class Output(NamedTuple):
         from rich.console import Console  # imported here: JSON needs no terminal library
 
         file = sys.stderr if on_stderr else sys.stdout
-        return Console(file=file, highlight=False, quiet=self.mode == "quiet")
+        console = Console(file=file, highlight=False, quiet=self.mode == "quiet")
+        if not console.width:  # COLUMNS=0, for which rich prints nothing; elsewhere the width follows the terminal
+            console.width = 80
+        return console
 
 
 def to_stderr(text: str) -> None:
