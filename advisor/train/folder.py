@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -94,12 +94,14 @@ class TrainingFolder:
             say(f"{name} is damaged: {problem}; it is now {aside.name}")
         return usable
 
-    def claim(self, *, force: bool) -> None:
+    def claim(self, *, force: bool, inputs: Collection[Path] = ()) -> None:
         """Make the folder, or take an empty one. With `force` the checkpoints and records of an earlier training are
         removed, so that they are not attributed to this training; other files stay until they are overwritten.
 
+        inputs: files and folders that the training reads.
+
         Raises ConfigFileError for a folder that is not empty without `force`, that another process trains in, or that
-        cannot be written to.
+        cannot be written to, and if an input would be removed.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -116,9 +118,16 @@ class TrainingFolder:
                     why="its files may be lost",
                     fix=f"{advice}--force to use it anyway, or another --output-dir",
                 )
-            for stale in (*checkpoints_in(self.path), self.records, self.merged):
-                if stale.exists():
-                    shutil.rmtree(stale)
+            earlier = [path for path in (*checkpoints_in(self.path), self.records, self.merged) if path.exists()]
+            for path in inputs:
+                if any(path.resolve().is_relative_to(stale.resolve()) for stale in earlier):
+                    raise ConfigFileError(
+                        f"--force would remove {path}",
+                        why=f"the checkpoints and results of the earlier training in {self.path} are removed",
+                        fix="move it to another folder, or pass another --output-dir",
+                    )
+            for stale in earlier:
+                shutil.rmtree(stale)
             self.records.mkdir()
         except OSError as problem:
             raise _unwritable(self.path, problem) from problem

@@ -62,7 +62,8 @@ def train_anew(
     output, folder, trained = controls.output, TrainingFolder(path), None
     settings, shape = _read(options)
     cluster = cluster_here(options)
-    folder.claim(force=force)
+    inputs = [Path(path) for path in (settings.model, settings.data, settings.eval_data) if path]
+    folder.claim(force=force, inputs=inputs)
     with folder.held():
         write_config(options, folder.options, force=True)
         ready = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -130,6 +131,40 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
     folder.claim(force=True)
     assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "training"]
     assert not list(folder.records.iterdir())
+
+
+@pytest.mark.parametrize("inputs", ["--model {out}/checkpoint-5", "--data {out}/merged/chats.jsonl"])
+def test_force_removes_no_file_that_the_training_reads(
+    ask: Ask, model: Path, data: Path, tmp_path: Path, inputs: str
+) -> None:
+    """The model and the data of a training may be results of an earlier one."""
+    out = tmp_path / "out"
+    shutil.copytree(model, out / "checkpoint-5")
+    (out / "merged").mkdir()
+    shutil.copy(data, out / "merged")
+    before = sorted(out.rglob("*"))
+    code, _, error = ask(f"--force {inputs.format(out=out)}")
+    assert (code, sorted(out.rglob("*"))) == (2, before)
+    assert f"--force would remove {out}/" in error
+
+
+def test_printed_commands_can_be_pasted(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with a space in its name."""
+    folder = TrainingFolder(tmp_path / "my out")
+
+    def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
+        (folder.path / "checkpoint-3").mkdir()
+        return outcome_of(
+            request.folder, "lost_rank", failure=TrainingFailure(kind="lost_rank", rank=1, step=0, message="")
+        )
+
+    monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
+    (model / "model.safetensors").touch()
+    words = ["--model", str(model), "--data", str(data), "--output-dir", str(folder.path), "--no-check"]
+    assert run(["train", "--device", "cpu", "--rung", "zero2", *words]) == 1
+    assert f"ds-advise train --resume --output-dir '{folder.path}'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
