@@ -36,6 +36,10 @@ class TrainingJob:
     device: Device
     ranks: int
 
+    @property
+    def evaluates(self) -> bool:
+        return "--eval_strategy" in self.arguments
+
 
 class TrainingFolder:
     """Paths in `--output-dir`: the model and `ds_config.json`, the checkpoints, and the records in `training/`."""
@@ -53,14 +57,22 @@ class TrainingFolder:
         self.lock = self.records / "lock"
         """Lock file with the name of the process that trains in the folder, which holds the lock."""
 
-    def script_paths(self) -> dict[str, Path]:
-        """The arguments of the training script that are paths in the folder. `eval_file` is only for evaluations."""
+    def script_paths(self, *, evaluates: bool = True) -> dict[str, Path]:
+        """The arguments of the training script that are paths in the folder."""
         return {
             "output_dir": self.path,
             "tokenizer_name": self.records / "tokenizer",
             "train_file": self.records / "train.arrow",
-            "eval_file": self.records / "evaluation.arrow",
+            **({"eval_file": self.records / "evaluation.arrow"} if evaluates else {}),
         }
+
+    def check_files(self, job: TrainingJob) -> None:
+        """Raise ConfigFileError if a file that the job reads is missing, as in a folder that was copied in part."""
+        for path in (self.ds_config, *self.script_paths(evaluates=job.evaluates).values()):
+            if not path.exists():
+                raise ConfigFileError(
+                    f"{path} is missing", why="the training needs it", fix=f"copy the whole folder, or {_REPAIR}"
+                )
 
     def new_launch(self) -> Path:
         return self.records / f"launch-{1 + sum(1 for _ in self.records.glob('launch-*'))}"
@@ -193,11 +205,13 @@ class TrainingFolder:
         try:
             return from_json(TrainingJob, values)
         except (TypeError, ValueError, AttributeError) as problem:
-            raise ConfigFileError(
-                f"{self.job}: not a training's job",
-                why="another version of ds-advise may have written it",
-                fix=_REPAIR,
-            ) from problem
+            raise self.not_understood(self.job) from problem
+
+    @staticmethod
+    def not_understood(path: Path) -> ConfigFileError:
+        return ConfigFileError(
+            f"{path}: not a record of a training", why="another version of ds-advise may have written it", fix=_REPAIR
+        )
 
 
 def _unwritable(path: Path, problem: OSError) -> ConfigFileError:

@@ -255,11 +255,8 @@ def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
 def build_request(run: Run, prediction: Estimate | None, job: TrainingJob, folder: TrainingFolder) -> LaunchRequest:
     """The launch of the training script with the folder's own files, even if the job has paths of another folder, which
     earlier versions stored."""
-    kept, paths = ScriptArguments(job.arguments), folder.script_paths()
-    own = kept.without(paths)
-    if kept.text("eval_strategy") is None:
-        del paths["eval_file"]
-    arguments = (*ScriptArguments.from_values(paths).words, *own)
+    paths = ScriptArguments.from_values(folder.script_paths(evaluates=job.evaluates))
+    arguments = (*paths.words, *ScriptArguments(job.arguments).without(folder.script_paths()))
     script = Script(target=f"{__package__}.script", arguments=arguments, is_module=True)
     return LaunchRequest(
         script=script,

@@ -105,7 +105,10 @@ def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingCont
     """
     folder = TrainingFolder(path)
     options = folder.kept_options(given)
-    settings, shape = _read(options)
+    try:
+        settings, shape = _read(options)
+    except (KeyError, TypeError) as problem:
+        raise folder.not_understood(folder.options) from problem
     cluster = cluster_here(options)
     with folder.held():
         job = folder.read_job()
@@ -121,6 +124,7 @@ def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingCont
                 why="there is nothing to resume",
                 fix="start another one in another --output-dir",
             )
+        folder.check_files(job)
         checkpoint = folder.newest_usable(job.ranks, controls.output.say)
         arguments = ScriptArguments(job.arguments)
         if checkpoint_step(checkpoint) < (arguments.number("max_steps") or 0):

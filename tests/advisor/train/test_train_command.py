@@ -133,6 +133,45 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
     assert not list(folder.records.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("damage", "printed"),
+    [
+        ("training/train.arrow", "training/train.arrow is missing"),
+        ("training/tokenizer", "training/tokenizer is missing"),
+        ("ds_config.json", "ds_config.json is missing"),
+        ("options", "asked.json: not a record of a training"),
+    ],
+)
+def test_a_folder_copied_in_part_is_refused_before_the_start(
+    ask: Ask,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    damage: str,
+    printed: str,
+) -> None:
+    """The same command would fail again."""
+    folder = TrainingFolder(tmp_path / "out")
+
+    def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
+        write_checkpoint(folder.path / "checkpoint-3", ranks=2)
+        failure = TrainingFailure(kind="lost_rank", rank=1, step=0, message="")
+        return outcome_of(request.folder, "lost_rank", failure=failure)
+
+    monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
+    (model / "model.safetensors").touch()
+    assert ask("--rung zero2")[0] == 1
+    if damage == "options":
+        folder.options.write_text("{}")
+    elif (folder.path / damage).is_dir():
+        shutil.rmtree(folder.path / damage)
+    else:
+        (folder.path / damage).unlink()
+    assert run(["train", "--resume", "--output-dir", str(folder.path)]) == 2
+    assert printed in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("inputs", ["--model {out}/checkpoint-5", "--data {out}/merged/chats.jsonl"])
 def test_force_removes_no_file_that_the_training_reads(
     ask: Ask, model: Path, data: Path, tmp_path: Path, inputs: str
@@ -364,7 +403,7 @@ def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
     folder = TrainingFolder(tmp_path)
     folder.records.mkdir()
     folder.job.write_text('{"model": 1}')
-    with pytest.raises(ConfigFileError, match="not a training's job"):
+    with pytest.raises(ConfigFileError, match="not a record of a training"):
         folder.read_job()
 
 
