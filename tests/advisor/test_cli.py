@@ -204,6 +204,17 @@ def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_the_exit_code_is_that_of_the_answer_if_nobody_reads_it(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "bad.json").write_text('{"zero_optimization": {"stage": 9}}')
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "ds_advise", "lint", "bad.json", *options]
+    done = subprocess.run(words, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=900)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_links_are_followed_and_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A loop of links is an error in one line, after the answer."""
     link = here / "ds_config.json"
