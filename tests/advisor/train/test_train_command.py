@@ -161,7 +161,7 @@ def test_a_folder_copied_in_part_is_refused_before_the_start(
 
     monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
     (model / "model.safetensors").touch()
-    assert ask("--rung zero2")[0] == 1
+    assert ask("--strategy zero2")[0] == 1
     if damage == "options":
         folder.options.write_text("{}")
     elif (folder.path / damage).is_dir():
@@ -202,7 +202,7 @@ def test_printed_commands_can_be_pasted(
     monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
     (model / "model.safetensors").touch()
     words = ["--model", str(model), "--data", str(data), "--output-dir", str(folder.path), "--no-check"]
-    assert run(["train", "--device", "cpu", "--rung", "zero2", *words]) == 1
+    assert run(["train", "--device", "cpu", "--strategy", "zero2", *words]) == 1
     assert f"ds-advise train --resume --output-dir '{folder.path}'" in capsys.readouterr().out
 
 
