@@ -139,7 +139,10 @@ class TrainingFolder:
                         fix="move it to another folder, or pass another --output-dir",
                     )
             for stale in earlier:
-                shutil.rmtree(stale)
+                if stale.is_symlink():  # to a larger disk, whose files stay
+                    stale.unlink()
+                else:
+                    shutil.rmtree(stale)
             self.records.mkdir()
         except OSError as problem:
             raise _unwritable(self.path, problem) from problem

@@ -122,8 +122,9 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
     """None of them is resumed as the new training's; other files stay."""
     folder = TrainingFolder(tmp_path / "out")
     folder.claim(force=False)
-    for name in ("checkpoint-5", "merged"):
+    for name in ("checkpoint-5", "merged", "../elsewhere"):
         (folder.path / name).mkdir()
+    (folder.path / "checkpoint-6").symlink_to(tmp_path / "elsewhere")
     (folder.path / "notes.txt").touch()
     (folder.job).touch()
     with pytest.raises(ConfigFileError, match=r"not empty.*--resume"):
@@ -131,6 +132,7 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
     folder.claim(force=True)
     assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "training"]
     assert not list(folder.records.iterdir())
+    assert (tmp_path / "elsewhere").exists(), "what a link leads to"
 
 
 @pytest.mark.parametrize(
