@@ -166,7 +166,7 @@ def test_errors_name_the_fix(
 ) -> None:
     """One line; nothing is started."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 8)
+    monkeypatch.setattr("ds_advise.probes.machine.query_nvml", lambda *_: 8)
     for name, text in (
         ("hosts", "n0 slots=8\nn1 slots=8"),
         ("unequal", "a slots=8\nb slots=4"),
