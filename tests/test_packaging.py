@@ -13,7 +13,7 @@ import ds_advise
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-NOT_PACKAGED = ("tests", "benchmarks")
+NOT_PACKAGED = ("tests", "benchmarks", ".github")
 
 
 STRAY = ("ds_config.json", "train.py", "estimators/data/rows.csv", "validate/lint/ds_config.json")
