@@ -18,7 +18,8 @@ MADE = ("dist/", "site", ".venv/")
 
 
 def _read(path: Path) -> Any:
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # the safe one reads the key `on` as True
+    # All values are texts: the safe loader reads the key `on` as True, and 3.10 as 3.1.
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
 
 
 def _jobs(workflow: Path) -> list[dict[str, Any]]:
