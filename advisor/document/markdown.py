@@ -5,7 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from .blocks import Block, Cell, Code, Document, Figure, Folded, Row, Sentence, Snippet, Table, Verbatim, sections
+from .blocks import (
+    Block,
+    Cell,
+    Code,
+    Commands,
+    Diff,
+    Document,
+    Excerpt,
+    Figure,
+    Folded,
+    Line,
+    Row,
+    Sentence,
+    Snippet,
+    Table,
+    Verbatim,
+    sections,
+)
+
+_EXCERPT_COLUMNS = 80
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
 
@@ -16,7 +35,7 @@ def markdown_text(document: Document) -> str:
     parts = [f"**{_plain(document.verdict)}**", _plain(document.subject)]
     for (title, *_), blocks in sections(document.blocks):
         texts = [*_texts(blocks)]
-        if title and any(isinstance(block, Code) for block in blocks):
+        if title and any(isinstance(block, Code | Commands) for block in blocks):
             texts = [_folded(title, texts)]
         elif title and texts:
             texts.insert(0, f"### {_plain(title)}")
@@ -27,14 +46,20 @@ def markdown_text(document: Document) -> str:
 def _texts(blocks: Iterable[Block]) -> Iterator[str]:
     for block in blocks:
         match block:
-            case Sentence(text):
+            case Sentence(text, mark=mark):
+                yield _plain(f"{mark} {text}")
+            case Line(text):
                 yield _plain(text)
             case Table():
                 yield _table(block)
             case Code(lines, file):
                 yield _fence(lines, file.rpartition(".")[2])
-            case Verbatim(lines):
+            case Commands(lines) | Verbatim(lines):
                 yield _fence(lines)
+            case Excerpt(cut):
+                yield _fence(cut(_EXCERPT_COLUMNS))
+            case Diff():
+                yield _fence(block.lines(), "diff")
             case Folded(title, inner):
                 yield _folded(title, _texts(inner))
 

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 from ..text.language import Language, translate
-from .blocks import Code, Document, Snippet, Verbatim
+from .blocks import UNTRANSLATED, Document
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ def translated(part: T, language: Language) -> T:
 
 
 def _translated(part: Any, language: Language) -> Any:
-    if hasattr(part, "_asdict") and not isinstance(part, Code | Verbatim | Snippet):
+    if hasattr(part, "_asdict") and not isinstance(part, UNTRANSLATED):
         return part._replace(**_fields(part._asdict(), language))
     match part:
         case str():

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +29,17 @@ from .charts import draw
 _ZOOM = 2
 """Pixels of a PNG per pixel of the SVG, for high-resolution screens."""
 
-_CLASSES = {"": "lead", "bold": "lead strong", "yellow": "lead unsure", "dim": "note"}
+_CLASSES: Mapping[doc.Style, str] = {
+    "": "lead",
+    "bold": "lead strong",
+    "yellow": "lead unsure",
+    "dim": "note",
+    **{tone: f"lead strong {tone}" for tone in ("good", "unsure", "bad")},
+    "advice": "lead strong",
+    "unknown": "lead strong",
+}
+
+_EXCERPT_COLUMNS = 80
 
 _WORDS = {
     "sections_title": "Sections",
@@ -85,17 +95,25 @@ def draw_blocks(blocks: Iterable[doc.Block]) -> Markup:
 
 def _block(block: doc.Block) -> Markup | None:
     match block:
-        case doc.Sentence(text, style):
-            return element("p", glued(text.strip(), "\N{NO-BREAK SPACE}"), class_=_CLASSES[style])
+        case doc.Sentence(text, style, mark=mark):
+            words = f"{mark} {text}" if mark else text
+            return element("p", glued(words.strip(), "\N{NO-BREAK SPACE}"), class_=_CLASSES[style])
+        case doc.Line(text, style):
+            return element("p", text, class_=_CLASSES[style])
         case doc.Table():
             return _table(block)
-        case doc.Code(lines, file):
+        case doc.Code(lines) | doc.Commands(lines):
+            file = block.file if isinstance(block, doc.Code) else ""
             button = element("button", type="button", data_copy=True)  # the script writes its text
             save = element("button", type="button", data_save=file) if file else None
             code = element("pre", element("code", "\n".join(lines)), tabindex="0")
             return element("div", element("span", button, save, class_="buttons"), code, class_="copy")
         case doc.Verbatim(lines):
             return element("pre", "\n".join(lines), tabindex="0")
+        case doc.Excerpt(cut):
+            return element("pre", "\n".join(cut(_EXCERPT_COLUMNS)), tabindex="0")
+        case doc.Diff():
+            return element("pre", "\n".join(block.lines()), tabindex="0")
         case doc.Chart():
             return _figure(block)
         case doc.Tiles(tiles):

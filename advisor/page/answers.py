@@ -21,7 +21,7 @@ from ..answer.jobs import build_jobs
 from ..answer.recommendation import Recommendation
 from ..answer.scaling import build_scaling
 from ..answer.verdict import answer_verdict
-from ..document.blocks import Block, Chart, Code, Folded, Sentence, sections
+from ..document.blocks import Block, Chart, Code, Commands, Folded, Sentence, sections
 from ..document.charts import Drawing
 from ..document.translation import translated
 from ..html_report.canvas import NARROW, WIDE, dark_rules, joined
@@ -94,7 +94,7 @@ def answer(request: str) -> Iterator[str]:
         yield json.dumps(_error(error))
         return
     first = {asked["picture"]: draw_picture(found, asked["picture"], language=language)}
-    command: list[Block] = [Sentence("The same question in a terminal:"), Code([state_command(asked["state"])])]
+    command: list[Block] = [Sentence("The same question in a terminal:"), Commands([state_command(asked["state"])])]
     yield json.dumps(
         {
             "part": "answer",

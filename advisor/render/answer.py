@@ -72,7 +72,7 @@ def answer_document(
         start = _start(answer, config_path, details=details)
         changed = [*change_blocks(answer, details=details)] if changes else []
         blocks = [
-            *(Sentence(line, "yellow" if line == verdict.try_first else "") for line in verdict.sentences),
+            *(Sentence(line, "unsure" if line == verdict.try_first else "") for line in verdict.sentences),
             *_tiles(answer),
             *(() if answer.recommended else changed),
             *start,
@@ -165,7 +165,7 @@ def _start(answer: Recommendation, config_path: str, *, details: bool) -> Iterat
             yield Heading("Start it", "start", printed=False)
         yield Sentence(f"{'' if index else written}{step.text}")
         if step.code:
-            yield doc.Code(step.code)
+            yield doc.Commands(step.code)
 
 
 def _ladder(answer: Recommendation, *, details: bool, all_candidates: bool, only_fitting: bool) -> Iterator[doc.Block]:
