@@ -33,7 +33,7 @@ from ..search.candidate import LIKELY
 from ..text.labels import device_label
 from ..text.language import Language, translate
 from ..text.language import catalogue as translations
-from ..text.units import gib, rate
+from ..text.units import capitalised, ended, gib, rate
 from .options import OPTIONS, State, default_text, option_words, options_in, state_command, state_model, state_question
 
 if TYPE_CHECKING:
@@ -47,9 +47,6 @@ FIRST = {"model": "Qwen2.5-14B", "gpus": "2x32GB"}
 PICTURES = ("memory", "ram", "time", "scatter")
 """Charts of each answer: memory and host RAM of every strategy's best plan, time of the plans that may fit, and all
 plans."""
-
-_EXCERPT_COLUMNS = 60
-"""Columns per line of a configuration excerpt; a phone shows 40 and scrolls."""
 
 MEMORY_SIZES_GB = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 """Memory sizes of GPUs that are offered by memory alone."""
@@ -190,23 +187,9 @@ def judge(request: str) -> str:
         report = _linted(asked["config"], asked["state"])
     except DsAdviseError as error:
         return json.dumps(_error(error))
-    counts = {name: report.count(name) for name in ("error", "warning", "advice")}
-    found = [f"{number} {name}{'s' * (number > 1 and name != 'advice')}" for name, number in counts.items() if number]
-    reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
-    findings = [
-        {
-            "severity": finding.severity,
-            "place": f"{finding.code} · line {finding.line} · {'.'.join(finding.path)}".removesuffix(" · "),
-            "excerpt": "\n".join(finding.excerpt(report.document.text, _EXCERPT_COLUMNS)),
-            "what": _sentence(finding.sentence, capital=False),
-            "why": _sentence(f"why: {finding.why}"),
-            "fix": _sentence(f"fix: {finding.fix}"),
-        }
-        for finding in report.findings
-    ]
-    basis = f"By the sources of DeepSpeed {report.facts.version}, read by {reader}."
-    title = ", ".join(found) or "Nothing found"
-    return json.dumps({"part": "lint", "title": title, "basis": basis, "findings": findings})
+    from ..render.lint import finding_blocks  # imported here: in a browser it would delay the first answer
+
+    return json.dumps({"part": "lint", "findings": draw_blocks(finding_blocks("the pasted text", report))})
 
 
 def _linted(text: str, state: State | None) -> LintReport:
@@ -230,12 +213,8 @@ def _linted(text: str, state: State | None) -> LintReport:
 
 def _error(error: DsAdviseError) -> dict[str, str]:
     reason = f"{error.what}: {error.why}" if error.why else error.what
-    return {"part": "error", "sentence": " ".join(filter(None, (_sentence(reason), _sentence(error.fix))))}
-
-
-def _sentence(text: str, *, capital: bool = True) -> str:
-    first = text[:1].upper() if capital else text[:1]
-    return f"{first}{text[1:]}{'' if text.endswith(('.', '?')) else '.'}" if text else ""
+    sentences = (ended(capitalised(text)) for text in (reason, error.fix) if text)
+    return {"part": "error", "sentence": " ".join(sentences)}
 
 
 REQUESTS: Mapping[str, Callable[[str], Iterator[str]]] = {

@@ -11,8 +11,7 @@ from ..answer.explanation import Explanation, Section, Term, head, in_words, num
 from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Table, make_figure
 from ..search.candidate import chance
 from ..text.labels import checkpointing_title, component_title, phase_title, plan_title
-from ..text.lines import capitalised, ended
-from ..text.units import gib, rate, seconds
+from ..text.units import capitalised, ended, gib, rate, seconds
 
 
 def explanation_blocks(explanation: Explanation) -> Iterator[Block]:
@@ -21,8 +20,10 @@ def explanation_blocks(explanation: Explanation) -> Iterator[Block]:
     plan, memory = candidate.plan, candidate.memory
     size = f"micro batch {plan.micro_batch_size}"
     yield Sentence(", ".join([plan_title(plan), size, checkpointing_title(plan)]), "bold")
-    fields = {"evidence": candidate.estimate.evidence, "chance": chance(candidate.fit.probability)}
-    yield Sentence("Evidence: {evidence}; the probability that it fits is {chance}.".format(**fields), "dim")
+    yield Sentence(
+        f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {chance(candidate.fit.probability)}.",
+        "dim",
+    )
     for section in explanation.sections:
         yield Heading(section_title(explanation, section), section.name)
         yield terms_table(section)

@@ -344,13 +344,9 @@ async function begin() {
   };
 }
 
-function showFindings({ part, sentence, title, basis, findings = [] }) {
-  const list = findings.map(({ severity, place, excerpt, what, why, fix }) => make("li", { className: severity },
-    make("b", { textContent: `${severity} · ${place}` }), make("pre", { textContent: excerpt, tabIndex: 0 }),
-    ...[what, why, fix].filter(Boolean).map((text) => make("p", { textContent: text }))));
-  const shown = part === "error" ? [make("p", { className: "error", textContent: sentence })]
-    : [make("h4", { textContent: title }), make("p", { className: "soft", textContent: basis }), make("ul", {}, ...list)];
-  byId("findings").replaceChildren(...shown);
+function showFindings({ part, sentence, findings }) {
+  fill("findings", findings ?? "");
+  if (part === "error") byId("findings").append(make("p", { className: "error", textContent: sentence }));
   byId("findings").scrollIntoView({ block: "nearest" });
 }
 

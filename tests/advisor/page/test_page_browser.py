@@ -131,7 +131,7 @@ def test_the_page_works_offline_after_the_first_load(page: Any, static_page: Pat
     assert page.text_content("#verdict h2") == title
     page.fill("#lint-text", '{"zero_optimizatoin": {"stage": 2}}')
     page.click("text=Check it")
-    page.wait_for_selector("#findings li")
+    page.wait_for_selector("#findings pre")
     page.fill("#lint-text", "no JSON")
     page.click("text=Check it")
     page.wait_for_selector("#findings .error:has-text('not JSON')")
