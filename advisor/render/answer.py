@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
-from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_table
+from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_blocks
 from ..answer.phases import phase_sentences
 from ..answer.reasons import time_shares
 from ..answer.recommendation import Recommendation
@@ -159,13 +159,13 @@ def _tiles(answer: Recommendation) -> Iterator[doc.Block]:
 
 def _start(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[doc.Block]:
     """Yield the written files and the next steps."""
-    written = f"Wrote {', '.join(answer.files)}. " if answer.files else ""
-    for index, step in enumerate(next_steps(answer, config_path, details=details)):
-        if index == 0:
-            yield Heading("Start it", "start", printed=False)
-        yield Sentence(f"{'' if index else written}{step.text}")
-        if step.code:
-            yield doc.Commands(step.code)
+    steps = next_steps(answer, config_path, details=details)
+    first = next(steps, None)
+    if isinstance(first, Sentence):
+        written = f"Wrote {', '.join(answer.files)}. " if answer.files else ""
+        yield Heading("Start it", "start", printed=False)
+        yield Sentence(written + first.text)
+        yield from steps
 
 
 def _ladder(answer: Recommendation, *, details: bool, all_candidates: bool, only_fitting: bool) -> Iterator[doc.Block]:
@@ -258,16 +258,7 @@ def _runs(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
     for run in answer.verifications:
         yield Gap()
         yield Sentence(dry_run_sentence(run))
-    title, probes, end = probe_table(answer)
-    if title:
-        yield Heading(title, "probes")
-        rows = [
-            doc.Row([f"  {strategy}", doc.Figure(batch), doc.Figure(checkpointing), f" {outcome}"])
-            for strategy, batch, checkpointing, outcome in probes
-        ]
-        yield doc.Table([""] * 4, rows, [21, 5, 4, 0], gap=1)
-    if end:
-        yield Sentence(end)
+    yield from probe_blocks(answer)
     if details and answer.deepspeed_estimate is not None and answer.shown is not None:
         yield Gap()
         yield Sentence(deepspeed_sentence(answer.deepspeed_estimate, answer.shown.device_bytes))

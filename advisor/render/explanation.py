@@ -20,10 +20,8 @@ def explanation_blocks(explanation: Explanation) -> Iterator[Block]:
     plan, memory = candidate.plan, candidate.memory
     size = f"micro batch {plan.micro_batch_size}"
     yield Sentence(", ".join([plan_title(plan), size, checkpointing_title(plan)]), "bold")
-    yield Sentence(
-        f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {chance(candidate.fit.probability)}.",
-        "dim",
-    )
+    likely = chance(candidate.fit.probability)
+    yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
     for section in explanation.sections:
         yield Heading(section_title(explanation, section), section.name)
         yield terms_table(section)
