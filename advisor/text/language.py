@@ -154,5 +154,5 @@ def _translated(text: str, language: Language) -> str:
         parts = re.split(rf"{re.escape(separator)}(?![^()]*\))", text)
         if len(parts) > 1:
             translations = [_translated(part, language) for part in parts]
-            return mark.join(translations) if translations != parts else text
+            return re.sub(_NEEDLESS_SPACES, "", mark.join(translations)) if translations != parts else text
     return text
