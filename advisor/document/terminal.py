@@ -163,7 +163,7 @@ def _print_table(table: Table, console: Console) -> None:
             else:
                 row(console, text)
         for remark in remarks:
-            sentence(console, f"    {remark}", style="dim", hang=6)
+            sentence(console, f"    {_text(remark)}", style="dim", hang=6)
 
 
 def _widths(table: Table, lines: Sequence[Sequence[str]]) -> list[int]:

@@ -8,7 +8,7 @@ from ...estimators.estimate import MemoryTerm
 from ...validate.lint.values import shown
 from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import Explanation, Section, Term, head, in_words, number, substituted_formula
-from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Table, make_figure
+from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Snippet, Table, make_figure
 from ..search.candidate import chance
 from ..text.labels import checkpointing_title, component_title, phase_title, plan_title
 from ..text.units import capitalised, ended, gib, rate, seconds
@@ -49,7 +49,7 @@ def section_title(explanation: Explanation, section: Section) -> str:
 def terms_table(section: Section) -> Table:
     """Return the terms of a section with formula, numbers and source, the largest first."""
     rows = [
-        (_size(term), Row([component_title(term.name), _figure(term)], remarks=_details(term)))
+        (_size(term), Row([component_title(term.name), _figure(term)], remarks=[*map(Snippet, _details(term))]))
         for term in section.terms
     ]
     rows.sort(key=lambda pair: -pair[0])

@@ -155,8 +155,9 @@ def _parts(
         sources.setdefault(component_key(term.name), []).extend((f"= {in_words(term)}", f"source: {term.source}"))
     parts = []
     for name, value in components.items():
-        hint = dict.fromkeys([f"{component_title(name)}: {figure(value)}", *sources.get(component_key(name), ())])
-        parts.append(Part(name=name, value=value * factor, ink=family(name), hint="\n".join(hint)))
+        source = "\n".join(dict.fromkeys(sources.get(component_key(name), ())))
+        hint = f"{component_title(name)}: {figure(value)}"
+        parts.append(Part(name=name, value=value * factor, ink=family(name), hint=hint, source=source))
     return tuple(parts)
 
 
