@@ -59,9 +59,10 @@ def answer_document(
     """
     verdict, more_charts = answer_verdict(answer), list[doc.Block]()
     if charts:
-        from .answer_charts import chart_blocks  # imported here: few answers are a report
+        # Imported here: few answers are a report.
+        from .answer_charts import chart_blocks, scaling_blocks, source_blocks
 
-        more_charts += chart_blocks(answer)
+        more_charts += [*chart_blocks(answer), *scaling_blocks(answer), *source_blocks(answer)]
 
     def data() -> Advice:
         from ..answer.advice import build_advice  # imported here: a terminal does not need it
@@ -77,7 +78,7 @@ def answer_document(
             *(() if answer.recommended else changed),
             *start,
             *_ladder(answer, details=details, all_candidates=all_candidates, only_fitting="ladder" in left_out),
-            *_memory_and_time(answer, details=details, charts=charts, left_out=left_out),
+            *memory_and_time_blocks(answer, details=details, charts=charts, left_out=left_out),
             *more_charts,
             *_reasons(answer, details=details),
             *_runs(answer, details=details),
@@ -178,8 +179,8 @@ def _ladder(answer: Recommendation, *, details: bool, all_candidates: bool, only
         yield Sentence(" --details shows the plans that need more memory", "dim")
 
 
-def _memory_and_time(
-    answer: Recommendation, *, details: bool, charts: bool, left_out: Collection[str]
+def memory_and_time_blocks(
+    answer: Recommendation, *, details: bool, charts: bool, left_out: Collection[str] = ()
 ) -> Iterator[doc.Block]:
     shown, chosen, device = answer.shown, answer.recommended, device_label(answer.question.cluster)
     if shown is not None and "memory" not in left_out:
