@@ -18,7 +18,7 @@ from ..probes.store_path import anything_kept
 from .answer.recommendation import Recommendation
 from .answer.what_if import changes
 from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
-from .question.model_source import is_user_module, load_model, options_of_module
+from .question.model_source import is_user_module, load_model, module_options
 from .question.options import OPTIONS, JobOptions, QuestionOptions, fill_defaults, names_in, plan_options
 from .question.question import Question
 from .question.rollouts import free_settings, rollout_assumptions
@@ -52,14 +52,14 @@ def build_question(
 
     Raises `DsAdviseError` for unknown, impossible or contradictory options.
     """
-    given = fill_defaults(options)
-    if given["seq_len"] == "max" and given["micro_batch"] == "max":
+    options = fill_defaults(options)
+    if options["seq_len"] == "max" and options["micro_batch"] == "max":
         raise WorkloadError(
             "--seq-len max and --micro-batch max contradict each other",
             why="only one value can be searched",
             fix="pass a number for the other",
         )
-    if given["seq_len"] == "max" and given["data"] is not None:
+    if options["seq_len"] == "max" and options["data"] is not None:
         raise WorkloadError(
             "--seq-len max and --data contradict each other",
             why="the data decide the sequence length",
@@ -71,50 +71,50 @@ def build_question(
 
         if isinstance(model, str):
             say(f"recording {model} ...")
-            model = module_of_file(model, given)
+            model = module_of_file(model, options)
         else:
             model = module_of_object(model, example_inputs, loss_fn)
     if isinstance(model, ModelShape) and model.module:
-        given = cast("QuestionOptions", {**given, **options_of_module(model, given)})
-    cluster = build_cluster(given)
+        options = cast("QuestionOptions", {**options, **module_options(model, options)})
+    cluster = build_cluster(options)
     name = model if isinstance(model, str) else model.name
     shape = apply_model_options(
-        model if isinstance(model, ModelShape) else load_model(model, offline=given["offline"]), given
+        model if isinstance(model, ModelShape) else load_model(model, offline=options["offline"]), options
     )
-    micro_batch = None if given["micro_batch"] == "max" else given["micro_batch"]
-    chosen: dict[str, Any] = {**given}
-    if given["seq_len"] == "max":  # the starting length of the search for the longest
+    micro_batch = None if options["micro_batch"] == "max" else options["micro_batch"]
+    chosen: dict[str, Any] = {**options}
+    if options["seq_len"] == "max":  # the starting length of the search for the longest
         is_limited = shape.fixed_len or shape.has_learned_positions
-        chosen["seq_len"] = None if is_limited else STEP * (1 + (given["document_len"] or 0) // STEP)
+        chosen["seq_len"] = None if is_limited else STEP * (1 + (options["document_len"] or 0) // STEP)
     job: dict[str, Any] = {}
-    if any(given[name] != OPTIONS[name].default for name in names_in(JobOptions)):  # type: ignore[literal-required]
+    if any(options[name] != OPTIONS[name].default for name in names_in(JobOptions)):  # type: ignore[literal-required]
         # Imported here: few questions are about a whole job.
         from .data.counting import derive_batch
         from .question.job import build_job, parse_price
 
-        asked = build_job(given, name, shape, seq_len=chosen["seq_len"])
-        job["price"] = None if given["price"] is None else parse_price(given["price"])
-        is_free = given["global_batch"] is None and OBJECTIVES[given["objective"]].rollouts is None
-        job["free_batch"] = is_free and given["micro_batch"] != "max"
-        if asked is not None:
-            job |= {"job": asked.job, "job_basis": asked.basis, "job_is_packed": given["packing"]}
-            chosen["seq_len"] = asked.seq_len or chosen["seq_len"]
-            if given["eval_logits"]:
-                chosen["eval_samples"] = given["eval_samples"] or asked.job.evaluation_samples or None
+        built = build_job(options, name, shape, seq_len=chosen["seq_len"])
+        job["price"] = None if options["price"] is None else parse_price(options["price"])
+        is_free = options["global_batch"] is None and OBJECTIVES[options["objective"]].rollouts is None
+        job["free_batch"] = is_free and options["micro_batch"] != "max"
+        if built is not None:
+            job |= {"job": built.job, "job_basis": built.basis, "job_is_packed": options["packing"]}
+            chosen["seq_len"] = built.seq_len or chosen["seq_len"]
+            if options["eval_logits"]:
+                chosen["eval_samples"] = options["eval_samples"] or built.job.evaluation_samples or None
             if job["free_batch"]:
-                chosen["global_batch"] = derive_batch(asked.job, ranks=cluster.world_size, micro_batch=micro_batch)
-            if given["packing"] and given["attention"] != "flash":
+                chosen["global_batch"] = derive_batch(built.job, ranks=cluster.world_size, micro_batch=micro_batch)
+            if options["packing"] and options["attention"] != "flash":
                 chosen["sequence_parallel_size"] = 1  # Ulysses drops the mask that separates packed samples
     question = Question(
         model=shape,
         workload=build_workload(chosen, shape, cluster.gpu),
         cluster=cluster,
         micro_batch_size=micro_batch,
-        free_loss=given["loss"] == "auto",
-        free_precision=given["precision"] == "auto",
-        free_rollouts=free_settings(given),
+        free_loss=options["loss"] == "auto",
+        free_precision=options["precision"] == "auto",
+        free_rollouts=free_settings(options),
         options=plan_options(chosen),
-        risk=given["risk"],
+        risk=options["risk"],
         **job,
     )
     if shape.quantized and question.workload.method != "qlora":
@@ -124,9 +124,9 @@ def build_question(
         )
     if question.options["zeropp"] and question.obstacle_to_zeropp is not None:
         raise WorkloadError("ZeRO++ is not possible here", why=question.obstacle_to_zeropp, fix="leave --zeropp out")
-    if given["micro_batch"] == "max":
+    if options["micro_batch"] == "max":
         return largest_micro_batch_question(question)
-    return longest_sequence_question(question) if given["seq_len"] == "max" else question
+    return longest_sequence_question(question) if options["seq_len"] == "max" else question
 
 
 def _documented(function: _Function) -> _Function:
@@ -213,14 +213,14 @@ def comparison_context(
     their own, so that of the job is left out. Raises the errors of `build_question`."""
     from .answer.comparison import ComparisonContext  # imported here: it reads the facts of DeepSpeed
 
-    given = fill_defaults(options)
-    question = build_question(load_model(model, offline=given["offline"]), say=say, **given)
+    options = fill_defaults(options)
+    question = build_question(load_model(model, offline=options["offline"]), say=say, **options)
     workload = replace(question.workload, global_batch_size=None)
     return ComparisonContext(
         question=replace(question, workload=workload, free_rollouts=()),
-        options={**given, "seq_len": workload.seq_len},
+        options={**options, "seq_len": workload.seq_len},
         gradient_accumulation_steps=accumulation,
-        gradient_checkpointing={"on": True, "off": False}.get(str(given["gradient_checkpointing"])),
+        gradient_checkpointing={"on": True, "off": False}.get(str(options["gradient_checkpointing"])),
     )
 
 

@@ -16,8 +16,8 @@ from .options import (
     FORCE,
     MODEL_ARGUMENT,
     GroupedCommand,
-    given_by_user,
     output_options,
+    passed_options,
     question_options,
     report_options,
     warn_ignored,
@@ -89,7 +89,7 @@ def advise(
 
     if output.mode == "json" and destination == "-":
         raise click.UsageError("--json and -o - both write to stdout; leave one out")
-    if no_write and "destination" in given_by_user():
+    if no_write and "destination" in passed_options():
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
     if emit and (no_write or destination == "-"):
         raise click.UsageError(

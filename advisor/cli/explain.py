@@ -74,8 +74,8 @@ def explain(
     if settings is not None and strategy is None:
         raise click.UsageError("--set needs --strategy: name the plan to change")
     if settings is not None or strategy in get_args(PlainPyTorch):
-        asked = build_question(model, **question, say=output.say)
-        explanation = explain_plan(strategy_candidate(asked, strategy or "", settings))
+        built = build_question(model, **question, say=output.say)
+        explanation = explain_plan(strategy_candidate(built, strategy or "", settings))
     else:
         answer = advise(model, **question, deepspeed_estimate=False, say=output.say)
         explanation = explain_answer(answer, strategy=strategy)

@@ -168,9 +168,9 @@ def run(args: list[str]) -> int:
             parameter.type is click.UNPROCESSED for parameter in getattr(command, "params", ())
         ):
             what = f"{what}; write -- before the script and its arguments"
-        _report(what, fix=_help_of(args))
+        _report(what, fix=_help_hint(args))
     except click.UsageError as error:
-        _report(_words_of(error), fix=_help_of(args))
+        _report(_words_of(error), fix=_help_hint(args))
     except (click.Abort, KeyboardInterrupt):
         _report("interrupted")
         return INTERRUPTED
@@ -193,7 +193,7 @@ def run(args: list[str]) -> int:
     return UNANSWERED
 
 
-def _help_of(args: Sequence[str]) -> str:
+def _help_hint(args: Sequence[str]) -> str:
     """The help command that lists the options, of the command or of all."""
     command = next((f"{word} --help" for word in args[:1] if word in COMMANDS), "--help-all")
     return f"see ds-advise {command}"

@@ -176,15 +176,15 @@ def command_line(name: str, command: click.Command, arguments: Mapping[str, Any]
     shown = _parameters(command)
     if unknown := sorted({*arguments} - {*shown}):
         raise ValueError(f"there is no argument {unknown[0]!r}; there are {', '.join(shown)}")
-    given = [(shown[each], arguments[each]) for each in shown if arguments.get(each) not in (None, False)]
+    pairs = [(shown[each], arguments[each]) for each in shown if arguments.get(each) not in (None, False)]
     options = [
         each.opts[-1] if value is True else f"{each.opts[-1]}={value}"
-        for each, value in given
+        for each, value in pairs
         if isinstance(each, click.Option)
     ]
     if "destination" not in arguments and any(each.name == "no_write" for each in command.params):
         options.append("--no-write")
-    words = [value if isinstance(value, list) else [value] for each, value in given if isinstance(each, click.Argument)]
+    words = [value if isinstance(value, list) else [value] for each, value in pairs if isinstance(each, click.Argument)]
     return [name, "--json", *options, "--", *map(str, chain(*words))]
 
 

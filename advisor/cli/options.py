@@ -71,7 +71,7 @@ def complete_model(_context: click.Context, _parameter: click.Parameter, incompl
     if incomplete.startswith((".", "~", "/")):
         return []
     names = catalogue.names() if "/" in incomplete else [name.rpartition("/")[2] for name in catalogue.names()]
-    return _with_prefix(names, incomplete)
+    return _matching_names(names, incomplete)
 
 
 def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -82,11 +82,11 @@ def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomple
     numbers = next((index for index, count in enumerate(counts) if not count.isdigit()), len(counts))
     typed = "".join(f"{count}x" for count in counts[:numbers])
     names = [gpu.name.replace(" ", "-") for gpu in gpus()]
-    found = _with_prefix(names if typed else ["auto", *names], "x".join([*counts[numbers:], kind]))
+    found = _matching_names(names if typed else ["auto", *names], "x".join([*counts[numbers:], kind]))
     return [typed + name for name in found]
 
 
-def _with_prefix(names: Sequence[str], prefix: str) -> list[str]:
+def _matching_names(names: Sequence[str], prefix: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name.lower().startswith(prefix.lower())][:_MOST_COMPLETIONS]
 
 
@@ -151,11 +151,11 @@ def question_options(
 
 def warn_ignored(name: str, where: str) -> None:
     """Warn on stderr that an option has no effect, if the user passed it."""
-    if name in given_by_user():
+    if name in passed_options():
         to_stderr(f"--{name.replace('_', '-')} has no effect {where}")
 
 
-def given_by_user() -> set[str]:
+def passed_options() -> set[str]:
     """The parameters of the current command that the user passed."""
     context = click.get_current_context()
     return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
@@ -248,7 +248,7 @@ def output_options(command: Command) -> Command:
     """Decorator that gives a command --json, --quiet and --debug, and passes their `Output` as `output`."""
 
     @functools.wraps(command)
-    def with_output(as_json: bool, quiet: bool, **values: Any) -> int:
+    def run_with_output(as_json: bool, quiet: bool, **values: Any) -> int:
         if as_json and quiet:
             raise click.UsageError("--json and --quiet contradict each other; leave one out")
         mode: OutputMode = "json" if as_json else "quiet" if quiet else "human"
@@ -256,7 +256,7 @@ def output_options(command: Command) -> Command:
 
     as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     quiet = click.option("--quiet", is_flag=True, help="Print nothing; the exit code is the answer.")
-    return _decorated(with_output, [as_json, quiet, DEBUG])
+    return _decorated(run_with_output, [as_json, quiet, DEBUG])
 
 
 def _decorated(command: Command, options: Sequence[Decorator]) -> Command:

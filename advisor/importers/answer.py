@@ -197,8 +197,8 @@ def import_file(
 
 def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, overrides: Mapping[str, Any]) -> None:
     """Put the overrides into the run, with a remark for each assumed value."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
+    values = {name: value for name, value in overrides.items() if value is not None}
+    micro, checkpointing = values.pop("micro_batch", None), values.pop("gradient_checkpointing", None)
     by_script = run.micro_batch_size is None and run.framework != "deepspeed" and not run.obstacle
     if by_script and micro is None:
         run.remarks.append("the script sets the micro batch; 1 is assumed (--micro-batch)")
@@ -211,7 +211,7 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
         run.deepspeed = DeepSpeedPart(name=name, config=read_ds_config(ds_config), path=ds_config)
         run.sharding = "zero"
     run.model = model or run.model
-    run.training |= given
+    run.training |= values
     run.micro_batch_size = micro or run.micro_batch_size
     if checkpointing is not None:
         run.gradient_checkpointing = "offload" if checkpointing == "offload" else checkpointing == "on"

@@ -67,7 +67,7 @@ def edit_yaml(text: str, changes: Mapping[str, Value]) -> str:
     the form of the text does not allow it, such as a key that stands in several lines of a mapping in braces."""
     expected = yaml.safe_load(text)
     for name, value in changes.items():
-        text = _with_key(text, name, value)
+        text = _set_key(text, name, value)
         expected = {key: item for key, item in (expected | {name: value}).items() if item is not None or key != name}
     try:
         done = yaml.safe_load(text) == expected
@@ -81,7 +81,7 @@ def edit_yaml(text: str, changes: Mapping[str, Value]) -> str:
     return text
 
 
-def _with_key(text: str, name: str, value: Value) -> str:
+def _set_key(text: str, name: str, value: Value) -> str:
     entries = yaml.compose(text, Loader=yaml.SafeLoader).value
     index = next((index for index, (key, _) in enumerate(entries) if key.value == name), None)
     if index is None and value is None:

@@ -145,13 +145,13 @@ def _corrected(document: Document, report: LintReport) -> str | None:
 
 def _check(source: Source, form: Format, text: str, plan: Plan, *, has_config: bool) -> None:
     """Read the changed text again. Raises ConfigFileError if its run is not that of the plan."""
-    again = form.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
+    changed = form.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
     accelerate = form.name == "accelerate"
     same = (
-        again.micro_batch_size in (None, plan.micro_batch_size)
-        and again.gradient_accumulation_steps in (plan.gradient_accumulation_steps, *([1] if accelerate else []))
-        and (accelerate or bool(again.gradient_checkpointing) == plan.gradient_checkpointing)
-        and (again.deepspeed is not None) == has_config
+        changed.micro_batch_size in (None, plan.micro_batch_size)
+        and changed.gradient_accumulation_steps in (plan.gradient_accumulation_steps, *([1] if accelerate else []))
+        and (accelerate or bool(changed.gradient_checkpointing) == plan.gradient_checkpointing)
+        and (changed.deepspeed is not None) == has_config
     )
     if not same:
         raise ConfigFileError(

@@ -72,7 +72,7 @@ class Source:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
         text = self.text
         for name, value in reversed(list(changes.items())):  # new options then stand in the order of the changes
-            text = _with_option(text, self.line, name, value)
+            text = _set_option(text, self.line, name, value)
         return text
 
 
@@ -140,13 +140,13 @@ _VALUE = r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|[^\s'";&|<>\\)])+"""
 _REFERENCE = re.compile(r"""["']?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\})["']?""")
 
 
-def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
+def _set_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
     """The script's text with an option of its training command set, or removed if the value is None. A value is
     replaced where it is written, which may be the assignment of a variable; a new option follows the last one. Raises
     ConfigFileError if the option is not written in one place."""
     new = shlex.quote(str(value).lower() if isinstance(value, bool) else str(value))
-    given = ScriptArguments(line.arguments).given
-    if name in given:
+    options = ScriptArguments(line.arguments).by_name
+    if name in options:
         found = _option(text, name)
         if found is not None and value is None:
             return text[: found.start()] + text[found.end() :]
@@ -157,7 +157,7 @@ def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
             return text[: span[0]] + new + text[span[1] :]
     elif value is None:
         return text
-    elif last := next(filter(None, (_option(text, each) for each in reversed(given))), None):
+    elif last := next(filter(None, (_option(text, each) for each in reversed(options))), None):
         return f"{text[: last.end()]} --{name} {new}{text[last.end() :]}"
     raise ConfigFileError(
         f"--{name} is composed of several parts of the script, so it cannot be changed there",

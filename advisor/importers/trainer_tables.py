@@ -35,7 +35,7 @@ def _training_arguments_details(run: ImportedRun, arguments: ScriptArguments, so
     tool = "" if line is None else line.tool_not_read
     is_open = arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None
     foreign = (*_OWN_LOOP, *_OWN_BATCH) if is_open and line is not None else _OWN_LOOP
-    own = next((name for name in foreign if name in arguments.given), None)
+    own = next((name for name in foreign if name in arguments.by_name), None)
     if is_open and not arguments.are_training_arguments and line is not None and line.program == "script":
         run.micro_batch_size = None
     if line is not None and tool:

@@ -53,7 +53,7 @@ def predict_run(run: Run) -> Estimate | None:
 def _past_probe(run: Run) -> PastProbe | None:
     if run.shape is None or not run.cluster.is_this_machine or not anything_kept():
         return None
-    return PastProbes(run.shape, run.workload, run.cluster).of(run)
+    return PastProbes(run.shape, run.workload, run.cluster).find(run)
 
 
 def plans_that_fit(run: Run) -> list[Candidate]:
@@ -78,7 +78,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
     """All reasons against starting the training; empty if it may start. Raises WorkloadError if the model is unknown,
     and DsAdviseError if the check itself fails."""
     run, script = request.run, request.script
-    outdated = script.source.outdated(script.target, script.options.given)
+    outdated = script.source.outdated(script.target, script.options.by_name)
     if outdated:
         return [
             Objection(
@@ -102,7 +102,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
     if run.workload.objective != NEXT_TOKEN:
         return [*found, *_dry_run(run, say)]  # a probe trains on the next token
     if check == "probe" or (check == "auto" and runs_here):
-        return [*found, *_probe(request, say, again=check == "probe")]
+        return [*found, *_probe(request, say, rerun=check == "probe")]
     return [*found, *_dry_run(run, say)]
 
 
@@ -125,10 +125,10 @@ def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
     return [Objection(what=what, fix=_other_plan(run))]
 
 
-def _probe(request: LaunchRequest, say: Callable[[str], None], *, again: bool) -> list[Objection]:
-    """again: whether to probe even if there is an earlier probe of the run."""
+def _probe(request: LaunchRequest, say: Callable[[str], None], *, rerun: bool) -> list[Objection]:
+    """rerun: whether to probe even if there is an earlier probe of the run."""
     run = request.run
-    past = None if again else _past_probe(run)
+    past = None if rerun else _past_probe(run)
     if past is None:
         title = "the probe"
         result = probe_and_keep(run, device=request.device, on_progress=lambda step: say(f"probe: {step} ..."))

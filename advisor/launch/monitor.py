@@ -39,16 +39,16 @@ class MemorySample(NamedTuple):
 def sample_memory(pid: int, *, gpus: bool) -> MemorySample:
     """The memory of this node. pid: the process whose descendants are the training. gpus: whether to sample the GPUs
     too."""
-    held, compiles = 0, False
+    host_bytes, compiles = 0, False
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(pid).children(recursive=True):
             status = read_pairs(Path(f"/proc/{process.pid}/status"))
             if status.get("Name", "").strip() in COMPILERS:
                 compiles = True
             else:
-                held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
+                host_bytes += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
     device = query_nvml(_most_used, None) if gpus else None
-    return MemorySample(held, device, compiles)
+    return MemorySample(host_bytes, device, compiles)
 
 
 def _most_used(nvml: Any) -> int | None:

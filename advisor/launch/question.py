@@ -29,7 +29,7 @@ def launch_question(
     options: dict[str, Any],
     words: tuple[str, ...],
     *,
-    given: Collection[str],
+    passed: Collection[str],
     is_module: bool,
     launcher: Launcher | None,
     pass_config: bool | None,
@@ -39,8 +39,8 @@ def launch_question(
 ) -> tuple[LaunchRequest, list[str]]:
     """(the request, remarks on choices and assumptions).
 
-    options: the arguments of `read_run` except the cluster. Those `given` by the user take precedence over the script's
-        arguments, and these over the literal arguments in the script's text.
+    options: the arguments of `read_run` except the cluster. The options that the user `passed` precede the script's
+        arguments, and these the literal arguments in the script's text.
     words: the script and its arguments.
     place_options: the options of `resolve_place`.
 
@@ -51,7 +51,7 @@ def launch_question(
     script = Script(target=words[0], arguments=words[1:], is_module=is_module)
     source, arguments = script.source, script.described
     cluster, rendezvous = resolve_place(**place_options)
-    framework = options["framework"] if "framework" in given else detect_framework(config, source)
+    framework = options["framework"] if "framework" in passed else detect_framework(config, source)
     remarks: list[str] = []
     launcher = launcher_for(rendezvous, launcher)
     takes_from, _ = default_launcher(framework, source)
@@ -68,23 +68,23 @@ def launch_question(
         )
     objective = source.objective or NEXT_TOKEN
     form = TRL if framework == "trl" else TRAINING_ARGUMENTS
-    described = Source(path=Path(script.target), text="", kind="yaml", values=arguments.given)
+    described = Source(path=Path(script.target), text="", kind="yaml", values=arguments.by_name)
     written = form.read(described, objective)
     has_trainer = framework == "trl" or bool(source.trainer) or arguments.are_training_arguments
-    from_script, assumptions = _from_script(given, written, framework, has_trainer=has_trainer)
+    from_script, assumptions = _from_script(passed, written, framework, has_trainer=has_trainer)
     chosen = options | from_script | {"cluster": cluster, "framework": framework, "objective": objective}
     chosen["model"] = options["model"] or written.model
     if source.objective is not None and framework != "deepspeed":
         keeps = source.metrics_get_logits and objective == NEXT_TOKEN
         evaluation = arguments.evaluation(metrics_get_logits=keeps)
-        chosen |= {name: value for name, value in evaluation.items() if name not in given}
-    method = [] if "method" in given else [_method_remark(chosen, arguments, source)]
+        chosen |= {name: value for name, value in evaluation.items() if name not in passed}
+    method = [] if "method" in passed else [_method_remark(chosen, arguments, source)]
     del chosen["config_file"]
     run = None
     if chosen["model"] is not None:
         try:
             run = read_run(config, **chosen)
-            if run.shape is not None and "seq_len" not in {*given, *from_script}:
+            if run.shape is not None and "seq_len" not in {*passed, *from_script}:
                 assumptions.append(f"assumed samples of {run.workload.seq_len:,} tokens: pass --seq-len")
             remarks += [*assumptions, *method]
         except DsAdviseError as error:
@@ -146,7 +146,7 @@ _UNUSED = ("framework", "objective", "kernels", "quantization")
 
 
 def _from_script(
-    given: Collection[str], written: ImportedRun, framework: Framework, *, has_trainer: bool
+    passed: Collection[str], written: ImportedRun, framework: Framework, *, has_trainer: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """(values for the options that the user left open, a remark on the defaults). The values are from the script's
     arguments, else the defaults of its Trainer."""
@@ -161,7 +161,7 @@ def _from_script(
     if framework == "deepspeed" or not has_trainer:  # a loop of its own, or with accelerate alone
         left_open = [name for name in written.assumed if framework == "deepspeed" or name == "precision"]
         found = {name: value for name, value in found.items() if name not in left_open}
-    found = {name: value for name, value in found.items() if name not in given}
+    found = {name: value for name, value in found.items() if name not in passed}
     titles = {"gradient_checkpointing": ("no checkpointing", "checkpointing")}
     shown = [
         titles[name][bool(found[name])] if name in titles else f"{name.replace('_', ' ')} {found[name]}"

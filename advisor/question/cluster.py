@@ -29,7 +29,8 @@ _NAME_AND_SIZE = re.compile(
 between counts."""
 
 _OTHER_ORDER = re.compile(
-    r"(?P<kind>.*\d[a-z]*)\s*[x*:]\s*(?P<count>\d{1,4})|(?P<before>\d{1,4})\s*[*:]\s*(?P<behind>.+)", re.IGNORECASE
+    r"(?P<kind>.*\d[a-z]*)\s*[x*:]\s*(?P<count>\d{1,4})|(?P<count_first>\d{1,4})\s*[*:]\s*(?P<kind_last>.+)",
+    re.IGNORECASE,
 )
 """Other orders of kind and count: `H100x8`, `H100:8`, `8*H100`. The kind has a digit, so that the x in RTX9090 is not
 parsed as a separator."""
@@ -190,7 +191,7 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
             return _gpu_of_name_and_memory(named[1], float(named[2]))
         other = _OTHER_ORDER.fullmatch(gpus.strip())
         if other is not None and kind == gpus.strip():  # no count was found
-            count, kind = other["count"] or other["before"], other["kind"] or other["behind"]
+            count, kind = other["count"] or other["count_first"], other["kind"] or other["kind_last"]
             fix = f"write --gpus {count}x{kind.strip()}"
             raise ClusterError(f"--gpus {gpus!r} has the count in the wrong place", fix=fix) from None
         raise

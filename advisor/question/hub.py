@@ -96,8 +96,8 @@ def _in_cache_of_hub(name: str) -> Path | None:
 
 
 def _token() -> str:
-    if given := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
-        return given.strip()
+    if token := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return token.strip()
     try:
         return Path(os.environ.get("HF_TOKEN_PATH") or _home_of_hub() / "token").expanduser().read_text("utf-8").strip()
     except OSError:

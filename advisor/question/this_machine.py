@@ -160,12 +160,12 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
     if known is not None:
         result = known.result
 
-        def of_all_ranks(rate: float | None, otherwise: float) -> float:
+        def total_rate(rate: float | None, otherwise: float) -> float:
             return rate * result.ranks if rate else otherwise  # they were measured at the same time
 
-        bf16 = of_all_ranks(result.best("matrix_product", how="bf16"), bf16)
-        fp32 = of_all_ranks(result.best("matrix_product", how="fp32"), fp32)
-        memory = of_all_ranks(result.memory_bytes_per_s, memory)
+        bf16 = total_rate(result.best("matrix_product", how="bf16"), bf16)
+        fp32 = total_rate(result.best("matrix_product", how="fp32"), fp32)
+        memory = total_rate(result.memory_bytes_per_s, memory)
         links = result.links_bytes_per_s or links
         attention = _attention_speeds(result, result.ranks / ranks)
         assumed = []

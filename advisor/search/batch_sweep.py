@@ -53,7 +53,7 @@ class BatchSweep:
         self.least = LEAST[question.risk]
         self.doubles = question.is_batch_free and len(self.shapes) > 1
         """Whether micro batches are doubled without accumulation, with optional refinement in between."""
-        self._of = question.model, question.workload, question.cluster_without_storage
+        self._inputs = question.model, question.workload, question.cluster_without_storage
         self._plans = {self.shapes[0]: self.smallest_plan}
         self._candidates: dict[tuple[int, int], Candidate] = {}
 
@@ -66,18 +66,18 @@ class BatchSweep:
         return self._plans[shape]
 
     def time(self, shape: tuple[int, int]) -> TimeEstimate:
-        return _time(*self._of, self.plan(shape))
+        return _time(*self._inputs, self.plan(shape))
 
     def candidate(self, shape: tuple[int, int]) -> Candidate:
         """Return the candidate of a batch shape; its time is computed on demand."""
         if shape not in self._candidates:
-            self._candidates[shape] = self._candidate_of(self.plan(shape))
+            self._candidates[shape] = self._predict(self.plan(shape))
         return self._candidates[shape]
 
-    def _candidate_of(self, plan: Plan) -> Candidate:
-        memory = _memory(*self._of, plan)
+    def _predict(self, plan: Plan) -> Candidate:
+        memory = _memory(*self._inputs, plan)
         # No reference to this object, which would be a reference cycle.
-        later = partial(_complete, memory, *self._of, plan)
+        later = partial(_complete, memory, *self._inputs, plan)
         return Candidate(plan=plan, memory=memory, fit=judge_fit(memory, self.question.cluster), make_estimate=later)
 
     @property
@@ -95,7 +95,7 @@ class BatchSweep:
     @cached_property
     def resident_bytes(self) -> int:
         """Bytes that stay on each GPU for any batch."""
-        return total_bytes(resident_terms(*self._of, self.smallest_plan))
+        return total_bytes(resident_terms(*self._inputs, self.smallest_plan))
 
     @cached_property
     def is_hopeless(self) -> bool:
@@ -104,7 +104,7 @@ class BatchSweep:
         if self.resident_bytes > offer:  # cheaper to compute
             return True
         ends = dict.fromkeys((self.shapes[0], self.shapes[-1]))
-        return all(least_bytes(*self._of, self.plan(shape)) > offer for shape in ends)
+        return all(least_bytes(*self._inputs, self.plan(shape)) > offer for shape in ends)
 
     def known_fits(self) -> Iterator[Fit]:
         """Return the verdicts on the candidates computed so far."""
@@ -171,7 +171,7 @@ class BatchSweep:
             refined.sort(key=lambda candidate: candidate.plan.micro_batch_size)
         taken = [each for each in refined if each.fit.probability >= self.least]
         if taken:
-            refined += self._with_optimizer_on_gpu(max(taken, key=lambda candidate: candidate.tokens_per_s))
+            refined += self._optimizer_on_gpu(max(taken, key=lambda candidate: candidate.tokens_per_s))
         return refined
 
     def _between(self, fits: Candidate, fails: Candidate, least_speed: float) -> Iterator[Candidate]:
@@ -194,7 +194,7 @@ class BatchSweep:
             else:
                 too_many = candidate.plan.micro_batch_size
 
-    def _with_optimizer_on_gpu(self, fastest: Candidate) -> Iterator[Candidate]:
+    def _optimizer_on_gpu(self, fastest: Candidate) -> Iterator[Candidate]:
         """Yield the plan with the most sub-groups of its offloaded optimizer on the GPU that fit
         (`offload_optimizer.ratio`), if it is faster by more than `SAME_SPEED`."""
         question, plan = self.question, fastest.plan
@@ -211,13 +211,13 @@ class BatchSweep:
 
         if groups == 1 or unsupported(question.model, question.workload, keeping(1), cluster) is not None:
             return
-        one, none = (total_bytes(resident_terms(*self._of, each)) for each in (keeping(1), plan))
+        one, none = (total_bytes(resident_terms(*self._inputs, each)) for each in (keeping(1), plan))
         most = min(groups - 1, (cluster.gpu.memory_bytes - fastest.device_bytes) // (one - none))
         # `most` fits with probability 1/2; fewer sub-groups fit with a higher one.
         numbers = range(1, most + 1)
-        number = bisect_left(numbers, 1, key=lambda each: not self.acceptable(self._candidate_of(keeping(each)).fit))
+        number = bisect_left(numbers, 1, key=lambda each: not self.acceptable(self._predict(keeping(each)).fit))
         if share * number / groups > SAME_SPEED:
-            candidate = self._candidate_of(keeping(number))
+            candidate = self._predict(keeping(number))
             if candidate.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
                 yield candidate
 

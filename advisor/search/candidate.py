@@ -176,7 +176,7 @@ class Candidate:
     """Device memory measured by a probe; None without a probe."""
 
     @classmethod
-    def of(cls, estimate: Estimate, fit: Fit, *, measured_bytes: int | None = None) -> Candidate:
+    def from_estimate(cls, estimate: Estimate, fit: Fit, *, measured_bytes: int | None = None) -> Candidate:
         """Return the candidate of a complete estimate."""
         return cls(
             plan=estimate.plan,
@@ -215,7 +215,7 @@ class Candidate:
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
     """Return the candidate of one plan."""
     estimate = estimate_plan(model, workload, cluster, plan)
-    return Candidate.of(estimate, judge_fit(estimate.memory, cluster))
+    return Candidate.from_estimate(estimate, judge_fit(estimate.memory, cluster))
 
 
 def candidate_duration(question: Question, candidate: Candidate) -> JobDuration | None:
@@ -236,7 +236,7 @@ class LadderStep(NamedTuple):
     reason: str
 
     @classmethod
-    def of(cls, strategy: Strategy, candidate: Candidate, least: float) -> LadderStep:
+    def from_candidate(cls, strategy: Strategy, candidate: Candidate, least: float) -> LadderStep:
         """Return the step of a strategy. least: the probability of fitting required for `taken`."""
         return cls(strategy, candidate, candidate.fit.probability >= least, candidate.fit.reason)
 

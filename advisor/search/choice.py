@@ -100,14 +100,14 @@ def drop_dominated(plans: Iterable[PlanWithSpeed]) -> list[PlanWithSpeed]:
 
     The fastest kept plan is slower than the fastest of all by less than `LEAST_GAIN`.
     """
-    given = list(plans)
-    features = [costly_features(plan.plan) for plan in given]
+    choices = list(plans)
+    features = [costly_features(plan.plan) for plan in choices]
     kept: list[int] = []
-    for index in sorted(range(len(given)), key=lambda index: len(features[index])):
-        enough = given[index].tokens_per_s * (1 - LEAST_GAIN)
-        if not any(given[rival].tokens_per_s >= enough and features[rival] < features[index] for rival in kept):
+    for index in sorted(range(len(choices)), key=lambda index: len(features[index])):
+        enough = choices[index].tokens_per_s * (1 - LEAST_GAIN)
+        if not any(choices[rival].tokens_per_s >= enough and features[rival] < features[index] for rival in kept):
             kept.append(index)
-    return [given[index] for index in sorted(kept)]
+    return [choices[index] for index in sorted(kept)]
 
 
 def costly_features(plan: Plan) -> frozenset[str]:

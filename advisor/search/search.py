@@ -45,7 +45,7 @@ def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candi
     for strategy, own in found.items():
         best = best_of_strategy(own, least)
         unable = LadderStep(strategy=strategy, candidate=None, taken=False, reason=obstacles[strategy])
-        ladder.append(unable if best is None else LadderStep.of(strategy, best, least))
+        ladder.append(unable if best is None else LadderStep.from_candidate(strategy, best, least))
     return tuple(ladder), tuple(each for own in found.values() for each in own)
 
 
@@ -228,4 +228,4 @@ class _BranchAndBound:
         for strategy, own in self.found.items():
             best = best_of_strategy(own, self.least)
             if best is not None:
-                yield LadderStep.of(strategy, best, self.least)
+                yield LadderStep.from_candidate(strategy, best, self.least)

@@ -58,7 +58,7 @@ class TrainingSettings:
     offline: bool = False
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> TrainingSettings:
+    def from_options(cls, options: Mapping[str, Any]) -> TrainingSettings:
         """The settings among the command's options. Raises WorkloadError for impossible ones."""
         own = {field.name: options[field.name] for field in fields(cls) if field.name in options}
         own["data"] = Path(own["data"])

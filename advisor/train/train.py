@@ -144,7 +144,7 @@ def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingCont
 
 
 def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape]:
-    settings = TrainingSettings.of(options)
+    settings = TrainingSettings.from_options(options)
     return settings, load_model(settings.model, offline=settings.offline)
 
 

@@ -82,7 +82,7 @@ def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None)
     The configuration is stored as given, with its `auto` batch sizes filled. A successful result has it complete.
     """
     record = build_record(
-        run, "probe", result.to_json(), config=_with_batch(run), memory_limit_bytes=memory_limit_bytes
+        run, "probe", result.to_json(), config=_filled_config(run), memory_limit_bytes=memory_limit_bytes
     )
     return try_store(lambda store: store.add(record), None)
 
@@ -104,7 +104,7 @@ class PastProbes:
     """
 
     def __init__(self, shape: ModelShape, workload: Workload, cluster: Cluster) -> None:
-        self._of = shape, workload, cluster
+        self._inputs = shape, workload, cluster
         machine, key = this_machine(), model_key(shape)
         nothing: list[Record] = []
         self._records: dict[str, list[Record]] = {}
@@ -112,19 +112,19 @@ class PastProbes:
             same = _probe_digest(record.plan, record.workload, record.versions)
             self._records.setdefault(same, []).append(record)
 
-    def of_plan(self, plan: Plan) -> PastProbe | None:
+    def find_plan(self, plan: Plan) -> PastProbe | None:
         """Return the newest valid probe for a plan, in the configuration that is written for it."""
         if not self._records:
             return None
         try:
-            return self.of(Run.of_plan(plan, *self._of))
+            return self.find(Run.from_plan(plan, *self._inputs))
         except ClusterError:  # a plan that needs NVMe without a folder never ran
             return None
 
-    def of(self, run: Run) -> PastProbe | None:
+    def find(self, run: Run) -> PastProbe | None:
         """Return the newest valid probe for a run of this model."""
         for record in self._records.get(
-            _probe_digest(_with_batch(run), stored_workload(run), _versions(*LIBRARIES)), ()
+            _probe_digest(_filled_config(run), stored_workload(run), _versions(*LIBRARIES)), ()
         ):
             assert record.id is not None, "it is from the store"
             try:
@@ -139,11 +139,18 @@ class PastProbes:
 def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     """Return the digest of a probe. It excludes the batch (part of the configuration), the memory limit (compared by
     size), and the evaluation (not part of a probe)."""
-    apart = ("global_batch_size", "memory_limit_bytes", "eval_batch", "eval_logits", "eval_samples", "eval_new_tokens")
-    return _digest(config, {name: value for name, value in workload.items() if name not in apart}, versions)
+    left_out = (
+        "global_batch_size",
+        "memory_limit_bytes",
+        "eval_batch",
+        "eval_logits",
+        "eval_samples",
+        "eval_new_tokens",
+    )
+    return _digest(config, {name: value for name, value in workload.items() if name not in left_out}, versions)
 
 
-def _with_batch(run: Run) -> dict[str, Any]:
+def _filled_config(run: Run) -> dict[str, Any]:
     batch = {
         "train_micro_batch_size_per_gpu": run.micro_batch_size,
         "gradient_accumulation_steps": run.gradient_accumulation_steps,

@@ -67,7 +67,7 @@ def verify(
     for step in answer.ladder:  # the chosen plan becomes the best of its strategy
         best = chosen if chosen is not None and chosen.strategy == step.strategy else step.candidate
         best = best and judged.get(best.plan)
-        ladder.append(LadderStep.of(step.strategy, best, least) if best else step)
+        ladder.append(LadderStep.from_candidate(step.strategy, best, least) if best else step)
     return replace(
         answer,
         candidates=tuple(judged.get(each.plan, each) for each in answer.candidates),
@@ -194,7 +194,7 @@ def apply_past_probes(answer: Recommendation) -> Recommendation:
     question = answer.question
     past = PastProbes(question.model, question.workload, question.cluster)
     known = {
-        candidate.plan: probe for candidate in runnable(answer) if (probe := past.of_plan(candidate.plan)) is not None
+        candidate.plan: probe for candidate in runnable(answer) if (probe := past.find_plan(candidate.plan)) is not None
     }
     if not known:
         return answer
@@ -252,7 +252,7 @@ def _corrected(answer: Recommendation, order: ProbeOrder, results: Mapping[Plan,
             return _refused(candidate, RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
         ran = candidate.fit._replace(probability=1.0, reason="ran", limit="")
         need_bytes = order.verdicts[candidate.plan].need_bytes
-        return Candidate.of(as_measured(candidate.estimate, result), ran, measured_bytes=need_bytes)
+        return Candidate.from_estimate(as_measured(candidate.estimate, result), ran, measured_bytes=need_bytes)
 
     return [corrected(candidate) for candidate in answer.candidates]
 
@@ -276,7 +276,7 @@ def _ladder(
         best = (
             chosen if chosen is not None and chosen.strategy == step.strategy else best_of_strategy(of_strategy, least)
         )
-        ladder.append(step if best is None else LadderStep.of(step.strategy, best, least))
+        ladder.append(step if best is None else LadderStep.from_candidate(step.strategy, best, least))
     return tuple(ladder)
 
 
