@@ -32,7 +32,6 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
 @question_options([name for name in OPTIONS if name not in names_in(CpuOptions)], searches=True)
 @click.option(
     "--strategy",
-    "--rung",
     metavar="NAME",
     help="Strategy, or plain PyTorch as fsdp2, fsdp or torch.  [default: the recommended plan's]",
 )

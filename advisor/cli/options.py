@@ -34,15 +34,6 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             self.fail(error.args[0], param, ctx)
 
 
-class _Choice(click.Choice):  # type: ignore[type-arg,unused-ignore]
-    """Click choice whose refusal can be translated."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value not in self.choices:
-            self.fail("{value!r} is not one of {names}".format(value=value, names=", ".join(self.choices)), param, ctx)
-        return super().convert(value, param, ctx)
-
-
 class _CountOrMax(_Count):
     name = "N|max"
 
@@ -104,7 +95,7 @@ def question_option(option: Option, *, searches: bool = False, **changes: Any) -
         return click.option(option.flag, is_flag=True, help=text)
     return click.option(
         option.flag,
-        type=_Choice(option.choices) if option.choices else _TYPES[option.kind],
+        type=click.Choice(option.choices) if option.choices else _TYPES[option.kind],
         default=option.default,
         metavar=option.metavar or None,
         help=text,
@@ -202,9 +193,7 @@ def _job_kinds(_context: click.Context, _parameter: click.Parameter, values: Seq
     kinds = tuple(kind.strip() for value in values for kind in value.split(","))
     for kind in kinds:
         if kind not in JOB_KINDS:
-            raise click.BadParameter(
-                "{value!r} is not one of {names}".format(value=kind[:40], names=", ".join(JOB_KINDS))
-            )
+            raise click.BadParameter(f"{kind[:40]!r} is not one of {', '.join(map(repr, JOB_KINDS))}.")
     return kinds
 
 

@@ -190,7 +190,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     subject = read_run(config_file, **run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None))
     _warn_of_set_keys(subject)
     if run["micro_batch"] is None and subject.config.get("train_micro_batch_size_per_gpu") == "auto":
-        output.say("micro batch 1, for `auto` in the file; --micro-batch sets another")
+        output.say("`auto` filled with micro batch 1 (--micro-batch sets another)")
     answer = compared_probe(
         subject,
         device=machine["device"],

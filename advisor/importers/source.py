@@ -65,8 +65,7 @@ class Source:
         if self.started_by is not None and self.started_by.line is not None:
             script, overrides = self.started_by.path, self.started_by.line.overrides
             if name := next((name for name in changes if name in overrides), None):
-                paths = {"path": script, "path2": self.path}
-                what = "the command in {path} sets {name}, which overrides {path2}".format(name=name, **paths)
+                what = f"the command in {script} sets {name}, which overrides {self.path}"
                 raise ConfigFileError(what, fix="set it only in that file")
         if self.line is None:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)

@@ -21,7 +21,7 @@ from ..advise import answer
 from ..question.question import Question, script_constraints
 from ..search.candidate import LIKELY, Candidate, chance
 from ..text.labels import checkpointing_title, plan_title
-from ..text.units import age, gib
+from ..text.units import age, counted_noun, gib
 from ..verification.dry_run import compared_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
 from ..verification.probe_order import as_measured
@@ -88,13 +88,13 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
             for place, names in outdated.items()
         ]
     if request.other_loss is not None:
-        say(f"{request.other_loss} has another loss and may have further models: not predicted and not checked")
+        say(f"{request.other_loss} has another loss and may hold further models: its memory is not checked")
         return disk_objections(request, say)
     if not run.model:
         raise WorkloadError(
             "the model is not known, so the memory check is not possible",
             why="the script's arguments do not name a model",
-            fix="pass --model NAME, or FILE.py:FACTORY for a module of your own; --no-check starts without a check",
+            fix="pass --model NAME, or FILE.py:FACTORY for a module of your own, or use --no-check to start anyway",
         )
     _evaluation(request, say)
     found = [*disk_objections(request, say), *_resumption(request, say), *_loading(run, request.prediction)]
@@ -112,8 +112,7 @@ def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
     probability = answer.fit.probability
     if probability >= LIKELY:
         if not answer.fit.fits:
-            odds = chance(probability)
-            say(f"by its dry run it fits with a probability of {odds}; the training starts")
+            say(f"the dry run fits with a probability of {chance(probability)}; the training starts")
         return []
     gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
     host_need_bytes = answer.required_host_bytes_per_node
@@ -141,7 +140,7 @@ def _probe(request: LaunchRequest, say: Callable[[str], None], *, rerun: bool) -
         return []
     is_memory = failure.kind in ("out_of_memory", "killed")
     what = f"{title} failed in {failure.phase} on rank {failure.rank}: {failure.message}"
-    return [Objection(what=what, fix=_other_plan(run) if is_memory else "repair that first")]
+    return [Objection(what=what, fix=_other_plan(run) if is_memory else "fix this error first")]
 
 
 def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
@@ -174,7 +173,7 @@ def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
     workload, have = run.workload, run.cluster.gpu.memory_bytes
     step = max(phase.allocated_bytes for phase in prediction.memory.phases if phase.name != "evaluation")
     size = gib(prediction.memory.allocated_bytes_per_gpu)
-    parts = [f"evaluation takes {size} GiB of tensors, training {gib(step)}"]
+    parts = [f"evaluation needs {size} GiB of tensors, training {gib(step)}"]
     if workload.eval_logits:
         parts.append(
             "each GPU keeps the logits of its batches for compute_metrics: reduce them in "
@@ -205,7 +204,7 @@ def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[
                 f"{output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"
             )
         return []
-    needed = f"{count} checkpoint{'s' * (count > 1)} of {gib(one)} GiB"
+    needed = f"{counted_noun(count, 'checkpoint')} of {gib(one)} GiB"
     what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"
     fix = "free some space, name another --output_dir, or keep fewer with --save_total_limit 1"
     return [Objection(what=what, fix=fix)]
@@ -214,7 +213,7 @@ def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[
 def _other_plan(run: Run) -> str:
     plans = plans_that_fit(run)
     if not plans or run.shape is None:
-        return "no plan with this global batch is predicted to fit: a smaller model, LoRA or a shorter --seq-len might"
+        return "no plan with this global batch is predicted to fit; try LoRA, a shorter --seq-len or a smaller model"
     best = plans[0].estimate.plan
     return (
         f"{plan_title(best)} with micro batch {best.micro_batch_size} and {checkpointing_title(best)} is predicted to "

@@ -133,7 +133,7 @@ class Display:
 def progress_line(
     step: int, total_steps: int | None, loss: float | None, tokens_per_s: float | None, step_s: float | None
 ) -> str:
-    parts = ["step {step}".format(step=f"{step}/{total_steps}" if total_steps else step)]
+    parts = [f"step {step}/{total_steps}" if total_steps else f"step {step}"]
     if loss is not None:
         parts.append(f"loss {loss:.4g}")
     if tokens_per_s is not None:

@@ -57,7 +57,7 @@ def launch_question(
     takes_from, _ = default_launcher(framework, source)
     if launcher is None:
         launcher, why = default_launcher(framework, source, rendezvous)
-        remarks.append(f"launcher {launcher}: {why}")
+        remarks.append(f"using {launcher}: {why}" if why else f"using {launcher}")
     passes, remark = config_passing(pass_config, config_file, config, framework=framework, script=script)
     remarks += [remark] * bool(remark)
     late, zero = source.late_arguments, config.get("zero_optimization")
@@ -128,17 +128,17 @@ def detect_framework(config: Mapping[str, Any], source: ScriptSource) -> Framewo
 def default_launcher(
     framework: Framework, source: ScriptSource, rendezvous: Rendezvous | None = None
 ) -> tuple[Launcher, str]:
-    """(the launcher, the reason): accelerate if the script takes the configuration from it; deepspeed if a plain script
-    may read `--local_rank`, which no other launcher passes; otherwise torchrun."""
+    """(the launcher, the reason; "" for the usual launcher): accelerate if the script takes the configuration from it;
+    deepspeed if a plain script may read `--local_rank`, which no other launcher passes; otherwise torchrun."""
     if source.makes_accelerator and not source.names_trainer:
-        return "accelerate", "the script uses Accelerator, which reads the configuration of its launcher"
+        return "accelerate", "the script uses Accelerator, which reads the configuration from its launcher"
     if framework != "deepspeed" and not source.takes_config:
-        return "accelerate", "the script reads no arguments; its Trainer takes the configuration from this launcher"
+        return "accelerate", "the script reads no arguments, so its Trainer takes the configuration from the launcher"
     if framework != "deepspeed":
-        return "torchrun", "the Trainer needs no other"
+        return "torchrun", ""
     if rendezvous is None:
-        return "deepspeed", "a script with deepspeed.initialize may read --local_rank, which only this launcher passes"
-    return "torchrun", "the nodes are started one by one; a script that reads --local_rank must use LOCAL_RANK"
+        return "deepspeed", "the script may read --local_rank, which only this launcher passes"
+    return "torchrun", "the nodes are started one by one; the script must read LOCAL_RANK, not --local_rank"
 
 
 _UNUSED = ("framework", "objective", "kernels", "quantization")

@@ -177,12 +177,9 @@ class Question:
                 fix=f"{fix} or {lower}" if lower else fix,
             )
         each = global_batch // ranks
-        fields = {"batch": global_batch, "ranks": ranks, "each": each, "size": self.micro_batch_size or 1}
         return WorkloadError(
-            (
-                "a global batch of {batch} over {ranks} GPUs is {each} samples per GPU, which is not a multiple of "
-                "micro batch {size}"
-            ).format(**fields),
+            f"a global batch of {global_batch} over {ranks} GPUs is {each} samples per GPU, which is not a multiple of "
+            f"micro batch {self.micro_batch_size or 1}",
             why="global batch = micro batch x accumulation steps x GPUs",
             fix=f"pass a --micro-batch that divides {each}, or another --global-batch",
         )

@@ -123,7 +123,7 @@ def render_findings(name: str, report: LintReport, console: Console, basis: str 
     if basis is not None:
         sentence(console, f"Predicted for {basis}.", style="dim")
     if report.batch.words:
-        sentence(console, f"Predicted with {report.batch.words}.", style="dim")
+        sentence(console, f"{report.batch.words}.", style="dim")
     explained: set[str] = set()
     for finding in report.findings:
         blank(console)

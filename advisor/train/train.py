@@ -112,7 +112,7 @@ def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingCont
             raise ClusterError(
                 f"the training had {job.ranks} ranks, and here are {cluster.world_size}",
                 why="each rank of a ZeRO checkpoint reads its own file",
-                fix=f"give it {job.ranks} again",
+                fix="resume with the same number of ranks",
             )
         if losses := folder.logged("loss"):
             raise ConfigFileError(
@@ -123,7 +123,7 @@ def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingCont
         checkpoint = folder.newest_usable(job.ranks, controls.output.say)
         arguments = ScriptArguments(job.arguments)
         if checkpoint_step(checkpoint) < (arguments.number("max_steps") or 0):
-            controls.output.say(f"going on from {checkpoint.name}")
+            controls.output.say(f"resuming from {checkpoint.name}")
         else:
             controls.output.say(f"all steps are made; saving from {checkpoint.name}")
         run = Run(
@@ -221,7 +221,7 @@ def verify_answer(
                 why="the training runs the same steps",
                 fix="repair that, or pass --no-check to start anyway",
             )
-        output.say("out of memory; the next best")
+        output.say("out of memory; trying the next best plan")
     return replace(answer, recommended=None)
 
 

@@ -224,7 +224,7 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     assert "--epochs was None in the training to resume" in capsys.readouterr().err
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
     resumed = capsys.readouterr()
-    assert f"going on from {last.name}" in resumed.err
+    assert f"resuming from {last.name}" in resumed.err
     assert "checkpoint-11 is damaged: the optimizer states of rank 0 is missing" in resumed.err
     assert losses(output) == losses(whole)
     first, second = weights(whole), weights(output)

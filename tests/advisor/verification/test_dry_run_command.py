@@ -173,7 +173,7 @@ def test_options_that_the_file_leaves_no_room_for_are_named(
     assert (
         run(["probe", "open.json", "--model", "gpt2", "--device", "cpu", "--ranks", "2", "--rank", "2", "--solo"]) == 2
     )
-    assert "micro batch 1, for `auto` in the file" in capsys.readouterr().err
+    assert "`auto` filled with micro batch 1" in capsys.readouterr().err
 
 
 def points(*phases: tuple[int, str, int, int]) -> list[TimelinePoint]:
