@@ -77,21 +77,11 @@ def check_epochs(epochs: float | None, eval_split: float) -> None:
         fix = "pass a share such as --eval-split 0.05"
         raise WorkloadError(f"--eval-split is {eval_split:g}", why="it is a share below 1", fix=fix)
     if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
-        fix = "pass a number such as --epochs 3"
-        raise WorkloadError(
-            f"--epochs is {epochs:g}",
-            why=f"it must be above 0 and at most {_MOST_EPOCHS}",
-            fix=fix,
-        )
+        why, fix = f"it must be above 0 and at most {_MOST_EPOCHS}", "pass a number such as --epochs 3"
+        raise WorkloadError(f"--epochs is {epochs:g}", why=why, fix=fix)
 
 
-def build_job(
-    options: QuestionOptions,
-    model: str,
-    shape: ModelShape,
-    *,
-    seq_len: int | None,
-) -> QuestionJob | None:
+def build_job(options: QuestionOptions, model: str, shape: ModelShape, *, seq_len: int | None) -> QuestionJob | None:
     """The job of a question, with its data counted for the model; None if the options give no amount of training.
 
     seq_len: None for that of the data.
@@ -103,11 +93,8 @@ def build_job(
         return None
     if options["tokens"] is not None:
         return QuestionJob(job=Job(tokens=parse_amount("tokens", options["tokens"])), seq_len=None)
-    epochs = options["epochs"]
-    basis: tuple[str, ...] = ()
-    if epochs is None:
-        epochs = EPOCHS
-        basis = (f"{EPOCHS:g} epochs are assumed (--epochs).",)
+    epochs = EPOCHS if options["epochs"] is None else options["epochs"]
+    basis = (f"{EPOCHS:g} epochs are assumed (--epochs).",) if options["epochs"] is None else ()
     if options["samples"] is not None:
         samples = parse_amount("samples", options["samples"])
         held_out = round(samples * options["eval_split"])

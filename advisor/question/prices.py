@@ -115,11 +115,8 @@ def read_prices(path: Path) -> PriceTable:
             raise ConfigFileError(f"{where}: {own[:20]!r} is not a currency", fix=fix)
         currency = currency or own
         if own != currency:
-            fix = "give all of them in one currency"
-            raise ConfigFileError(
-                f"{where}: prices in {currency} and {own} cannot be compared",
-                fix=fix,
-            )
+            what = f"{where}: prices in {currency} and {own} cannot be compared"
+            raise ConfigFileError(what, fix="give all of them in one currency")
         machines += _machines(row, where)
     if currency is None:
         raise ConfigFileError(f"{path.name} lists no machine", fix=_EXAMPLE)

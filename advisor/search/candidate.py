@@ -34,12 +34,6 @@ RAN_OUT, NEEDS_MORE, FAILED = "ran out of memory", "needs even more", "failed"
 NEEDS_RAM = "needs --ram"
 """Reason for a plan that needs more than `MOST_HOST_BYTES` if the RAM is unknown."""
 
-_VERDICTS = {
-    "likely fits": "likely fits",
-    "unlikely": "unlikely",
-    "does not fit": "does not fit",
-}
-
 
 class Fit(NamedTuple):
     """The verdict on one plan."""
@@ -113,8 +107,7 @@ def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, clu
     held for the whole training."""
     host = _share(host_bytes, cluster.host_memory_bytes_per_node)
     if host > 1:
-        reason = f"needs {times(host)} the RAM"
-        return Fit(probability=0.0, reason=reason, utilization=host, limit="host")
+        return Fit(probability=0.0, reason=f"needs {times(host)} the RAM", utilization=host, limit="host")
     return _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster, host)
 
 
@@ -124,12 +117,9 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float
     utilization = max(share, others)
     if probability >= SURE:
         return Fit(probability=probability, reason="fits", utilization=utilization, limit="")
-    reason = f"{_VERDICTS[fit_verdict(probability)]}, {chance(probability)}"
+    reason = f"{fit_verdict(probability)}, {chance(probability)}"
     if probability < LIKELY and share > 1:
-        ratio = times(share)
-        reason = f"needs {ratio} the memory"
-        if cluster.gpu.is_cpu:
-            reason = f"needs {ratio} the limit"
+        reason = f"needs {times(share)} the {'limit' if cluster.gpu.is_cpu else 'memory'}"
     return Fit(probability=probability, reason=reason, utilization=utilization, limit="gpu")
 
 
@@ -150,16 +140,14 @@ def fits_sentence(plan: str, fit: Fit) -> str:
 
     A condition is added: `ZeRO-3 fits if the host has 353 GiB of RAM.`
     """
-    templates = {
+    text = {
         "fits": f"{plan} fits",
         "likely fits": f"{plan} probably fits ({chance(fit.probability)})",
         "unlikely": f"{plan} is unlikely to fit ({chance(fit.probability)})",
         "does not fit": f"{plan} does not fit",
-    }
-    text = templates[fit.verdict]
+    }[fit.verdict]
     if fit.assumed_host_bytes:
-        need = f"{whole_gib(fit.assumed_host_bytes):,}"
-        return f"{text} if the host has {need} GiB of RAM."
+        text += f" if the host has {whole_gib(fit.assumed_host_bytes):,} GiB of RAM"
     return f"{text}."
 
 

@@ -83,12 +83,8 @@ def _without_generation(memory: MemoryEstimate) -> tuple[MemoryEstimate, int]:
 
 
 def no_such_rank(rank: int, world_size: int) -> WorkloadError:
-    fix = f"pass --rank {world_size - 1} or less"
-    return WorkloadError(
-        f"rank {rank} does not exist among {world_size} ranks",
-        why="ranks start at 0",
-        fix=fix,
-    )
+    what = f"rank {rank} does not exist among {world_size} ranks"
+    return WorkloadError(what, why="ranks start at 0", fix=f"pass --rank {world_size - 1} or less")
 
 
 def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tuple[str, str]:

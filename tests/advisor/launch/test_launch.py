@@ -164,7 +164,7 @@ def test_errors_name_the_fix(
 ) -> None:
     """One line; nothing is started."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 8)
+    monkeypatch.setattr("ds_advise.probes.machine.query_nvml", lambda *_: 8)
     for name, text in (
         ("hosts", "n0 slots=8\nn1 slots=8"),
         ("unequal", "a slots=8\nb slots=4"),
@@ -292,7 +292,7 @@ def test_an_evaluation_that_does_not_fit_is_warned_of(folder: Path, monkeypatch:
     evaluated = replace(run, cluster=cluster, workload=replace(run.workload, eval_batch=256))
     printed = list[str]()
     assert _objections(folder, evaluated, "probe", printed=printed) == []
-    assert "evaluation takes" in printed[0] and "predicted to exceed" in printed[0]
+    assert "evaluation needs" in printed[0] and "predicted to exceed" in printed[0]
     printed.clear()
     _objections(folder, replace(run, cluster=cluster), "probe", printed=printed)
     assert printed == []
@@ -403,7 +403,7 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     attempt = Attempt(request=request, outcome=outcome)
     sentences = [Session(attempts=(attempt,) * made, following=following).following_sentence for made in (1, 4)]
     assert sentences[0].startswith("--fallback would continue with ZeRO")
-    assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next one is ZeRO")
+    assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next plan is ZeRO")
 
 
 def test_the_hosts_memory_of_a_small_model_on_the_cpu(folder: Path) -> None:
@@ -438,7 +438,7 @@ def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -
         assert run.samples_per_step == 32 == 2 * batches[-1] * prediction.plan.gradient_accumulation_steps
         following = reduce_memory(request, outcome, None, folder)
         request = following.request
-    assert "at least 5 % less: a shorter sequence" in following.description
+    assert "at least 5 % less memory; try LoRA" in following.description
     shares = [after / before for before, after in pairwise(sizes)]
     assert all(share <= most for share, most in zip(shares[:-1], (0.95, 0.75, 0.5), strict=False)), shares
     assert shares[-1] <= 0.95 and len(shares) >= 3

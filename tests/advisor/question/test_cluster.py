@@ -267,11 +267,11 @@ def test_ranks_need_the_gpus_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rank that runs alone needs one; several nodes are not this machine."""
-    monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 1)
+    monkeypatch.setattr("ds_advise.probes.machine.query_nvml", lambda *_: 1)
     with pytest.raises(ClusterError, match="this machine has only 1 of these GPUs"):
         cluster_here({"gpus": "2x24GB"})
     assert cluster_here({"gpus": "2x24GB"}, devices=1).gpus_per_node == 2
-    monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 8)
+    monkeypatch.setattr("ds_advise.probes.machine.query_nvml", lambda *_: 8)
     (tmp_path / "ds_config.json").write_text("{}")
     assert run(["probe", str(tmp_path / "ds_config.json"), "--model", "gpt2", "--gpus", "2x8xH100"]) == 2
     assert "--solo" in capsys.readouterr().err
