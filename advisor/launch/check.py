@@ -112,7 +112,7 @@ def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
     probability = answer.fit.probability
     if probability >= LIKELY:
         if not answer.fit.fits:
-            say(f"the dry run fits with a probability of {chance(probability)}; the training starts")
+            say(f"by the dry run it fits with a probability of {chance(probability)}; the training starts")
         return []
     gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
     host_need_bytes = answer.required_host_bytes_per_node
