@@ -178,10 +178,7 @@ def estimate(
 def strategy_candidate(question: Question, strategy: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
     """The best shape of a strategy, or of plain PyTorch, with these settings. Raises the errors of `estimate`."""
     if strategy not in PLANS:
-        raise WorkloadError(
-            f"unknown strategy {strategy[:40]!r}",
-            fix=f"pass one of {', '.join(PLANS)}",
-        )
+        raise WorkloadError(f"unknown strategy {strategy[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
     question, _ = choose_rollout(question)
     chosen = plan_settings(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
     if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":

@@ -105,11 +105,7 @@ def advise(
         raise click.UsageError("--markdown prints a summary; leave --json, --quiet, -o -, --details and --all out")
     shows_estimate = output.mode == "json" or details or html is not None
     answer = answer_with_proofs(
-        model,
-        deepspeed_estimate=shows_estimate and not no_deepspeed_estimate,
-        say=output.say,
-        **proofs,
-        **question,
+        model, deepspeed_estimate=shows_estimate and not no_deepspeed_estimate, say=output.say, **proofs, **question
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
     if html or plot:

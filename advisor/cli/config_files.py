@@ -258,12 +258,7 @@ _UNSET = {"default": None, "default_text": "from the file"}
 @click.option("--no-write", is_flag=True, help="Write nothing, as without -o.")
 @output_options
 def from_file(
-    file: Path,
-    question: dict[str, Any],
-    destination: Path | None,
-    force: bool,
-    no_write: bool,
-    output: Output,
+    file: Path, question: dict[str, Any], destination: Path | None, force: bool, no_write: bool, output: Output
 ) -> int:
     """Check a configuration of another training tool, and write a better one in its format.
 

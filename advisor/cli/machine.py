@@ -63,12 +63,7 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     from ...probes.benchmark import ask_bench
     from ..render.history import render_bench
 
-    record = ask_bench(
-        device=device,
-        ranks=ranks,
-        nvme=nvme,
-        on_progress=lambda title: output.say(f"{title} ..."),
-    )
+    record = ask_bench(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))
     output.show(lambda: record, lambda console: render_bench(record, console))
     return 0
 

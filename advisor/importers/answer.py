@@ -42,8 +42,7 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
         named = next(form for form in FORMATS if form.name == name)
         if source.line is not None and name != "script" and not named.matches(source):
             raise ConfigFileError(
-                f"{path} is a script whose training command is not that of {name}",
-                fix="leave --format out",
+                f"{path} is a script whose training command is not that of {name}", fix="leave --format out"
             )
         return source, named
     form = next((form for form in FORMATS if form.matches(source)), None)
@@ -56,8 +55,7 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
-        f"{source.path}: no known tool has its keys ({keys})",
-        fix=f"pass --format, one of {', '.join(NAMES)}",
+        f"{source.path}: no known tool has its keys ({keys})", fix=f"pass --format, one of {', '.join(NAMES)}"
     )
 
 

@@ -88,10 +88,7 @@ def import_figures(
     model = apply_model_options(model, options)
     workload = configured_workload(config, options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
-        raise WorkloadError(
-            f"not predicted: the optimizer {workload.optimizer[:40]}",
-            why="its states are not known",
-        )
+        raise WorkloadError(f"not predicted: the optimizer {workload.optimizer[:40]}", why="its states are not known")
     plan = _plan(run, config, model, workload, cluster)
     refusal = unsupported(model, workload, plan, cluster) or ""
     as_is = None if refusal else predict(model, workload, cluster, plan)

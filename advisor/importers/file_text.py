@@ -25,8 +25,7 @@ def edit_json(text: str, changes: Mapping[str, Value]) -> str:
             text, made = apply(document, [Remove((name,)) if value is None else Replace((name,), value)])
             if not made:
                 raise ConfigFileError(
-                    f"{name} cannot be removed without its comment",
-                    fix="remove the comment next to it",
+                    f"{name} cannot be removed without its comment", fix="remove the comment next to it"
                 )
         elif value is not None:
             end, blank = members[-1].value_end, document.text[document.start + 1 : members[0].start]
@@ -51,10 +50,7 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-        raise ConfigFileError(
-            f"{name}: not YAML: {problem.problem or problem.context}{where}",
-            fix=_FIX,
-        ) from problem
+        raise ConfigFileError(f"{name}: not YAML: {problem.problem or problem.context}{where}", fix=_FIX) from problem
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         raise ConfigFileError(f"{name}: not YAML that can be read", fix=_FIX) from problem
     if not isinstance(value, dict):

@@ -77,9 +77,7 @@ def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
     lines = []
     for node in range(request.run.cluster.nodes):
         own = replace(
-            request,
-            rendezvous=rendezvous._replace(node_rank=str(node)),
-            folder=request.folder.with_name(f"node{node}"),
+            request, rendezvous=rendezvous._replace(node_rank=str(node)), folder=request.folder.with_name(f"node{node}")
         )
         lines.append((f"on node {node}", variables + shell_line(launch_line(own))))
     return lines

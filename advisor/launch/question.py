@@ -195,12 +195,7 @@ _INITIALIZE_KEYWORDS, _INITIALIZE_POSITION = ("config", "config_params"), 10
 
 
 def config_passing(
-    requested: bool | None,
-    config_file: Path,
-    config: Mapping[str, Any],
-    *,
-    framework: Framework,
-    script: Script,
+    requested: bool | None, config_file: Path, config: Mapping[str, Any], *, framework: Framework, script: Script
 ) -> tuple[bool, str]:
     """(whether to pass the file to the script, a remark on it).
 

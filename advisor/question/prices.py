@@ -131,11 +131,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             unknown = [name for name in cells if name not in COLUMNS]
             if unknown or "gpus" not in cells:
                 what = f"has a column {unknown[0][:40]!r}" if unknown else "has no column gpus"
-                raise ConfigFileError(
-                    f"{path.name} {what}",
-                    why=f"the columns are {', '.join(COLUMNS)}",
-                    fix=_EXAMPLE,
-                )
+                raise ConfigFileError(f"{path.name} {what}", why=f"the columns are {', '.join(COLUMNS)}", fix=_EXAMPLE)
             if any(cells.values()):
                 yield row.place, cells
     except DataError as error:
@@ -148,8 +144,7 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
     sizes = [int(count) for count in counts.split("/")]
     if len(sizes) > 1 and row.get("price_per_machine"):
         raise ConfigFileError(
-            f"{where}: machines of {counts} GPUs have the same price",
-            fix="use price_per_gpu, or a row for each size",
+            f"{where}: machines of {counts} GPUs have the same price", fix="use price_per_gpu, or a row for each size"
         )
     nodes = _number(row, "nodes", where, most=MOST_NODES) if row.get("nodes") else 1
     for size in sizes:

@@ -168,10 +168,7 @@ def plan_settings(
     for name, value in settings.items():
         field = str(name).replace("-", "_").lower()
         if field not in types:
-            raise WorkloadError(
-                f"{option} has no setting {str(name)[:40]!r}",
-                fix=f"set one of {', '.join(types)}",
-            )
+            raise WorkloadError(f"{option} has no setting {str(name)[:40]!r}", fix=f"set one of {', '.join(types)}")
         found[field] = _typed(f"{option} {name}", value, types[field])
     return found
 
@@ -196,10 +193,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return int(version[1]), int(version[3] or 0)
     elif value in choices:
         return value
-    raise WorkloadError(
-        f"{name} is {str(value)[:40]!r}",
-        fix=f"pass one of {', '.join(choices)}",
-    )
+    raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass one of {', '.join(choices)}")
 
 
 def _loss(options: Mapping[str, Any], framework: Framework, software: Software) -> LossKernel:
@@ -211,9 +205,7 @@ def _loss(options: Mapping[str, Any], framework: Framework, software: Software) 
     possible = OBJECTIVES[objective].losses
     if loss not in possible:
         raise WorkloadError(
-            f"--loss {loss} cannot be used with --objective {objective}",
-            why=f"it has {own}",
-            fix="leave --loss out",
+            f"--loss {loss} cannot be used with --objective {objective}", why=f"it has {own}", fix="leave --loss out"
         )
     return cast(LossKernel, loss)
 

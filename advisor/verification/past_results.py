@@ -55,10 +55,7 @@ def dry_run_once(
         for file in sorted((_PACKAGE / folder).rglob("*.py"))
     ]
     question = _digest(
-        asdict(replace(run, shape=None, model_name="")),
-        settings,
-        _versions(*LIBRARIES, "accelerate", "peft"),
-        code,
+        asdict(replace(run, shape=None, model_name="")), settings, _versions(*LIBRARIES, "accelerate", "peft"), code
     )
     nothing: list[Record] = []
     for record in try_store(lambda store: store.find(kind="dry-run", question=question, limit=1), nothing):
