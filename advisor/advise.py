@@ -82,6 +82,7 @@ def build_question(
         model if isinstance(model, ModelShape) else load_model(model, offline=options["offline"]), options
     )
     micro_batch = None if options["micro_batch"] == "max" else options["micro_batch"]
+    # `options` stay as the user gave them: `free_loss` and others ask what was left open.
     chosen: dict[str, Any] = {**options}
     if options["seq_len"] == "max":  # the starting length of the search for the longest
         is_limited = shape.fixed_len or shape.has_learned_positions
@@ -183,6 +184,7 @@ def strategy_candidate(question: Question, strategy: str, settings: str | Mappin
     chosen = plan_settings(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
     if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":
         question = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
+        # A shape that is given completely is one plan, so the search must not add a dimension.
         chosen = {"zero_hpz_partition_size": 1} | chosen
     candidates, obstacle = strategy_candidates(strategy, question, settings=chosen)
     best = best_of_strategy(candidates, LEAST[question.risk])
@@ -276,6 +278,7 @@ def predicted(question: Question) -> Recommendation:
     if offered is not None:
         own = fastest(question)
         if own is not None and best_over_losses(question, own) is not own:
+            # `offered` offers no further loss, so the recursion ends here.
             return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
@@ -298,7 +301,7 @@ def predicted(question: Question) -> Recommendation:
     return found
 
 
-def answer_with_proofs(
+def checked_answer(
     model: str,
     *,
     sharding: Literal["zero", "fsdp"],
@@ -313,7 +316,7 @@ def answer_with_proofs(
     if probe:
         cluster_here(options)  # raises ClusterError before anything is predicted
     recommendation = advise(model, sharding=sharding, deepspeed_estimate=False, say=say, **options)
-    # Imported where needed: an answer without proofs must not wait for these.
+    # Imported where needed: an answer without checks must not wait for these.
     if verify:
         from .verification.verify import verify as verified
 

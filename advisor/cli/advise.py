@@ -70,7 +70,7 @@ def advise(
     plot: Path | None,
     language: Language | None,
     output: Output,
-    **proofs: Any,
+    **checks: Any,
 ) -> int:
     """Recommend the fastest DeepSpeed configuration that fits MODEL on the GPUs.
 
@@ -84,7 +84,7 @@ def advise(
     Exit code: 0 if a plan fits, 1 if none fits, 2 if the question cannot be answered.
     """
     # Imported here: `--help` needs none of it.
-    from ..advise import answer_with_proofs
+    from ..advise import checked_answer
     from ..render.deliver import Destination, deliver
 
     if output.mode == "json" and destination == "-":
@@ -95,7 +95,7 @@ def advise(
         raise click.UsageError(
             "--emit writes files that refer to the configuration file; leave --no-write and -o - out"
         )
-    if not proofs["probe"]:
+    if not checks["probe"]:
         warn_ignored("budget", "without --probe")
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
@@ -104,8 +104,8 @@ def advise(
     if markdown and (output.mode != "human" or destination == "-" or details or all_candidates):
         raise click.UsageError("--markdown prints a summary; leave --json, --quiet, -o -, --details and --all out")
     shows_estimate = output.mode == "json" or details or html is not None
-    answer = answer_with_proofs(
-        model, deepspeed_estimate=shows_estimate and not no_deepspeed_estimate, say=output.say, **proofs, **question
+    answer = checked_answer(
+        model, deepspeed_estimate=shows_estimate and not no_deepspeed_estimate, say=output.say, **checks, **question
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
     if html or plot:

@@ -121,6 +121,7 @@ def question_options(
     """
     own = [question_option(declared[name], searches=searches, **changes.get(name, {})) for name in names]
     options = [*own, *extra]
+    # Click derives the parameters' names, so they are read from a command that does nothing.
     bare: Any = _decorated(lambda: 0, options)
     parameters = [parameter.name for parameter in bare.__click_params__]
 

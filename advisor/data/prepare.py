@@ -88,6 +88,7 @@ def prepare(
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
+    # `map` without num_proc runs in this process, so its function can count here.
     renderer, counts = Renderer(tokenizer, system=system), Counter[str]()
     with TemporaryDirectory(dir=folder) as cache:
         read = read_rows(path, Path(cache))
@@ -97,7 +98,7 @@ def prepare(
         def render(batch: dict[str, list[Any]], numbers: list[int]) -> Iterator[Rendered]:
             if path.suffix.lower() == ".txt":  # one text, in pieces of a batch of lines
                 text = Completion("", "".join(batch["text"]))
-                yield renderer.render(text, path.name, goes_on=numbers[-1] < rows - 1)
+                yield renderer.render(text, path.name, continues=numbers[-1] < rows - 1)
                 return
             for number, values in zip(numbers, zip(*batch.values(), strict=True), strict=True):
                 place = f"{path.name}, row {number + 1}"

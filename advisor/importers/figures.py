@@ -176,12 +176,12 @@ def _recommended(
 
 def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: Cluster) -> str:
     """The command that asks about the same training on the same machines."""
-    asked = {name: value for name, value in run.training.items() if name != "software"}
-    asked |= {"precision": workload.precision, "optimizer": workload.optimizer, "seq_len": workload.seq_len}
+    options = {name: value for name, value in run.training.items() if name != "software"}
+    options |= {"precision": workload.precision, "optimizer": workload.optimizer, "seq_len": workload.seq_len}
     words = ["ds-advise", model.name, "--gpus", gpus_argument(cluster)]
     if cluster.host_memory_bytes_per_node is not None:
         words += ["--ram", f"{int(cluster.host_memory_bytes_per_node / GIB)}GiB"]
-    for name, value in {**asked, "global_batch": workload.global_batch_size}.items():
+    for name, value in {**options, "global_batch": workload.global_batch_size}.items():
         words += [f"--{name.replace('_', '-')}", ",".join(value) if isinstance(value, tuple | list) else str(value)]
     return shlex.join(words)
 
@@ -197,6 +197,7 @@ def _plain(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Clu
 def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
     micro, accumulation = run.micro_batch_size or 1, run.gradient_accumulation_steps
     if accumulation is None:
+        # ms-swift and OpenRLHF accumulate up to a global batch.
         accumulation = max(1, -(-(run.least_global_batch or 1) // (micro * cluster.world_size)))
     batch: dict[str, Any] = {
         "micro_batch_size": micro,

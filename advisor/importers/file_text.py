@@ -65,6 +65,7 @@ def edit_yaml(text: str, changes: Mapping[str, Value]) -> str:
     for name, value in changes.items():
         text = _set_key(text, name, value)
         expected = {key: item for key, item in (expected | {name: value}).items() if item is not None or key != name}
+    # The edits are made on the text: only reading it again shows that no other value changed.
     try:
         done = yaml.safe_load(text) == expected
     except yaml.YAMLError:

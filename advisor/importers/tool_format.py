@@ -145,6 +145,7 @@ class ToolFormat:
         if arguments.switched(self.liger):
             training.update(kernels="liger", loss="fused")
         run.remarks.extend(text for text, keys in self.approximated.items() if arguments.switched(keys))
+        # After the common keys, because a tool's own rules replace their values.
         self.details(run, arguments, source)
         if training.get("framework") == "trl" and run.objective in OBJECTIVES:
             training["objective"] = run.objective if run.objective != NEXT_TOKEN else None  # the default

@@ -78,6 +78,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
     """All reasons against starting the training; empty if it may start. Raises WorkloadError if the model is unknown,
     and DsAdviseError if the check itself fails."""
     run, script = request.run, request.script
+    # Such a script stops at once, so nothing else needs a check.
     outdated = script.source.outdated(script.target, script.options.by_name)
     if outdated:
         return [
@@ -138,6 +139,7 @@ def _probe(request: LaunchRequest, say: Callable[[str], None], *, rerun: bool) -
     failure = result.failure
     if failure is None:
         return []
+    # The kernel's OOM killer ends a rank by SIGKILL without a message.
     is_memory = failure.kind in ("out_of_memory", "killed")
     what = f"{title} failed in {failure.phase} on rank {failure.rank}: {failure.message}"
     return [Objection(what=what, fix=_other_plan(run) if is_memory else "fix this error first")]

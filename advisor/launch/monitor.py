@@ -233,6 +233,7 @@ class Monitor:
     def outcome(self, exit_code: int, failure: TrainingFailure | None, *, stopped: bool) -> LaunchOutcome:
         """The outcome of the training after its launcher has ended with `exit_code`. failure: the reason for ending it,
         if any."""
+        # The ranks have written events since the last look.
         self.records.read()
         self._sum_checkpoint()
         for name, thread in self._summed.items():

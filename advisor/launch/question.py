@@ -67,6 +67,7 @@ def launch_question(
             "under ZeRO-3 every rank then holds the whole model in host memory; make the training arguments first"
         )
     objective = source.objective or NEXT_TOKEN
+    # The readers of `from` have the defaults of the Trainer and of TRL.
     form = TRL if framework == "trl" else TRAINING_ARGUMENTS
     described = Source(path=Path(script.target), text="", kind="yaml", values=arguments.by_name)
     written = form.read(described, objective)
@@ -92,6 +93,7 @@ def launch_question(
                 raise
             remarks.append(f"the script's model {chosen['model']} is not read ({error.what}): pass --model")
     if run is None:
+        # A launch without a model is not checked, but `check_device` needs its precision.
         precision = precision_in(config)
         is_fp16 = precision == "fp16" or (chosen["precision"] == "fp16" and precision != "bf16")
         workload = Workload(framework=framework, precision="fp16" if is_fp16 else "bf16")

@@ -123,7 +123,7 @@ def _download(hub_id: str, to: Path) -> Path:
     to.parent.mkdir(parents=True, exist_ok=True)
     partial = to.with_name(f"{to.name}.{os.getpid()}")
     partial.write_bytes(content)
-    return partial.replace(to)
+    return partial.replace(to)  # atomic, because another process may read the file
 
 
 def _in_time(download: Callable[[], Path], waiting: str) -> Path:

@@ -73,7 +73,7 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     except (OSError, RuntimeError, ValueError):  # too long for a path, the home of an unknown user, a null byte
         is_folder = False
     can_only_be_a_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..")
-    if can_only_be_a_path or name.endswith(".json") or name.count("/") > 1:
+    if can_only_be_a_path or name.endswith(".json") or name.count("/") > 1:  # a hub id has one slash
         raise UnknownModelError(
             f"{name}: no config.json in this folder" if is_folder else f"{name}: no such file or folder",
             fix="give the folder that holds the model's config.json, a catalogue name, or a hub id",

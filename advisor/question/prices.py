@@ -164,6 +164,7 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) 
     per GPU in a row of several sizes."""
     try:
         alone = parse_cluster(gpus, ram=row.get("ram") or None)
+        # Two nodes, because `parse_cluster` reads an interconnect only between nodes.
         network = parse_cluster(f"2x{gpus}", interconnect=row.get("interconnect") or None)
     except ClusterError as error:
         raise ClusterError(f"{where}: {error.what}", why=error.why, fix=error.fix) from None

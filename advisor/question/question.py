@@ -118,6 +118,7 @@ class Question:
             )
         has_kernels = workload.kernels != "liger" or supports(model, "liger")
         unpatched = f"it does not patch {model.model_type} models"
+        # The obstacles to AutoEP do not depend on the size of its groups: two stands for all.
         spread = Plan(
             zero_stage=1,
             micro_batch_size=1,
@@ -204,6 +205,7 @@ class Question:
             zero_stage=3,
             micro_batch_size=1,
             zero_quantized_weights=True,
+            # The 4-bit gradients of ZeRO++ are for the network between nodes.
             zero_quantized_gradients=self.cluster.nodes > 1,
         )
         return unsupported(self.model, self.workload, plan, self.cluster)

@@ -82,7 +82,7 @@ def rollout_choices(question: Question) -> list[Question]:
             workload = replace(workload, global_batch_size=batch)
             found.append(replace(question, workload=workload, cluster=cluster, free_rollouts=()))
         except WorkloadError:  # a batch that this many GPUs do not divide
-            if cluster is question.cluster:
+            if cluster is question.cluster:  # no GPU was taken away: the batch itself is impossible
                 raise
     if not found:
         raise WorkloadError(
@@ -146,7 +146,7 @@ def _engines(question: Question, rollouts: Rollouts, gpus: int, *, only: bool) -
         if gpus % rollouts.vllm_tensor_parallel_size == 0:
             yield rollouts
         return
-    for ranks in (1, 2, 4, 8, 16):
+    for ranks in (1, 2, 4, 8, 16):  # vLLM divides the attention heads, which are mostly powers of two
         settings = replace(rollouts, vllm_tensor_parallel_size=ranks)
         workload, model = replace(question.workload, rollouts=settings), question.model
         can_split = gpus % ranks == 0 and all(block.attention.heads % ranks == 0 for block in model.blocks)

@@ -103,6 +103,7 @@ class BatchSweep:
         offer = self.question.cluster.gpu.memory_bytes
         if self.resident_bytes > offer:  # cheaper to compute
             return True
+        # The last shape may have no accumulation, and then needs less than smaller ones.
         ends = dict.fromkeys((self.shapes[0], self.shapes[-1]))
         return all(least_bytes(*self._inputs, self.plan(shape)) > offer for shape in ends)
 
@@ -142,6 +143,7 @@ class BatchSweep:
     def largest(self, near: float) -> list[Candidate]:
         """Return the largest doubled micro batch that is acceptable, the smaller ones that are as fast, and the next
         larger one; empty if the smallest is not acceptable. near: the micro batch at which the search begins."""
+        # `near` is an estimate: step down to the first acceptable shape, then up to the last one.
         index = max((index for index, (micro, _) in enumerate(self.shapes) if micro <= near), default=0)
         while index >= 0 and not self.acceptable(self.candidate(self.shapes[index]).fit):
             index -= 1

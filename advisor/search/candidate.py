@@ -86,6 +86,7 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     others = max(host if known or host > 1 else 0.0, disk)
     on_gpu = _on_gpu(probability, memory.device_bytes_per_gpu, cluster, others)
     refused = on_gpu._replace(probability=0.0)
+    # The GPU is named first: more RAM or NVMe would not help such a plan.
     if on_gpu.probability < LIKELY:
         return on_gpu
     if host > 1:

@@ -103,6 +103,7 @@ def drop_dominated(plans: Iterable[PlanWithSpeed]) -> list[PlanWithSpeed]:
     choices = list(plans)
     features = [costly_features(plan.plan) for plan in choices]
     kept: list[int] = []
+    # A plan is dominated only by plans with fewer features, so those are decided first.
     for index in sorted(range(len(choices)), key=lambda index: len(features[index])):
         enough = choices[index].tokens_per_s * (1 - LEAST_GAIN)
         if not any(choices[rival].tokens_per_s >= enough and features[rival] < features[index] for rival in kept):

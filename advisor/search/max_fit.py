@@ -90,6 +90,7 @@ def longest_sequence_question(question: Question) -> Question:
     if model.fixed_len is not None:
         return replace(question, largest=Largest(option="seq_len", value=None, too_large=model.fixed_len))
     limit = most or LONGEST
+    # With a power of two of GPUs both steps are equal, and a set searches once.
     length, too_long = max(searched(step, limit) for step in {STEP, lcm(STEP, question.cluster.world_size)})
     if not length:
         length, too_long = searched(SHORT_STEP, min(limit, STEP))

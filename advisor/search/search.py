@@ -95,6 +95,7 @@ def _until_memory_suffices(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]
     stage may fit."""
     last: list[BatchSweep] = []
     for number, stage in enumerate(stages):
+        # The look-ahead below has already built the last stage, with its predictions.
         sweeps = last if last and number == len(stages) - 1 else stage.sweeps()
         yield sweeps
         if any(fit.limit != "gpu" for sweep in sweeps for fit in sweep.known_fits()):
@@ -139,6 +140,7 @@ class _BranchAndBound:
         self.least = LEAST[question.risk]
         self.memory_bytes = question.cluster.gpu.memory_bytes
         self.enough = enough
+        # `fastest_that_fits` may take a plan that is slower than the fastest by both tolerances.
         self.least_speed = enough * (1 - max(LEAST_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
         self.pending = {strategy: _runnable(strategy, question) for strategy in STRATEGIES}
         self.found: dict[Strategy, list[Candidate]] = {strategy: [] for strategy in STRATEGIES}

@@ -181,7 +181,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
     ]
 
 
-def render_proven(before: Proposal, after: Proposal, console: Console) -> None:
+def render_checked(before: Proposal, after: Proposal, console: Console) -> None:
     """Print the plan that passed the check, if it differs from the one printed before."""
     was, now = before.answer.recommended, after.answer.recommended
     if now is None and was is not None:
@@ -212,7 +212,7 @@ def render_trained(trained: Trained, console: Console) -> None:
             render_failure(outcome.failure, console, style="bold red")
         else:
             sentence(console, f"Stopped after step {outcome.last_step}.", style="bold")
-        _go_on(trained, console)
+        _resume_command(trained, console)
     if outcome.last_step:
         render_figures(trained.attempt, console)
     if trained.finished:
@@ -228,7 +228,7 @@ def _ended(trained: Trained) -> str:
     return text + (f", evaluation {evaluations[-1][1]:.3g}." if evaluations else ".")
 
 
-def _go_on(trained: Trained, console: Console) -> None:
+def _resume_command(trained: Trained, console: Console) -> None:
     checkpoint, failure = trained.folder.newest_checkpoint(), trained.attempt.outcome.failure
     logs = f"The ranks' output: {trained.attempt.outcome.folder}."
     if trained.session.following is not None:

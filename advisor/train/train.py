@@ -39,7 +39,7 @@ from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
 from .folder import TrainingFolder, TrainingJob
 from .proposal import Proposal, build_request, propose, request_of_proposal
-from .report import Trained, render_proposal, render_proven, render_start, render_trained, training_report
+from .report import Trained, render_checked, render_proposal, render_start, render_trained, training_report
 from .settings import TrainingSettings
 
 
@@ -72,7 +72,7 @@ def train_anew(
                 verify_proposal(ready, memory_limit_bytes=memory_limit_bytes(options), output=output),
             )
             if output.mode == "human":
-                render_proven(proposed, ready, output.console())
+                render_checked(proposed, ready, output.console())
         if ready.answer.recommended is not None:
             weights = weights_folder(settings.model, shape, offline=settings.offline)
             trained = _train(request_of_proposal(ready, str(weights)), folder, controls, merging=settings.merge)
@@ -172,7 +172,7 @@ def verify_proposal(proposed: Proposal, *, memory_limit_bytes: int | None, outpu
     settings = proposed.settings
     if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the check
         weights_folder(settings.model, proposed.answer.question.model, offline=settings.offline)
-    if settings.proof == "none":
+    if settings.check == "none":
         return proposed
     for objection in disk_objections(request_of_proposal(proposed, settings.model), output.say):
         raise ConfigFileError(
@@ -194,7 +194,7 @@ def verify_answer(
 
     Raises WorkloadError if a probe fails for a reason other than memory, because the training would fail too.
     """
-    if settings.proof == "dry-run":
+    if settings.check == "dry-run":
         return verify(
             answer,
             offline=settings.offline,

@@ -49,6 +49,7 @@ def dry_run_once(
     """
     if isinstance(run.model, str):
         return dry_run(run, on_progress=on_progress, **settings), None
+    # Size and time stand for the content of the code, which would take longer to read.
     code = [
         (str(file), file.stat().st_size, file.stat().st_mtime_ns)
         for folder in ("estimators", "probes")
@@ -169,4 +170,4 @@ def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> 
         return True
     had = host_memory_bytes() // result.world_size if limit_bytes is None else limit_bytes
     limit = cluster.gpu.memory_bytes
-    return had <= limit if result.failure is None else had >= limit
+    return had <= limit if result.failure is None else had >= limit  # success holds for more memory, failure for less

@@ -96,6 +96,7 @@ def as_measured(estimate: Estimate, result: ProbeResult) -> Estimate:
     slowest = max(result.ranks, key=lambda report: report.step_s)
     steps = sorted(step.total_s for step in slowest.steps)
     beyond = int(len(steps) / 10)
+    # Speed is the inverse of time: the longest steps give the low end.
     spread = Spread(low=slowest.step_s / steps[-1 - beyond], high=slowest.step_s / steps[beyond])
     time = replace(calibration(result, estimate.time).apply(estimate.time), spread=spread)
     return replace(estimate, time=time, evidence="probe")

@@ -56,12 +56,12 @@ def verify(
     for candidate in (*([answer.try_first] if answer.try_first else []), *by_speed(answer)):
         on_start(candidate)
         dry_runs.append(compared_dry_run(build_run(question, candidate.plan, offline=offline)))
-        proven = judged[candidate.plan] = replace(candidate, fit=dry_runs[-1].fit)
-        if proven.fit.probability >= least:
-            chosen = proven
+        checked = judged[candidate.plan] = replace(candidate, fit=dry_runs[-1].fit)
+        if checked.fit.probability >= least:
+            chosen = checked
             break
-        if candidate is answer.try_first and proven.fit.probability >= LIKELY:
-            try_first = proven
+        if candidate is answer.try_first and checked.fit.probability >= LIKELY:
+            try_first = checked
 
     ladder = []
     for step in answer.ladder:  # the chosen plan becomes the best of its strategy
@@ -235,8 +235,10 @@ def verdict_on(candidate: Candidate, result: ProbeResult, answer: Recommendation
         measured, predicted = result.highest("allocated_bytes"), memory.allocated_bytes_per_gpu
     return ProbeVerdict(
         tokens_per_s=result.tokens_per_s,
+        # A probe measures tensors or allocated bytes; the verdicts compare device memory.
         need_bytes=None if measured is None else round(memory.device_bytes_per_gpu * measured / predicted),
         calibration=calibration(result, candidate.time),
+        # What is not steps is the start: processes, libraries, engine.
         start_s=max(0.0, result.seconds - len(result.ranks[0].losses) * result.step_s),
     )
 
