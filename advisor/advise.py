@@ -120,8 +120,8 @@ def build_question(
     )
     if shape.quantized and question.workload.method != "qlora":
         say(
-            f"the weights of {shape.name} are quantized ({shape.quantized}), which transformers trains with adapters "
-            f"at most: they are counted as if they were not; --method qlora counts 4-bit and 8-bit ones"
+            f"the weights of {shape.name} are quantized ({shape.quantized}), and transformers trains those only with "
+            "adapters: the prediction is for unquantized weights; --method qlora predicts 4-bit and 8-bit weights"
         )
     if question.options["zeropp"] and question.obstacle_to_zeropp is not None:
         raise WorkloadError("ZeRO++ is not possible here", why=question.obstacle_to_zeropp, fix="leave --zeropp out")

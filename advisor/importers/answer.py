@@ -151,8 +151,7 @@ def import_file(
         if run.gpus_per_node is not None:
             kind = f"{run.nodes or 1}x{run.gpus_per_node}x{kind}"
         elif gpus is not None and not run.obstacle:
-            assumed = f"the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})"
-            run.remarks.append(assumed)
+            run.remarks.append(f"the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})")
     figures: ImportFigures | None = None
     obstacle: DsAdviseError | None = None
     try:

@@ -28,7 +28,7 @@ from ..question.question import Question, script_constraints
 from ..question.workload import apply_model_options, configured_workload
 from ..search.candidate import LEAST, Candidate, predict
 from ..search.choice import as_fast
-from ..text.units import times
+from ..text.units import counted_noun, times
 from .imported_run import ImportedRun
 
 _LEAST_GAIN = 1.1
@@ -95,18 +95,15 @@ def import_figures(
     if as_is is not None and as_is.plan.offload_optimizer != "none":
         gain = as_is.time.step_s / predict(model, workload, equal_parts, plan).time.step_s
         if gain >= _LEAST_GAIN:
-            count = f"{cluster.threads_per_rank} thread{'s' * (cluster.threads_per_rank != 1)}"
             remarks.append(
-                f"each rank's optimizer steps on the host with {count}: with OMP_NUM_THREADS="
-                f"{cores_per_rank(cluster)} the run as it is would be {times(gain)} as fast"
+                f"the optimizer runs on the host with {counted_noun(cluster.threads_per_rank, 'thread')} per rank: "
+                f"OMP_NUM_THREADS={cores_per_rank(cluster)} would make the run {times(gain)} as fast"
             )
     if run.training.get("seq_len") is None:
-        tokens = f"{workload.seq_len:,}"
-        remarks.append(f"the sample length is not given: {tokens} tokens are assumed (--seq-len)")
+        remarks.append(f"the sample length is not given: {workload.seq_len:,} tokens are assumed (--seq-len)")
     if run.tool == "python" and cluster.world_size > 1:
-        counts = f"--nproc_per_node {cluster.gpus_per_node}"
-        words = f"python alone starts one process; the prediction is for torchrun {counts}"
-        remarks.append(words)
+        processes = f"torchrun --nproc_per_node {cluster.gpus_per_node}"
+        remarks.append(f"python alone starts one process; the prediction is for {processes}")
     splits_layers = plan.autotp_size > 1  # the script's data loader depends on the groups
     samples = None if splits_layers else plan.samples_per_step(cluster.world_size)
     workload = replace(workload, global_batch_size=samples)
@@ -124,8 +121,7 @@ def import_figures(
     # accelerate starts it in a group if its configuration uses DeepSpeed.
     in_group = cluster.world_size > 1 or (run.launcher == "accelerate" and run.sharding == "zero")
     if advised is not None and advised.plan.sharding == "zero" and run.one_process and not in_group:
-        how = run.one_process
-        remarks.append(f"DeepSpeed needs a launcher even for one process: start it with {how}")
+        remarks.append(f"DeepSpeed needs a launcher even for one process: start it with {run.one_process}")
     return ImportFigures(
         question=question,
         plan=plan,

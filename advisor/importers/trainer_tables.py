@@ -42,7 +42,7 @@ def _training_arguments_details(run: ImportedRun, arguments: ScriptArguments, so
         instead = "; ds-advise MODEL --objective grpo predicts TRL's GRPO instead" * (tool == "verl")
         run.add_obstacle(f"{tool} is not read: {line.target} has its own options for batch and precision{instead}")
     elif own is not None:
-        run.add_obstacle(f"not read: its options are its own, since the Trainer has no option {own}")
+        run.add_obstacle(f"not read: the script has options of its own (the Trainer has no option {own})")
     elif is_open and arguments.text("deepspeed_config") is not None:
         part = run.deepspeed
         run.framework = "deepspeed"
@@ -53,8 +53,8 @@ def _training_arguments_details(run: ImportedRun, arguments: ScriptArguments, so
         )
     elif run.micro_batch_size is None and line is not None and line.launcher != "accelerate":
         run.add_obstacle(
-            f"not read: {line.target[:80]} gets none of the Trainer's options, so that its batch, precision and "
-            "DeepSpeed configuration are in its code"
+            f"not read: {line.target[:80]} gets no options of the Trainer; its batch, precision and DeepSpeed "
+            "configuration are in its code"
         )
 
 

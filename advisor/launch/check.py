@@ -162,9 +162,8 @@ def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
     need = 0 if prediction is None else prediction.memory.host_loading_bytes_per_node
     if available is None or need <= available:
         return []
-    what = f"loading the model takes {gib(need)} GiB of the host's {gib(available)}"
-    fix = "use ZeRO-3, which loads the model in shards, or fewer ranks on this node"
-    return [Objection(what=what, fix=fix)]
+    what = f"loading the model needs {gib(need)} GiB of the host's {gib(available)}"
+    return [Objection(what=what, fix="use ZeRO-3, which loads the model in shards, or fewer ranks on this node")]
 
 
 def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
@@ -174,16 +173,15 @@ def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
         return
     workload, have = run.workload, run.cluster.gpu.memory_bytes
     step = max(phase.allocated_bytes for phase in prediction.memory.phases if phase.name != "evaluation")
-    size = gib(prediction.memory.allocated_bytes_per_gpu)
-    parts = [f"evaluation needs {size} GiB of tensors, training {gib(step)}"]
+    need = gib(prediction.memory.allocated_bytes_per_gpu)
+    parts = [f"evaluation needs {need} GiB of tensors, training {gib(step)}"]
     if workload.eval_logits:
         parts.append(
             "each GPU keeps the logits of its batches for compute_metrics: reduce them in "
             "preprocess_logits_for_metrics, or set eval_accumulation_steps=1"
         )
     if prediction.memory.device_bytes_per_gpu > have:
-        gpu = run.cluster.gpu.name
-        parts.append(f"it is predicted to exceed the {gib(have)} GiB of the {gpu}")
+        parts.append(f"it is predicted to exceed the {gib(have)} GiB of the {run.cluster.gpu.name}")
     say("; ".join(parts))
 
 

@@ -173,7 +173,7 @@ def _from_script(
     if not shown:
         return found, []
     remark = (
-        f"assumed {', '.join(shown)}, the defaults of {'TRL' if framework == 'trl' else 'the Trainer'}: where the "
+        f"assumed {', '.join(shown)}, the defaults of {'TRL' if framework == 'trl' else 'the Trainer'}: if the "
         "script sets others, pass --micro-batch, --accumulation, --gradient-checkpointing, --precision"
     )
     return found, [remark]
@@ -186,9 +186,7 @@ def _method_remark(chosen: Mapping[str, Any], arguments: ScriptArguments, source
         where = "the script's arguments" if source.adapters is None else "its LoraConfig"
         return f"counted as LoRA of rank {chosen['lora_rank']} on {targets}, by {where}{bits}"
     if source.names_adapters:
-        return (
-            "counted as full fine-tuning, although the script names adapters: where it trains them, pass --method lora"
-        )
+        return "counted as full fine-tuning, although the script names adapters: if it trains them, pass --method lora"
     return "counted as full fine-tuning: for adapters pass --method lora"
 
 

@@ -204,22 +204,20 @@ def verify_answer(
         if candidate.estimate.evidence == "probe":  # it has already run on this machine
             return replace(answer, recommended=candidate)
         plan = candidate.plan
-        title, size = plan_title(plan), plan.micro_batch_size
-        output.say(f"probe of {title}, micro batch {size}: a few real steps ...")
+        output.say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}: a few real steps ...")
         result = probe_and_keep(
             build_run(answer.question, plan, offline=settings.offline),
             device=settings.device,
             memory_limit_bytes=memory_limit_bytes,
         )
         if result.failure is None:
-            speed = f"{result.tokens_per_s:,.0f}"
-            output.say(f"it ran, {speed} tokens/s with full sequences")
+            output.say(f"it ran, {result.tokens_per_s:,.0f} tokens/s with full sequences")
             return replace(answer, recommended=candidate.replace_estimate(as_measured(candidate.estimate, result)))
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
                 f"the probe failed: {result.failure.message}",
                 why="the training runs the same steps",
-                fix="repair that, or pass --no-check to start anyway",
+                fix="fix this error, or use --no-check to start anyway",
             )
         output.say("out of memory; trying the next best plan")
     return replace(answer, recommended=None)

@@ -120,8 +120,7 @@ def probe_candidates(
         )
 
     if answer.past_probes:
-        count = len(answer.past_probes)
-        say(f"{count} of the plans ran before on this machine and are not run again (ds-advise history)")
+        say(f"{len(answer.past_probes)} plans ran before on this machine and are not run again (ds-advise history)")
     series, order = run_series(answer, probe_candidate, budget_s=budget_s, on_probe=on_probe)
     outcome, quickest_s = "no plan ran", order.quickest_s()
     if series.best is not None:
