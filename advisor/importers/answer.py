@@ -33,11 +33,11 @@ FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, OPE
 NAMES = tuple(form.name for form in FORMATS)
 
 
-def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
+def detect_format(path: Path, name: str | None = None) -> tuple[Source, Format]:
     """The file and its format, which is the named one or is recognised by content. A script that starts a tool with a
     configuration file leads to that file. Raises ConfigFileError for a file that cannot be read or has none of the
     formats."""
-    source = _followed(read_source(path, "shell" if name == "script" else None))
+    source = _named_configuration(read_source(path, "shell" if name == "script" else None))
     if name is not None:
         named = next(form for form in FORMATS if form.name == name)
         if source.line is not None and name != "script" and not named.matches(source):
@@ -59,7 +59,7 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
     )
 
 
-def _followed(source: Source) -> Source:
+def _named_configuration(source: Source) -> Source:
     """The configuration file that a script's training command names, with the command's options; else the source
     itself."""
     name = source.line.configuration if source.line is not None else None
@@ -77,7 +77,7 @@ def _followed(source: Source) -> Source:
             why="it describes the training",
             fix="run this on the machine that has it, or pass that file",
         )
-    return read_source(path).handed_by(source)
+    return read_source(path).overridden_by(source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def import_file(
 
     Raises DsAdviseError for a file that cannot be read and for impossible options.
     """
-    source, known = recognised(path, format)
+    source, known = detect_format(path, format)
     if source.started_by is not None and destination is not None and destination.suffix != source.path.suffix:
         raise ConfigFileError(
             f"-o {destination} does not end in {source.path.suffix}",

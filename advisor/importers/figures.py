@@ -27,7 +27,7 @@ from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
 from ..question.workload import apply_model_options, configured_workload
 from ..search.candidate import LEAST, Candidate, predict
-from ..search.choice import as_fast
+from ..search.choice import is_as_fast
 from ..text.units import counted_noun, times
 from .imported_run import ImportedRun
 
@@ -115,7 +115,7 @@ def import_figures(
         recommended, lacking = _best_plan(question, run, plan, offloads_checkpoints=offloads_checkpoints)
         command = _command(run, workload, model, cluster)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
-    is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
+    is_better = recommended is not None and (not fits or as_is is None or not is_as_fast(as_is, recommended))
     advised = recommended if is_better else as_is
     # For one process outside a process group DeepSpeed looks for MPI and stops (0.19.8 comm/comm.py `mpi_discovery`).
     # accelerate starts it in a group if its configuration uses DeepSpeed.
@@ -165,8 +165,8 @@ def _recommended(
         best = searched.recommended
     if run.sharding == "zero":
         return best, searched
-    own = strategy_candidate(question, _plain(run, question.model, question.workload, question.cluster))
-    stays = own.fit.probability >= LEAST[question.risk] and (best is None or as_fast(own, best))
+    own = strategy_candidate(question, _plain_strategy(run, question.model, question.workload, question.cluster))
+    stays = own.fit.probability >= LEAST[question.risk] and (best is None or is_as_fast(own, best))
     return own if stays else best, searched
 
 
@@ -182,7 +182,7 @@ def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: C
     return shlex.join(words)
 
 
-def _plain(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Cluster) -> PlainPyTorch:
+def _plain_strategy(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Cluster) -> PlainPyTorch:
     """The strategy of plain PyTorch; FSDP 1 replaces FSDP2 if FSDP2 is not predicted."""
     if cluster.world_size == 1 or not run.is_fsdp:
         return "torch"
@@ -202,7 +202,7 @@ def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, worklo
     }
     offloads = run.gradient_checkpointing == "offload"
     if run.sharding != "zero":
-        strategy = _plain(run, model, workload, cluster)
+        strategy = _plain_strategy(run, model, workload, cluster)
         return replace(plan_for(strategy, model, workload, cluster, **batch), cpu_checkpointing=offloads)
     try:
         return plan_from_ds_config(config, model, cluster, cpu_checkpointing=offloads, **batch)

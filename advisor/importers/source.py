@@ -49,7 +49,7 @@ class Source:
             ScriptArguments(self.line.arguments) if self.line is not None else ScriptArguments.from_values(self.values)
         )
 
-    def handed_by(self, script: Source | None) -> Source:
+    def overridden_by(self, script: Source | None) -> Source:
         """The file with the options of the script's command, which override its keys; unchanged if `script` is None."""
         if script is None or script.line is None:
             return self
@@ -83,10 +83,10 @@ def read_source(path: Path, kind: Kind | None = None) -> Source:
     if "\0" in text or not text.strip():
         problem = "not text" if text.strip() else "the file is empty"
         raise ConfigFileError(f"{path}: {problem}", fix=fix)
-    return parsed(path, text, kind or _kind(path, text))
+    return parse_source(path, text, kind or _kind(path, text))
 
 
-def parsed(path: Path, text: str, kind: Kind) -> Source:
+def parse_source(path: Path, text: str, kind: Kind) -> Source:
     """The text as values. Raises the errors of `read_source`."""
     if kind == "yaml":
         return Source(path=path, text=text, kind=kind, values=read_yaml(text, str(path)))

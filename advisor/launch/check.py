@@ -24,7 +24,7 @@ from ..text.labels import checkpointing_title, plan_title
 from ..text.units import age, counted_noun, gib
 from ..verification.dry_run import compared_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
-from ..verification.probe_order import as_measured
+from ..verification.probe_order import measured_estimate
 from .request import LaunchRequest
 from .script_source import how_to_update
 
@@ -47,7 +47,7 @@ def predict_run(run: Run) -> Estimate | None:
     estimate, past = run.estimate(), _past_probe(run)
     if estimate is None or past is None or past.result.failure is not None:
         return estimate
-    return as_measured(estimate, past.result)
+    return measured_estimate(estimate, past.result)
 
 
 def _past_probe(run: Run) -> PastProbe | None:

@@ -178,13 +178,13 @@ class Monitor:
         self._peak_device_bytes = 0
         self._output_shown = 0
         self._said_compiling = False
-        self._summed: dict[str, threading.Thread] = {}
+        self._checksum_threads: dict[str, threading.Thread] = {}
         """The checkpoints of this training -> the threads that write their checksums."""
 
     def look(self, pid: int) -> None:
         """Read the records and, once a second, the memory of the descendants of process `pid` and of the machine."""
         self.records.read()
-        self._sum_checkpoint()
+        self._start_checksums()
         now = time.monotonic()
         if now - self._sampled_at < _SAMPLE_S:
             return
@@ -235,8 +235,8 @@ class Monitor:
         if any."""
         # The ranks have written events since the last look.
         self.records.read()
-        self._sum_checkpoint()
-        for name, thread in self._summed.items():
+        self._start_checksums()
+        for name, thread in self._checksum_threads.items():
             thread.join(_PATIENCE_S)
             if thread.is_alive():
                 self._display.say(f"ds-advise: writing the checksums of {name} ...")
@@ -275,7 +275,7 @@ class Monitor:
             warnings=tuple(self._warnings),
         )
 
-    def _sum_checkpoint(self) -> None:
+    def _start_checksums(self) -> None:
         """Start writing the checksums of the newest checkpoint once every rank has saved its part. On several nodes no
         checksums are written, because the state of the other nodes' ranks is unknown."""
         saved = {rank.latest.get("checkpoint") for rank in self.records.ranks}
@@ -283,9 +283,11 @@ class Monitor:
         if cluster.nodes > 1 or len(self.records.ranks) < cluster.gpus_per_node or len(saved) != 1:
             return
         [folder] = saved
-        if folder is not None and folder not in self._summed:
-            self._summed[folder] = threading.Thread(target=_write_checksums, args=(Path(folder),), daemon=True)
-            self._summed[folder].start()
+        if folder is not None and folder not in self._checksum_threads:
+            self._checksum_threads[folder] = threading.Thread(
+                target=_write_checksums, args=(Path(folder),), daemon=True
+            )
+            self._checksum_threads[folder].start()
 
     def _differences(self) -> tuple[str, ...]:
         """The engine's settings that differ from the plan, because the script may set them itself."""

@@ -258,12 +258,12 @@ class _Stop:
 def observe(module: Any, events: EventLog) -> None:
     """Wrap the methods of the engine class in `deepspeed.runtime.engine`."""
     engine_class, seen = module.DeepSpeedEngine, _EngineObserver(events)
-    engine_class.forward = _around(engine_class.forward, before=seen.before_forward)
-    engine_class.backward = _around(engine_class.backward, before=seen.before_backward)
-    engine_class.step = _around(engine_class.step, before=seen.before_step, after=seen.after_step)
+    engine_class.forward = _wrap(engine_class.forward, before=seen.before_forward)
+    engine_class.backward = _wrap(engine_class.backward, before=seen.before_backward)
+    engine_class.step = _wrap(engine_class.step, before=seen.before_step, after=seen.after_step)
 
 
-def _around(method: Any, *, before: Callable[..., None], after: Callable[[Any], None] = lambda _: None) -> Any:
+def _wrap(method: Any, *, before: Callable[..., None], after: Callable[[Any], None] = lambda _: None) -> Any:
     @functools.wraps(method)
     def wrapped(engine: Any, *args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(Exception):

@@ -114,10 +114,10 @@ def parse_cluster(
             cluster, nvme_path=path, nvme_bytes_per_node=parse_size("--nvme", size, least=10**9, most=10**15)
         )
     if cluster.is_this_machine:
-        from .this_machine import as_measured, measured_hardware
+        from .this_machine import measured_cluster, measured_hardware
 
         known = measured_hardware("cuda")
-        cluster = cluster if known is None else as_measured(cluster, known)
+        cluster = cluster if known is None else measured_cluster(cluster, known)
         if cluster.gpu.assumed:
             cluster = _assuming(cluster, f"{cluster.gpu.name} as fast as a known card of its size")
     if interconnect is None:

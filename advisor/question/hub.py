@@ -65,7 +65,7 @@ def config_from_hub(hub_id: str, *, offline: bool) -> Path:
         )
     no_network = "; ".join([_OTHERWISE, "--offline does not use the hub"])
     try:
-        return _in_time(lambda: _download(hub_id, own), f"asking the hub for the config.json of {hub_id} ...")
+        return _call_within_limit(lambda: _download(hub_id, own), f"asking the hub for the config.json of {hub_id} ...")
     except HTTPError as error:
         code = error.headers.get("X-Error-Code", "")
         if code in _REFUSALS or error.code in (401, 404):
@@ -126,7 +126,7 @@ def _download(hub_id: str, to: Path) -> Path:
     return partial.replace(to)  # atomic, because another process may read the file
 
 
-def _in_time(download: Callable[[], Path], waiting: str) -> Path:
+def _call_within_limit(download: Callable[[], Path], waiting: str) -> Path:
     """The result of a download within `_LIMIT_S`, because the socket's timeout restarts with every byte. waiting: the
     line printed on stderr after `_PATIENCE_S`. Raises the errors of `download`, or TimeoutError."""
     done: SimpleQueue[Path | BaseException] = SimpleQueue()

@@ -76,7 +76,7 @@ def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None
     return None
 
 
-def as_measured(cluster: Cluster, known: MeasuredHardware) -> Cluster:
+def measured_cluster(cluster: Cluster, known: MeasuredHardware) -> Cluster:
     """The cluster with the speeds of a benchmark."""
     gpu, names = _measured_gpu(cluster.gpu, known.result)
     changes, more = _measured_node(cluster, known.result)

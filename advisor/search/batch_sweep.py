@@ -77,7 +77,7 @@ class BatchSweep:
     def _predict(self, plan: Plan) -> Candidate:
         memory = _memory(*self._inputs, plan)
         # No reference to this object, which would be a reference cycle.
-        later = partial(_complete, memory, *self._inputs, plan)
+        later = partial(_complete_estimate, memory, *self._inputs, plan)
         return Candidate(plan=plan, memory=memory, fit=judge_fit(memory, self.question.cluster), make_estimate=later)
 
     @property
@@ -127,7 +127,7 @@ class BatchSweep:
             return fit.limit == self.candidate(self.shapes[0]).fit.limit
         return fit.probability >= self.least
 
-    def rising(self) -> list[Candidate]:
+    def rising_candidates(self) -> list[Candidate]:
         """Return the candidates by rising micro batch, up to the first that likely does not fit, and the one without
         accumulation if it likely fits."""
         found: list[Candidate] = []
@@ -159,22 +159,22 @@ class BatchSweep:
             best = max(best, self.time(self.shapes[first]).tokens_per_s)
         return [self.candidate(shape) for shape in self.shapes[first : end + 1]]
 
-    def refined(self, found: Sequence[Candidate], least_speed: float) -> list[Candidate]:
+    def refine(self, found: Sequence[Candidate], least_speed: float) -> list[Candidate]:
         """Return candidates of doubled micro batches by rising size, those between the last acceptable one and the
         next, and the best one with a part of the offloaded optimizer on the GPU. least_speed: tokens per second below
         which micro batches in between are skipped."""
         if not self.question.is_batch_free:
             return list(found)
-        refined = list(found)
+        candidates = list(found)
         acceptable = [each for each in found if self.acceptable(each.fit)]
         if 0 < len(acceptable) < len(found):
             between = self._between(acceptable[-1], found[len(acceptable)], least_speed)
-            refined += (each for each in between if each.fit.gpu_likely_suffices)
-            refined.sort(key=lambda candidate: candidate.plan.micro_batch_size)
-        taken = [each for each in refined if each.fit.probability >= self.least]
+            candidates += (each for each in between if each.fit.gpu_likely_suffices)
+            candidates.sort(key=lambda candidate: candidate.plan.micro_batch_size)
+        taken = [each for each in candidates if each.fit.probability >= self.least]
         if taken:
-            refined += self._optimizer_on_gpu(max(taken, key=lambda candidate: candidate.tokens_per_s))
-        return refined
+            candidates += self._optimizer_on_gpu(max(taken, key=lambda candidate: candidate.tokens_per_s))
+        return candidates
 
     def _between(self, fits: Candidate, fails: Candidate, least_speed: float) -> Iterator[Candidate]:
         """Yield candidates of micro batches between an acceptable and a larger, unacceptable one, by bisection.
@@ -207,19 +207,21 @@ class BatchSweep:
         sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
         groups = len(optimizer_group_numels(sharded, plan.sub_group_size))
 
-        def keeping(number: int) -> Plan:
+        def partly_offloaded(number: int) -> Plan:
             # The middle of the interval in which DeepSpeed's int((1 - ratio) groups) is this number.
             return plan.replace_fields(offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
 
-        if groups == 1 or unsupported(question.model, question.workload, keeping(1), cluster) is not None:
+        if groups == 1 or unsupported(question.model, question.workload, partly_offloaded(1), cluster) is not None:
             return
-        one, none = (total_bytes(resident_terms(*self._inputs, each)) for each in (keeping(1), plan))
+        one, none = (total_bytes(resident_terms(*self._inputs, each)) for each in (partly_offloaded(1), plan))
         most = min(groups - 1, (cluster.gpu.memory_bytes - fastest.device_bytes) // (one - none))
         # `most` fits with probability 1/2; fewer sub-groups fit with a higher one.
         numbers = range(1, most + 1)
-        number = bisect_left(numbers, 1, key=lambda each: not self.acceptable(self._predict(keeping(each)).fit))
+        number = bisect_left(
+            numbers, 1, key=lambda each: not self.acceptable(self._predict(partly_offloaded(each)).fit)
+        )
         if share * number / groups > SAME_SPEED:
-            candidate = self._predict(keeping(number))
+            candidate = self._predict(partly_offloaded(number))
             if candidate.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
                 yield candidate
 
@@ -232,5 +234,7 @@ class BatchSweep:
         return sum(term.seconds for term in time.terms if term.resource in ("cpu", "pcie")) / time.step_s
 
 
-def _complete(memory: MemoryEstimate, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Estimate:
+def _complete_estimate(
+    memory: MemoryEstimate, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan
+) -> Estimate:
     return Estimate(plan=plan, memory=memory, time=_time(model, workload, cluster, plan))

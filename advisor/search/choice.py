@@ -90,7 +90,7 @@ def closest(ladder: Iterable[LadderStep]) -> Candidate | None:
     return min(plans, key=lambda candidate: candidate.fit.utilization, default=None)
 
 
-def taken_others(ladder: Iterable[LadderStep], chosen: Candidate | None) -> list[Candidate]:
+def other_taken_plans(ladder: Iterable[LadderStep], chosen: Candidate | None) -> list[Candidate]:
     """Return the best plans of the other strategies that may be recommended."""
     return [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
 
@@ -136,10 +136,10 @@ def worth_trying_first(
     if best is None:
         return None
     sure = best.fit.probability - SAME_PROBABILITY
-    return next(each for each in likely if as_fast(each, best) and each.fit.probability >= sure)
+    return next(each for each in likely if is_as_fast(each, best) and each.fit.probability >= sure)
 
 
-def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
+def is_as_fast(candidate: Candidate, fastest: Candidate) -> bool:
     """Whether a candidate is as fast as the fastest within `SAME_SPEED`, or within `LEAST_GAIN` if the fastest has more
     costly features."""
     return candidate.tokens_per_s >= fastest.tokens_per_s * (1 - tolerance(fastest.plan, candidate.plan))

@@ -40,7 +40,7 @@ def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candi
         found[strategy], obstacles[strategy] = strategy_candidates(strategy, question)
     if all(each.fit.limit == "gpu" for own in found.values() for each in own):
         for strategy, own in found.items():  # the plans with the least GPU memory show the shortage
-            own += search_stages(strategy, question)[-1].sweeps()[-1].rising()[:1] if own else []
+            own += search_stages(strategy, question)[-1].sweeps()[-1].rising_candidates()[:1] if own else []
     ladder = []
     for strategy, own in found.items():
         best = best_of_strategy(own, least)
@@ -59,11 +59,11 @@ def strategy_candidates(
         obstacle = None if candidates else sweeps[0].obstacle
         if obstacle is not None:
             return [], obstacle
-        found = {sweep: sweep.rising() for sweep in sweeps}
+        found = {sweep: sweep.rising_candidates() for sweep in sweeps}
         speeds = [each.tokens_per_s for sweep in sweeps for each in found[sweep] if sweep.acceptable(each.fit)]
         enough = max(speeds, default=0.0) * (1 - SAME_SPEED)
         for sweep in sweeps:
-            candidates += sweep.refined(found[sweep], enough)
+            candidates += sweep.refine(found[sweep], enough)
     return candidates, ""
 
 
@@ -162,7 +162,7 @@ class _BranchAndBound:
                 if bound < floor:
                     break
                 if not self._is_needless(strategy, sweep, bound):
-                    found = sweep.refined(sweep.largest(near) if sweep.doubles else sweep.rising(), floor)
+                    found = sweep.refine(sweep.largest(near) if sweep.doubles else sweep.rising_candidates(), floor)
                     self.found[strategy] += [each for each in found if each.fit.probability >= self.least]
         return fastest_that_fits(self._ladder())
 

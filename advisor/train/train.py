@@ -35,7 +35,7 @@ from ..question.run import build_run, read_ds_config
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..verification.past_results import probe_and_keep
-from ..verification.probe_order import as_measured
+from ..verification.probe_order import measured_estimate
 from ..verification.verify import by_speed, verify
 from .folder import TrainingFolder, TrainingJob
 from .proposal import Proposal, build_request, propose, request_of_proposal
@@ -212,7 +212,9 @@ def verify_answer(
         )
         if result.failure is None:
             output.say(f"it ran, {result.tokens_per_s:,.0f} tokens/s with full sequences")
-            return replace(answer, recommended=candidate.replace_estimate(as_measured(candidate.estimate, result)))
+            return replace(
+                answer, recommended=candidate.replace_estimate(measured_estimate(candidate.estimate, result))
+            )
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
                 f"the probe failed: {result.failure.message}",

@@ -129,7 +129,7 @@ class PastProbes:
                 result = from_json(ProbeResult, record.result)
             except (TypeError, AttributeError):  # written by another version of ds-advise
                 continue
-            if _answers(result, record.workload.get("memory_limit_bytes"), run.cluster):
+            if _is_valid(result, record.workload.get("memory_limit_bytes"), run.cluster):
                 return PastProbe(id=record.id, age_s=record.age_s, result=result)
         return None
 
@@ -157,7 +157,7 @@ def _filled_config(run: Run) -> dict[str, Any]:
     return {**run.config, **{key: batch[key] for key in open_keys}}
 
 
-def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:
+def _is_valid(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:
     """Whether a probe is valid for the question's cluster. limit_bytes: the probe's memory limit on the CPU; None means
     the rank's share of the RAM."""
     if result.solo or cluster.nodes > 1:  # a probe of all ranks covers this machine only

@@ -90,7 +90,7 @@ def calibration(result: ProbeResult, predicted: TimeEstimate) -> Calibration:
     return Calibration(**{kind: parts[kind] / expected[kind] if expected[kind] else whole for kind in parts})
 
 
-def as_measured(estimate: Estimate, result: ProbeResult) -> Estimate:
+def measured_estimate(estimate: Estimate, result: ProbeResult) -> Estimate:
     """Return a plan's estimate with the time that its probe measured, term by term. The spread is the middle 80 % of
     the slowest rank's steps."""
     slowest = max(result.ranks, key=lambda report: report.step_s)

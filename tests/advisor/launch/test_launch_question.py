@@ -12,6 +12,7 @@ from ds_advise.advisor.importers.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.question import launch_question
 from ds_advise.advisor.launch.request import LaunchRequest
 from ds_advise.advisor.launch.script_source import ScriptSource
+from ds_advise.advisor.question.options import fill_defaults
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 
 PLACE = {
@@ -25,20 +26,10 @@ PLACE = {
     "slurm": False,
     "starts": False,
 }
-OPTIONS = {
+OPTIONS = {name: value for name, value in fill_defaults({}).items() if name not in PLACE} | {
     "config_file": Path("ds_config.json"),
     "model": "Qwen2.5-0.5B",
-    "seq_len": None,
-    "micro_batch": None,
     "accumulation": None,
-    "method": "full",
-    "lora_rank": 8,
-    "lora_dropout": 0.0,
-    "lora_targets": None,
-    "modules_to_save": None,
-    "framework": "hf",
-    "software": None,
-    "precision": "auto",
     "offline": True,
 }
 
