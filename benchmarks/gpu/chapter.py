@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ds_advise.advisor.question.this_machine import MeasuredHardware, as_measured
+from ds_advise.advisor.question.this_machine import MeasuredHardware, measured_cluster
 from ds_advise.advisor.search.candidate import judge_fit
 from ds_advise.advisor.search.choice import fastest_that_fits
 from ds_advise.advisor.search.search import predict_all
@@ -63,7 +63,7 @@ class Trained:
 
     @cached_property
     def step_after_bench_s(self) -> float | None:
-        return None if self.bench is None else self._estimate(as_measured(self.cluster, self.bench)).time.step_s
+        return None if self.bench is None else self._estimate(measured_cluster(self.cluster, self.bench)).time.step_s
 
     @property
     def device_bytes(self) -> int:
