@@ -45,7 +45,7 @@ def _tracked_files() -> set[str]:
         )
         and path != "setup.py"
         and (not path.endswith(".md") or "/" in path)
-        and not path.startswith("docs/pictures")
+        and not path.startswith(("docs/pictures", "docs/numbers.json"))
     }
 
 

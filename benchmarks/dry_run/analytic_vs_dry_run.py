@@ -2,6 +2,7 @@
 
     python -m benchmarks.dry_run.analytic_vs_dry_run [NAME ...] [--sample K] [--workers N] [--answers FILE
                                                        [--offline]] [--autoep] [--json FILE] [--write]
+                                                       [--figures GROUP]
 
 Runs a grid of six families x eight strategies x checkpointing x three sequence lengths x world sizes 2, 8, 64 x full
 and LoRA, and special settings (`cases`). Each case dry runs the configuration that the strategy's
@@ -18,6 +19,8 @@ NAME:      only cases whose name has all of these words.
 generated; --ppo: the same of PPO, with "trl<1.13".
 --json:    all rows.
 --write:   put the tables into docs/closed-form.md.
+--figures: put the number of cases, the mean and the worst error into this group of docs/numbers.json, and so into the
+documents.
 
 Exit 1 when a target is missed.
 """
@@ -31,10 +34,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from .. import numbers
 from .cases import EXPERTS_SPREAD, GRID, PPO, PREFERENCES, RECORDED_CASES, ROLLOUTS, SPECIAL, Case, spread
 from .compare import Comparison, Measured, Setting, relative_error
 from .forked_dry_runs import answers
-from .tables import missed, report
+from .tables import figures, missed, report
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "closed-form.md"
 START = "<!-- tables: written by benchmarks/dry_run/analytic_vs_dry_run.py -->\n"
@@ -71,6 +75,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.write:
         before, rest = DOCUMENT.read_text(encoding="utf-8").split(START)
         DOCUMENT.write_text(before + START + text + END + rest.split(END)[1], encoding="utf-8")
+    if options.figures and rows:
+        group = numbers.read()[options.figures]
+        numbers.write({options.figures: group | figures(rows)})
     misses = missed(rows) + [f"{failed} dry runs failed"] * (failed > 0)
     for miss in misses:
         print(f"missed: {miss}")
@@ -91,6 +98,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rollouts", action="store_true")
     parser.add_argument("--ppo", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--figures", metavar="GROUP", choices=numbers.read())
     return parser.parse_args(arguments)
 
 

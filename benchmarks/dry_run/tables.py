@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
+from ..numbers import printed
 from .compare import COMPONENTS, Comparison, relative_error
 
 MEAN_ALLOCATED, WORST_ALLOCATED, WORST_HOST, WORST_NVME = 0.03, 0.08, 0.05, 0.02
@@ -34,6 +35,12 @@ def missed(rows: Sequence[Comparison]) -> list[str]:
         (max(map(abs, nvme), default=0.0), WORST_NVME, "largest error of NVMe bytes"),
     )
     return [f"{what} is {value:.1%}, the target is {target:.0%}" for value, target, what in checks if value > target]
+
+
+def figures(rows: Sequence[Comparison]) -> dict[str, str]:
+    """Figures of docs/numbers.json: how many cases there are, and the errors of the allocated peak."""
+    errors = [abs(relative_error(row.allocated)) for row in rows]
+    return {"plans": str(len(rows)), "mean": printed(fmean(errors), 2), "worst": printed(max(errors), 1)}
 
 
 def report(rows: Sequence[Comparison], *, versions: str, total: int) -> str:
