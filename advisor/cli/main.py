@@ -86,6 +86,7 @@ class AdviseByDefault(click.Group):
         if name not in COMMANDS:
             return None
         module, function = COMMANDS[name][0].split(":")
+        # `main` pauses the collector; commands that train or serve run long and need it.
         if name not in PREDICTING:
             gc.enable()
         command: click.Command = getattr(import_module(f".{module}", __package__), function)

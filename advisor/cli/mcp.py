@@ -185,6 +185,7 @@ def command_line(name: str, command: click.Command, arguments: Mapping[str, Any]
     if "destination" not in arguments and any(each.name == "no_write" for each in command.params):
         options.append("--no-write")
     words = [value if isinstance(value, list) else [value] for each, value in pairs if isinstance(each, click.Argument)]
+    # -- so that a value that begins with a dash is not read as an option.
     return [name, "--json", *options, "--", *map(str, chain(*words))]
 
 

@@ -98,6 +98,7 @@ def build_schema(forms: tuple[type, ...]) -> Schema:
     for form in forms:
         listed: Any = list[form]  # type: ignore[valid-type]  # a dataclass itself takes no config
         found = TypeAdapter(listed, config=config).json_schema(mode="serialization")
+        # Pydantic puts the dataclass itself among the definitions of the list; its fields move to the top.
         own = found["$defs"].pop(form.__name__)
         whole["properties"] |= {name: each for name, each in own["properties"].items() if name not in _LEFT_OUT}
         whole["required"] += [name for name in own["required"] if name not in _LEFT_OUT]

@@ -109,6 +109,7 @@ def count_data(
     from .prepare import cut, prepare  # imports datasets
 
     check_causal(shape, fix="give the number of samples with --samples")
+    # A count must not download: without a local tokenizer it is an estimate.
     tokenizer = None
     with suppress(ModelConfigError, UnknownModelError, ModuleNotFoundError):
         tokenizer = load_tokenizer(model, shape, offline=True)

@@ -248,6 +248,7 @@ def cut_sequences(sequences: Dataset, file: Path, *, seq_len: int, divisible: bo
         return made
 
     found = _mapped(sequences, pieces, file, f"Cutting to {seq_len} tokens")
+    # Pieces before the filter, so that the difference is what was dropped.
     in_all = int((-(-lengths // seq_len)).sum()) if divisible else len(lengths)
     truncated = 0 if divisible else int((lengths > seq_len).sum())
     return found, Cuts(truncated=truncated, dropped=in_all - len(found))

@@ -161,6 +161,7 @@ def training_lines(commands: Sequence[Command]) -> list[LaunchLine]:
     """The commands that train: those of the tools, and scripts with training arguments. If there are none, scripts
     under a launcher."""
     lines = [line for command in commands if (line := _line(command)) is not None]
+    # Scripts also call python for downloads and conversions: training arguments tell them apart.
     sure = [line for line in lines if line.program != "script" or _has_training_arguments(line)]
     return sure or [line for line in lines if line.launcher]
 

@@ -111,6 +111,7 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
             config.pop(name, None)
     if accelerate:
         config = _for_accelerate(config, own or {}, question.workload)
+    # The order of the user's file keeps the difference short.
     in_order = {name: config[name] for name in own or {} if name in config}
     document = read_document(config_text(in_order | config).encode(), name="the new configuration")
     return _corrected_text(document, lint_part(document, "hf", figures)) or document.text

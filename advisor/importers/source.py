@@ -120,6 +120,7 @@ def _kind(path: Path, text: str) -> Kind:
 def find_file(name: str, folder: Path) -> Path | None:
     """The path of a named file; None if there is none. The search covers the working folder, the folder of the file
     that names it, and the parents of that folder, because tools are started from the root of their checkout."""
+    # The working folder first, as the tool itself would look.
     for place in (Path(), folder, *folder.resolve().parents[:5]):
         try:
             if (place / name).is_file():

@@ -90,6 +90,7 @@ def reduce_memory(
             f"{checkpoint} (ZeRO-3 stores them in another layout): export its weights by ds-advise checkpoint --to-hf "
             "and start from them"
         )
+    # Each failure shows that the prediction is too low, so the next plan leaves more room.
     most = _LESS[min(request.fallbacks, len(_LESS) - 1)] * had
     _, chosen = next((pair for pair in readable if pair[0] <= most), min(readable, key=lambda pair: pair[0]))
     plan, planned = chosen.plan, run.replace_plan(chosen.plan)

@@ -123,6 +123,7 @@ def _count_completions(prompts: QuestionJob, rollouts: Rollouts | None) -> Quest
     if rollouts is None or prompts.job.samples is None:
         return prompts
     each = rollouts.num_generations * rollouts.num_iterations
+    # The lengths are those of prompts; completions count with their maximum.
     job = replace(prompts.job, samples=each * prompts.job.samples, lengths=())
     basis = f"Each sample is a prompt, which is trained {each} times."
     return prompts._replace(job=job, basis=(*prompts.basis, basis))

@@ -72,6 +72,7 @@ def read_run(
 
 def _default(config: Mapping[str, Any], key: str) -> int | None:
     """1, or None if DeepSpeed derives the absent key from the file's train_batch_size."""
+    # An `auto` is filled with 1, an absent key by DeepSpeed: only then does train_batch_size decide.
     derived = config.get(key) is None and isinstance(config.get("train_batch_size"), int)
     return None if derived else 1
 

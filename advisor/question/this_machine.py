@@ -94,6 +94,7 @@ def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
         ("PCIe", up and down, {"pcie_bytes_per_s": min(up or 0, down or 0) / PINNED_SHARE}),
         ("collectives", links, {"peer_bytes_per_s": (links or 0) / link_share(gpu)}),
     )
+    # A card of unknown speed: the measured rates replace the assumed data sheet as well.
     if gpu.assumed and fp16 and memory:
         changes |= {
             "bf16_flops_per_s": bf16 / BEST_OF_PEAK if bf16 else None,

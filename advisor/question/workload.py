@@ -98,6 +98,7 @@ def configured_workload(
         and precision == "fp32"
     ):
         precision = "auto"  # accelerate adds the block (1.15.0 `DeepSpeedPlugin.set_mixed_precision`)
+    # The file decides, so the option must not be refused for a GPU without bf16.
     if precision != "auto":
         options = {**options, "precision": "fp32"}  # every GPU supports it
     workload = build_workload(options, model, gpu)

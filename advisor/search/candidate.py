@@ -97,6 +97,7 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
         return refused._replace(reason="needs --nvme", limit="nvme", utilization=utilization)
     if disk > 1:
         return refused._replace(reason=f"needs {times(disk)} the NVMe", limit="nvme")
+    # Nearly every host has as much RAM as its GPUs have memory; beyond that the verdict is conditional.
     if known is None and memory.host_bytes_per_node > cluster.gpus_per_node * cluster.gpu.memory_bytes:
         conditional = on_gpu._replace(assumed_host_bytes=memory.host_bytes_per_node)
         return conditional._replace(reason="if RAM allows") if on_gpu.fits else conditional

@@ -65,6 +65,7 @@ def best_of_strategy(candidates: Sequence[Candidate], least: float) -> Candidate
 
 def _complexity(candidate: Candidate) -> tuple[int, int, bool, int, int]:
     plan = candidate.plan
+    # Tuples compare from the left: shared samples are the most complex, memory breaks ties.
     groups = plan.ranks_per_sample, plan.zero_hpz_partition_size
     return *groups, plan.quantizes_collectives, plan.micro_batch_size, candidate.device_bytes
 
@@ -78,6 +79,7 @@ def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
         return None
     enough = max(candidate.tokens_per_s for candidate in candidates) * (1 - SAME_SPEED)
     equals = [candidate for candidate in candidates if candidate.tokens_per_s >= enough]
+    # `equals` has the order of the ladder, whose first strategy is the simplest.
     lowest = costly_features(equals[0].plan)
     simple = (candidate for candidate in equals if costly_features(candidate.plan) <= lowest)
     return next((candidate for candidate in simple if candidate.fit.utilization <= COMFORTABLE), equals[0])

@@ -77,6 +77,7 @@ def _without_generation(memory: MemoryEstimate) -> tuple[MemoryEstimate, int]:
     generate."""
     rollouts = [phase for phase in memory.phases if phase.name.startswith("rollout")]
     others = tuple(phase for phase in memory.phases if phase not in rollouts)
+    # Overheads outside the allocated bytes are the same in every phase.
     beyond = memory.device_bytes_per_gpu - memory.allocated_bytes_per_gpu
     largest = max((phase.allocated_bytes for phase in rollouts), default=0)
     return replace(memory, phases=others), largest + beyond if rollouts else 0

@@ -254,6 +254,7 @@ class ProbeOrder:
     def _highest_speed(self, candidate: Candidate) -> float:
         nearest = self._nearest(candidate, "tokens_per_s")
         same_series = nearest is not None and _series(nearest) == _series(candidate)
+        # The less alike the probed plan, the more a candidate may exceed its prediction.
         above = UNKNOWN_MACHINE if nearest is None else SAME_SERIES if same_series else OTHER_STRATEGY
         return self.expected_time(candidate).tokens_per_s * (1 + above)
 
