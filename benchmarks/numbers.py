@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from .document import DOCUMENTS
+from .document import DOCUMENTS, written
 
 FILE = DOCUMENTS / "numbers.json"
 PAGES = (DOCUMENTS.parent / "README.md", DOCUMENTS.parent / "README.zh-CN.md", *sorted(DOCUMENTS.glob("*.md")))
@@ -57,12 +57,6 @@ def printed(share: float, digits: int = 0) -> str:
 def spaced(figure: str) -> str:
     """A percentage of a written table as the documents print it."""
     return figure.replace("%", " %")
-
-
-def written(page: str, script: str) -> str:
-    """What `benchmarks/SCRIPT.py` wrote in docs/PAGE."""
-    text = (DOCUMENTS / page).read_text(encoding="utf-8")
-    return text.partition(f"written by benchmarks/{script}.py -->\n")[2].partition("<!-- end of")[0]
 
 
 def table(page: str, script: str) -> list[list[str]]:

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 from .. import numbers
-from ..gpu import chapter
 from . import memory, memory_spread, other_objectives, peers, questions, recorded, software, spread, time, whole_runs
 from .predicted_memory import results
 from .report import Section, document
@@ -25,8 +24,7 @@ DOCUMENT = ROOT / "docs" / "accuracy.md"
 
 
 def sections() -> list[Section]:
-    on_a_gpu = chapter.section()
-    return [memory.section(), time.section(), *([] if on_a_gpu is None else [on_a_gpu])]
+    return [memory.section(), time.section()]
 
 
 def all_questions() -> str:

@@ -346,8 +346,7 @@ def _notes() -> tuple[str, ...]:
         "layers' parameters, into which the blocks of earlier ones are cut, and a sub-group that is larger than those "
         "before it finds no block for its step. Where batches vary in length "
         f"(`varying-lengths`, by what the source says), the loss's tensors are there {EARLIER_BATCHES:g} times more, "
-        "for the batches that were the longest before, less what other free blocks serve: Alpaca's lengths say so, "
-        "and steps of random lengths replayed through the allocator's rules "
+        "for the batches that were the longest before, less what other free blocks serve: Alpaca's lengths say so "
         "(`benchmarks/dry_run/varying_lengths.py`). Plans set `expandable_segments:True`, where a CUDA stream keeps "
         "its pages in that way; that is held against the dry run's replay of the allocator (docs/closed-form.md).",
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ..numbers import FROM, spaced, table, written
+from ..document import written
+from ..numbers import FROM, spaced, table
 
 _CLOSED_FORM = "dry_run/analytic_vs_dry_run"
 _SCHEDULE = "dry_run/schedule_vs_closed_form"
