@@ -96,7 +96,7 @@ def import_figures(
         gain = as_is.time.step_s / predict(model, workload, equal_parts, plan).time.step_s
         if gain >= _LEAST_GAIN:
             remarks.append(
-                f"the optimizer runs on the host with {counted_noun(cluster.threads_per_rank, 'thread')} per rank: "
+                f"the optimizer runs on the host with {counted_noun(cluster.threads_per_rank or 1, 'thread')} per rank: "
                 f"OMP_NUM_THREADS={cores_per_rank(cluster)} would make the run {times(gain)} as fast"
             )
     if run.training.get("seq_len") is None:

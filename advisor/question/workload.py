@@ -47,10 +47,10 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
     """
     options = fill_defaults(options)
     rollouts = build_rollouts(options)
-    seq_len = options["seq_len"]
-    if seq_len is None and rollouts is not None:
-        seq_len = PROMPT_LEN + rollouts.max_completion_length
-    seq_len = sequence_length(model, seq_len)
+    wanted_len: Any = options["seq_len"]
+    if wanted_len is None and rollouts is not None:
+        wanted_len = PROMPT_LEN + rollouts.max_completion_length
+    seq_len = sequence_length(model, wanted_len)
     if model is not None:
         check_image_tokens(model, seq_len)
     dropout = _dropout(options["lora_dropout"])

@@ -64,14 +64,12 @@ def train_anew(
     cluster = cluster_here(options)
     inputs = [Path(path) for path in (settings.model, settings.data, settings.eval_data) if path]
     folder.claim(force=force, inputs=inputs)
-    with folder.held():
+    with folder.locked():
         write_config(options, folder.options, force=True)
         ready = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if ready.answer.recommended is not None:
-            proposed, ready = (
-                ready,
-                verify_proposal(ready, memory_limit_bytes=memory_limit_bytes(options), output=output),
-            )
+            proposed = ready
+            ready = verify_proposal(proposed, memory_limit_bytes=memory_limit_bytes(options), output=output)
             if output.mode == "human":
                 render_checked(proposed, ready, output.console())
         if ready.answer.recommended is not None:
@@ -96,25 +94,25 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
         return 0
 
 
-def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> int:
+def resume_training(passed: Mapping[str, Any], path: Path, controls: TrainingControls) -> int:
     """Resume the training in a folder from its last whole checkpoint, with its configuration, its data and its kept
-    options. The given options must equal the kept ones.
+    options. The options that the user `passed` must equal the kept ones.
 
     Raises ConfigFileError if there is no checkpoint or the training has ended, and ClusterError for another number of
     ranks, because a ZeRO checkpoint has one file per rank.
     """
     folder = TrainingFolder(path)
-    options = folder.kept_options(given)
+    options = folder.kept_options(passed)
     try:
         settings, shape = _read(options)
     except (KeyError, TypeError) as problem:
         raise folder.not_understood(folder.options) from problem
     cluster = cluster_here(options)
-    with folder.held():
+    with folder.locked():
         job = folder.read_job()
         if cluster.world_size != job.ranks:
             raise ClusterError(
-                f"the training had {job.ranks} ranks, and here are {cluster.world_size}",
+                f"the training has {job.ranks} ranks, not {cluster.world_size}",
                 why="each rank of a ZeRO checkpoint reads its own file",
                 fix="resume with the same number of ranks",
             )

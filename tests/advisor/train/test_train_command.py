@@ -237,14 +237,14 @@ def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys:
     folder = TrainingFolder(tmp_path / "out")
     folder.job.write_text("{}")
     holder = f"is being trained in: process {os.getpid()} on {socket.gethostname()}, since "
-    with folder.held():
+    with folder.locked():
         before = sorted(folder.path.rglob("*"))
         code, _, error = ask("--force")
         assert (code, holder in error) == (2, True)
         assert run(["train", "--resume", "--output-dir", str(folder.path)]) == 2
         assert holder in capsys.readouterr().err
         assert sorted(folder.path.rglob("*")) == before
-    with folder.held():
+    with folder.locked():
         pass  # the lock was released
 
 
