@@ -95,9 +95,10 @@ def import_figures(
     if as_is is not None and as_is.plan.offload_optimizer != "none":
         gain = as_is.time.step_s / predict(model, workload, equal_parts, plan).time.step_s
         if gain >= _LEAST_GAIN:
+            own = counted_noun(cluster.threads_per_rank or 1, "thread")
             remarks.append(
-                f"the optimizer runs on the host with {counted_noun(cluster.threads_per_rank or 1, 'thread')} per rank: "
-                f"OMP_NUM_THREADS={cores_per_rank(cluster)} would make the run {times(gain)} as fast"
+                f"the optimizer runs on the host with {own} per rank: OMP_NUM_THREADS={cores_per_rank(cluster)} would "
+                f"make the run {times(gain)} as fast"
             )
     if run.training.get("seq_len") is None:
         remarks.append(f"the sample length is not given: {workload.seq_len:,} tokens are assumed (--seq-len)")

@@ -270,7 +270,7 @@ def build_request(run: Run, prediction: Estimate | None, job: TrainingJob, folde
     )
 
 
-def request_of_proposal(proposal: Proposal, model: str, folder: TrainingFolder | None = None) -> LaunchRequest:
+def proposal_request(proposal: Proposal, model: str, folder: TrainingFolder | None = None) -> LaunchRequest:
     """The launch request of the recommended plan, in the proposal's folder or another."""
     folder, run = folder or proposal.folder, proposal.run
     job = TrainingJob(

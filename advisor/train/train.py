@@ -38,7 +38,7 @@ from ..verification.past_results import probe_and_keep
 from ..verification.probe_order import measured_estimate
 from ..verification.verify import by_speed, verify
 from .folder import TrainingFolder, TrainingJob
-from .proposal import Proposal, build_request, propose, request_of_proposal
+from .proposal import Proposal, build_request, proposal_request, propose
 from .report import Trained, render_checked, render_proposal, render_start, render_trained, training_report
 from .settings import TrainingSettings
 
@@ -74,7 +74,7 @@ def train_anew(
                 render_checked(proposed, ready, output.console())
         if ready.answer.recommended is not None:
             weights = weights_folder(settings.model, shape, offline=settings.offline)
-            trained = _train(request_of_proposal(ready, str(weights)), folder, controls, merging=settings.merge)
+            trained = _train(proposal_request(ready, str(weights)), folder, controls, merging=settings.merge)
     return _show_end(trained, ready, output)
 
 
@@ -89,7 +89,7 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
         proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if proposed.answer.recommended is None:
             return _show_end(None, proposed, output)
-        request = request_of_proposal(proposed, settings.model, TrainingFolder(path))
+        request = proposal_request(proposed, settings.model, TrainingFolder(path))
         output.show(lambda: training_report(proposed, None), lambda console: render_start(request, console))
         return 0
 
@@ -177,7 +177,7 @@ def verify_proposal(proposed: Proposal, *, memory_limit_bytes: int | None, outpu
         weights_folder(settings.model, proposed.answer.question.model, offline=settings.offline)
     if settings.check == "none":
         return proposed
-    for objection in disk_objections(request_of_proposal(proposed, settings.model), output.say):
+    for objection in disk_objections(proposal_request(proposed, settings.model), output.say):
         raise ConfigFileError(
             objection.what,
             why="a full disk would end the training at a checkpoint",
