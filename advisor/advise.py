@@ -67,13 +67,13 @@ def build_question(
         )
     if not isinstance(model, str | ModelShape) or (isinstance(model, str) and is_user_module(model)):
         # Imported here: it records with torch.
-        from .question.model_source import module_of_file, module_of_object
+        from .question.model_source import shape_from_file, shape_from_object
 
         if isinstance(model, str):
             say(f"recording {model} ...")
-            model = module_of_file(model, options)
+            model = shape_from_file(model, options)
         else:
-            model = module_of_object(model, example_inputs, loss_fn)
+            model = shape_from_object(model, example_inputs, loss_fn)
     if isinstance(model, ModelShape) and model.module:
         options = cast("QuestionOptions", {**options, **module_options(model, options)})
     cluster = build_cluster(options)

@@ -218,7 +218,7 @@ def _description(command: click.Command) -> str:
 
 def _resources() -> dict[str, tuple[str, Callable[[], str]]]:
     """Address -> (title, text) of every resource: the pages of the manual, and the schemas of the results."""
-    from .schema import schema_of_command
+    from .schema import command_schema
 
     found: dict[str, tuple[str, Callable[[], str]]] = {}
     for page in sorted((_PACKAGE / "docs").glob("*.md")):
@@ -226,5 +226,5 @@ def _resources() -> dict[str, tuple[str, Callable[[], str]]]:
         found[f"ds-advise://manual/{page.stem}"] = title, partial(page.read_text, encoding="utf-8")
     for name in TOOLS:
         title = f"JSON Schema of the result of {name}"
-        found[f"ds-advise://schema/{name}"] = title, lambda name=name: json.dumps(schema_of_command(name))  # type: ignore[misc]
+        found[f"ds-advise://schema/{name}"] = title, lambda name=name: json.dumps(command_schema(name))  # type: ignore[misc]
     return found

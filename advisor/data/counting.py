@@ -124,7 +124,7 @@ def count_data(
             evaluation_share=evaluation_share,
             seed=SEED,
         )
-        job = job_of_samples(samples, epochs)
+        job = samples_job(samples, epochs)
     return CountedData(data=data, samples=samples, job=job, exact=tokenizer is not None)
 
 
@@ -139,7 +139,7 @@ def check_causal(shape: ModelShape, *, fix: str) -> None:
         )
 
 
-def job_of_samples(samples: Samples, epochs: float) -> Job:
+def samples_job(samples: Samples, epochs: float) -> Job:
     """The job of prepared samples, with their lengths."""
     lengths = sorted(Counter(samples.lengths.tolist()).items())
     return Job(

@@ -227,7 +227,7 @@ class ScriptArguments:
         """Whether the script seems to parse TrainingArguments."""
         return sum(name in self._values for name in _TRAINING_ARGUMENTS) >= 2
 
-    def with_values(self, values: Mapping[str, str]) -> tuple[str, ...]:
+    def replace_values(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """The command line with these options at the end, replacing earlier ones of the same names."""
         return (*self.without(values), *(part for name, value in values.items() for part in (f"--{name}", value)))
 

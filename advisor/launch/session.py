@@ -155,7 +155,7 @@ def next_launch(
     values |= dict.fromkeys(arguments.configs, str(path))
     if checkpoint is not None:
         values["resume_from_checkpoint"] = str(checkpoint)
-    script = replace(request.script, arguments=arguments.with_values(values))
+    script = replace(request.script, arguments=arguments.replace_values(values))
     return replace(following, request=replace(following.request, script=script, config_path=path))
 
 

@@ -53,7 +53,7 @@ def config_from_hub(hub_id: str, *, offline: bool) -> Path:
 
     name = f"models--{hub_id.replace('/', '--')}"
     own = store_path().parent / "hub" / name / "config.json"
-    for cached in (_in_cache_of_hub(name), own):
+    for cached in (_hub_cache_path(name), own):
         if cached is not None and cached.is_file():
             return cached
     variable = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")
@@ -81,14 +81,14 @@ def config_from_hub(hub_id: str, *, offline: bool) -> Path:
         raise unknown(what, no_network) from error
 
 
-def _home_of_hub() -> Path:
+def _hub_home() -> Path:
     return Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
 
 
-def _in_cache_of_hub(name: str) -> Path | None:
+def _hub_cache_path(name: str) -> Path | None:
     """The path of the newest version in the hub's cache; None if the cache has no version."""
     chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    folder = Path(chosen or _home_of_hub() / "hub").expanduser() / name
+    folder = Path(chosen or _hub_home() / "hub").expanduser() / name
     try:
         return folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip() / "config.json"
     except OSError:
@@ -99,7 +99,7 @@ def _token() -> str:
     if token := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
         return token.strip()
     try:
-        return Path(os.environ.get("HF_TOKEN_PATH") or _home_of_hub() / "token").expanduser().read_text("utf-8").strip()
+        return Path(os.environ.get("HF_TOKEN_PATH") or _hub_home() / "token").expanduser().read_text("utf-8").strip()
     except OSError:
         return ""
 

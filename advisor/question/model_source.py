@@ -154,7 +154,7 @@ def module_options(shape: ModelShape, options: Mapping[str, Any]) -> dict[str, A
     return {"framework": "deepspeed", "seq_len": None, "gradient_checkpointing": checkpointing}
 
 
-def module_of_file(model: str, options: Mapping[str, Any]) -> ModelShape:
+def shape_from_file(model: str, options: Mapping[str, Any]) -> ModelShape:
     """The shape of the module of FILE.py:FUNCTION, recorded in a subprocess. Raises DsAdviseError."""
     from ...probes.dry_run.run import DryRunError
     from ...probes.model_recorder.recorded_model import record_module
@@ -167,7 +167,7 @@ def module_of_file(model: str, options: Mapping[str, Any]) -> ModelShape:
         raise _not_recordable(model, f"{error.what}, {error.why}" if error.why else error.what, error.fix) from error
 
 
-def module_of_object(model: Any, example_inputs: Any, loss_fn: Any) -> ModelShape:
+def shape_from_object(model: Any, example_inputs: Any, loss_fn: Any) -> ModelShape:
     """The shape of a torch.nn.Module, or of one that a function returns. Raises ModelConfigError if it cannot be
     recorded."""
     from ...probes.model_recorder.module import recorded_object

@@ -140,7 +140,7 @@ def resume_training(passed: Mapping[str, Any], path: Path, controls: TrainingCon
             gradient_accumulation_steps=arguments.number("gradient_accumulation_steps"),
             gradient_checkpointing=bool(arguments.flag("gradient_checkpointing")),
         )
-        job = replace(job, arguments=arguments.with_values({"resume_from_checkpoint": str(checkpoint)}))
+        job = replace(job, arguments=arguments.replace_values({"resume_from_checkpoint": str(checkpoint)}))
         request = replace(build_request(run, predict_run(run), job, folder), resumes_after=checkpoint_step(checkpoint))
         trained = _train(request, folder, controls, merging=settings.merge)
     return _show_end(trained, None, controls.output)

@@ -228,7 +228,7 @@ def test_arguments_of_a_script() -> None:
     kept = ScriptArguments(["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"offload": true}'])
     assert (arguments.gradient_checkpointing, kept.gradient_checkpointing) == (None, "offload")
     replaced = "--bf16 --fp16 False --output_dir o --max_steps 9 --model_name_or_path n"
-    assert arguments.with_values({"max_steps": "9", "model_name_or_path": "n"}) == tuple(replaced.split())
+    assert arguments.replace_values({"max_steps": "9", "model_name_or_path": "n"}) == tuple(replaced.split())
     assert not ScriptArguments(["--output_dir", "o"]).are_training_arguments
     assert ScriptArguments([]).model is None
 
