@@ -68,7 +68,7 @@ def render_html(document: doc.Document) -> str:
         version=__version__,
         subject=escaped(document.subject),
         verdict=escaped(document.verdict),
-        tone=document.tone,
+        tone=document.tone or "",
         lead=draw_blocks(lead),
         links=joined(*(element("a", heading.title, href=f"#{heading.name}") for heading, _ in drawn)),
         sections=joined(*(section for _, section in drawn)),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import islice
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from ...estimators.objectives import OBJECTIVES
@@ -57,51 +59,54 @@ def answer_document(
     the assumptions. all_candidates: show every predicted plan instead of each strategy's best. charts: include the
     charts of a report. changes: try what would change the answer (`change_blocks`), which takes longer than the answer.
     """
-    verdict, more_charts = answer_verdict(answer), list[doc.Block]()
-    if charts:
-        # Imported here: few answers are a report.
-        from .answer_charts import chart_blocks, scaling_blocks, source_blocks
-
-        more_charts += [*chart_blocks(answer), *scaling_blocks(answer), *source_blocks(answer)]
-
-    def data() -> Advice:
-        from ..answer.advice import build_advice  # imported here: a terminal does not need it
-
-        return build_advice(answer, all_candidates=all_candidates)
-
-    def document(left_out: Collection[str] = ()) -> doc.Document:
-        start = _start(answer, config_path, details=details)
-        changed = [*change_blocks(answer, details=details)] if changes else []
-        blocks = [
-            *(Sentence(line, "unsure" if line == verdict.try_first else "") for line in verdict.sentences),
-            *_tiles(answer),
-            *(() if answer.recommended else changed),
-            *start,
-            *_ladder(answer, details=details, all_candidates=all_candidates, only_fitting="ladder" in left_out),
-            *memory_and_time_blocks(answer, details=details, charts=charts, left_out=left_out),
-            *more_charts,
-            *_reasons(answer, details=details),
-            *_runs(answer, details=details),
-            *(changed if answer.recommended else ()),
-            *_evidence(answer, config_path, details=details),
-        ]
-        return doc.Document(
-            subject=" · ".join(answer_subject(answer.question)),
-            verdict=verdict.headline,
-            tone=verdict.tone,
-            blocks=blocks,
-            data=data,
+    verdict = answer_verdict(answer)
+    document = doc.Document(
+        subject=" · ".join(answer_subject(answer.question)),
+        verdict=verdict.headline,
+        tone=verdict.tone,
+        blocks=[Sentence(line, "unsure" if line == verdict.try_first else "") for line in verdict.sentences],
+        data=partial(_advice, answer, all_candidates=all_candidates),
+    )
+    change_section = [*change_blocks(answer, details=details)] if changes else []
+    whole = document
+    for count in range(len(_GIVE_WAY) + 1):
+        left_out = _GIVE_WAY[:count]
+        parts = (
+            document.blocks,
+            _tiles(answer),
+            () if answer.recommended else change_section,
+            _start(answer, config_path, details=details),
+            _ladder(answer, details=details, all_candidates=all_candidates, only_fitting="ladder" in left_out),
+            memory_and_time_blocks(answer, details=details, charts=charts, left_out=left_out),
+            _further_charts(answer) if charts else (),
+            _reasons(answer, details=details),
+            _runs(answer, details=details),
+            change_section if answer.recommended else (),
+            _evidence(answer, config_path, details=details),
         )
+        whole = replace(document, blocks=[*chain.from_iterable(parts)])
+        if details or _fits_screen(whole):
+            break
+    return whole
 
-    whole = document()
-    if details:
-        return whole
+
+def _advice(answer: Recommendation, *, all_candidates: bool) -> Advice:
+    from ..answer.advice import build_advice  # imported here: a terminal does not need it
+
+    return build_advice(answer, all_candidates=all_candidates)
+
+
+def _fits_screen(document: doc.Document) -> bool:
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
-    shorter = (document(_GIVE_WAY[:count]) for count in range(1, len(_GIVE_WAY) + 1))
-    while line_count(whole) > MOST_LINES and (next_one := next(shorter, None)) is not None:
-        whole = next_one
-    return whole
+    return line_count(document) <= MOST_LINES
+
+
+def _further_charts(answer: Recommendation) -> Iterator[doc.Block]:
+    # Imported here: few answers are a report.
+    from .answer_charts import chart_blocks, scaling_blocks, source_blocks
+
+    return chain(chart_blocks(answer), scaling_blocks(answer), source_blocks(answer))
 
 
 def _tiles(answer: Recommendation) -> Iterator[doc.Block]:
