@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.cli.main import program
-from ds_advise.advisor.cli.schema import NAMES, Schema, schema_of_command
+from ds_advise.advisor.cli.schema import NAMES, Schema, command_schema
 from ds_advise.advisor.text.units import gib
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def described_fields() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("command", NAMES)
 def test_the_manual_names_every_key_of_the_json(command: str) -> None:
     """In backticks, anywhere on the page: several commands have the fields of a candidate."""
-    schema = schema_of_command(command)
+    schema = command_schema(command)
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     known = {*keys(schema, schema)}
     assert len(known) > 2
@@ -73,7 +73,7 @@ def test_the_manual_names_no_key_that_the_json_lacks() -> None:
     found = {*described_fields()}
     assert {command for command, _ in found} == {*NAMES} - {"bench"}  # `history` has the same records
     for command, name in found:
-        schema = schema_of_command(command)
+        schema = command_schema(command)
         assert name in {*keys(schema, schema)}, (command, name)
 
 
