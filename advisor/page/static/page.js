@@ -22,8 +22,11 @@ const EXAMPLES = {
   "global-batch": "any", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "lora-targets": "all linear", "threads": "all cores",
   "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed", "software": "transformers=4.45",
 };
-let state = {}, defaults = {}, used = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text
-const t = (text) => texts[text] ?? text;
+let state = {}, defaults = {}, used = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text without its full stop
+const t = (text) => {
+  const stop = text.endsWith("."), found = texts[stop ? text.slice(0, -1) : text];
+  return found ? `${found}${stop ? "。" : ""}` : text;
+};
 
 // The question: texts by option name, kept in the address without defaults.
 
@@ -108,7 +111,7 @@ function translatePage() {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT);
   while (walker.nextNode()) {
     const node = walker.currentNode, text = node.data?.trim().replace(/\s+/g, " ");
-    if (text && texts[text]) node.data = node.data.replace(/\S[^]*\S|\S/, texts[text]);
+    if (text) node.data = node.data.replace(/\S[^]*\S|\S/, () => t(text));
     for (const name of ["aria-label", "placeholder", "data-label"])
       if (node.hasAttribute?.(name)) node.setAttribute(name, t(node.getAttribute(name)));
   }
