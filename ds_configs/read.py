@@ -321,12 +321,9 @@ def _batch(
     micro = micro or total // ranks // (accumulation or 1)
     accumulation = accumulation or (total // micro // ranks if total and micro else 1)
     if total and micro * accumulation * ranks != total:
-        fields = {"total": total, "micro": micro, "accumulation": accumulation, "ranks": ranks}
         raise ConfigFileError(
-            (
-                "train_batch_size is {total}, but {micro} samples x {accumulation} accumulation steps x {ranks} GPUs "
-                "are {product}"
-            ).format(product=micro * accumulation * ranks, **fields),
+            f"train_batch_size is {total}, but {micro} samples x {accumulation} accumulation steps x {ranks} GPUs "
+            f"are {micro * accumulation * ranks}",
             why="DeepSpeed refuses the contradiction",
             fix="remove train_batch_size: it follows from the others",
         )

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .findings import Findings, counted, ok, problem, unknown
+from .findings import Findings, ok, problem, unknown
 from .machine import ExaminedMachine
 
 PARALLEL_NODES = 64
@@ -104,7 +104,7 @@ def _names(nodes: Sequence[_Node]) -> Findings:
             "remove the 127.0.1.1 line from /etc/hosts, or pass --master_addr with the address on the network",
         )
     if not unresolved and not looped:
-        yield ok(f"{counted(len(nodes), 'name')} resolved")
+        yield ok(f"{len(nodes)} name{'s' * (len(nodes) > 1)} resolved")
 
 
 def _ssh(nodes: Sequence[_Node]) -> Findings:

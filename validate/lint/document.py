@@ -154,10 +154,7 @@ class _Reader:
     def _fail(self, what: str, offset: int) -> NoReturn:
         line = self.text.count("\n", 0, offset) + 1
         column = offset - self.text.rfind("\n", 0, offset)
-        place = {"name": self.name, "line": line, "column": column}
-        raise ConfigFileError(
-            "{name}: not JSON: {what} (line {line}, column {column})".format(what=what, **place), fix=FIX
-        )
+        raise ConfigFileError(f"{self.name}: not JSON: {what} (line {line}, column {column})", fix=FIX)
 
     def _note(self, kind: str, start: int, end: int) -> None:
         self.departures.append(Departure(kind, start, end))

@@ -109,38 +109,30 @@ def is_missing(other: str) -> Condition:
     return that(lambda config: config.get(other) is None)
 
 
+def key_name(path: str) -> str:
+    """The last name of a key's path."""
+    return path.rpartition(".")[2]
+
+
 def at(
     paths: str | Sequence[str],
     when: Condition,
-    what: str = "{name} is {value}",
-    /,
+    what: str | Callable[[LintedConfig, str], str] = lambda config, path: (
+        f"{key_name(path)} is {shown(config.get(path))}"
+    ),
     *,
     severity: Severity | None = None,
-    **more: object,
 ) -> RuleCheck:
     """A check that reports each key that satisfies the condition.
 
-    what:     a sentence with {name}, the key's last name; {block}, the name before it; {value}, its value as JSON;
-        {number}, its value as a number; {stage}, {optimizer}, {scheduler} and {ranks}, the number of GPUs; and the
-        fields in `more`, which may be functions of the configuration.
+    what:     the effect, or a function of the configuration and the key's path that returns it.
     severity: None for the rule's.
     """
 
     def check(config: LintedConfig) -> Iterator[Violation]:
         for path in (paths,) if isinstance(paths, str) else paths:
             if when.holds(config, path):
-                number = config.number(path)
-                words: dict[str, Any] = {
-                    "name": path.rpartition(".")[2],
-                    "block": path.rpartition(".")[0].rpartition(".")[2],
-                    "value": shown(config.get(path)),
-                    "number": "" if number is None else f"{number:g}",
-                    "stage": config.stage,
-                    "optimizer": config.optimizer,
-                    "scheduler": config.scheduler,
-                    "ranks": config.world_size,
-                }
-                words |= {name: value(config) if callable(value) else value for name, value in more.items()}
-                yield violation(path, what, severity=severity, **words)
+                effect = what if isinstance(what, str) else what(config, path)
+                yield violation(path, effect, severity=severity)
 
     return check

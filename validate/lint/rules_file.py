@@ -21,8 +21,7 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
         kinds = ", ".join(dict.fromkeys(found.kind for found in departures))
         before = [member.path for member in config.document.members if member.start <= first.start]
         path = before[-1] if before else ()
-        what = f"the file contains: {kinds}"
-        yield Violation(path=path, what=what, span=(first.start, first.end))
+        yield Violation(path=path, what=f"the file contains: {kinds}", span=(first.start, first.end))
 
 
 def _duplicates(config: LintedConfig) -> Iterator[Violation]:
@@ -94,13 +93,11 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
         edits = _succession(config, tuple(path.split(".")), name)
         what = f"{field.name} is deprecated"
         if name:
-            what = f"{what}; its successor is {name}"
+            what += f"; its successor is {name}"
         unseen = field.name == "cpu_offload" and config.framework == "hf" and config.flag(path) and config.stage
         unseen = unseen and not config.has("optimizer") and not config.off("zero_force_ds_cpu_optimizer")
         if unseen:
-            what = (
-                f"{what}, and accelerate, which ignores it, passes torch's AdamW, which DeepSpeed rejects under offload"
-            )
+            what += ", and accelerate, which ignores it, passes torch's AdamW, which DeepSpeed rejects under offload"
         fix = f"write {name} instead"
         if not name or any(isinstance(edit, Remove) for edit in edits):
             fix = "remove it"
@@ -119,7 +116,7 @@ def _two_names(config: LintedConfig) -> Iterator[Violation]:
         if other and not config.is_auto(path):
             same = config.get(path) is True and config.get(f"{block.qualified_path(other)}.device") == "cpu"
             fix = "remove it" if same else ""
-            yield violation(path, "{name} and {other} are the same setting", name=field.name, other=other, fix=fix)
+            yield violation(path, f"{field.name} and {other} are the same setting", fix=fix)
 
 
 KEY_RULES = section(

@@ -62,8 +62,8 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
                 yield violation(path, "the scheduler has no params", fix='add "params": {} with its arguments')
             elif missing:
                 if config.framework == "hf":
-                    fix = f'{fix} (the Trainer replaces "auto")'
-                yield violation(path, "{name} needs {missing}", name=kind, missing=missing, fix=fix)
+                    fix += ' (the Trainer replaces "auto")'
+                yield violation(path, f"{kind} needs {missing}", fix=fix)
 
 
 def _optimizer_parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
@@ -117,7 +117,11 @@ OPTIMIZER_RULES = section(
     ),
     error_rule(
         "DS504 an optimizer that is untested with ZeRO",
-        at("optimizer.type", ~when.stages(0) & _exists & ~_tested & ~_allowed, "{optimizer} is untested with ZeRO"),
+        at(
+            "optimizer.type",
+            ~when.stages(0) & _exists & ~_tested & ~_allowed,
+            lambda config, _: f"{config.optimizer} is untested with ZeRO",
+        ),
         why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; others need zero_allow_untested_optimizer",
         fix='add "zero_allow_untested_optimizer": true',
         source="runtime/engine.py _do_optimizer_sanity_check",
@@ -148,7 +152,7 @@ OPTIMIZER_RULES = section(
         at(
             "gradient_accumulation_steps",
             when.per_matrix & when.stages(3) & when.number(lambda steps: steps > 1),
-            "Muon's momentum advances {number} times a step",
+            lambda config, path: f"Muon's momentum advances {config.number(path):g} times a step",
         ),
         why="before 0.19.7 Muon gets no matrix from zero.Init at stage 3 (PR 8438), and stage 0 orthogonalizes nothing "
         "(PR 8442); before 0.19.8 stage 3 orthogonalizes each micro batch instead of their sum (PR 8600)",
@@ -166,8 +170,9 @@ OPTIMIZER_RULES = section(
             & when.Condition(
                 lambda config, path: config.number(path) not in (None, config.number("optimizer.params.lr"))
             ),
-            "lr is {rate}, but warmup_max_lr is {number}",
-            rate=lambda config: f"{config.number('optimizer.params.lr'):g}",
+            lambda config, path: (
+                f"lr is {config.number('optimizer.params.lr'):g}, but warmup_max_lr is {config.number(path):g}"
+            ),
         ),
         why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",
         fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
@@ -179,7 +184,7 @@ OPTIMIZER_RULES = section(
             "scheduler.type",
             that(lambda config: config.scheduler in {*config.facts.torch_schedulers} - {*config.facts.schedulers})
             & (when.stages(1, 2, 3) | when.fp16 | when.bf16),
-            "{scheduler} is a class of torch, and DeepSpeed wraps the optimizer",
+            lambda config, _: f"{config.scheduler} is a class of torch, and DeepSpeed wraps the optimizer",
         ),
         why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed, for which torch's schedulers raise a "
         "TypeError; DeepSpeed's schedulers use the wrapped optimizer",
@@ -196,9 +201,8 @@ def _no_leaf(config: LintedConfig) -> Iterator[Violation]:
     given = config.block("zero_optimization.leaf_module")
     classes = {str(name).rpartition(".")[2] for name in given.get("classes") or ()}
     if needed and not classes & {*needed} and not given.get("names") and not given.get("name_suffixes"):
-        fix = 'write "leaf_module": {{"classes": [{classes}]}}, or call set_z3_leaf_modules in the script'.format(
-            classes=", ".join(f'"{name}"' for name in needed)
-        )
+        listed = ", ".join(f'"{name}"' for name in needed)
+        fix = f'write "leaf_module": {{"classes": [{listed}]}}, or call set_z3_leaf_modules in the script'
         what = f"each expert of {config.model.name} is a module"
         yield violation("zero_optimization.leaf_module", what, fix=fix)
 
@@ -214,8 +218,7 @@ EXPERT_RULES = section(
         at(
             "expert_parallel",
             when.is_on("expert_parallel.enabled") & that(_transformers_without_autoep),
-            "AutoEP cannot be initialized with transformers {version}",
-            version=lambda _: installed_version("transformers"),
+            lambda *_: f"AutoEP cannot be initialized with transformers {installed_version('transformers')}",
         ),
         why="DeepSpeed replaces internals of transformers' modules; from 5.23 on, initialize raises "
         "`_CanRecordRegistry.get() takes 2 positional arguments but 3 were given`",
@@ -268,14 +271,18 @@ LOGGING_RULES = section(
     warning_rule(
         "DS805 contiguous checkpoints without the required settings",
         at(f"{_BLOCK}.contiguous_memory_optimization", when.on & ~_partitioned, "partition_activations is off"),
-        at(f"{_BLOCK}.number_checkpoints", when.null & _contiguous & _partitioned, "{name} is missing"),
+        at(f"{_BLOCK}.number_checkpoints", when.null & _contiguous & _partitioned, "number_checkpoints is missing"),
         why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
         fix='set "partition_activations": true and "number_checkpoints"',
         source=_CHECKPOINTING,
     ),
     advice_rule(
         "DS852 profiling in a training",
-        at(("wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled"), when.on, "{block} {name} is on"),
+        at(
+            ("wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled"),
+            when.on,
+            lambda _, path: f"{path.replace('.', ' ')} is on",
+        ),
         why="timing a phase or a collective waits for the GPU; the FLOPs profiler also turns wall_clock_breakdown on",
         fix="set it to false after profiling",
         source="utils/timer.py, profiling/config.py, comm/comm.py timed_op",

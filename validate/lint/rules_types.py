@@ -9,7 +9,7 @@ from . import rule_conditions as when
 from .config_file import Replace
 from .linted_config import LintedConfig
 from .rule import Violation, error_rule, section, violation, warning_rule
-from .rule_conditions import Condition, that
+from .rule_conditions import Condition, key_name, that
 from .values import FieldType, problem, shown, unquoted
 
 _DTYPE_NAMES = {
@@ -159,21 +159,16 @@ def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
         else:
             fix = f"write {wrong.wanted}"
         edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
-        yield violation(path, "{key} {problem}", key=path.rpartition(".")[2], problem=wrong.what, fix=fix, edits=edits)
+        yield violation(path, f"{key_name(path)} {wrong.what}", fix=fix, edits=edits)
 
 
 def _converted_text(config: LintedConfig) -> Iterator[Violation]:
     for path, kind, value, by_class in _typed(config):
         plain = unquoted(kind, value) if isinstance(value, str) else None
         if by_class and plain is not None and problem(kind, value) is None:
-            yield violation(
-                path,
-                "{key} is the text {value}",
-                key=path.rpartition(".")[2],
-                value=shown(value),
-                fix=f"write {shown(plain)}",
-                edits=(Replace(tuple(path.split(".")), plain),),
-            )
+            edit = Replace(tuple(path.split(".")), plain)
+            what = f"{key_name(path)} is the text {shown(value)}"
+            yield violation(path, what, fix=f"write {shown(plain)}", edits=(edit,))
 
 
 TYPE_RULES = section(

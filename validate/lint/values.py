@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import reduce
 from typing import Any, NamedTuple
 
 _SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most", "ne": "other than"}
@@ -119,7 +118,7 @@ def wanted(kind: FieldType) -> str:
     if kind.choices:
         return f"one of {', '.join(map(shown, kind.choices))}"
     if kind.name == "union":
-        return reduce(lambda one, other: f"{one} or {other}", map(wanted, kind.parts))
+        return " or ".join(map(wanted, kind.parts))
     words = _WORDS.get(kind.name, "a value that a file can hold")
     return f"{words} or null" if kind.optional and kind.name == "dict" else words
 
