@@ -115,7 +115,7 @@ def _value(block: Mapping[str, Any], known: ConfigKey, default: Any, hidden_size
     if isinstance(default, float):
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
             return float(value)
-        raise _refused(f"{owner}.{key}", value, "a number from 0 to 1")
+        raise _invalid_value(f"{owner}.{key}", value, "a number from 0 to 1")
     filled = known.filled_from_hidden_size
     auto = None if filled is None else filled(hidden_size)
     return _number(block, key, default=default, auto=auto, lowest=known.lowest, where=f"{owner}.")
@@ -302,7 +302,7 @@ def _device(block: Mapping[str, Any], key: str) -> Offload:
         return "cpu" if device == "cpu" else "nvme"
     if device in ("none", "auto", None):
         return "none"
-    raise _refused(f"zero_optimization.{key}.device", device, '"none", "cpu" or "nvme"')
+    raise _invalid_value(f"zero_optimization.{key}.device", device, '"none", "cpu" or "nvme"')
 
 
 def _batch(
@@ -345,7 +345,7 @@ def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_def
 def _mapping(value: Any, key: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
-    raise _refused(key, value, "an object")
+    raise _invalid_value(key, value, "an object")
 
 
 def _flag(block: Mapping[str, Any], key: str, *, default: bool) -> bool:
@@ -354,7 +354,7 @@ def _flag(block: Mapping[str, Any], key: str, *, default: bool) -> bool:
         return default
     if isinstance(value, bool):
         return value
-    raise _refused(key, value, "true or false")
+    raise _invalid_value(key, value, "true or false")
 
 
 def _number(
@@ -376,10 +376,10 @@ def _number(
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or value % 1 or not lowest <= value <= highest:
         bounds = f"a whole number from {lowest}" + ("" if highest == _HIGHEST else f" to {highest}")
-        raise _refused(where + key, value, bounds)
+        raise _invalid_value(where + key, value, bounds)
     return int(value)
 
 
-def _refused(key: str, value: Any, wanted: str) -> ConfigFileError:
+def _invalid_value(key: str, value: Any, wanted: str) -> ConfigFileError:
     what, fix = f"{key} is {value!r}", f"set it to {wanted}"
     return ConfigFileError(what, why="DeepSpeed refuses it", fix=fix)

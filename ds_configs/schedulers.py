@@ -124,7 +124,7 @@ def skypilot_task(job: Job) -> str:
         "resources": resources,
         "workdir": ".",
         "envs": dict(job.variables),
-        "setup": f"pip install {shlex.join(['torch', 'deepspeed', *_OF_TRAINER, *job.packages])}\n",
+        "setup": f"pip install {shlex.join(['torch', 'deepspeed', *_TRAINER_PACKAGES, *job.packages])}\n",
         "run": "\n".join(run),
     }
     return yaml_text(
@@ -227,7 +227,7 @@ def ray_script(job: Job) -> str:
     )
 
 
-_OF_TRAINER = ("transformers", "accelerate", "datasets")
+_TRAINER_PACKAGES = ("transformers", "accelerate", "datasets")
 """Packages that a script with the Trainer imports."""
 
 _POD_FOLDER = "/job"
@@ -237,7 +237,7 @@ _KUBEFLOW_IMAGE = "ghcr.io/kubeflow/trainer/deepspeed-runtime"
 """Image of the runtime for DeepSpeed (kubeflow/trainer manifests/base/runtimes/deepspeed_distributed.yaml). It has
 torch, DeepSpeed, transformers and datasets, but not accelerate (cmd/runtimes/deepspeed/requirements.txt)."""
 
-_OF_OPEN_MPI = {"RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK", "WORLD_SIZE": "SIZE", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
+_OPEN_MPI_NAMES = {"RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK", "WORLD_SIZE": "SIZE", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
 """torchrun's variables -> Open MPI's. DeepSpeed reads the latter by itself, transformers does not."""
 
 
@@ -331,7 +331,7 @@ def _install(job: Job) -> str:
 def _by_mpirun(job: Job) -> list[str]:
     """Shell lines that start the ranks by mpirun. Open MPI's binding is disabled: it would limit each rank to one core
     or one NUMA node."""
-    ranks = " ".join(f"{name}=$OMPI_COMM_WORLD_{theirs}" for name, theirs in _OF_OPEN_MPI.items())
+    ranks = " ".join(f"{name}=$OMPI_COMM_WORLD_{theirs}" for name, theirs in _OPEN_MPI_NAMES.items())
     program = shlex.join(["python3", *["-m"] * job.is_module, *(_in_pod(job, word) for word in job.target)])
     each = "; ".join([*_exports(job), f"export {ranks} MASTER_PORT={PORT}", f"exec {program}"])
     return [

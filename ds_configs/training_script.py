@@ -18,7 +18,7 @@ from ..estimators.workload import TORCH_DTYPES, Workload
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names of the attention kernels."""
 
-_OF_PPO = {"max_completion_length": "response_length", "beta": "kl_coef", "num_iterations": "num_ppo_epochs"}
+_PPO_NAMES = {"max_completion_length": "response_length", "beta": "kl_coef", "num_iterations": "num_ppo_epochs"}
 """PPOConfig's names for fields of GRPOConfig."""
 
 _CLASSES = {"parallelism_config": "ParallelismConfig", "sp_handler": "DeepSpeedSequenceParallelConfig"}
@@ -115,7 +115,7 @@ def _rollout_arguments(workload: Workload) -> dict[str, Any]:
     rollouts, default = workload.rollouts, OBJECTIVES[workload.objective].rollouts
     if rollouts is None or default is None:
         return {}
-    called = _OF_PPO if OBJECTIVES[workload.objective].value_model else {}
+    called = _PPO_NAMES if OBJECTIVES[workload.objective].value_model else {}
     always = ["max_completion_length"] if called else ["num_generations", "max_completion_length"]
     changing = ["beta", "num_iterations", "steps_per_generation", "ds3_gather_for_generation"]
     changing.append("local_rollout_forward_batch_size")
@@ -237,7 +237,7 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
         if plan.sequence_parallel_size > 1:
             lines += _SHARING_IMPORTS
         lines += training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
-        return lines + _trainer_of_objective(workload)
+        return lines + _objective_trainer(workload)
     if model.module:
         return [*([model.module.checkpointing] if plan.gradient_checkpointing else []), *_MODULE_LINES]
     if plan.gradient_checkpointing:
@@ -253,7 +253,7 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
     return lines + _loss_lines(workload, "model") + _tiling_lines(model, plan, workload, "model")
 
 
-def _trainer_of_objective(workload: Workload) -> list[str]:
+def _objective_trainer(workload: Workload) -> list[str]:
     """Lines that create the objective's trainer, which loads the model and the reference model by itself."""
     spec = OBJECTIVES[workload.objective]
     if not spec.trainer:
@@ -300,7 +300,7 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
             f"        bnb_4bit_compute_dtype=torch.{TORCH_DTYPES[workload.precision]}),",
         ]
     if OBJECTIVES[workload.objective].value_model:
-        return _models_of_ppo(workload, plan, [line.strip(" ,") for line in arguments])
+        return _ppo_model_lines(workload, plan, [line.strip(" ,") for line in arguments])
     lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
@@ -332,7 +332,7 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     return lines
 
 
-def _models_of_ppo(workload: Workload, plan: Plan, arguments: Sequence[str]) -> list[str]:
+def _ppo_model_lines(workload: Workload, plan: Plan, arguments: Sequence[str]) -> list[str]:
     """Lines for the four models of TRL's PPOTrainer, which does not enable checkpointing for any of them."""
     options = ", ".join((f"dtype=torch.{TORCH_DTYPES[workload.precision]}", *arguments))
     reward = workload.rollouts and workload.rollouts.reward_model

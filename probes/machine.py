@@ -299,7 +299,7 @@ def chosen_threads() -> int | None:
     return int(chosen) if chosen.isdigit() and int(chosen) else None
 
 
-def threads_of_a_rank(ranks: int) -> int:
+def rank_threads(ranks: int) -> int:
     """Threads per rank: OMP_NUM_THREADS, or an equal part of the cores.
 
     By default every process takes all cores. The threads of an operation, which wait for each other at its end, then

@@ -300,7 +300,7 @@ def try_store(action: Callable[[Store], T], otherwise: T) -> T:
     try:
         return action(Store())
     except StoreError as error:
-        line = f"ds-advise: {error.what}: {error.why}; {error.fix}; going on without it"
+        line = f"ds-advise: {error.what}: {error.why}; {error.fix}; continuing without it"
         _print_once(line)
         return otherwise
 

@@ -27,7 +27,7 @@ CHECKSUMS = "ds_advise_checksums.json"
 """File in a checkpoint with the size in bytes and the CRC-32 of each file, keyed by its path below the checkpoint."""
 
 _BLOCK_BYTES = 2**22
-_MOST_NAMED = 1000
+_MAX_NAMED = 1000
 """Maximum number of missing files that are listed: a foreign file name may contain a rank of any size."""
 
 _PICKLE = b"\x80"
@@ -123,9 +123,9 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None) -> Checkpoint:
     listed = _listed(folder)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         if listed is not None:
-            files = [*pool.map(lambda name: _compared(folder, name, listed[name]), listed)]
+            files = [*pool.map(lambda name: _verify_checksum(folder, name, listed[name]), listed)]
             return Checkpoint(folder=folder, files=tuple(files), evidence="checksums")
-        files = [*pool.map(lambda name: _examined(folder, name), names_in(folder))]
+        files = [*pool.map(lambda name: _verify_structure(folder, name), names_in(folder))]
     return Checkpoint(folder=folder, files=(*files, *_missing(folder, files, ranks)), evidence="structure")
 
 
@@ -174,7 +174,7 @@ def _sum(path: Path) -> list[int]:
     return [size, checksum]
 
 
-def _compared(folder: Path, name: str, kept: list[int]) -> CheckpointFile:
+def _verify_checksum(folder: Path, name: str, kept: list[int]) -> CheckpointFile:
     try:
         found = _sum(folder / name)
     except OSError as error:
@@ -189,17 +189,17 @@ def _unreadable(error: OSError) -> str:
     return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
 
 
-def _examined(folder: Path, name: str) -> CheckpointFile:
+def _verify_structure(folder: Path, name: str) -> CheckpointFile:
     path, size = folder / name, 0
     try:
         size = file_size(path)
-        problem = _structure(path)
+        problem = _structural_damage(path)
     except OSError as error:
         problem = _unreadable(error)
     return CheckpointFile(name=name, size_bytes=size, problem=problem)
 
 
-def _structure(path: Path) -> str:
+def _structural_damage(path: Path) -> str:
     """The damage of a file according to its format; "" for an intact file and for other formats."""
     if path.suffix in (".pt", ".pth", ".bin"):
         return _archive(path)
@@ -259,7 +259,7 @@ def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -
     others = {"model": models, "random": random}
     for kind, have in {"optimizer": states, **{kind: have for kind, have in others.items() if have}}.items():
         absent = (f"the {kind} states of rank {rank}" for rank in range(count) if rank not in have)
-        missing += islice(absent, _MOST_NAMED)
+        missing += islice(absent, _MAX_NAMED)
     if folder.name.startswith("checkpoint-") and "trainer_state.json" not in names:
         missing.append("trainer_state.json")
     tag = checkpoint_tag(folder)

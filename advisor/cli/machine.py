@@ -60,10 +60,10 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
 
     Exit code: 0, or 2 if the measurement failed.
     """
-    from ...probes.benchmark import ask_bench
+    from ...probes.benchmark import run_benchmark
     from ..render.history import render_bench
 
-    record = ask_bench(
+    record = run_benchmark(
         device=device,
         ranks=ranks,
         nvme=nvme,

@@ -86,5 +86,5 @@ def build_run(question: Question, plan: Plan, *, offline: bool = False) -> Run:
             fix="write a function that returns it to a file, and pass it: train.py:build_model",
         )
     model = load_config(question.model.name, offline=offline) if module is None else module.factory
-    run = Run.of_plan(plan, question.model, question.workload, question.cluster, description=model)
+    run = Run.from_plan(plan, question.model, question.workload, question.cluster, description=model)
     return run if module is None else replace(run, inputs=module.inputs)

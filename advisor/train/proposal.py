@@ -104,7 +104,7 @@ class Proposal:
     @property
     def run(self) -> Run:
         question = self.answer.question
-        return Run.of_plan(self.chosen.plan, question.model, question.workload, question.cluster)
+        return Run.from_plan(self.chosen.plan, question.model, question.workload, question.cluster)
 
 
 def propose(

@@ -117,7 +117,7 @@ class PastProbes:
         if not self._records:
             return None
         try:
-            return self.of(Run.of_plan(plan, *self._of))
+            return self.of(Run.from_plan(plan, *self._of))
         except ClusterError:  # a plan that needs NVMe without a folder never ran
             return None
 

@@ -79,7 +79,7 @@ def recorded(model: str, seq_len: int) -> Step:
         return train(*arguments)  # all steps, though none repeats the one before
 
     worker._recorder, models.from_config, training.run = recorder, built, trained
-    answer = worker.answer_to(request_for(run, iterations=3))
+    answer = worker.run_request(request_for(run, iterations=3))
     if "error" in answer:
         raise RuntimeError(answer["traceback"])
     return _step(recorders[0], seq_len)

@@ -83,7 +83,7 @@ class Configuration:
 
     def run(self, cluster: Cluster) -> Run:
         """What the program probes and dry-runs."""
-        return Run.of_plan(self.plan(cluster), self.shape, self.workload, cluster, description=self.description)
+        return Run.from_plan(self.plan(cluster), self.shape, self.workload, cluster, description=self.description)
 
 
 def from_arguments(arguments: dict[str, Any]) -> Configuration:

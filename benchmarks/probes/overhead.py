@@ -23,7 +23,7 @@ from statistics import median
 
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.machine import threads_of_a_rank
+from ds_advise.probes.machine import rank_threads
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
@@ -63,7 +63,7 @@ def run_plainly() -> None:
         environment = {
             **os.environ,
             "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": str(threads_of_a_rank(RANKS)),
+            "OMP_NUM_THREADS": str(rank_threads(RANKS)),
             "WORLD_SIZE": str(RANKS),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "29533",

@@ -62,7 +62,7 @@ class TrainableModel:
     before_training: Callable[..., None] | None = None
     """A step before the micro batches of an iteration, by engine and recorder (`rollout_step`)."""
 
-    def loss_of(self, engine: Any, batch: Any, held: list[Any] | None) -> Any:
+    def compute_loss(self, engine: Any, batch: Any, held: list[Any] | None) -> Any:
         """The loss of a batch. held: the list in which the loop keeps the output; None if the loop drops the output."""
         if self.engine_loss is not None:
             return self.engine_loss(engine, batch)

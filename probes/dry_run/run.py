@@ -81,7 +81,7 @@ def dry_run(
     result = from_json(DryRunResult, answer(request, timeout_s, on_progress))
     return replace(
         result,
-        peak=_with_overhead(result.peak, run.cluster),
+        peak=_add_overhead(result.peak, run.cluster),
         library_workspace_bytes=_workspace_bytes(run.cluster),
     )
 
@@ -182,13 +182,13 @@ def fullest_rank(run: Run) -> int:
     return tensor_parallel_size * fullest
 
 
-def _with_overhead(peak: Peak, cluster: Cluster) -> Peak:
+def _add_overhead(peak: Peak, cluster: Cluster) -> Peak:
     """The peak including memory outside of tensors: library workspaces in the allocator, and memory outside the
     allocator."""
     workspace = _workspace_bytes(cluster)
     outside = sum(term.size_bytes for term in outside_allocator(cluster))
 
-    def with_workspace(held: Reserved) -> Reserved:
+    def add_workspace(held: Reserved) -> Reserved:
         return Reserved(
             reserved_bytes_per_gpu=held.reserved_bytes_per_gpu + workspace,
             required_bytes_per_gpu=held.required_bytes_per_gpu + workspace,
@@ -199,8 +199,8 @@ def _with_overhead(peak: Peak, cluster: Cluster) -> Peak:
         allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace,
         reserved_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace,
         required_bytes_per_gpu=peak.required_bytes_per_gpu + workspace,
-        with_expandable_segments=with_workspace(peak.with_expandable_segments),
-        without_expandable_segments=with_workspace(peak.without_expandable_segments),
+        with_expandable_segments=add_workspace(peak.with_expandable_segments),
+        without_expandable_segments=add_workspace(peak.without_expandable_segments),
         device_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace + outside,
         by_category={**peak.by_category, "library workspace": workspace},
         by_module={**peak.by_module, "library workspace": workspace},
@@ -238,12 +238,12 @@ def answer(
             status = _run_worker(request, folder, output, timeout_s, on_progress)
             output.seek(max(0, output.seek(0, os.SEEK_END) - 100_000))
             printed = output.read()
-        written = _text(folder / "answer.json")
+        written = _read(folder / "answer.json")
         if not written:
-            raise _died(status, _text(folder / "phase") or "start", printed)
+            raise _crash_error(status, _read(folder / "phase") or "start", printed)
     values: dict[str, Any] = json.loads(written)
     if "error" in values:
-        raise _error(values)
+        raise _worker_error(values)
     result: dict[str, Any] = values["result"]
     return result
 
@@ -273,10 +273,10 @@ def _run_worker(
         while time.monotonic() < ends:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return worker.wait(_POLL_S)
-            on_progress(_text(phase) or "start")
+            on_progress(_read(phase) or "start")
         raise DryRunError(
             f"the dry run did not end within {timeout_s:.0f} s",
-            phase=_text(phase) or "start",
+            phase=_read(phase) or "start",
         )
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -284,11 +284,11 @@ def _run_worker(
         worker.wait()
 
 
-def _text(file: Path) -> str:
+def _read(file: Path) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def _died(status: int, phase: str, printed: str) -> DryRunError:
+def _crash_error(status: int, phase: str, printed: str) -> DryRunError:
     """The error for a process that ended without an answer."""
     if status < 0:
         name = signal.Signals(-status).name
@@ -307,7 +307,7 @@ def _died(status: int, phase: str, printed: str) -> DryRunError:
     return DryRunError(what, phase=phase, details=printed, why=last_line, fix="report it with the output of --debug")
 
 
-def _error(answer: dict[str, str]) -> DryRunError:
+def _worker_error(answer: dict[str, str]) -> DryRunError:
     """The error for the subprocess's exception, with its original message and a fix."""
     kind, phase, where = answer["kind"], answer["phase"], answer["where"]
     text = " ".join(line.strip() for line in answer["error"].splitlines() if "errors.pydantic.dev" not in line)

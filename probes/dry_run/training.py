@@ -177,11 +177,11 @@ def _micro_batch(
     size: int,
     held: list[Any] | None,
 ) -> None:
-    """Run one micro batch. held: as in `TrainableModel.loss_of`. Loss and batch live until after the step, as in the
-    Trainer, whose `training_step` calls it (accelerate utils/deepspeed.py `DeepSpeedEngineWrapper.backward`)."""
+    """Run one micro batch. held: as in `TrainableModel.compute_loss`. Loss and batch live until after the step, as in
+    the Trainer, whose `training_step` calls it (accelerate utils/deepspeed.py `DeepSpeedEngineWrapper.backward`)."""
     with recorder.phase(iteration, "forward"):
         batch = subject.make_batch(size)
-        loss = subject.loss_of(engine, batch, held)
+        loss = subject.compute_loss(engine, batch, held)
     with recorder.phase(iteration, "backward"):
         engine.backward(loss)
         recorder.sweep(engine.module, engine.optimizer)
@@ -280,7 +280,7 @@ def _prediction_step(engine: Any, subject: TrainableModel, samples: int, *, keep
     """One prediction step: the logits, or None if metrics do not receive them."""
     batch = subject.make_batch(samples)
     if not keeps:
-        subject.loss_of(engine, batch, None)
+        subject.compute_loss(engine, batch, None)
         return None
     output = engine(**batch)
     subject.loss(output, batch)

@@ -38,7 +38,7 @@ def apply_objective(
         return subject
     trl = imported(spec.module, run.workload.objective, trl_requirement(run.workload))
     if spec.value_model:
-        return _with_value_model(subject, run, config, device, build)
+        return _ppo_models(subject, run, config, device, build)
     trainer_class, arguments = getattr(trl, spec.trainer), getattr(trl, spec.config)
     model: Any = subject.model
     given = {each.name: _default(each) for each in fields(arguments) if each.init} | dict(spec.arguments)
@@ -114,7 +114,7 @@ def _prepared(model: Any, device: str, config: dict[str, Any]) -> Any:
     return importlib.import_module("trl.models.utils").prepare_deepspeed(model, _Accelerator(device, config))
 
 
-def _with_value_model(
+def _ppo_models(
     subject: TrainableModel, run: Run, config: dict[str, Any], device: str, build: Callable[[Run], TrainableModel]
 ) -> TrainableModel:
     """TRL's PPO: policy and value model as one module, and engines of a reference and a reward model. Its loop has no

@@ -30,7 +30,7 @@ from ..recording.schedule import ScheduleRecorder
 from ..run import Request, isolated_config
 from ..simulated_gpu import attention, collectives, kernels, patches
 from ..simulated_gpu.device import DEVICE_TYPE, register
-from ..simulated_gpu.fast_fake_tensor import QuickFakeTensorMode
+from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from . import training
 from .run import Answering
 
@@ -43,13 +43,13 @@ def main() -> None:
     folder = Path(sys.argv[1])
     os.environ["DS_ACCELERATOR"] = "cpu"  # until the simulated one is set: no search for vendors' libraries
     gc.disable()  # imported modules are no garbage
-    answer = answer_to(pickle.load(sys.stdin.buffer), on_phase=(folder / "phase").write_text)
+    answer = run_request(pickle.load(sys.stdin.buffer), on_phase=(folder / "phase").write_text)
     (folder / "answer.json").write_text(json.dumps(answer))
     sys.stdout.flush()
     os._exit(0)  # skips the exit handlers of the fake process group
 
 
-def answer_to(request: Request | Answering, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:
+def run_request(request: Request | Answering, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:
     """{"result": ...}, a `DryRunResult` or the `ModelShape` of a module, or {"error": message, "kind": exception class,
     "phase", "where": line of the user's code, "package": origin of the exception, "fix", "traceback"}.
 
@@ -146,8 +146,8 @@ def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunRes
     isolated = replace(request.run, config=isolated_config(request.run.config, str(Path.cwd())))
     gc.freeze()  # imported modules are no garbage, and scanning them is slow
     gc.enable()
-    fake = QuickFakeTensorMode()
-    with fake, RecordingMode(ledger, schedule, fake.known):
+    fake = FastFakeTensorMode()
+    with fake, RecordingMode(ledger, schedule, fake.cached_result):
         config, parameters, trainable = training.run(
             replace(request, run=isolated), recorder, DEVICE_TYPE, until_repeated=True
         )

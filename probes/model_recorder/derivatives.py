@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from .trace import Reference, Step, TracedTensor, operation_flops
 
-MOST_INPUTS = 4
+MAX_INPUTS = 4
 """Maximum number of inputs for which all choices are tried; with more inputs the choices are all activations, all
 weights, and both."""
 
@@ -40,7 +40,7 @@ def choices(inputs: Sequence[TracedTensor], *, has_weights: bool) -> list[int]:
     activations = [1 << index for index, tensor in enumerate(inputs) if tensor.is_differentiable]
     weights = 1 << len(inputs) if has_weights else 0
     bits = [*activations, weights] if weights else activations
-    if len(bits) > MOST_INPUTS:
+    if len(bits) > MAX_INPUTS:
         return sorted({sum(activations), weights, sum(bits)} - {0})
     return [sum(chosen) for count in range(1, len(bits) + 1) for chosen in itertools.combinations(bits, count)]
 

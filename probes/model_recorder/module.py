@@ -131,7 +131,7 @@ def _part(model: torch.nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -
         result = loss(output, batch)
     held = [trace.keep(tensor) for tensor in tensors_in(output)]
     output_number = trace.keep(result)
-    steps = _with_results(trace.steps, {output_number, *held})
+    steps = _close_checkpoints(trace.steps, {output_number, *held})
     return Part(trace, steps, None, output_number, held=held)
 
 
@@ -152,7 +152,7 @@ def _checkpoints(trace: Trace) -> Iterator[None]:
         yield
 
 
-def _with_results(steps: Sequence[Step], last: set[int]) -> list[Step]:
+def _close_checkpoints(steps: Sequence[Step], last: set[int]) -> list[Step]:
     """The steps; the end of a checkpointed part gets the tensors that leave the part as inputs."""
     used, made, reversed_steps = set(last), set[int](), list[Step]()
     results: list[int] = []

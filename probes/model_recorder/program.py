@@ -309,12 +309,12 @@ def _compressed(tokens: list[_Token], names: list[int], identity: dict[object, i
         if not (matches[period:] - matches[:-period] == period).any():
             period += 1
             continue
-        tokens, names = _with_loops(tokens, names, period, same.tolist(), identity)
+        tokens, names = _replace_loops(tokens, names, period, same.tolist(), identity)
         period = 1
     return tokens, names
 
 
-def _with_loops(
+def _replace_loops(
     tokens: list[_Token], names: list[int], period: int, same: list[bool], identity: dict[object, int]
 ) -> tuple[list[_Token], list[int]]:
     """The tokens with all repetitions of this period replaced by one token each. same: whether a name equals the one a

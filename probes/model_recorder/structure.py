@@ -19,7 +19,7 @@ from ...estimators.models.families import PEFT_EXPERTS
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor, build_attention
 from ...estimators.models.program import Instruction, OuterPrograms, Program
 from .program import LAST, LONG_STEP, STEPS, Part, Shapes, program, step_shapes, usual_step
-from .trace import MOST_OPERATIONS, EndlessError, Trace, UnrecordableError, tensors_in, tracing
+from .trace import MAX_OPERATIONS, TooManyOperationsError, Trace, UnrecordableError, tensors_in, tracing
 
 Batch = Callable[[int, int], Mapping[str, Any]]
 """Returns the inputs of a forward pass for a number of samples and tokens."""
@@ -54,7 +54,7 @@ class _Run:
     calls: Mapping[str, _Call]
     sources: Mapping[int, int]
     """Identity of a layer's input -> its number in the trace."""
-    layers_cache_key: frozenset[int]
+    layer_results: frozenset[int]
     """Tensors of the trace that are computed from outputs of layers, such as an encoder's output."""
     embedded: Sequence[int]
     """Outputs of the input embedding."""
@@ -81,7 +81,7 @@ def recorded_shape(
     at = partial(_shape_at, make_batch, name, source, windows)
     try:
         return at(model, usual)
-    except EndlessError:
+    except TooManyOperationsError:
         return at(model, STEPS[-1])
     except UnrecordableError:
         if rebuild is None or 0 < longest < LAST * LONG_STEP:
@@ -107,7 +107,7 @@ def _shape_at(
     # permanently when it sees one.
     for batch, length in (shapes[-1], *reversed(shapes)):
         loops = count * (LAYER_OPERATIONS + 4 * length)
-        most = loops if step > STEPS[-1] else MOST_OPERATIONS
+        most = loops if step > STEPS[-1] else MAX_OPERATIONS
         runs.append(_run(model, make_batch(batch, length), every_layer, kinds, most))
     runs = runs[:0:-1]
     layers = {path: layer for path, layer in every_layer.items() if path in runs[0].calls}
@@ -244,14 +244,14 @@ def _run(
             stack.enter_context(patch.object(layer, "forward", partial(skip, path)))
         unseen = stack.enter_context(tracing(trace, most, all_nonzero=True))
         output = model(**batch, use_cache=False)
-    return _Run(trace, calls, sources, _of_layers(trace), embedded, trace.keep(tensors_in(output)[0]))
+    return _Run(trace, calls, sources, _layer_results(trace), embedded, trace.keep(tensors_in(output)[0]))
 
 
 def _like(leaf: Any) -> Any:
     return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _of_layers(trace: Trace) -> frozenset[int]:
+def _layer_results(trace: Trace) -> frozenset[int]:
     found: set[int] = set()
     for step in trace.steps:
         if step.kind == "layer" or found.intersection(step.inputs):
@@ -268,7 +268,7 @@ def _layer_part(model: Any, run: _Run, path: str) -> Part:
         trace.number(buffer)
     for tensor in tensors_in((call.args, call.kwargs)):
         number = run.sources[id(tensor)]
-        trace.number(tensor, number + 1, needs_grad=number in run.layers_cache_key)
+        trace.number(tensor, number + 1, needs_grad=number in run.layer_results)
     with tracing(trace, all_nonzero=True):
         result = layer(*call.args, **call.kwargs)
     return Part(trace, trace.steps, given, trace.keep(tensors_in(result)[0]))

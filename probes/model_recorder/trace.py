@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ...estimators.models.program import ROWS
 
-MOST_OPERATIONS = 40_000
+MAX_OPERATIONS = 40_000
 """Maximum number of operations in one forward pass."""
 
 
@@ -34,7 +34,7 @@ class UnrecordableError(ValueError):
     and length."""
 
 
-class EndlessError(UnrecordableError):
+class TooManyOperationsError(UnrecordableError):
     """The forward pass has more operations than a trace keeps."""
 
 
@@ -199,7 +199,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def _answered_yes() -> bool:
+def _assume_all_equal() -> bool:
     """The answer to a check in transformers' code whether all elements are equal (to detect padding or packing). Raises
     UnrecordableError for other code."""
     frame = sys._getframe(1)
@@ -213,7 +213,7 @@ def _answered_yes() -> bool:
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record the operations that torch dispatches. all_nonzero: treat all elements of a tensor as nonzero; in a row of
     a mask, such as one expert's tokens, the row's share of all rows. Raises UnrecordableError if the operations do not
-    end, and for code that reads a value (`_answered_yes`)."""
+    end, and for code that reads a value (`_assume_all_equal`)."""
 
     def __init__(self, trace: Trace, most: int, *, all_nonzero: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -231,13 +231,13 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         aten = torch.ops.aten
         if op is aten._local_scalar_dense.default:
             if args[0].dtype == torch.bool:
-                return _answered_yes()
+                return _assume_all_equal()
             if self.is_place(args[0]):
                 return 0
         self.trace.used.update(filter(None, map(self.trace.parameter_name, tensors_in((args, kwargs)))))
         self.count += 1
         if self.count > self.most:
-            raise EndlessError("a forward pass has tens of thousands of operations, as in a loop over tokens")
+            raise TooManyOperationsError("a forward pass has tens of thousands of operations, as in a loop over tokens")
         if (
             self.all_nonzero
             and op is aten.index.Tensor
@@ -407,7 +407,7 @@ def _without_gradients(trace: Trace) -> Iterator[None]:
 
 
 @contextmanager
-def tracing(trace: Trace, most: int = MOST_OPERATIONS, *, all_nonzero: bool = False) -> Iterator[Callable[..., Any]]:
+def tracing(trace: Trace, most: int = MAX_OPERATIONS, *, all_nonzero: bool = False) -> Iterator[Callable[..., Any]]:
     """Record all operations in the context, up to a maximum number. Yields a function that runs another one unrecorded.
 
     all_nonzero: indices by condition choose every element, as in transformers' code for padding and images.

@@ -35,13 +35,13 @@ class Clock:
         event.record()
         return event
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device is idle."""
         if self._cuda:
             torch.cuda.synchronize()
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        """Seconds between two marks. To be called after `settle`."""
+        """Seconds between two marks. To be called after `synchronize`."""
         return float(earlier.elapsed_time(later)) / 1000.0 if self._cuda else later - earlier
 
 

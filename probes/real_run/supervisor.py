@@ -22,7 +22,7 @@ from typing import NoReturn
 import psutil
 
 from . import extension_lock
-from .rank import die_with_the_parent
+from .rank import die_with_parent
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -33,7 +33,7 @@ def main() -> NoReturn:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     adopt_orphans(True)
     signal.signal(signal.SIGTERM, _end)  # before the death signal is requested, which is SIGTERM
-    die_with_the_parent(parent, signal.SIGTERM)
+    die_with_parent(parent, signal.SIGTERM)
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:

@@ -214,13 +214,13 @@ def _step(
     optimizer_waiting_s = 0.0
     marks: list[tuple[Any, Any, Any, Any]] = []
     loss = None
-    clock.settle()
+    clock.synchronize()
     begin = clock.mark()
     for _ in range(engine.gradient_accumulation_steps()):
-        batch = _with_tokens(subject.make_batch(engine.train_micro_batch_size_per_gpu()), subject.vocab_size)
+        batch = _fill_tokens(subject.make_batch(engine.train_micro_batch_size_per_gpu()), subject.vocab_size)
         before = collectives.seconds if collectives else 0.0
         started = clock.mark()
-        loss = subject.loss_of(engine, batch, held)
+        loss = subject.compute_loss(engine, batch, held)
         forwarded = clock.mark()
         engine.backward(loss)
         loss = loss.detach()
@@ -233,7 +233,7 @@ def _step(
             passes_waiting_s += between - before
             optimizer_waiting_s += collectives.seconds - between
     end = clock.mark()
-    clock.settle()
+    clock.synchronize()
     parts = [sum(clock.seconds(mark[index], mark[index + 1]) for mark in marks) for index in range(3)]
     assert loss is not None, "there is at least one micro batch"
     return StepTime(
@@ -246,7 +246,7 @@ def _step(
     ), float(loss)
 
 
-def _with_tokens(batch: Any, vocab_size: int) -> Any:
+def _fill_tokens(batch: Any, vocab_size: int) -> Any:
     """The batch with random tokens, so that routers and embeddings work as in training."""
     if vocab_size and isinstance(batch, dict) and "input_ids" in batch:
         batch["input_ids"] = torch.randint_like(batch["input_ids"], vocab_size)

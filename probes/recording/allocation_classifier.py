@@ -85,7 +85,7 @@ class AllocationClassifier:
             code = frame.f_code
             category = known.get(code)
             if category is None:
-                category = known[code] = _category_of(code.co_filename, code.co_name)
+                category = known[code] = _allocation_category(code.co_filename, code.co_name)
             if category:
                 return category if category != "-" else ""
             frame = frame.f_back  # type: ignore[assignment]
@@ -132,7 +132,7 @@ class AllocationClassifier:
             self._sequence_modules.clear()
 
 
-def _category_of(filename: str, function: str) -> str:
+def _allocation_category(filename: str, function: str) -> str:
     """Category of allocations in a code object; "-" ends the search of outer frames."""
     if "deepspeed" not in filename:
         if filename.endswith("torch/nn/modules/module.py") and function == "_call_impl":

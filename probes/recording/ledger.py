@@ -50,7 +50,7 @@ class StorageLife:
     owned: bool = False
     """Whether a sweep or a hook has found the owner."""
 
-    def alive_at(self, event: int) -> bool:
+    def is_live_at(self, event: int) -> bool:
         return self.born <= event and (self.died < 0 or self.died > event)
 
 

@@ -69,7 +69,7 @@ class PhaseRecorder:
         parts: dict[str, list[PhaseMemory]] = {}
         for memory in self.phases[first:]:
             parts.setdefault(memory.phase, []).append(memory)
-        self.phases[first:] = [_together(part) for part in parts.values()]
+        self.phases[first:] = [_join_phases(part) for part in parts.values()]
 
     def repeats(self) -> bool:
         """Whether the events since the last call equal those before it: the same storages were allocated and released
@@ -107,7 +107,7 @@ class PhaseRecorder:
                 parameter.register_hook(named)  # type: ignore[no-untyped-call]
 
 
-def _together(parts: list[PhaseMemory]) -> PhaseMemory:
+def _join_phases(parts: list[PhaseMemory]) -> PhaseMemory:
     """Join the micro batches of one phase: last live bytes, highest peak, sum of NVMe transfers."""
     combine: dict[str, Callable[[list[int]], int]] = {"live": lambda v: v[-1], "peak": max, "read": sum, "written": sum}
     values: dict[str, Any] = {"iteration": parts[0].iteration, "phase": parts[0].phase}
@@ -125,7 +125,7 @@ POINTS_PER_PHASE = 24
 def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
     """The highest GPU peak of all iterations with its parts; the peak of loading if there is no iteration."""
     highest = _highest(recorder)
-    alive = _alive(recorder.ledger, highest.gpu_peak_event)
+    alive = _live_storages(recorder.ledger, highest.gpu_peak_event)
     by_module = Counter[str]()
     for life in alive:
         by_module[life.module] += gpu_bytes(life.size_bytes)
@@ -163,22 +163,24 @@ def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
 
 def peak_by_phase(recorder: PhaseRecorder) -> dict[str, dict[str, int]]:
     """Bytes by category at the peaks of the forward passes, the backward passes and the steps."""
-    names = dict.fromkeys(phase.name for phase in _counting(recorder))
-    return {name: _by_category(_alive(recorder.ledger, _highest(recorder, name).gpu_peak_event)) for name in names}
+    names = dict.fromkeys(phase.name for phase in _training_phases(recorder))
+    return {
+        name: _by_category(_live_storages(recorder.ledger, _highest(recorder, name).gpu_peak_event)) for name in names
+    }
 
 
 def _highest(recorder: PhaseRecorder, name: str | None = None) -> RecordedPhase:
-    phases = [phase for phase in _counting(recorder) if name in (None, phase.name)]
+    phases = [phase for phase in _training_phases(recorder) if name in (None, phase.name)]
     return max(phases, key=lambda phase: phase.gpu_peak_bytes)
 
 
-def _counting(recorder: PhaseRecorder) -> list[RecordedPhase]:
+def _training_phases(recorder: PhaseRecorder) -> list[RecordedPhase]:
     """The phases of training; all phases if there is no training."""
     return [phase for phase in recorder.recorded if phase.iteration] or recorder.recorded
 
 
-def _alive(ledger: Ledger, event: int) -> list[StorageLife]:
-    return [life for life in ledger.storages if life.device == "gpu" and life.alive_at(event)]
+def _live_storages(ledger: Ledger, event: int) -> list[StorageLife]:
+    return [life for life in ledger.storages if life.device == "gpu" and life.is_live_at(event)]
 
 
 def _by_category(lives: list[StorageLife]) -> dict[str, int]:
@@ -205,17 +207,17 @@ def _reserved(recorder: PhaseRecorder, tensor_peak_bytes: int, *, expandable_seg
     with live blocks. Other segments are kept while they have a live block: the replay's capacity is the peak of the
     tensors, and the bytes beyond it are the cost of fragmentation.
     """
-    reserved, touched = _most_held(recorder, CachingAllocator(expandable_segments=expandable_segments))
+    reserved, touched = _max_held(recorder, CachingAllocator(expandable_segments=expandable_segments))
     if not expandable_segments:
-        touched, _ = _most_held(recorder, CachingAllocator(capacity_bytes=tensor_peak_bytes))
+        touched, _ = _max_held(recorder, CachingAllocator(capacity_bytes=tensor_peak_bytes))
     return Reserved(reserved_bytes_per_gpu=reserved, required_bytes_per_gpu=touched)
 
 
-def _most_held(recorder: PhaseRecorder, allocator: CachingAllocator) -> tuple[int, int]:
+def _max_held(recorder: PhaseRecorder, allocator: CachingAllocator) -> tuple[int, int]:
     """Replay all allocations and frees of the GPU. Returns the maximum (reserved, touched) bytes from the start of
     training."""
     emptied = set(recorder.ledger.cache_emptied)
-    starts = _counting(recorder)[0].first_event
+    starts = _training_phases(recorder)[0].first_event
     reserved = 0
     touched = 0
     for event, life in enumerate(_history(recorder.ledger)):

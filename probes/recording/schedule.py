@@ -70,7 +70,7 @@ class ScheduleRecorder:
         self._numbers: dict[RecordedOperation, int] = {}
         self._known: dict[Any, int] = {}
         self._phases: dict[str, int] = {}
-        self._kinds_of_calls: dict[str, int] = {}
+        self._call_kinds: dict[str, int] = {}
         self._entries: list[Entry] = []
         self._calls = Counter[str]()
         self._phase = ""
@@ -103,7 +103,7 @@ class ScheduleRecorder:
         return Schedule(
             operations=tuple(self._table),
             phases=tuple(self._phases),
-            calls=tuple(self._kinds_of_calls),
+            calls=tuple(self._call_kinds),
             entries=tuple(self._entries),
         )
 
@@ -300,7 +300,7 @@ class ScheduleRecorder:
 
     def _flush(self) -> None:
         for kind, count in self._calls.items():
-            number = self._kinds_of_calls.setdefault(kind, len(self._kinds_of_calls))
+            number = self._call_kinds.setdefault(kind, len(self._call_kinds))
             self._entries.append((int(Code.CALL), number, count))
         self._calls.clear()
 
@@ -335,11 +335,11 @@ def _computed(
         product = (left.shape[0] if left.dim() == 3 else 1, left.shape[-2], left.shape[-1], right.shape[-1])
         return recorded("product", read + written, product=product)
     if operation._overloadpacket is _aten._grouped_mm:
-        return recorded("product", read + written, product=_of_groups(tensors[0], tensors[1], results[0]))
+        return recorded("product", read + written, product=_grouped_product(tensors[0], tensors[1], results[0]))
     if operation._overloadpacket in flop_registry:
         flops = int(flop_registry[operation._overloadpacket](*args, **kwargs, out_val=result))
         if "attention" not in name:  # a convolution counts as the product of its output and its window
-            return recorded("product", read + written, product=_as_product(flops, results[0]))
+            return recorded("product", read + written, product=_equivalent_product(flops, results[0]))
         keys = tensors[2 if "backward" in name else 1].shape[-2]
         if _argument(operation, args, kwargs, "is_causal"):
             flops = round(flops * (keys + 1) / (2 * keys))
@@ -348,7 +348,7 @@ def _computed(
     return recorded("memory", read + written)
 
 
-def _of_groups(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> tuple[int, int, int, int]:
+def _grouped_product(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> tuple[int, int, int, int]:
     """Dimensions of a product per expert, with equally many tokens each: tokens times matrix, or the matrix's
     gradient."""
     groups = (right if right.dim() == 3 else result).shape[0]
@@ -357,7 +357,7 @@ def _of_groups(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) ->
     return groups, left.shape[0], max(1, left.shape[1] // groups), right.shape[1]
 
 
-def _as_product(flops: int, result: torch.Tensor) -> tuple[int, int, int, int]:
+def _equivalent_product(flops: int, result: torch.Tensor) -> tuple[int, int, int, int]:
     columns = max(1, result.shape[1] if result.dim() > 1 else 1)
     rows = max(1, result.numel() // columns)
     return 1, rows, max(1, flops // (2 * rows * columns)), columns

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 DEVICE_TYPE = "simgpu"
 
-_KERNELS_OF_CUDA = ("silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm")
+_CUDA_KERNELS = ("silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm")
 """Operators with a CUDA kernel and a composite for other devices (torch 2.13, native_functions.yaml). Only those of the
 CompositeImplicitAutograd key matter; other operators reach FakeTensorMode undecomposed."""
 
@@ -74,7 +74,7 @@ def register() -> None:
     def kernel(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("the simulated device has fake tensors only")
 
-    for name in _KERNELS_OF_CUDA:
+    for name in _CUDA_KERNELS:
         _library.impl(name, kernel, "PrivateUse1")
     for name, function in (("empty.memory_format", empty), ("empty_strided", empty_strided), ("_copy_from", copy_from)):
         _library.impl(name, function, "PrivateUse1")

@@ -26,7 +26,7 @@ _PLAIN = frozenset(
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _SLICE = torch.ops.aten.slice.Tensor
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
-_TORCH_ONLY = frozenset((*_DISPATCH_META_HANDLERS, *_DISPATCH_HANDLE_DIRECTLY))
+_UNCACHED = frozenset((*_DISPATCH_META_HANDLERS, *_DISPATCH_HANDLE_DIRECTLY))
 
 
 class _Output(NamedTuple):
@@ -44,7 +44,7 @@ class _Output(NamedTuple):
     requires_grad: bool = False
 
 
-class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """FakeTensorMode for eager code: real tensors are allowed, nothing is traced, no shape is symbolic."""
 
     def __init__(self) -> None:
@@ -59,29 +59,29 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = self.known(operation, args, kwargs)
+        result = self.cached_result(operation, args, kwargs)
         if result is not NotImplemented:
             return result
-        if operation in _TORCH_ONLY:
+        if operation in _UNCACHED:
             return self.dispatch(operation, types, args, kwargs)
         if operation is not torch.ops.aten._local_scalar_dense.default:
             _forget_values(args)
-        keyed = self._key_of(operation, args, kwargs)  # before the operation, which may change its arguments
+        keyed = self._cache_key(operation, args, kwargs)  # before the operation, which may change its arguments
         result = self._dispatch_impl(operation, types, args, kwargs)
         if keyed is not None and keyed[0] not in self._recipes:
             key, tensors = keyed
             self._recipes[key] = _recipe(result, tensors) if self._is_cacheable(operation, args, kwargs) else None
         return result
 
-    def known(self, operation: Any, args: Any, kwargs: Any) -> Any:
+    def cached_result(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """The cached result, or NotImplemented; no operation is dispatched."""
         if operation is _SLICE or operation is _AS_STRIDED:
-            result = self._part(operation, args, kwargs)
+            result = self._slice_view(operation, args, kwargs)
             if result is not NotImplemented:
                 return result
         elif operation.namespace == "c10d":
             return self._collective(operation, args, kwargs)
-        keyed = self._key_of(operation, args, kwargs)
+        keyed = self._cache_key(operation, args, kwargs)
         if keyed is None:
             return NotImplemented
         key, tensors = keyed
@@ -89,10 +89,10 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if recipe is None:
             return NotImplemented
         if type(recipe) is _Output:
-            return self._made(recipe, tensors)
-        return recipe[0](output if output is None else self._made(output, tensors) for output in recipe[1])
+            return self._build(recipe, tensors)
+        return recipe[0](output if output is None else self._build(output, tensors) for output in recipe[1])
 
-    def _key_of(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
+    def _cache_key(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
         """(key of the result, tensor arguments); None if an argument is of another kind."""
         parts: list[Any] = [id(operation), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         tensors: list[Any] = []
@@ -138,7 +138,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return False
         return True
 
-    def _part(self, operation: Any, args: Any, kwargs: Any) -> Any:
+    def _slice_view(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """A slice or a strided view, computed directly; NotImplemented for unusual arguments."""
         whole, *numbers = args
         if kwargs or type(whole) is not FakeTensor or not self._is_plain(whole):
@@ -172,7 +172,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             self._meta_functions[operation] = function
         return NotImplemented if kwargs else function(*args)
 
-    def _made(self, output: _Output, tensors: list[Any]) -> Any:
+    def _build(self, output: _Output, tensors: list[Any]) -> Any:
         if output.argument is not None:
             argument: Any = tensors[output.argument]
             if not output.is_view:

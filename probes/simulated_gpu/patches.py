@@ -125,7 +125,7 @@ def patch_autoep() -> None:
     except ImportError:
         return
     detection._gate_activation_matches = lambda _experts: None  # the result for an unknown activation
-    layer.compute_split_plan = _balanced
+    layer.compute_split_plan = _balanced_split_plan
     kernels.fill_indices_wrapper = _indices
     kernels.permute_rows_supported = lambda _rows: True
     kernels.gather_rows = lambda rows, index: rows.new_empty((index.numel(), rows.shape[1]))
@@ -139,7 +139,7 @@ def _deepspeed(name: str) -> Any:
     return importlib.import_module(f"deepspeed.{name}")
 
 
-def _balanced(
+def _balanced_split_plan(
     selected_experts: torch.Tensor,
     num_experts: int,
     ep_size: int,
@@ -177,25 +177,35 @@ class _Gate(torch.autograd.Function):
         return torch.empty_like(gate), torch.empty_like(up)
 
 
-def _once(*_: Any) -> int:
+def _count_one(*_: Any) -> int:
     return 1
 
 
-def _gathered(parameters: Any, *_: Any) -> int:
+def _count_unavailable(parameters: Any, *_: Any) -> int:
     """Number of a fetch's parameters that are not available."""
     return sum(parameter.ds_status.name == "NOT_AVAILABLE" for parameter in parameters)
 
 
 _HOOKS: tuple[tuple[str, str, str, Callable[..., int]], ...] = (
-    ("parameter_offload.DeepSpeedZeRoOffload", "pre_sub_module_forward_function", "visit_forward", _once),
-    ("parameter_offload.DeepSpeedZeRoOffload", "post_sub_module_forward_function", "", _once),
-    ("parameter_offload.DeepSpeedZeRoOffload", "pre_sub_module_backward_function", "visit_backward", _once),
-    ("parameter_offload.DeepSpeedZeRoOffload", "post_sub_module_backward_function", "", _once),
-    ("partitioned_param_coordinator.PartitionedParameterCoordinator", "__all_gather_params", "gather", _gathered),
-    ("stage_1_and_2.DeepSpeedZeroOptimizer", "process_gradients", "bucketed_gradient", _once),
-    ("stage_1_and_2.DeepSpeedZeroOptimizer", "reduce_ipg_grads", "bucket", _once),
-    ("stage3.DeepSpeedZeroOptimizer_Stage3", "reduce_ready_partitions_and_remove_grads", "partitioned_gradient", _once),
-    ("stage3.DeepSpeedZeroOptimizer_Stage3", "__reduce_and_partition_ipg_grads", "bucket", _once),
+    ("parameter_offload.DeepSpeedZeRoOffload", "pre_sub_module_forward_function", "visit_forward", _count_one),
+    ("parameter_offload.DeepSpeedZeRoOffload", "post_sub_module_forward_function", "", _count_one),
+    ("parameter_offload.DeepSpeedZeRoOffload", "pre_sub_module_backward_function", "visit_backward", _count_one),
+    ("parameter_offload.DeepSpeedZeRoOffload", "post_sub_module_backward_function", "", _count_one),
+    (
+        "partitioned_param_coordinator.PartitionedParameterCoordinator",
+        "__all_gather_params",
+        "gather",
+        _count_unavailable,
+    ),
+    ("stage_1_and_2.DeepSpeedZeroOptimizer", "process_gradients", "bucketed_gradient", _count_one),
+    ("stage_1_and_2.DeepSpeedZeroOptimizer", "reduce_ipg_grads", "bucket", _count_one),
+    (
+        "stage3.DeepSpeedZeroOptimizer_Stage3",
+        "reduce_ready_partitions_and_remove_grads",
+        "partitioned_gradient",
+        _count_one,
+    ),
+    ("stage3.DeepSpeedZeroOptimizer_Stage3", "__reduce_and_partition_ipg_grads", "bucket", _count_one),
 )
 """(class below deepspeed.runtime.zero, method, name in `HostCosts` ("": part of another), count per call of the
 method); deepspeed 0.18.3 to 0.19.8."""

@@ -76,10 +76,10 @@ def driver(machine: ExaminedMachine) -> Findings:
             "the driver was updated while the machine ran, and no program can use CUDA until it is reloaded",
             "reboot, or reload the nvidia kernel modules",
         )
-    elif not graphics.on_the_bus:
+    elif not graphics.pci_gpus:
         yield note(NO_NVIDIA_GPU, "DeepSpeed runs on the CPU; a login node has no GPU")
     else:
-        found = f"{graphics.on_the_bus} NVIDIA GPU{'s' * (graphics.on_the_bus > 1)} on the PCI bus"
+        found = f"{graphics.pci_gpus} NVIDIA GPU{'s' * (graphics.pci_gpus > 1)} on the PCI bus"
         yield problem(
             f"{found}, but the driver does not answer: {graphics.error or 'no GPU'}",
             "CUDA cannot be used",
@@ -98,7 +98,7 @@ def torch(machine: ExaminedMachine) -> Findings:
             "DeepSpeed needs it",
             "pip install torch, or run ds-advise with the Python of the training",
         )
-    elif graphics is not None and graphics.on_the_bus and not software.torch_cuda:
+    elif graphics is not None and graphics.pci_gpus and not software.torch_cuda:
         yield problem(
             f"torch {version} is built without CUDA",
             "torch.cuda.is_available() is False",

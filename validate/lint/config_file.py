@@ -77,7 +77,7 @@ def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
     if isinstance(edit, Replace):
         return member.value_start, member.value_end, json.dumps(edit.value)
     start, end = _removal(document, member, owner)
-    commented = any(start < found.end and found.start < end for found in document.departures if found.kind == "comment")
+    commented = any(start < found.end and found.start < end for found in document.extensions if found.kind == "comment")
     return None if commented else (start, end, "")
 
 

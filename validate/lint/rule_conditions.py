@@ -13,7 +13,7 @@ from typing import Any
 
 from .linted_config import LintedConfig
 from .rule import RuleCheck, Severity, Violation, violation
-from .values import shown
+from .values import json_text
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def that(test: Callable[[LintedConfig], bool]) -> Condition:
 
 
 always = that(lambda _: True)
-given = Condition(lambda config, path: config.has(path))
+present = Condition(lambda config, path: config.has(path))
 null = Condition(lambda config, path: config.get(path) is None)
 """The key is absent or null."""
 truthy = Condition(lambda config, path: bool(config.get(path)))
@@ -60,9 +60,9 @@ cpu_adam = may_have_adam & that(lambda config: not config.flag("optimizer.params
 per_matrix = that(lambda config: config.optimizer_spec is not None and config.optimizer_spec.per_matrix)
 offloaded = that(lambda config: config.offload("optimizer") != "none")
 swaps = that(lambda config: config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param")))
-to_nvme = Condition(lambda config, path: config.offload(_offload_of(path)) == "nvme")
+to_nvme = Condition(lambda config, path: config.offload(_offload_name(path)) == "nvme")
 """The key's offload block is on NVMe."""
-in_use = Condition(lambda config, path: config.offload(_offload_of(path)) != "none")
+in_use = Condition(lambda config, path: config.offload(_offload_name(path)) != "none")
 """The key's offload block offloads."""
 splits_ranks_unevenly = Condition(
     lambda config, path: (
@@ -72,7 +72,7 @@ splits_ranks_unevenly = Condition(
 """The value is a group size that does not divide the number of GPUs."""
 
 
-def _offload_of(path: str) -> str:
+def _offload_name(path: str) -> str:
     return path.split(".")[1].removeprefix("offload_")
 
 
@@ -118,7 +118,7 @@ def at(
     paths: str | Sequence[str],
     when: Condition,
     what: str | Callable[[LintedConfig, str], str] = lambda config, path: (
-        f"{key_name(path)} is {shown(config.get(path))}"
+        f"{key_name(path)} is {json_text(config.get(path))}"
     ),
     *,
     severity: Severity | None = None,

@@ -15,10 +15,10 @@ _LONGEST_NAME = 60
 
 
 def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
-    departures = [found for found in config.document.departures if found.kind not in NON_FINITE]
-    if config.framework == "hf" and departures:
-        first = departures[0]
-        kinds = ", ".join(dict.fromkeys(found.kind for found in departures))
+    extensions = [found for found in config.document.extensions if found.kind not in NON_FINITE]
+    if config.framework == "hf" and extensions:
+        first = extensions[0]
+        kinds = ", ".join(dict.fromkeys(found.kind for found in extensions))
         before = [member.path for member in config.document.members if member.start <= first.start]
         path = before[-1] if before else ()
         yield Violation(path=path, what=f"the file contains: {kinds}", span=(first.start, first.end))
@@ -90,7 +90,7 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
             continue
         successor = block.field(field.successor)
         name = successor.usual_name if successor is not None else field.successor
-        edits = _succession(config, tuple(path.split(".")), name)
+        edits = _rename_edits(config, tuple(path.split(".")), name)
         what = f"{field.name} is deprecated"
         if name:
             what += f"; its successor is {name}"
@@ -212,7 +212,7 @@ def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
     return owners[0] or "the top level"
 
 
-def _succession(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:
+def _rename_edits(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:
     """Edits that express the same setting under its new name."""
     name, value = path[-1], config.get(".".join(path))
     if name in ("cpu_offload", "cpu_offload_param"):

@@ -14,7 +14,7 @@ from .installed_facts import source_folder
 from .linted_config import LintedConfig
 from .rule import Severity, Violation, advice_rule, error_rule, section, unknown_name, violation, warning_rule
 from .rule_conditions import at, that
-from .values import nearest, shown
+from .values import json_text, nearest
 
 _ENGINE = "runtime/engine.py _configure_basic_optimizer"
 _SCHEDULES = "runtime/lr_schedules.py"
@@ -32,12 +32,12 @@ def _unknown(config: LintedConfig) -> Iterator[Violation]:
         if not kind or not of_torch or name in names:
             continue
         if kind.lower() in _ONE_BIT:
-            what = f"the 1-bit optimizers were removed from DeepSpeed, and {facts.version} has no {shown(kind)}"
+            what = f"the 1-bit optimizers were removed from DeepSpeed, and {facts.version} has no {json_text(kind)}"
             yield violation(path, what, fix='write "AdamW", without the arguments for compression in params')
         else:
             near = nearest(kind, names) or nearest(kind.lower(), names)
-            what = f"neither DeepSpeed nor torch has the {block} {shown(kind)}"
-            yield violation(path, what, fix=f"write {shown(near)}" if near else "")
+            what = f"neither DeepSpeed nor torch has the {block} {json_text(kind)}"
+            yield violation(path, what, fix=f"write {json_text(near)}" if near else "")
 
 
 def _arguments(config: LintedConfig) -> Iterator[Violation]:
@@ -110,7 +110,7 @@ OPTIMIZER_RULES = section(
     ),
     error_rule(
         "DS503 max_grad_norm in the optimizer",
-        at("optimizer.params.max_grad_norm", when.given & ~when.is_missing("optimizer.type")),
+        at("optimizer.params.max_grad_norm", when.present & ~when.is_missing("optimizer.type")),
         why="DeepSpeed itself clips the gradients, and rejects the key in optimizer.params",
         fix='move it to the top level as "gradient_clipping"',
         source=_ENGINE,
@@ -253,7 +253,7 @@ def _missing_package(config: LintedConfig) -> Iterator[Violation]:
             yield violation(f"{block}.enabled", what, severity=severity)
 
 
-_written = when.given & ~when.equals("", "auto")
+_written = when.present & ~when.equals("", "auto")
 
 LOGGING_RULES = section(
     "Checkpointing, logging and profiling",

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ds_advise.probes.real_run.rank import die_with_the_parent
+from ds_advise.probes.real_run.rank import die_with_parent
 
 from ..machine.place import NotPossibleError, Place
 from ..outcome import Outcome
@@ -44,5 +44,5 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 if __name__ == "__main__":
-    die_with_the_parent(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[2]))
     answer(Path(sys.argv[1]))

@@ -40,7 +40,7 @@ def _measured(threads: int, buffer_bytes: int) -> list[dict[str, Any]]:
 
     torch.set_num_threads(threads)
     task = Task(group="cpu_adam", device="cpu", ranks=1, threads=threads, budget_s=_BUDGET_S, buffer_bytes=buffer_bytes)
-    watch = Stopwatch(settle=lambda: None, agree=lambda number: number)
+    watch = Stopwatch(synchronize=lambda: None, broadcast=lambda number: number)
     return [
         asdict(figure)
         for figure in (*host.measure_cpu_adam(task, "cpu", watch), *host.measure_host_memory(task, "cpu", watch))

@@ -29,7 +29,7 @@ def measure(arguments: dict[str, Any], place: Place) -> Outcome:
         if place.device == "cuda":
             torch.cuda.synchronize()
 
-    watch = Stopwatch(settle=settle, agree=lambda number: number)
+    watch = Stopwatch(synchronize=settle, broadcast=lambda number: number)
     figures: list[Figure] = []
     too_large = []
     for group, sizes in arguments.items():

@@ -62,7 +62,7 @@ def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
 def keep(answer: Recommendation, candidate: Candidate, result: ProbeResult, limit: int | None = LIMIT) -> None:
     """Keep a result as a series of probes does."""
     question = answer.question
-    run = Run.of_plan(candidate.plan, question.model, question.workload, question.cluster)
+    run = Run.from_plan(candidate.plan, question.model, question.workload, question.cluster)
     keep_probe(result, run, memory_limit_bytes=limit)
 
 

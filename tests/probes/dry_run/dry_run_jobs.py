@@ -258,7 +258,7 @@ def main():
     request = task["request"]
     kernels.patch_trl = lambda _recorder: None  # on a CPU its losses are torch's, as DeepSpeed's
     kernels.install_losses = lambda _workload, _recorder: None
-    answer = worker.answer_to(request) if task["dry"] else train(request, task["meeting"], task["seconds"])
+    answer = worker.run_request(request) if task["dry"] else train(request, task["meeting"], task["seconds"])
     task["answer"].write_text(json.dumps(answer))
     if "error" in answer:
         print(answer["traceback"], file=sys.stderr)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ds_advise.probes.simulated_gpu.fast_fake_tensor import QuickFakeTensorMode
+from ds_advise.probes.simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
@@ -85,7 +85,7 @@ def described(mode: FakeTensorMode, run: Callable[[], list[Any]]) -> list[Any]:
 )
 def test_tensors_are_those_of_torchs_own_mode(run: Callable[[], list[Any]]) -> None:
     """Shapes, strides, offsets, dtypes, devices, gradients and shared storages, from torch and then from memory."""
-    quick = QuickFakeTensorMode()
+    quick = FastFakeTensorMode()
     with torch.device("cpu"):
         expected = described(FakeTensorMode(allow_non_fake_inputs=True), run)
         assert [described(quick, run) for _ in range(3)] == [expected] * 3
@@ -93,7 +93,7 @@ def test_tensors_are_those_of_torchs_own_mode(run: Callable[[], list[Any]]) -> N
 
 def test_a_known_operation_is_answered_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second addition of tensors alike does not reach torch's dispatch."""
-    quick = QuickFakeTensorMode()
+    quick = FastFakeTensorMode()
     with quick:
         left, right = torch.empty(3, 4), torch.empty(3, 4)
         assert (left + right).shape == (3, 4)

@@ -27,7 +27,7 @@ from ds_advise.estimators.time.memory_bound import concatenated_shares
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run.run import dry_run, simulated_step
 from ds_advise.probes.recording.result import DryRunResult
-from ds_advise.probes.recording.schedule import _computed, _of_groups
+from ds_advise.probes.recording.schedule import _computed, _grouped_product
 from ds_advise.probes.run import Run
 from rich.console import Console
 
@@ -230,8 +230,8 @@ def test_products_of_experts_are_products() -> None:
     """Of eight experts' tokens with their matrices, and the gradient of these, which sums over the tokens."""
     tokens, weights = torch.empty(64, 16, device="meta"), torch.empty(8, 16, 32, device="meta")
     result = torch.empty(64, 32, device="meta")
-    assert _of_groups(tokens, weights, result) == (8, 8, 16, 32)
-    assert _of_groups(tokens.t(), result, weights) == (8, 16, 8, 32)
+    assert _grouped_product(tokens, weights, result) == (8, 8, 16, 32)
+    assert _grouped_product(tokens.t(), result, weights) == (8, 16, 8, 32)
 
 
 def test_a_product_into_a_given_tensor_has_the_shape_of_its_factors() -> None:

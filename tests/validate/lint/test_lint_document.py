@@ -43,7 +43,7 @@ def test_json_is_read_as_pythons_json_reads_it(config: dict[str, object], indent
     """Every value, and every key's place: the text there is the key."""
     text = json.dumps(config, indent=indent, ensure_ascii=ascii_only)
     document = read_document(text.encode(), name="x")
-    assert document.value == config and not document.departures
+    assert document.value == config and not document.extensions
     for member in document.members:
         value: Any = config
         for name in member.path:
@@ -80,7 +80,7 @@ def test_hjson_is_read_as_deepspeed_reads_it(text: str) -> None:
     hjson = pytest.importorskip("hjson")
     document = read_document(text.encode(), name="x")
     assert document.value == hjson.loads(text)
-    assert bool(document.departures) == (not _is_json(text))
+    assert bool(document.extensions) == (not _is_json(text))
 
 
 def _is_json(text: str) -> bool:
