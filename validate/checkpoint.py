@@ -62,7 +62,7 @@ class Checkpoint:
     files: tuple[CheckpointFile, ...]
     evidence: Literal["checksums", "structure"]
     """"checksums": the files equal the saved ones. "structure": archives and JSON are complete, and the records in
-    torch's archives match their checksums; altered bytes in safetensors are not detected."""
+    torch's archives match their checksums; corrupted safetensors are not detected."""
 
     @property
     def damaged(self) -> tuple[CheckpointFile, ...]:
