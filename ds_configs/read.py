@@ -306,11 +306,11 @@ def _device(block: Mapping[str, Any], key: str) -> Offload:
 
 
 def _batch(
-    config: Mapping[str, Any], ranks: int, given_micro: int | None, given_accumulation: int | None
+    config: Mapping[str, Any], ranks: int, micro_argument: int | None, accumulation_argument: int | None
 ) -> tuple[int, int]:
     """(micro batch, accumulation). Missing values are derived as in `DeepSpeedConfig._set_batch_related_parameters`."""
-    micro = _in_both(config, "train_micro_batch_size_per_gpu", given_micro, _TRAINER_MICRO_BATCH)
-    accumulation = _in_both(config, "gradient_accumulation_steps", given_accumulation, _TRAINER_ACCUMULATION)
+    micro = _in_both(config, "train_micro_batch_size_per_gpu", micro_argument, _TRAINER_MICRO_BATCH)
+    accumulation = _in_both(config, "gradient_accumulation_steps", accumulation_argument, _TRAINER_ACCUMULATION)
     total = _number(config, "train_batch_size", default=0, lowest=1, where="")
     if not micro and not total:
         raise ConfigFileError(
@@ -330,12 +330,12 @@ def _batch(
     return micro, accumulation
 
 
-def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_default: int) -> int:
+def _in_both(config: Mapping[str, Any], key: str, argument: int | None, trainer_default: int) -> int:
     """The value of a key that is also a field of TrainingArguments; 0 if neither has a value."""
-    value = _number(config, key, default=given or 0, auto=given or trainer_default, lowest=1, where="")
-    if given and value != given:
+    value = _number(config, key, default=argument or 0, auto=argument or trainer_default, lowest=1, where="")
+    if argument and value != argument:
         raise ConfigFileError(
-            f"{key} is {value}, but TrainingArguments has {given}",
+            f"{key} is {value}, but TrainingArguments has {argument}",
             why="the Trainer refuses the contradiction",
             fix=f'set {key} to "auto"',
         )
@@ -381,5 +381,4 @@ def _number(
 
 
 def _invalid_value(key: str, value: Any, wanted: str) -> ConfigFileError:
-    what, fix = f"{key} is {value!r}", f"set it to {wanted}"
-    return ConfigFileError(what, why="DeepSpeed refuses it", fix=fix)
+    return ConfigFileError(f"{key} is {value!r}", why="DeepSpeed refuses it", fix=f"set it to {wanted}")

@@ -138,15 +138,15 @@ def skypilot_task(job: Job) -> str:
 
 def _prices(job: Job) -> str:
     """A line with the hourly price of all nodes together, from the cheapest to the most expensive cloud."""
-    asked, nodes, gpus = gpu_name(job.cluster), job.cluster.nodes, job.cluster.gpus_per_node
+    wanted, nodes, gpus = gpu_name(job.cluster), job.cluster.nodes, job.cluster.gpus_per_node
     found = []
     for offer in job.offers():
         with suppress(ClusterError):
-            is_it = offer.cluster.gpus_per_node == gpus and gpu_name(offer.cluster) == asked
-            if is_it and offer.provider in _SKYPILOT_CLOUDS and nodes <= offer.most_nodes:
+            matches = offer.cluster.gpus_per_node == gpus and gpu_name(offer.cluster) == wanted
+            if matches and offer.provider in _SKYPILOT_CLOUDS and nodes <= offer.most_nodes:
                 found.append((offer.per_hour * nodes, f"{offer.provider}, {offer.date}"))
     if not found:
-        return f"ds-advise has no price of {job.place} with {asked}; sky launch shows it before it rents."
+        return f"ds-advise has no price of {job.place} with {wanted}; sky launch shows it before it rents."
     ends = " to ".join(f"${amount:,.2f} ({where})" for amount, where in sorted({min(found), max(found)}))
     return f"Price of an hour, {job.place}: {ends}; sky launch shows today's before it rents."
 
@@ -315,8 +315,8 @@ def _in_pod(job: Job, word: str) -> str:
 
 
 def _exports(job: Job) -> list[str]:
-    given = [f"export {name}={shlex.quote(_in_pod(job, value))}" for name, value in job.variables.items()]
-    return [*given, f"export OMP_NUM_THREADS={job.threads('$(nproc)')}"]
+    variables = [f"export {name}={shlex.quote(_in_pod(job, value))}" for name, value in job.variables.items()]
+    return [*variables, f"export OMP_NUM_THREADS={job.threads('$(nproc)')}"]
 
 
 def _by_torchrun(job: Job) -> list[str]:

@@ -219,6 +219,7 @@ class Store:
         """Create the folder and an empty file, readable by the user only, if they do not exist."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # O_NONBLOCK: a pipe of this name must not block; `_open` refuses it.
             os.close(os.open(self.path, os.O_CREAT | os.O_RDONLY | os.O_NONBLOCK, 0o600))
         except OSError as error:
             raise StoreError(
@@ -234,6 +235,7 @@ class Store:
             raise self._unusable("is not a file")
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection:
+                # IMMEDIATE: SQLite refuses at once to upgrade a reader's lock while another process writes.
                 connection.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
                 try:
                     self._check(connection)

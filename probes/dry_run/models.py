@@ -126,6 +126,7 @@ def from_config(
             fix="probe it on a GPU, or use the closed form",
         )
     chosen = model_class(config)
+    # Labels are shifted to the right behind this token; some configurations leave it to `generate`.
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0
     # Without a name transformers uses torch's attention where the model supports it.
@@ -137,11 +138,13 @@ def from_config(
     else:
         with no_init_weights():
             model = chosen._from_config(config, **options)
+            # Under `no_init_weights` transformers leaves the weights untied.
             model.tie_weights()
     model.train()
     _give_dimensions(model)
     if prepare_base is not None:
         prepare_base(model)
+    # Before LoRA: peft's wrapper has no loss of its own.
     install_loss(model, workload)
     model = adapted(model, run)
     if run.gradient_checkpointing:
@@ -250,6 +253,7 @@ def adapted(model: Any, run: Run) -> Any:
     """The model with peft's LoRA adapters, or with its frozen parts."""
     workload = run.workload
     if workload.method == "full":
+        # Before the engine exists: DeepSpeed's optimizers take the trainable parameters once.
         for path, parameter in model.named_parameters() if workload.freeze else ():
             parameter.requires_grad_(not re.fullmatch(frozen_pattern(workload.freeze), path))
         return model
@@ -304,6 +308,7 @@ def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any]
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
     model: Any = subject.model
+    # Before `deepspeed.initialize`, which gets the groups as its `mpu`.
     groups = UlyssesSPAttentionHF.register_with_transformers(
         model,
         core_attn_implementation=model.config._attn_implementation,
@@ -340,9 +345,9 @@ def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any]
 
 def _micro_batch_size(config: dict[str, Any], run: Run) -> int:
     """The micro batch size by DeepSpeed's rules. Ulysses needs it before the engine exists."""
-    given = config.get("train_micro_batch_size_per_gpu")
-    if given is not None:
-        return int(given)
+    configured = config.get("train_micro_batch_size_per_gpu")
+    if configured is not None:
+        return int(configured)
     replicas = run.cluster.world_size // run.sequence_parallel_size
     samples = int(config.get("train_batch_size", replicas))
     return samples // int(config.get("gradient_accumulation_steps", 1)) // replicas

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -32,17 +32,14 @@ from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
 
+if TYPE_CHECKING:
+    from ..model_recorder.recorded_model import ModuleRequest
+
 OnProgress = Callable[[str], object]
 
 _POLL_S = 0.2
 
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
-
-
-class Answering(Protocol):
-    """A request that computes its own answer in the subprocess; it is pickled."""
-
-    def answer(self) -> Any: ...
 
 
 class DryRunError(DsAdviseError):
@@ -224,7 +221,7 @@ def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> S
 
 
 def answer(
-    request: Request | Answering, timeout_s: float, on_progress: OnProgress = lambda _phase: None
+    request: Request | ModuleRequest, timeout_s: float, on_progress: OnProgress = lambda _phase: None
 ) -> dict[str, Any]:
     """The result of a request in JSON, from a subprocess.
 
@@ -236,6 +233,7 @@ def answer(
         folder = Path(name)
         with (folder / "output").open("w+", encoding="utf-8", errors="replace") as output:
             status = _run_worker(request, folder, output, timeout_s, on_progress)
+            # The end of the output has the error; libraries may print megabytes before it.
             output.seek(max(0, output.seek(0, os.SEEK_END) - 100_000))
             printed = output.read()
         written = _read(folder / "answer.json")
@@ -249,7 +247,7 @@ def answer(
 
 
 def _run_worker(
-    request: Request | Answering, folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
+    request: Request | ModuleRequest, folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
 ) -> int:
     """Run `worker.py`. Returns its exit status, negative for a signal."""
     phase = folder / "phase"
@@ -280,6 +278,7 @@ def _run_worker(
         )
     finally:
         with contextlib.suppress(ProcessLookupError):
+            # The whole session: libraries start compilers and other helpers.
             os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
 

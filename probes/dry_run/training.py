@@ -41,6 +41,7 @@ def filled_config(run: Run, description: Any) -> dict[str, Any]:
 
     Raises UnfilledAutoError under the Trainer for an `auto` without a value. For plain DeepSpeed such an `auto` stays.
     """
+    # DeepSpeed and `_fill` change the configuration in place.
     config = copy.deepcopy(dict(run.config))
     _set_batch(config, run)
     values: dict[str, Any] = {
@@ -134,6 +135,7 @@ def run(
     classifier.weight_shapes = frozenset(
         tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in model.parameters()
     )
+    # Before the engine: it flattens and partitions the weights.
     parameters, trainable = _count(model)
     with recorder.phase(0, "initialize"):
         engine = initialize(config, model, subject.groups, trained.workload)
@@ -227,6 +229,7 @@ def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any, work
     if split_by > 1:
         from deepspeed.utils import groups as process_groups
 
+        # Before `initialize`, which keeps groups that exist.
         process_groups._init_tp_groups_with_new_group(split_by)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = _client_optimizer(config, trained, workload)

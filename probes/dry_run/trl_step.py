@@ -41,22 +41,23 @@ def apply_objective(
         return _ppo_models(subject, run, config, device, build)
     trainer_class, arguments = getattr(trl, spec.trainer), getattr(trl, spec.config)
     model: Any = subject.model
-    given = {each.name: _default(each) for each in fields(arguments) if each.init} | dict(spec.arguments)
+    options = {each.name: _default(each) for each in fields(arguments) if each.init} | dict(spec.arguments)
     # TRL switches checkpointing on again, with these, after a pass without gradients.
-    given["gradient_checkpointing_kwargs"] = {"use_reentrant": is_reentrant(model)}
+    options["gradient_checkpointing_kwargs"] = {"use_reentrant": is_reentrant(model)}
+    # Without `__init__`, which tokenizes a dataset and starts accelerate.
     trainer = object.__new__(trainer_class)
     vars(trainer).update(
-        given,
-        args=SimpleNamespace(**{**given, "steps_per_generation": 1}, device=torch.device(device)),
+        options,
+        args=SimpleNamespace(**{**options, "steps_per_generation": 1}, device=torch.device(device)),
         model=model,
         accelerator=_Accelerator(device, config),
         ref_model=None,
         aux_loss_enabled=False,
-        loss_types=given.get("loss_type"),
+        loss_types=options.get("loss_type"),
         loss_weights=[1.0],
-        epsilon_low=given.get("epsilon"),
-        epsilon_high=given.get("epsilon_high") or given.get("epsilon"),
-        beta=given.get("beta") if run.workload.rollouts is None else run.workload.rollouts.beta,
+        epsilon_low=options.get("epsilon"),
+        epsilon_high=options.get("epsilon_high") or options.get("epsilon"),
+        beta=options.get("beta") if run.workload.rollouts is None else run.workload.rollouts.beta,
         use_vllm=False,
         current_gradient_accumulation_steps=1,
         _entropy_bonus_enabled=False,
@@ -129,6 +130,7 @@ def _ppo_models(
     value, reference, reward = (
         build(each).model for each in (of_value, replace(run, **plain), replace(of_value, **plain))
     )
+    # All four live on every rank; only policy and value are trained.
     models: list[Any] = [policy, value, reference, reward]
     for model in models:
         model.config.use_cache = True  # the default, which the loop does not change

@@ -38,8 +38,8 @@ def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any
     """The shape of a module, or of a function's result. example_inputs: the arguments of its `forward`, a tensor, a
     tuple or a dict, with any number of samples. Raises like `recorded_module`."""
     is_single = isinstance(example_inputs, torch.Tensor)
-    given = (example_inputs,) if is_single else example_inputs
-    samples = tensors_in(given)[0].shape[0]
+    arguments = (example_inputs,) if is_single else example_inputs
+    samples = tensors_in(arguments)[0].shape[0]
 
     def make_batch(batch: int, _: int) -> Any:
         def resized(leaf: Any) -> Any:
@@ -48,7 +48,7 @@ def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any
             shape = (batch, *leaf.shape[1:]) if leaf.dim() and leaf.shape[0] == samples else leaf.shape
             return torch.empty(shape, dtype=torch.bfloat16 if leaf.is_floating_point() else leaf.dtype, device="meta")
 
-        return tree_map(resized, given)
+        return tree_map(resized, arguments)
 
     if not isinstance(model, torch.nn.Module):
         with torch.device("meta"):
@@ -74,6 +74,7 @@ def recorded_module(
     name = own.factory.rpartition("/")[2] or type(model).__name__
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UnrecordableError("all of its parameters are frozen")
+    # Dropout and checkpointing are active in training only.
     model.train()
     method = enable_checkpointing(model)
     follows = _shapes(make_batch(1, seq_len)) != _shapes(make_batch(1, 2 * seq_len))

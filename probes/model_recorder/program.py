@@ -67,12 +67,12 @@ def program(parts: Sequence[Part], shapes: Shapes) -> Program:
     made = {first.of(number) for step in parts[0].steps for number in step.outputs}
     slots = tuple(_slot(merged, each, shapes, is_outer=each[0] not in made) for each in zip(*numbers, strict=True))
     instructions = tuple(_instruction(merged, place, index, shapes) for place in range(len(first.groups)))
-    given, output, embedded = (
+    first_input, output, embedded = (
         -1 if number is None else index[first.of(number)]
         for number in (parts[0].input, parts[0].output, parts[0].embedding)
     )
     held = tuple(index[first.of(number)] for number in parts[0].held if first.of(number) in index)
-    return Program(slots, given, output, embedded, instructions, held)
+    return Program(slots, first_input, output, embedded, instructions, held)
 
 
 class Merged:
@@ -113,10 +113,10 @@ class Merged:
         return group[1] if len(group) > 1 else group[0]
 
     def numbers(self) -> list[int]:
-        given = [] if self.part.input is None else [self.part.input]
+        first = [] if self.part.input is None else [self.part.input]
         steps = [self.step(place) for place in range(len(self.groups))]
         used = [number for step in steps for number in (*step.inputs, *step.outputs)]
-        return list(dict.fromkeys(self.of(number) for number in (*given, *used, self.part.output)))
+        return list(dict.fromkeys(self.of(number) for number in (*first, *used, self.part.output)))
 
     def tensors(self, number: int) -> list[TracedTensor]:
         return [self.part.trace.tensors[each] for each in self.members.get(number, [number])]
@@ -152,8 +152,8 @@ def _instruction(merged: Sequence[Merged], place: int, index: dict[int, int], sh
     step, trace, details = steps[0], merged[0].part.trace, steps[0].details.items()
     varies = len({(len(each.inputs), len(each.outputs)) for each in steps}) > 1
     inputs, outputs = (
-        [_Row.of(each, numbers, unique=varies) for each, numbers in zip(merged, given, strict=True)]
-        for given in ([each.inputs for each in steps], [each.outputs for each in steps])
+        [_Row.of(each, numbers, unique=varies) for each, numbers in zip(merged, tensors, strict=True)]
+        for tensors in ([each.inputs for each in steps], [each.outputs for each in steps])
     )
     derivatives: list[tuple[int, Derivative]] = []
     if step.call is not None:
@@ -303,9 +303,11 @@ def _compressed(tokens: list[_Token], names: list[int], identity: dict[object, i
     """The tokens with repetitions replaced by loops, from the shortest to the longest; loops can be nested."""
     period = 1
     while period <= min(len(names) // 2, LONGEST_BODY):
+        # Vectorized: a trace has tens of thousands of names and as many candidate periods.
         array = torch.tensor(names)
         same = array[:-period] == array[period:]
         matches = torch.nn.functional.pad(same.cumsum(0), (1, 0))
+        # A repetition is a run of at least `period` equal names.
         if not (matches[period:] - matches[:-period] == period).any():
             period += 1
             continue

@@ -207,7 +207,7 @@ def make_batch(
         "image_embeds_position_mask": (length,),
         "qformer_input_ids": (_INSTRUCTION_TOKENS,),
     }
-    given = {}
+    inputs = {}
     for name in names:
         if name in floats:
             kind, shape = getattr(torch, dtype), floats[name]
@@ -216,10 +216,10 @@ def make_batch(
         else:
             continue
         if name != "decoder_input_ids" or is_decoder:
-            given["pixel_values" if name == IMAGE_LIST else name] = torch.zeros(
+            inputs["pixel_values" if name == IMAGE_LIST else name] = torch.zeros(
                 (batch, *shape), dtype=kind, device="meta"
             )
-    return given
+    return inputs
 
 
 def _windows(text: Any, window: object) -> dict[int, int]:

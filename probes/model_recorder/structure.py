@@ -160,6 +160,7 @@ def _shape_at(
 def _softmax_fp32(layer: torch.nn.Module) -> bool:
     """Whether the code of eager attention computes the softmax in fp32. Some classes have it in a method."""
     module = sys.modules[type(layer).__module__]
+    # The traced attention is one operation, which hides the softmax of the eager one.
     code = inspect.getsource(getattr(module, "eager_attention_forward", module))
     return re.search(r"softmax\(.*float32", code) is not None
 
@@ -241,6 +242,7 @@ def _run(
                 note = module.register_forward_hook(lambda _, __, result: embedded.append(trace.number(result)))
                 stack.enter_context(note)
         for path, layer in layers.items():
+            # Instead of hooks, which cannot skip a layer.
             stack.enter_context(patch.object(layer, "forward", partial(skip, path)))
         unseen = stack.enter_context(tracing(trace, most, all_nonzero=True))
         output = model(**batch, use_cache=False)
@@ -263,7 +265,7 @@ def _layer_part(model: Any, run: _Run, path: str) -> Part:
     """The part of one layer, with its inputs in the model."""
     layer, call = model.get_submodule(path), run.calls[path]
     trace = Trace(layer)
-    given = trace.number(call.hidden)
+    first_input = trace.number(call.hidden)
     for buffer in layer.buffers():
         trace.number(buffer)
     for tensor in tensors_in((call.args, call.kwargs)):
@@ -271,7 +273,7 @@ def _layer_part(model: Any, run: _Run, path: str) -> Part:
         trace.number(tensor, number + 1, needs_grad=number in run.layer_results)
     with tracing(trace, all_nonzero=True):
         result = layer(*call.args, **call.kwargs)
-    return Part(trace, trace.steps, given, trace.keep(tensors_in(result)[0]))
+    return Part(trace, trace.steps, first_input, trace.keep(tensors_in(result)[0]))
 
 
 def _around(runs: list[_Run], shapes: Shapes, head: str) -> OuterPrograms:
@@ -283,22 +285,22 @@ def _around(runs: list[_Run], shapes: Shapes, head: str) -> OuterPrograms:
 
 def _parts_around(run: _Run, head: str) -> list[Part]:
     steps, parts = run.trace.steps, list[Part]()
-    begin, given, stack = 0, None, ""
+    begin, first_input, stack = 0, None, ""
     for place, step in enumerate(steps):
         if step.kind != "layer":
             continue
         if (own := step.name.rpartition(".")[0]) != stack:
             made = {number for each in steps[begin:place] for number in each.outputs}
             embedding = next((number for number in run.embedded if number in made), None)
-            parts.append(Part(run.trace, steps[begin:place], given, step.inputs[0], embedding))
+            parts.append(Part(run.trace, steps[begin:place], first_input, step.inputs[0], embedding))
             stack = own
-        begin, given = place + 1, step.outputs[0]
-    behind = steps[begin:]
+        begin, first_input = place + 1, step.outputs[0]
+    epilogue = steps[begin:]
     place, output = next(
-        ((place, step.inputs[0]) for place, step in enumerate(behind) if step.kind == "linear" and step.name == head),
-        (len(behind), run.output),
+        ((place, step.inputs[0]) for place, step in enumerate(epilogue) if step.kind == "linear" and step.name == head),
+        (len(epilogue), run.output),
     )
-    return [*parts, Part(run.trace, behind[:place], given, output)]
+    return [*parts, Part(run.trace, epilogue[:place], first_input, output)]
 
 
 def _fingerprint(layer: torch.nn.Module) -> tuple[Any, ...]:

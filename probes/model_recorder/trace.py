@@ -116,13 +116,14 @@ class Trace:
         self,
         kind: str,
         name: str,
-        given: Any,
+        arguments: Any,
         result: Any,
         call: tuple[Callable[..., Any], Any, Any] | None = None,
         details: Mapping[str, int] | None = None,
     ) -> None:
-        """Record an operation that read the tensors in `given` and made those in `result`."""
-        inputs, outputs = tensors_in(given), tensors_in(result)
+        """Record an operation that read the tensors in `arguments` and made those in `result`."""
+        inputs, outputs = tensors_in(arguments), tensors_in(result)
+        # Views of weights are weights, and cost nothing.
         if inputs and all(self._is_weight(tensor) for tensor in (*inputs, *outputs)):
             self._kept += outputs
             return
@@ -151,6 +152,7 @@ class Trace:
         if key not in self._storages:
             self._storages[key] = self._storage_count
             self._storage_count += 1
+            # When the code drops its last reference, as on a GPU: the trace itself holds only numbers.
             weakref.finalize(storage, self._released, key, number)
         self.tensors.append(
             TracedTensor(
@@ -177,6 +179,7 @@ class Trace:
         )
 
     def _forget(self, key: int, number: int) -> None:
+        # Python reuses the id of a dead object, maybe before this callback runs.
         if self._numbers.get(key) == number:
             del self._numbers[key]
 
@@ -203,6 +206,7 @@ def _assume_all_equal() -> bool:
     """The answer to a check in transformers' code whether all elements are equal (to detect padding or packing). Raises
     UnrecordableError for other code."""
     frame = sys._getframe(1)
+    # The caller outside of torch and this module.
     while frame.f_back and any(part in frame.f_code.co_filename for part in (f"{os.sep}torch{os.sep}", __file__)):
         frame = frame.f_back
     if f"{os.sep}transformers{os.sep}" in frame.f_code.co_filename:
@@ -230,6 +234,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         aten = torch.ops.aten
         if op is aten._local_scalar_dense.default:
+            # `bool(tensor)` of an all-equal check.
             if args[0].dtype == torch.bool:
                 return _assume_all_equal()
             if self.is_place(args[0]):
@@ -287,10 +292,12 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is torch.Tensor.tolist and args[0].dim() == 1 and args[0].is_meta:
+            # Code splits tokens by expert with this list; its values do not exist on the meta device.
             return _Counts([0] * len(args[0]))
         if function in _SPLITS and isinstance(sizes := args[1], _Counts):
             rows, count = args[0].shape[(args[2:] or (kwargs.get("dim", 0),))[0]], len(sizes)
             return function(args[0], [(rows + place) // count for place in range(count)], *args[2:], **kwargs)
+        # An expert's index in a parameter's name: all experts have the same shapes.
         if function is torch.Tensor.__format__ and self.operations.is_place(args[0]):
             return "0"
         if self.operations.is_paused:
@@ -298,9 +305,9 @@ class _Functions(TorchFunctionMode):
         if function is F.linear:
             name = self.trace.parameter_name(args[1] if len(args) > 1 else kwargs["weight"])
             if name is not None:
-                given = self._as_rows(args[0] if args else kwargs["input"])
+                arguments = self._as_rows(args[0] if args else kwargs["input"])
                 result = self.operations.unseen(function, *args, **kwargs)
-                self.trace.step("linear", name.removesuffix(".weight"), given, result)
+                self.trace.step("linear", name.removesuffix(".weight"), arguments, result)
                 return result
         if function is _ATTENTION:
             return self.attend(*args, **kwargs)
@@ -308,15 +315,15 @@ class _Functions(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         return function(*args, **kwargs)
 
-    def _as_rows(self, given: torch.Tensor) -> torch.Tensor:
+    def _as_rows(self, arguments: torch.Tensor) -> torch.Tensor:
         """The input of a matrix product; a copy if its rows are not contiguous in memory (`at::linear`)."""
         try:
-            self.operations.unseen(given.view, -1, given.shape[-1])
+            self.operations.unseen(arguments.view, -1, arguments.shape[-1])
         except RuntimeError:
-            rows = given.contiguous()
+            rows = arguments.contiguous()
             self.trace.steps[-1] = replace(self.trace.steps[-1], name=ROWS)
             return rows
-        return given
+        return arguments
 
     def attend(
         self,
@@ -400,6 +407,7 @@ def _without_gradients(trace: Trace) -> Iterator[None]:
     def count_exit(self: Any, *error: Any) -> None:
         trace.no_grad_depth -= 1
         leave(self, *error)
+        # torch restores `is_grad_enabled()` of before, which module.py patches to be True.
         torch.set_grad_enabled(False)
 
     with torch.no_grad(), patch.multiple(torch.no_grad, __enter__=count_enter, __exit__=count_exit):

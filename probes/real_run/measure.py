@@ -55,6 +55,7 @@ class CollectiveTime:
     def install(self) -> None:
         """Wrap torch's collectives and `Work.wait`. To be called before DeepSpeed is imported."""
         for name in _COLLECTIVES.split():
+            # DeepSpeed's comm/torch.py calls torch.distributed's functions by these names.
             setattr(dist, name, self._timed(getattr(dist, name)))
         work: Any = dist.Work
         work.wait = self._timed(work.wait)

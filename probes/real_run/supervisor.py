@@ -40,6 +40,7 @@ def main() -> NoReturn:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(127)
     while True:
+        # Any child: adopted orphans must be reaped too.
         ended, status = os.waitpid(-1, 0)
         if ended == process.pid:
             code = os.waitstatus_to_exitcode(status)
@@ -102,6 +103,7 @@ def _end(*_: object) -> None:
 
 
 def _kill_all() -> None:
+    # A second SIGTERM must not interrupt the removal.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kill_descendants()
     clean_up()

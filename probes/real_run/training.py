@@ -62,6 +62,7 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     description, config = prepare(job)
     baseline_bytes = measure.memory_bytes("VmRSS")
     if job.memory_limit_bytes is not None:
+        # RLIMIT_DATA, not RLIMIT_AS: libraries map far more addresses than they use.
         limit = measure.memory_bytes("VmData") + job.memory_limit_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if job.solo:
@@ -152,6 +153,7 @@ def train(
     """Load, initialize and train `job.request.iterations` optimizer steps. Returns the engine and the training's fields
     of `RankReport`."""
     run = job.request.run
+    # transformers holds a weak reference to it (integrations/deepspeed.py).
     keep_alive = announce_zero3(run, config)
     dtype = model_dtype(config)
     subject = _subject(job, description, dtype, device)
@@ -161,6 +163,7 @@ def train(
     if job.solo:
         _never_skip_a_step(engine.optimizer)
     loading_peak_bytes = measure.memory_bytes("VmHWM")
+    # Loading has a peak of its own; the second one is that of training.
     measure.restart_peak()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
@@ -172,6 +175,7 @@ def train(
         log.enter(f"step {step}")
         timed, loss = _step(engine, subject, clock, collectives, held)
         losses.append(loss)
+        # The first step allocates the optimizer's states, and its time is no steady state.
         if step > 1:
             steps.append(timed)
     read, written = measure.storage_bytes()
@@ -289,6 +293,7 @@ def _fill(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             values = getattr(parameter, "ds_tensor", parameter)
+            # Norms may be in another dtype than the matrices; the cast is repeated only when it changes.
             block = block.to(values.dtype)
             if not values.is_cpu or not values.is_contiguous():
                 values.normal_(0, 0.02)
@@ -309,6 +314,7 @@ def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
             if type(layer) is not torch.nn.Linear or layer is head:
                 continue
             options: dict[str, Any] = {"compress_statistics": True, "quant_type": "nf4"}
+            # Size 1: its weight is replaced, and one of full size would be allocated first.
             smaller = parts.Linear4bit(1, 1, bias=False, compute_dtype=dtype, **options)
             smaller.in_features, smaller.out_features = layer.in_features, layer.out_features
             smaller.weight = parts.Params4bit(layer.weight.data, requires_grad=False, **options)

@@ -181,6 +181,7 @@ def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure
         late = min(ranks, key=lambda rank: rank.progress)
         return late.failure("timeout", f"not done in time; rank {late.number} was in phase {late.log.phase}")
     silent = [rank for rank in ranks if now - rank.last_event_at > stall_s and not rank.done]
+    # Only when a rank is silent: looking for compilers walks through all processes.
     if silent and any(rank.is_compiling() for rank in ranks):
         for rank in ranks:  # the others wait for the rank that compiles
             rank.last_event_at = now

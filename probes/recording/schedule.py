@@ -85,6 +85,7 @@ class ScheduleRecorder:
         self.active = iteration >= self.first_iteration
         if iteration != self._iteration:
             self._iteration = iteration
+            # Only the last iteration is kept.
             self._entries.clear()
             self._calls.clear()
         self._phase = phase
@@ -159,6 +160,7 @@ class ScheduleRecorder:
             self._hooks -= 1
 
     def _enter(self, module: torch.nn.Module) -> None:
+        # In the backward pass modules run forward only when a checkpointed layer is recomputed.
         if self._phase == "backward" and not self._recomputing:
             self.call("checkpoint")
             self._recomputing = True
@@ -235,6 +237,7 @@ class ScheduleRecorder:
         tensors = list(_tensors(args))
         if self.active and tensors:
             size = sum(map(_size, tensors))
+            # Four tensors of equal size, read once each, and three of them written: 7/4 of their bytes.
             kind: Kind = "host" if tensors[-1].device.type == "cpu" else "memory"
             self._run(_operation(kind, name, size * 7 // 4, tensors[-1]), self.current_stream())
 
@@ -249,6 +252,7 @@ class ScheduleRecorder:
         assert self.group is not None
         stream, _, _ = self.group
         self.wait_stream(stream, self.current_stream())
+        # The caller's stream waits for the group's only in `Work.wait`.
         self._entry(Code.RUN, index, stream)
 
     def _exchange(self, sent: torch.Tensor, group_name: str) -> None:
@@ -267,6 +271,7 @@ class ScheduleRecorder:
         stream = self.current_stream()
         fields = {name: getattr(recorded, name) for name in ("kind", "name", "precision", "size_bytes")}
         self._run(RecordedOperation(**fields, pinned=pinned), stream)
+        # CUDA copies pageable memory through a staging buffer, for which the host waits.
         if not (pinned and _argument(operation, args, kwargs, "non_blocking")):
             self.synchronize_stream(stream)
 
@@ -323,6 +328,7 @@ def _computed(
     def recorded(kind: Kind, size: int, **more: Any) -> RecordedOperation:
         return _operation(kind, name, size, (results or tensors)[0], unmapped_bytes=_unmapped(tensors, results), **more)
 
+    # Scalars on the host do not make an operation a copy: torch passes them as arguments.
     devices = {tensor.device.type for tensor in (*tensors, *results) if tensor.dim() or tensor.device.type != "cpu"}
     read = sum(map(_size, tensors[1:] if kind == "overwrite" else tensors))
     written = sum(map(_size, results))
@@ -342,8 +348,10 @@ def _computed(
             return recorded("product", read + written, product=_equivalent_product(flops, results[0]))
         keys = tensors[2 if "backward" in name else 1].shape[-2]
         if _argument(operation, args, kwargs, "is_causal"):
+            # Query i attends to i keys: keys (keys + 1) / 2 of keys^2 products.
             flops = round(flops * (keys + 1) / (2 * keys))
         return recorded("attention", read + written, flops=flops, keys=keys)
+    # A gather touches only the rows that it returns.
     read = {"fetch": written, "fill": 0}.get(kind or "", read)
     return recorded("memory", read + written)
 
@@ -382,8 +390,8 @@ def _unmapped(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) 
     """Bytes of newly allocated large tensors of an operation."""
     if not any(result.nbytes > LARGEST_KEPT_BYTES for result in results):
         return 0
-    given = {tensor.untyped_storage()._cdata for tensor in tensors}
-    new = (result.nbytes for result in results if result.untyped_storage()._cdata not in given)
+    known = {tensor.untyped_storage()._cdata for tensor in tensors}
+    new = (result.nbytes for result in results if result.untyped_storage()._cdata not in known)
     return sum(size for size in new if size > LARGEST_KEPT_BYTES)
 
 

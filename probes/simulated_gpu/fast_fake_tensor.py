@@ -64,12 +64,14 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return result
         if operation in _UNCACHED:
             return self.dispatch(operation, types, args, kwargs)
+        # `.item()` returns the known value; all other operations get tensors without values.
         if operation is not torch.ops.aten._local_scalar_dense.default:
             _forget_values(args)
         keyed = self._cache_key(operation, args, kwargs)  # before the operation, which may change its arguments
         result = self._dispatch_impl(operation, types, args, kwargs)
         if keyed is not None and keyed[0] not in self._recipes:
             key, tensors = keyed
+            # None marks a result that cannot be cached, so that torch's check runs once per key.
             self._recipes[key] = _recipe(result, tensors) if self._is_cacheable(operation, args, kwargs) else None
         return result
 
@@ -94,6 +96,7 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def _cache_key(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
         """(key of the result, tensor arguments); None if an argument is of another kind."""
+        # The default dtype and inference mode change results of factory functions and views.
         parts: list[Any] = [id(operation), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         tensors: list[Any] = []
         if self._add_to_key(parts, tensors, args) and (not kwargs or self._add_to_key(parts, tensors, kwargs.items())):
@@ -148,6 +151,7 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 return NotImplemented
             shape, stride, offset = numbers
             last = offset + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
+            # torch's own code raises the error for a view beyond the storage.
             if 0 in shape or (last + 1) * whole.itemsize > whole.untyped_storage().nbytes():
                 return NotImplemented
             return self._view(whole, shape, stride, offset)
@@ -156,6 +160,7 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         stride = list(whole.stride())
         if not shape:
             return NotImplemented
+        # aten::slice clamps like Python's slice, and uses None and sys.maxsize for the ends.
         first, last, step = slice(start, end, step).indices(shape[dim])
         shape[dim] = max(0, -(-(last - first) // step))
         offset = whole.storage_offset() + first * stride[dim]
@@ -166,6 +171,7 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """The result of torch's meta function for a collective; NotImplemented if there is none."""
         function = self._meta_functions.get(operation)
         if function is None:
+            # Imported late: the module registers its functions with c10d, which must have been loaded.
             from torch.distributed._meta_registrations import _META_FUNCTIONS
 
             function = _META_FUNCTIONS.get(operation._opname, lambda *_: NotImplemented)
@@ -178,30 +184,23 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if not output.is_view:
                 return argument
             return self._view(argument, output.shape, output.stride, argument.storage_offset() + output.offset)
-        with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
-            torch._C._set_meta_in_tls_dispatch_include(True)
-            self.in_kernel_invocation = True
-            try:
-                tensor = torch.empty_strided(
-                    output.shape,
-                    output.stride,
-                    dtype=output.dtype,
-                    device="meta",
-                    requires_grad=output.requires_grad,
-                )
-            finally:
-                self.in_kernel_invocation = False
-        return self._fake(tensor, output.device)
+        options = {"dtype": output.dtype, "device": "meta", "requires_grad": output.requires_grad}
+        return self._fake(self._on_meta(torch.empty_strided, output.shape, output.stride, **options), output.device)
 
     def _view(self, tensor: Any, shape: Any, stride: Any, offset: int) -> Any:
+        return self._fake(self._on_meta(torch.as_strided, tensor, shape, stride, offset), tensor._fake_device)
+
+    def _on_meta(self, function: Any, *args: Any, **options: Any) -> torch.Tensor:
+        """The result of a function on the meta tensors inside of fake ones."""
+        # As torch's `in_kernel_invocation_manager`, whose generator would cost more than the function.
         with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
             torch._C._set_meta_in_tls_dispatch_include(True)
             self.in_kernel_invocation = True
             try:
-                view = torch.as_strided(tensor, shape, stride, offset)
+                result: torch.Tensor = function(*args, **options)
             finally:
                 self.in_kernel_invocation = False
-        return self._fake(view, tensor._fake_device)
+        return result
 
     def _fake(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
         """FakeTensor(self, meta, device), with the attributes of the first one that torch created."""
@@ -213,6 +212,7 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         fake = torch.Tensor._make_subclass(
             FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device
         )
+        # The constructor of FakeTensor does the same: code that writes through `data_ptr` must fail.
         torch._C._set_throw_on_mutable_data_ptr(fake)
         vars(fake).update(attributes)
         return fake
@@ -250,6 +250,7 @@ def _output(result: Any, tensors: list[Any]) -> _Output | None:
             return _Output(number)
     if result.constant is not None or result.layout is not torch.strided or result.dtype.is_complex or result.is_neg():
         return None
+    # Results are compared with arguments by storage: a view shares it, whatever the schema states.
     seen = {"shape": result.shape, "stride": result.stride(), "dtype": result.dtype, "device": result.fake_device}
     offset = result.storage_offset()
     storage = result.untyped_storage()

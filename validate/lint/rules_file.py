@@ -85,7 +85,7 @@ def _removed(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _deprecated(config: LintedConfig) -> Iterator[Violation]:
-    for path, block, field in _given_fields(config):
+    for path, block, field in _present_fields(config):
         if not field.deprecated or (field.moves and _other_name(config, block, field)):
             continue
         successor = block.field(field.successor)
@@ -111,7 +111,7 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _two_names(config: LintedConfig) -> Iterator[Violation]:
-    for path, block, field in _given_fields(config):
+    for path, block, field in _present_fields(config):
         other = _other_name(config, block, field)
         if other and not config.is_auto(path):
             same = config.get(path) is True and config.get(f"{block.qualified_path(other)}.device") == "cpu"
@@ -163,7 +163,7 @@ KEY_RULES = section(
 )
 
 
-def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, ConfigField]]:
+def _present_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, ConfigField]]:
     """(path, block, field) of every field of a validated block that the file has under the field's own name."""
     for block in config.facts.blocks:
         for field in block.fields:

@@ -50,13 +50,13 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
         ),
     ):
         path = f"{block}.params"
-        given, names = config.block(path), [parameter.name for parameter in taken or ()]
-        for name in given if taken is not None else ():
+        params, names = config.block(path), [parameter.name for parameter in taken or ()]
+        for name in params if taken is not None else ():
             if name not in names and (block, name) != ("optimizer", "max_grad_norm"):  # DS503 reports it
                 what = f"{kind} has no argument {name[:40]!r}"
                 yield unknown_name((block, "params", name), what, names, cutoff=0.5)
         if block == "scheduler" and taken is not None:
-            missing = ", ".join(known.name for known in taken if known.required and known.name not in given)
+            missing = ", ".join(known.name for known in taken if known.required and known.name not in params)
             fix = f"add {missing}"
             if not isinstance(config.get(path), dict):
                 yield violation(path, "the scheduler has no params", fix='add "params": {} with its arguments')
@@ -198,9 +198,9 @@ def _no_leaf(config: LintedConfig) -> Iterator[Violation]:
     if config.stage != 3 or config.model is None or config.workload is None or config.world_size == 1:
         return
     needed = leaf_classes_to_write(config.model, config.workload.software)
-    given = config.block("zero_optimization.leaf_module")
-    classes = {str(name).rpartition(".")[2] for name in given.get("classes") or ()}
-    if needed and not classes & {*needed} and not given.get("names") and not given.get("name_suffixes"):
+    block = config.block("zero_optimization.leaf_module")
+    classes = {str(name).rpartition(".")[2] for name in block.get("classes") or ()}
+    if needed and not classes & {*needed} and not block.get("names") and not block.get("name_suffixes"):
         listed = ", ".join(f'"{name}"' for name in needed)
         fix = f'write "leaf_module": {{"classes": [{listed}]}}, or call set_z3_leaf_modules in the script'
         what = f"each expert of {config.model.name} is a module"
