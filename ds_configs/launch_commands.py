@@ -237,11 +237,7 @@ def read_hostfile(file: Path) -> dict[str, int]:
         else:
             nodes[match[1]] = int(match[2])
             continue
-        raise ConfigFileError(
-            f"hostfile {file}: {problem}",
-            why="DeepSpeed's launcher refuses it",
-            fix=_FIX,
-        )
+        raise ConfigFileError(f"hostfile {file}: {problem}", why="DeepSpeed's launcher refuses it", fix=_FIX)
     if not nodes:
         raise ConfigFileError(f"hostfile {file}: it names no node", why="DeepSpeed's launcher refuses it", fix=_FIX)
     return nodes

@@ -83,12 +83,7 @@ def largest_module_parameters(model: ModelShape) -> int:
 
 
 def _leaves_out(plan: Plan) -> tuple[str, ...]:
-    missing = [
-        "activations",
-        "logits",
-        "communication buffers",
-        "the CUDA context and NCCL",
-    ]
+    missing = ["activations", "logits", "communication buffers", "the CUDA context and NCCL"]
     if plan.zero_stage < 2:
         less = f"that ZeRO-{plan.zero_stage} shards less than ZeRO-2 (there is no estimator for it)"
         missing.insert(0, less)

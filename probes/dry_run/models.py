@@ -40,10 +40,7 @@ def imported(module: str, what: str, package: str, *, name: str = "") -> Any:
     except ImportError:
         found = None
     if found is None or not hasattr(found, name or "__name__"):
-        raise UnusableModelError(
-            f"{what} needs {package}, which is not installed",
-            fix=f'pip install "{package}"',
-        )
+        raise UnusableModelError(f"{what} needs {package}, which is not installed", fix=f'pip install "{package}"')
     return found
 
 
@@ -138,7 +135,7 @@ def from_config(
     else:
         with no_init_weights():
             model = chosen._from_config(config, **options)
-            # Under `no_init_weights` transformers leaves the weights untied.
+            # `no_init_weights` replaces `init_weights`, which would tie them.
             model.tie_weights()
     model.train()
     _give_dimensions(model)

@@ -272,10 +272,7 @@ def _run_worker(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return worker.wait(_POLL_S)
             on_progress(_read(phase) or "start")
-        raise DryRunError(
-            f"the dry run did not end within {timeout_s:.0f} s",
-            phase=_read(phase) or "start",
-        )
+        raise DryRunError(f"the dry run did not end within {timeout_s:.0f} s", phase=_read(phase) or "start")
     finally:
         with contextlib.suppress(ProcessLookupError):
             # The whole session: libraries start compilers and other helpers.

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.fx.experimental._config
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map_only
 
-from .trace import Reference, Step, TracedTensor, operation_flops
+from .trace import Reference, Step, TracedTensor, operation_flops, tensors_in
 
 MAX_INPUTS = 4
 """Maximum number of inputs for which all choices are tried; with more inputs the choices are all activations, all
@@ -54,7 +54,7 @@ def derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivat
     assert step.call is not None
     function, *arguments = step.call
     places = {number: place for place, number in enumerate(dict.fromkeys((*step.inputs, *step.weights)))}
-    relative = tree_map(lambda leaf: Reference(places[leaf.number]) if isinstance(leaf, Reference) else leaf, arguments)
+    relative = tree_map_only(Reference, lambda leaf: Reference(places[leaf.number]), arguments)
     kinds = tuple((each.shape, each.stride, each.dtype) for each in map(tensors.__getitem__, places))
     key = function, repr(relative), kinds, tuple(map(places.__getitem__, step.inputs)), mask
     if key not in _DERIVED:
@@ -125,18 +125,15 @@ def _call(step: Step, leaves: Mapping[int, torch.Tensor]) -> tuple[dict[int, tor
     with torch.enable_grad():
         taken = {number: leaf.clone() if schema and schema.is_mutable else leaf for number, leaf in leaves.items()}
 
-        def resolve(leaf: Any) -> Any:
-            return taken[leaf.number] if isinstance(leaf, Reference) else leaf
-
-        result = function(*tree_map(resolve, args), **tree_map(resolve, kwargs))
-    return taken, [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
+        args, kwargs = tree_map_only(Reference, lambda leaf: taken[leaf.number], (args, kwargs))
+        result = function(*args, **kwargs)
+    return taken, tensors_in(result)
 
 
 def _saved_by(node: Any) -> list[torch.Tensor]:
     # C++ nodes have `_saved_*` attributes, nodes of autograd functions `saved_tensors`.
     names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
-    values = [getattr(node, name) for name in names]
-    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
+    return tensors_in([getattr(node, name) for name in names])
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -167,8 +164,7 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = op(*args, **(kwargs or {}))
         self.flops += operation_flops(op, args, kwargs or {}, result)
-        made = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
-        new = [tensor.untyped_storage() for tensor in made if _key(tensor) not in self.sizes]
+        new = [tensor.untyped_storage() for tensor in tensors_in(result) if _key(tensor) not in self.sizes]
         for storage in new:
             self.sizes[storage._cdata] = storage.nbytes()
             self.live_bytes += storage.nbytes()

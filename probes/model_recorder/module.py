@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Tensor, UserModule
 from ...estimators.models.program import OuterPrograms, Program, Quantity, Slot
@@ -42,13 +42,11 @@ def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any
     samples = tensors_in(arguments)[0].shape[0]
 
     def make_batch(batch: int, _: int) -> Any:
-        def resized(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
+        def resized(leaf: torch.Tensor) -> torch.Tensor:
             shape = (batch, *leaf.shape[1:]) if leaf.dim() and leaf.shape[0] == samples else leaf.shape
             return torch.empty(shape, dtype=torch.bfloat16 if leaf.is_floating_point() else leaf.dtype, device="meta")
 
-        return tree_map(resized, arguments)
+        return tree_map_only(torch.Tensor, resized, arguments)
 
     if not isinstance(model, torch.nn.Module):
         with torch.device("meta"):

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ...estimators.models.families import PEFT_EXPERTS
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor, build_attention
@@ -231,7 +231,7 @@ def _run(
             trace.keep(tensor)
         if kinds[path] not in results:
             results[kinds[path]] = unseen(forwards[path], *args, **kwargs)
-        result = unseen(tree_map, _like, results[kinds[path]])
+        result = unseen(tree_map_only, torch.Tensor, torch.empty_like, results[kinds[path]])
         trace.step("layer", path, call.hidden, result)
         return result
 
@@ -247,10 +247,6 @@ def _run(
         unseen = stack.enter_context(tracing(trace, most, all_nonzero=True))
         output = model(**batch, use_cache=False)
     return _Run(trace, calls, sources, _layer_results(trace), embedded, trace.keep(tensors_in(output)[0]))
-
-
-def _like(leaf: Any) -> Any:
-    return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _layer_results(trace: Trace) -> frozenset[int]:

@@ -20,7 +20,7 @@ import torch.fx.experimental._config
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from ...estimators.models.program import ROWS
@@ -174,9 +174,7 @@ class Trace:
         return self.parameter_name(tensor) is not None
 
     def _references(self, tree: Any) -> Any:
-        return tree_map(
-            lambda leaf: Reference(self._numbers[id(leaf)]) if isinstance(leaf, torch.Tensor) else leaf, tree
-        )
+        return tree_map_only(torch.Tensor, lambda tensor: Reference(self._numbers[id(tensor)]), tree)
 
     def _forget(self, key: int, number: int) -> None:
         # Python reuses the id of a dead object, maybe before this callback runs.
@@ -192,10 +190,6 @@ def operation_flops(op: Any, args: Any, kwargs: Any, result: Any) -> int:
     """FLOPs of a dispatched matrix product or convolution; 0 for any other operation."""
     count = flop_registry.get(op._overloadpacket)
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
-
-
-def _is_a_row(mask: torch.Tensor) -> bool:
-    return mask.numel() * mask.itemsize < mask.untyped_storage().nbytes()
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -243,12 +237,10 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count += 1
         if self.count > self.most:
             raise TooManyOperationsError("a forward pass has tens of thousands of operations, as in a loop over tokens")
-        if (
-            self.all_nonzero
-            and op is aten.index.Tensor
-            and any(index is not None and index.dtype == torch.bool and _is_a_row(index) for index in args[1])
-        ):
-            raise UnrecordableError("it selects the tokens of each expert by a mask")
+        if self.all_nonzero and op is aten.index.Tensor:
+            masks = [index for index in args[1] if index is not None and index.dtype == torch.bool]
+            if any(mask.numel() * mask.itemsize < mask.untyped_storage().nbytes() for mask in masks):
+                raise UnrecordableError("it selects the tokens of each expert by a mask")
         if self.all_nonzero and op is aten.nonzero.default:
             rows = args[0].numel() ** 2 * args[0].itemsize // args[0].untyped_storage().nbytes()
             result = args[0].new_empty((rows, args[0].dim()), dtype=torch.long)

@@ -63,10 +63,7 @@ def examine(*, nvme: str | None = None, hostfile: Path | None = None, **machine:
     """
     hosts = read_hostfile(hostfile) if hostfile is not None else {}
     if len(hosts) > MAX_NODES:
-        raise ConfigFileError(
-            f"{hostfile}: {len(hosts)} nodes",
-            fix=f"name at most {MAX_NODES} of them",
-        )
+        raise ConfigFileError(f"{hostfile}: {len(hosts)} nodes", fix=f"name at most {MAX_NODES} of them")
     examined = ExaminedMachine(nvme=nvme, hosts=tuple(hosts), **{"environment": os.environ, **machine})
     end = time.monotonic() + _LIMIT_S * (1 + len(hosts) // PARALLEL_NODES)
 

@@ -137,11 +137,7 @@ def _port(first: _Node, machine: ExaminedMachine) -> Findings:
     if answer == "free":
         yield ok(f"{where} is reachable and free")
     elif answer == "in use":
-        yield problem(
-            f"{where} is in use",
-            "the ranks meet there",
-            f"deepspeed --master_port {port + 1} ...",
-        )
+        yield problem(f"{where} is in use", "the ranks meet there", f"deepspeed --master_port {port + 1} ...")
     elif first.ssh_error:
         yield unknown(f"{where}: the machine does not answer")
     else:

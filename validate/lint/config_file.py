@@ -23,26 +23,21 @@ STANDARD_INPUT = Path("-")
 
 
 class Remove(NamedTuple):
-    """Remove a key."""
-
     path: KeyPath
 
 
 class Rename(NamedTuple):
-    """Rename a key in its place."""
-
     path: KeyPath
     name: str
 
 
 class Replace(NamedTuple):
-    """Replace the value of a key."""
-
     path: KeyPath
     value: Any
 
 
 Edit = Remove | Rename | Replace
+"""A change of a key: remove it, give it another name in its place, or replace its value."""
 
 
 def apply(document: Document, edits: Sequence[Edit]) -> tuple[str, int]:
@@ -95,8 +90,6 @@ def _removal(document: Document, member: Member, owner: KeyPath) -> tuple[int, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """A configuration in a file."""
-
     path: Path
     raw: bytes
     document: Document

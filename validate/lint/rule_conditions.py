@@ -95,12 +95,10 @@ def number(test: Callable[[float], bool]) -> Condition:
 
 
 def is_on(other: str) -> Condition:
-    """Another key is on."""
     return that(lambda config: config.flag(other))
 
 
 def is_off(other: str) -> Condition:
-    """Another key is off."""
     return that(lambda config: config.off(other))
 
 
@@ -110,7 +108,6 @@ def is_missing(other: str) -> Condition:
 
 
 def key_name(path: str) -> str:
-    """The last name of a key's path."""
     return path.rpartition(".")[2]
 
 

@@ -207,9 +207,9 @@ def _no_leaf(config: LintedConfig) -> Iterator[Violation]:
         yield violation("zero_optimization.leaf_module", what, fix=fix)
 
 
-def _transformers_without_autoep(_: LintedConfig) -> bool:
-    return parse_version(installed_version("transformers") or "0").release >= FIRST_WITHOUT_AUTOEP
-
+_transformers_without_autoep = that(
+    lambda _: parse_version(installed_version("transformers") or "0").release >= FIRST_WITHOUT_AUTOEP
+)
 
 EXPERT_RULES = section(
     "Mixtures of experts",
@@ -217,7 +217,7 @@ EXPERT_RULES = section(
         "DS651 AutoEP with a newer transformers",
         at(
             "expert_parallel",
-            when.is_on("expert_parallel.enabled") & that(_transformers_without_autoep),
+            when.is_on("expert_parallel.enabled") & _transformers_without_autoep,
             lambda *_: f"AutoEP cannot be initialized with transformers {installed_version('transformers')}",
         ),
         why="DeepSpeed replaces internals of transformers' modules; from 5.23 on, initialize raises "
