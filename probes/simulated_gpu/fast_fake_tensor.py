@@ -67,7 +67,7 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         # `.item()` returns the known value; all other operations get tensors without values.
         if operation is not torch.ops.aten._local_scalar_dense.default:
             _forget_values(args)
-        keyed = self._cache_key(operation, args, kwargs)  # before the operation, which may change its arguments
+        keyed = self._recipe_key(operation, args, kwargs)  # before the operation, which may change its arguments
         result = self._dispatch_impl(operation, types, args, kwargs)
         if keyed is not None and keyed[0] not in self._recipes:
             key, tensors = keyed
@@ -83,7 +83,7 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 return result
         elif operation.namespace == "c10d":
             return self._collective(operation, args, kwargs)
-        keyed = self._cache_key(operation, args, kwargs)
+        keyed = self._recipe_key(operation, args, kwargs)
         if keyed is None:
             return NotImplemented
         key, tensors = keyed
@@ -94,7 +94,7 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return self._build(recipe, tensors)
         return recipe[0](output if output is None else self._build(output, tensors) for output in recipe[1])
 
-    def _cache_key(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
+    def _recipe_key(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
         """(key of the result, tensor arguments); None if an argument is of another kind."""
         # The default dtype and inference mode change results of factory functions and views.
         parts: list[Any] = [id(operation), torch.get_default_dtype(), torch.is_inference_mode_enabled()]

@@ -93,15 +93,17 @@ class CountingHandle:
         self._pending = 0
         self._queue = recorder.new_stream()
 
-    def _submit(self, kind: Literal["read", "write"], buffer: torch.Tensor, path: str, *_: Any) -> int:
+    def _transfer(self, kind: Literal["read", "write"], buffer: torch.Tensor, path: str) -> None:
         self._ledger.nvme_transfer(kind, path, buffer.nbytes)
         self._recorder.transfer(kind, buffer.nbytes, self._queue)
+
+    def _submit(self, kind: Literal["read", "write"], buffer: torch.Tensor, path: str, *_: Any) -> int:
+        self._transfer(kind, buffer, path)
         self._pending += 1
         return 0
 
     def _complete(self, kind: Literal["read", "write"], buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._submit(kind, buffer, path)
-        self._pending -= 1
+        self._transfer(kind, buffer, path)
         self._recorder.synchronize_stream(self._queue)
         return 1
 
