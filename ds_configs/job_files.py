@@ -79,8 +79,6 @@ def start_hostfile(job: Job, path: str) -> tuple[str, ...]:
 
 
 class JobFile(NamedTuple):
-    """A job file."""
-
     title: str
     """The reader of the file."""
     path: Path

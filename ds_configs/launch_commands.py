@@ -156,7 +156,6 @@ def launcher_words(
 
 
 def _options(**values: str | int) -> list[str]:
-    """`--name value` for each, as words."""
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 

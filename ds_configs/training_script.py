@@ -168,7 +168,6 @@ def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict
 
 
 def arguments_class(workload: Workload) -> str:
-    """The class of the Trainer's arguments."""
     by_trl = OBJECTIVES[workload.objective].config or "SFTConfig"
     by_trainer = "Seq2SeqTrainingArguments" if workload.eval_new_tokens else "TrainingArguments"
     return by_trl if workload.framework == "trl" else by_trainer

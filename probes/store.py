@@ -62,7 +62,6 @@ class StoreError(DsAdviseError):
 
 
 def now() -> str:
-    """The current time in UTC, for records."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -244,7 +244,6 @@ def _safetensors(path: Path) -> str:
 
 
 def ranks_in(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
-    """The ranks that have a file of this kind."""
     return {int(match[1]) for name in names if (match := kind.search(name))}
 
 

@@ -59,13 +59,14 @@ class TrainableModel:
     before_training: Callable[..., None] | None = None
     """A step before the micro batches of an iteration, by engine and recorder (`rollout_step`)."""
 
-    def compute_loss(self, engine: Any, batch: Any, held: list[Any] | None) -> Any:
-        """The loss of a batch. held: the list in which the loop keeps the output; None if the loop drops the output."""
+    def compute_loss(self, engine: Any, batch: Any, kept_output: list[Any] | None) -> Any:
+        """The loss of a batch. kept_output: the list in which the loop keeps the output; None if the loop drops the
+        output."""
         if self.engine_loss is not None:
             return self.engine_loss(engine, batch)
         output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
-        if held is not None:
-            held[:] = [output]  # releases the output of the previous micro batch
+        if kept_output is not None:
+            kept_output[:] = [output]  # releases the output of the previous micro batch
         return self.loss(output, batch)
 
 

@@ -185,10 +185,10 @@ def _add_overhead(peak: Peak, cluster: Cluster) -> Peak:
     workspace = _workspace_bytes(cluster)
     outside = sum(term.size_bytes for term in outside_allocator(cluster))
 
-    def add_workspace(held: Reserved) -> Reserved:
+    def add_workspace(reserved: Reserved) -> Reserved:
         return Reserved(
-            reserved_bytes_per_gpu=held.reserved_bytes_per_gpu + workspace,
-            required_bytes_per_gpu=held.required_bytes_per_gpu + workspace,
+            reserved_bytes_per_gpu=reserved.reserved_bytes_per_gpu + workspace,
+            required_bytes_per_gpu=reserved.required_bytes_per_gpu + workspace,
         )
 
     return replace(

@@ -24,8 +24,6 @@ records the order of the layers for later prefetching."""
 
 
 class UnfilledAutoError(ValueError):
-    """An `auto` value has no replacement."""
-
     fix = "write a number there: the Trainer replaces `auto` only for some keys, and only for models with a hidden size"
 
     def __init__(self, name: str) -> None:
@@ -146,14 +144,14 @@ def run(
     steps = engine.gradient_accumulation_steps()
     config |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
     classifier.tokens = micro * trained.workload.seq_len // trained.sequence_parallel_size
-    held: list[Any] | None = [] if holds_output(trained) else None
+    kept_output: list[Any] | None = [] if holds_output(trained) else None
     recorder.schedule.first_iteration = min(_REPEATABLE, request.iterations) if until_repeated else request.iterations
     for iteration in range(1, request.iterations + 1):
         first = len(recorder.phases)
         if subject.before_training is not None:
             subject.before_training(engine, recorder, iteration=iteration, micro=micro, steps=steps)
         for _ in range(steps):
-            _micro_batch(engine, subject, recorder, iteration, micro, held)
+            _micro_batch(engine, subject, recorder, iteration, micro, kept_output)
         recorder.join_micro_batches(first)
         if recorder.repeats() and until_repeated and iteration >= _REPEATABLE:
             break
@@ -177,13 +175,14 @@ def _micro_batch(
     recorder: PhaseRecorder,
     iteration: int,
     size: int,
-    held: list[Any] | None,
+    kept_output: list[Any] | None,
 ) -> None:
-    """Run one micro batch. held: as in `TrainableModel.compute_loss`. Loss and batch live until after the step, as in
-    the Trainer, whose `training_step` calls it (accelerate utils/deepspeed.py `DeepSpeedEngineWrapper.backward`)."""
+    """Run one micro batch. kept_output: as in `TrainableModel.compute_loss`. Loss and batch live until after the step,
+    as in the Trainer, whose `training_step` calls it (accelerate utils/deepspeed.py
+    `DeepSpeedEngineWrapper.backward`)."""
     with recorder.phase(iteration, "forward"):
         batch = subject.make_batch(size)
-        loss = subject.compute_loss(engine, batch, held)
+        loss = subject.compute_loss(engine, batch, kept_output)
     with recorder.phase(iteration, "backward"):
         engine.backward(loss)
         recorder.sweep(engine.module, engine.optimizer)

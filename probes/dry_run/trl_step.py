@@ -41,7 +41,12 @@ def apply_objective(
         return _ppo_models(subject, run, config, device, build)
     trainer_class, arguments = getattr(trl, spec.trainer), getattr(trl, spec.config)
     model: Any = subject.model
-    options = {each.name: _default(each) for each in fields(arguments) if each.init} | dict(spec.arguments)
+    options = {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(arguments)
+        if each.init
+    }
+    options |= dict(spec.arguments)
     # TRL switches checkpointing on again, with these, after a pass without gradients.
     options["gradient_checkpointing_kwargs"] = {"use_reentrant": is_reentrant(model)}
     # Without `__init__`, which tokenizes a dataset and starts accelerate.
@@ -182,10 +187,6 @@ def _trains_again(rollouts: Rollouts, iteration: int) -> bool:
     """Whether an iteration trains on the completions of its predecessor. Two of the `num_iterations` are run: the first
     one and the others hold different weights."""
     return rollouts.num_iterations > 1 and iteration % 2 == 0
-
-
-def _default(field: Any) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 class _Accelerator:

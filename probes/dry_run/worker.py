@@ -39,7 +39,6 @@ _HOPPER = 9.0
 
 
 def main() -> None:
-    """Answer the request on stdin."""
     folder = Path(sys.argv[1])
     os.environ["DS_ACCELERATOR"] = "cpu"  # until the simulated one is set: no search for vendors' libraries
     gc.disable()  # imported modules are no garbage

@@ -80,8 +80,8 @@ def _derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDeriva
     with _Allocations([*leaves.values(), *taken.values(), *outputs, *arriving, *saved.values()]) as allocated:
         # On the meta device autograd allocates like on a GPU, without computing.
         gradients = torch.autograd.grad(derived, list(sources.values()), arriving, allow_unused=True)
-    came = _places(arriving)
-    own = {_key(g): g.untyped_storage().nbytes() for g in gradients if g is not None and _key(g) not in came}
+    arrived = _places(arriving)
+    own = {_key(g): g.untyped_storage().nbytes() for g in gradients if g is not None and _key(g) not in arrived}
     of_activations = [
         gradient
         for number, gradient in zip(sources, gradients, strict=True)
@@ -92,7 +92,7 @@ def _derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDeriva
         saves_outputs=tuple(place for place in _found(saved, results) if _key(outputs[place]) not in inputs),
         saves_weights=_found(saved, weights),
         saves_new=sum(tensor.untyped_storage().nbytes() for tensor in new),
-        passes=bool(of_activations) and all(_key(gradient) in came for gradient in of_activations),
+        passes=bool(of_activations) and all(_key(gradient) in arrived for gradient in of_activations),
         workspace=max(0, allocated.peak_bytes - sum(own.values())),
         operations=allocated.operations,
         flops=allocated.flops,

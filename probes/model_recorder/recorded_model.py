@@ -254,8 +254,6 @@ class ModuleRecording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRequest:
-    """A request to record a module in the subprocess."""
-
     module: UserModule
     seq_len: int
     """The second argument of the file's `make_batch`."""

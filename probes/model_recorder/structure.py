@@ -35,8 +35,6 @@ Kind = tuple[str, int | None, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class _Call:
-    """The inputs of a layer's call."""
-
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -107,8 +105,8 @@ def _shape_at(
     # permanently when it sees one.
     for batch, length in (shapes[-1], *reversed(shapes)):
         loops = count * (LAYER_OPERATIONS + 4 * length)
-        most = loops if step > STEPS[-1] else MAX_OPERATIONS
-        runs.append(_run(model, make_batch(batch, length), every_layer, kinds, most))
+        max_operations = loops if step > STEPS[-1] else MAX_OPERATIONS
+        runs.append(_run(model, make_batch(batch, length), every_layer, kinds, max_operations))
     runs = runs[:0:-1]
     layers = {path: layer for path, layer in every_layer.items() if path in runs[0].calls}
     members: dict[Kind, list[str]] = {}
@@ -211,7 +209,11 @@ def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 def _run(
-    model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module], kinds: Mapping[str, Kind], most: int
+    model: Any,
+    batch: Mapping[str, Any],
+    layers: Mapping[str, torch.nn.Module],
+    kinds: Mapping[str, Kind],
+    max_operations: int,
 ) -> _Run:
     """Run a forward pass. One layer of each kind runs, unrecorded; the others return empty tensors of the same
     shapes."""
@@ -244,7 +246,7 @@ def _run(
         for path, layer in layers.items():
             # Instead of hooks, which cannot skip a layer.
             stack.enter_context(patch.object(layer, "forward", partial(skip, path)))
-        unseen = stack.enter_context(tracing(trace, most, all_nonzero=True))
+        unseen = stack.enter_context(tracing(trace, max_operations, all_nonzero=True))
         output = model(**batch, use_cache=False)
     return _Run(trace, calls, sources, _layer_results(trace), embedded, trace.keep(tensors_in(output)[0]))
 

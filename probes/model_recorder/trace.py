@@ -40,8 +40,6 @@ class TooManyOperationsError(UnrecordableError):
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """A tensor of the trace."""
-
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -213,10 +211,10 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     a mask, such as one expert's tokens, the row's share of all rows. Raises UnrecordableError if the operations do not
     end, and for code that reads a value (`_assume_all_equal`)."""
 
-    def __init__(self, trace: Trace, most: int, *, all_nonzero: bool) -> None:
+    def __init__(self, trace: Trace, max_operations: int, *, all_nonzero: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
-        self.most = most
+        self.max_operations = max_operations
         self.all_nonzero = all_nonzero
         self.is_paused = False
         self.count = 0
@@ -235,7 +233,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return 0
         self.trace.used.update(filter(None, map(self.trace.parameter_name, tensors_in((args, kwargs)))))
         self.count += 1
-        if self.count > self.most:
+        if self.count > self.max_operations:
             raise TooManyOperationsError("a forward pass has tens of thousands of operations, as in a loop over tokens")
         if self.all_nonzero and op is aten.index.Tensor:
             masks = [index for index in args[1] if index is not None and index.dtype == torch.bool]
@@ -407,12 +405,14 @@ def _without_gradients(trace: Trace) -> Iterator[None]:
 
 
 @contextmanager
-def tracing(trace: Trace, most: int = MAX_OPERATIONS, *, all_nonzero: bool = False) -> Iterator[Callable[..., Any]]:
+def tracing(
+    trace: Trace, max_operations: int = MAX_OPERATIONS, *, all_nonzero: bool = False
+) -> Iterator[Callable[..., Any]]:
     """Record all operations in the context, up to a maximum number. Yields a function that runs another one unrecorded.
 
     all_nonzero: indices by condition choose every element, as in transformers' code for padding and images.
     """
-    operations = _Operations(trace, most, all_nonzero=all_nonzero)
+    operations = _Operations(trace, max_operations, all_nonzero=all_nonzero)
     functions = _Functions(trace, operations)
 
     def attend(*args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,6 @@ _MARK = b"held by ds-advise"
 
 
 def install() -> None:
-    """Replace torch's lock in this process."""
     from torch.utils import file_baton
 
     baton: Any = file_baton.FileBaton

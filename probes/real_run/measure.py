@@ -36,7 +36,6 @@ class Clock:
         return event
 
     def synchronize(self) -> None:
-        """Wait until the device is idle."""
         if self._cuda:
             torch.cuda.synchronize()
 
@@ -96,7 +95,6 @@ def storage_bytes() -> tuple[int, int]:
 
 
 def folder_bytes(folder: str) -> int:
-    """Total size of the files below a folder."""
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) if folder else 0
 
 

@@ -35,7 +35,6 @@ class EventLog:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def enter(self, phase: str) -> None:
-        """Begin a phase."""
         self.phase = phase
         self.note({"phase": phase})
 

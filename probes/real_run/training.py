@@ -168,12 +168,12 @@ def train(
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     read_before, written_before = measure.storage_bytes()
-    held: list[Any] | None = [] if holds_output(run) else None
+    kept_output: list[Any] | None = [] if holds_output(run) else None
     steps: list[StepTime] = []
     losses: list[float] = []
     for step in range(1, job.request.iterations + 1):
         log.enter(f"step {step}")
-        timed, loss = _step(engine, subject, clock, collectives, held)
+        timed, loss = _step(engine, subject, clock, collectives, kept_output)
         losses.append(loss)
         # The first step allocates the optimizer's states, and its time is no steady state.
         if step > 1:
@@ -210,10 +210,10 @@ def _step(
     subject: models.TrainableModel,
     clock: Clock,
     collectives: CollectiveTime | None,
-    held: list[Any] | None,
+    kept_output: list[Any] | None,
 ) -> tuple[StepTime, float]:
-    """Run one optimizer step. Returns its times, summed over the micro batches, and its loss. held: as in the dry run's
-    loop."""
+    """Run one optimizer step. Returns its times, summed over the micro batches, and its loss. kept_output: as in the
+    dry run's loop."""
     passes_waiting_s = 0.0
     optimizer_waiting_s = 0.0
     marks: list[tuple[Any, Any, Any, Any]] = []
@@ -224,7 +224,7 @@ def _step(
         batch = _fill_tokens(subject.make_batch(engine.train_micro_batch_size_per_gpu()), subject.vocab_size)
         before = collectives.seconds if collectives else 0.0
         started = clock.mark()
-        loss = subject.compute_loss(engine, batch, held)
+        loss = subject.compute_loss(engine, batch, kept_output)
         forwarded = clock.mark()
         engine.backward(loss)
         loss = loss.detach()

@@ -44,8 +44,6 @@ OnProgress = Callable[[str], None]
 
 
 class _Rank:
-    """One process, its event log and its output."""
-
     def __init__(self, number: int, folder: Path, worker: str, environment: Mapping[str, str]) -> None:
         self.number = number
         self.output = folder / f"rank{number}.txt"
@@ -71,7 +69,6 @@ class _Rank:
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """The error in the rank's event log."""
         return self.log.last.get("error")
 
     @property

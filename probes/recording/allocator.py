@@ -58,7 +58,6 @@ class _Block:
         return rest
 
     def take_next(self) -> None:
-        """Merge with the following block."""
         second = self.next
         assert second is not None
         self.size += second.size
@@ -84,7 +83,6 @@ class _Pool:
         self.page_bytes = SMALL_SEGMENT if small else LARGE_SEGMENT
 
     def pages(self, size: int) -> int:
-        """Bytes of whole pages for `size` bytes."""
         return max(0, -(-size // self.page_bytes)) * self.page_bytes
 
     def put(self, block: _Block) -> None:

@@ -121,7 +121,6 @@ class Ledger:
         self._birth_pinned = self._birth_locked = False
 
     def track(self, tensor: torch.Tensor) -> None:
-        """Add the tensor's storage if it is new."""
         storage = tensor.untyped_storage()
         # The address of the StorageImpl, equal for all views; `id(storage)` is that of a wrapper.
         key = storage._cdata

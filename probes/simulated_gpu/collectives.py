@@ -57,7 +57,6 @@ def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
     groups: dict[dist.ProcessGroup, tuple[int, int, int]] = {}
 
     def described(group: dist.ProcessGroup) -> tuple[int, int, int]:
-        """(stream, ranks, nodes) of a process group."""
         if group not in groups:
             members = dist.get_process_group_ranks(group)
             nodes = len({rank // ranks_per_node for rank in members})

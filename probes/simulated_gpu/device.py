@@ -37,8 +37,6 @@ def register() -> None:
     create: Any = torch._C._acc.create_empty_tensor
 
     class Module(_DummyBackendModule):
-        """The module `torch.simgpu`."""
-
         def device(self, _device: Any) -> contextlib.AbstractContextManager[None]:
             return contextlib.nullcontext()
 

@@ -29,8 +29,6 @@ _SSH_S = 2.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
-    """A machine of the hostfile."""
-
     name: str
     addresses: tuple[str, ...] = ()
     """The addresses of the name; if empty, `unresolved` has the reason."""

@@ -102,7 +102,6 @@ def read_config_file(path: Path) -> ConfigFile:
 
 
 def shown_name(path: Path) -> str:
-    """The name of the file in messages."""
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 

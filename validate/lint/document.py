@@ -92,7 +92,6 @@ class Document:
         return self._by_path.get(path)
 
     def list_members(self, owner: KeyPath) -> list[Member]:
-        """The keys of an object."""
         return [member for member in self.members if member.path[:-1] == owner]
 
     def duplicates(self) -> Iterator[Member]:
@@ -160,7 +159,6 @@ class _Reader:
         self.extensions.append(Extension(kind, start, end))
 
     def _skip(self, at: int) -> int:
-        """Skip white space and comments."""
         text = self.text
         while True:
             at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it also matches ""

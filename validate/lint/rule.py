@@ -123,5 +123,4 @@ warning_rule, advice_rule = partial(_rule, "warning"), partial(_rule, "advice")
 
 
 def section(subject: str, *rules: Rule) -> tuple[Rule, ...]:
-    """The rules of one subject."""
     return tuple(replace(rule, subject=subject) for rule in rules)
