@@ -198,7 +198,7 @@ def _assume_all_equal() -> bool:
     """The answer to a check in transformers' code whether all elements are equal (to detect padding or packing). Raises
     UnrecordableError for other code."""
     frame = sys._getframe(1)
-    # The caller outside of torch and this module.
+    # The line to name is that of the model's code.
     while frame.f_back and any(part in frame.f_code.co_filename for part in (f"{os.sep}torch{os.sep}", __file__)):
         frame = frame.f_back
     if f"{os.sep}transformers{os.sep}" in frame.f_code.co_filename:

@@ -68,7 +68,7 @@ def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
 
     def recorded(method: Any) -> Any:
         def issue(group: dist.ProcessGroup, *arguments: Any, **options: Any) -> Any:
-            # A coalesced collective calls the method again for its parts.
+            # Restored at the end, because one method may call another.
             before = recorder.group
             recorder.group = described(group)
             try:

@@ -171,7 +171,7 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """The result of torch's meta function for a collective; NotImplemented if there is none."""
         function = self._meta_functions.get(operation)
         if function is None:
-            # Imported late: the module registers its functions with c10d, which must have been loaded.
+            # torch registers these as meta kernels; a direct call saves the dispatcher.
             from torch.distributed._meta_registrations import _META_FUNCTIONS
 
             function = _META_FUNCTIONS.get(operation._opname, lambda *_: NotImplemented)

@@ -198,7 +198,7 @@ class _Sources:
                 return 2**63 - 1
             case ast.BinOp(op=ast.Mult() | ast.Pow() as operator):
                 left, right = self.literal(node.left), self.literal(node.right)
-                # Such as 2**20 or 5e8; a large exponent would be a huge number.
+                # Defaults such as 2**20; a large exponent would be a huge number.
                 if isinstance(left, int) and isinstance(right, int):
                     return left * right if isinstance(operator, ast.Mult) else left**right if right < 64 else UNKNOWN
             case ast.JoinedStr(values=parts):
