@@ -134,7 +134,7 @@ def _read_graphics(root: Path, nvml: Any) -> Graphics:
     pci_gpus = sum(read_text(each / "vendor") == _NVIDIA for each in cards)
     nvml = nvml or import_module("pynvml")
 
-    def ask(name: str, *arguments: Any) -> Any:
+    def query(name: str, *arguments: Any) -> Any:
         """The result of an NVML query; None if the GPU, the driver or missing permissions prevent it."""
         try:
             return getattr(nvml, name)(*arguments)
@@ -142,13 +142,13 @@ def _read_graphics(root: Path, nvml: Any) -> Graphics:
             return None
 
     def gpu(handle: Any) -> GpuState:
-        memory, processes = ask("nvmlDeviceGetMemoryInfo", handle), []
-        for process in ask("nvmlDeviceGetComputeRunningProcesses", handle) or ():
+        memory, processes = query("nvmlDeviceGetMemoryInfo", handle), []
+        for process in query("nvmlDeviceGetComputeRunningProcesses", handle) or ():
             # In a container NVML reports process ids of the host, whose names cannot be looked up.
             name = read_text(root / f"proc/{process.pid}/comm") or f"process {process.pid}"
             processes.append((name, int(process.usedGpuMemory or 0)))
         return GpuState(
-            name=str(ask("nvmlDeviceGetName", handle) or "GPU"),
+            name=str(query("nvmlDeviceGetName", handle) or "GPU"),
             memory_bytes=int(memory.total) if memory else 0,
             free_bytes=int(memory.free) if memory else 0,
             processes=tuple(sorted(processes, key=lambda process: -process[1])),
@@ -159,9 +159,9 @@ def _read_graphics(root: Path, nvml: Any) -> Graphics:
     except nvml.NVMLError as error:
         return Graphics(error=str(error), pci_gpus=pci_gpus)
     try:
-        cuda = ask("nvmlSystemGetCudaDriverVersion")
+        cuda = query("nvmlSystemGetCudaDriverVersion")
         return Graphics(
-            driver=str(ask("nvmlSystemGetDriverVersion") or ""),
+            driver=str(query("nvmlSystemGetDriverVersion") or ""),
             driver_cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
             pci_gpus=pci_gpus,
             gpus=tuple(gpu(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())),
