@@ -14,6 +14,7 @@ from ..text.output import Output
 from .options import (
     EMIT,
     FORCE,
+    LANG,
     MODEL_ARGUMENT,
     GroupedCommand,
     given_by_user,
@@ -53,7 +54,7 @@ from .options import (
 @click.option("--probe", is_flag=True, help="Run the best candidates for a few steps on this machine.")
 @click.option("--budget", metavar="TIME", default="30m", help="Time limit of --probe: 90s, 5m, 1h.")
 @report_options("the memory of all plans; scaling.svg: memory and speed against length, batch, GPUs", own_force=True)
-@click.option("--lang", "language", type=click.Choice(["en", "zh"]), help="Language.  [default: from the locale]")
+@LANG
 @output_options
 def advise(
     model: str,
@@ -112,13 +113,6 @@ def advise(
         **question,
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
-    if html or plot:
-        from ..html_report.report import write_report
-        from ..render.advice_report import advice_report
-
-        path = str(place) if isinstance(place, Path) else "ds_config.json"
-        picture = "" if plot is None else plot.stem
-        write_report(advice_report(answer, path, picture), html, output.say, plot=plot)
     return deliver(
         answer,
         place,
@@ -128,5 +122,7 @@ def advise(
         details=details,
         markdown=markdown,
         emit=emit,
+        html=html,
+        plot=plot,
         language=language or language_of_environment(),
     )

@@ -189,6 +189,8 @@ MODEL_ARGUMENT = click.argument("model", metavar="MODEL", shell_complete=complet
 DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 """The option --debug. `main.run` reads its value from the arguments."""
 
+LANG = click.option("--lang", "language", type=click.Choice(["en", "zh"]), help="Language.  [default: from the locale]")
+
 FORCE = click.option("--force", is_flag=True, help="Overwrite existing files.")
 
 ACCUMULATION = click.option(

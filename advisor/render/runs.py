@@ -21,12 +21,12 @@ from ..document.charts import GIB, Bar, Limit, Lines, Panel, StackedBars
 from ..search.candidate import Fit, chance
 from ..text.labels import MEMORY_FAMILIES, cluster_title, component_title, memory_by_family, versions_label
 from ..text.language import can_encode
-from ..text.lines import NARROWEST, bar, row, sentence
+from ..text.lines import NARROWEST, row, sentence
 from ..text.units import age, counted_noun, gib, percent, rate, seconds, whole_percents
 from ..verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ..verification.probe import ProbeAnswer
 from .configuration import configuration
-from .plans import chart_with_table, memory_parts
+from .plans import chart_with_table, memory_bar, memory_parts
 
 _SMALLEST_SHARE = 0.03
 """Parts of a step below this share are left out of the sentence about it."""
@@ -228,6 +228,7 @@ def _timeline(answer: DryRunAnswer) -> Lines:
         xs=[point.event for point in points],
         panels=[panel],
         labels=(),
+        families={family: MEMORY_FAMILIES[family] for family in families},
         spans=[(first.begins, f"{phase} {iteration or ''}".strip()) for first, (iteration, phase) in begins],
     )
 
@@ -254,12 +255,12 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         bars=bars,
         limit=Limit(limit, f"{gib(limit)} GiB per GPU"),
         ends_at=1.05 * max((bar.value for bar in bars), default=1.0),
-        inks=tuple(MEMORY_FAMILIES),
+        families=MEMORY_FAMILIES,
     )
     at_peak = {"size": gib(peak.allocated_bytes_per_gpu), "iteration": peak.iteration, "phase": peak.phase}
     title = "Tensors of the {size} GiB at the peak (iteration {iteration}, {phase})".format(**at_peak)
     yield doc.Heading(title, "peak")
-    yield chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=partial(bar, peak.by_category))
+    yield chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=memory_bar(peak.by_category))
     modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
     tensors = (
         (each.size_bytes, component_title(each.category), each.dtype, "x".join(map(str, each.shape)), each.module)

@@ -104,7 +104,7 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
         return refused._replace(reason=f"needs {times(disk)} the NVMe", limit="nvme")
     if known is None and memory.host_bytes_per_node > cluster.gpus_per_node * cluster.gpu.memory_bytes:
         conditional = on_gpu._replace(assumed_host_bytes=memory.host_bytes_per_node)
-        return conditional._replace(reason="if RAM suffices") if on_gpu.fits else conditional
+        return conditional._replace(reason="if RAM allows") if on_gpu.fits else conditional
     return on_gpu
 
 

@@ -1,17 +1,16 @@
 """The language of the answer: English, or Chinese.
 
-All code writes English. A text is translated when it is drawn, by the catalogue `zh.po` (gettext's format), whose keys
-are English texts with a `{name}` for each figure, name or part: `{need} of {have} GiB per {device}`. A text is matched
-against the keys, so no code has to mark its sentences; a part that is itself a text of the catalogue is translated
-too. English loads no catalogue.
+All code writes English. `document.translation` translates the texts of a document, by the catalogue `zh.po` (gettext's
+format), whose keys are English texts with a `{name}` for each figure, name or part: `{need} of {have} GiB per
+{device}`. A text is matched against the keys, so no code has to mark its sentences; a part that is itself a text of the
+catalogue is translated too. English loads no catalogue.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
@@ -35,10 +34,36 @@ _NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000
 
 _FIELD = re.compile(r"\{(\w+)\}")
 
-_SEPARATORS: Mapping[str, str] = {". ": "\u3002", "; ": "\uff1b", ": ": "\uff1a", ", ": "\uff0c"}
-"""Where a text is divided if the catalogue does not have it as a whole, the strongest first, and the Chinese mark."""
+_WORD = r"[^\s()]*[^\s():;,.](?: [MBT]\b)?"
 
-_language: Language = "en"
+_TEXT = r"(?:\([^()]*\)|(?![.;:] |, ).)+?"
+"""A text without separators, except in parentheses."""
+
+_FIELD_PATTERNS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "age",
+            "begin",
+            "chance",
+            "end",
+            "gpu",
+            "interval",
+            "largest",
+            "moment",
+            "part",
+            "peak",
+            "plan",
+            "time",
+            "what",
+        ),
+        _TEXT,
+    ),
+    **dict.fromkeys(("arguments", "names", "reason"), ".+?"),
+}
+"""What a field of this name matches. Any other field is a figure or a name without spaces."""
+
+_SEPARATORS: Mapping[str, str] = {" · ": " · ", ". ": "\u3002", "; ": "\uff1b", ": ": "\uff1a", ", ": "\uff0c"}
+"""Where a text is divided if the catalogue does not have it as a whole, the strongest first, and the Chinese mark."""
 
 
 class _Entry(NamedTuple):
@@ -90,32 +115,11 @@ def _entries(language: Language) -> list[_Entry]:
     for text, translation in catalogue(language).items():
         pieces = _FIELD.split(text)
         if len(pieces) > 1:
-            fields = [rf"(?P<{name}>(?:(?![.,;:] ).)+?)" for name in pieces[1::2]]
+            fields = [f"(?P<{name}>{_FIELD_PATTERNS.get(name, _WORD)})" for name in pieces[1::2]]
             literals = [re.escape(piece) for piece in pieces[::2]]
             pattern = "".join(part for pair in zip(literals, [*fields, ""], strict=True) for part in pair)
             entries.append(_Entry(tuple(pieces[::2]), pattern, translation))
     return sorted(entries, key=lambda entry: -sum(map(len, entry.literals)))
-
-
-@contextmanager
-def use_language(language: Language) -> Iterator[None]:
-    """Translate texts into a language within the context."""
-    global _language
-    before, _language = _language, language
-    try:
-        yield
-    finally:
-        _language = before
-
-
-def is_translated(text: str) -> bool:
-    """Whether a displayed text has been translated from English, apart from names in it."""
-    return _language != "en" and any(char >= "\u3000" for char in text)
-
-
-def in_language(console: Console, language: Language) -> AbstractContextManager[None]:
-    """Return sentences in this language, or in English if the terminal cannot display it."""
-    return use_language(language if can_encode(console, SAMPLES[language]) else "en")
 
 
 def can_encode(console: Console, text: str) -> bool:
@@ -126,11 +130,9 @@ def can_encode(console: Console, text: str) -> bool:
     return True
 
 
-def translate(text: str) -> str:
-    """Return a text in the current language. A part that the catalogue does not have stays English."""
-    if _language == "en" or is_translated(text):
-        return text
-    return _translated(text, _language)
+def translate(text: str, language: Language) -> str:
+    """Return an English text in a language. A part that the catalogue does not have stays English."""
+    return text if language == "en" else _translated(text, language)
 
 
 @cache
@@ -138,18 +140,18 @@ def _translated(text: str, language: Language) -> str:
     known = catalogue(language)
     if text in known:
         return known[text]
+    if text.endswith("."):
+        sentence = _translated(text[:-1], language)
+        return f"{sentence}\u3002" if sentence != text[:-1] else text
     for literals, pattern, translation in _entries(language):
         if text.startswith(literals[0]) and text.endswith(literals[-1]) and all(part in text for part in literals):
             found = re.fullmatch(pattern, text)
             if found is not None:
                 fields = {name: _translated(value, language) for name, value in found.groupdict().items()}
                 return re.sub(_NEEDLESS_SPACES, "", translation.format(**fields))
-    if text.endswith("."):
-        sentence = _translated(text[:-1], language)
-        return f"{sentence}。" if sentence != text[:-1] else text
     for separator, mark in _SEPARATORS.items():
-        if separator in text:
-            parts = text.split(separator)
+        parts = re.split(rf"{re.escape(separator)}(?![^()]*\))", text)
+        if len(parts) > 1:
             translations = [_translated(part, language) for part in parts]
             return mark.join(translations) if translations != parts else text
     return text
