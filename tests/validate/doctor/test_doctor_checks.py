@@ -16,7 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.render.doctor import render_doctor
+from ds_advise.advisor.document.terminal import print_document
+from ds_advise.advisor.render.doctor import doctor_document
 from ds_advise.validate.doctor import STATUSES, Checkup, examine
 from ds_advise.validate.doctor.examine import AREAS
 from ds_advise.validate.doctor.findings import ProgramRun, run_program
@@ -320,7 +321,7 @@ def test_a_fault_is_found_and_printed(
 
 def printed_of(found: Checkup) -> str:
     output = StringIO()
-    render_doctor(found, Console(file=output, width=80))
+    print_document(doctor_document(found), Console(file=output, width=80))
     return output.getvalue()
 
 
