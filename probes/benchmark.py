@@ -133,7 +133,7 @@ def run_benchmark(
         versions={name: version(name) for name in ("torch", "deepspeed")},
         seconds=time.monotonic() - started,
     )
-    record = Record(kind="bench", machine=this_machine(), result=result.to_json(), versions=result.versions)
+    record = Record(kind="bench", machine=this_machine(), result=asdict(result), versions=result.versions)
     return replace(record, id=try_store(lambda store: store.add(record), None))
 
 

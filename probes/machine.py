@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -148,9 +148,6 @@ class Machine:
         gpu_gib = [round(size / _GIB) for size in self.gpu_memory_bytes]
         identity = [self.gpus, gpu_gib, self.cpu, self.cpu_cores, round(self.ram_bytes / _GIB)]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def this_machine() -> Machine:

@@ -109,7 +109,7 @@ class Record:
     def body(self) -> dict[str, Any]:
         """The fields that have no column."""
         names = ("model_name", "plan", "workload", "result", "versions")
-        return {"machine": self.machine.to_json(), **{name: getattr(self, name) for name in names}}
+        return {"machine": asdict(self.machine), **{name: getattr(self, name) for name in names}}
 
 
 def build_record(
