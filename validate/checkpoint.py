@@ -120,7 +120,7 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None) -> Checkpoint:
 
     ranks: number of ranks with a file of optimizer states each (ZeRO 1 to 3); None to infer it from the files.
     """
-    listed = _listed(folder)
+    listed = _stored_checksums(folder)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         if listed is not None:
             files = [*pool.map(lambda name: _verify_checksum(folder, name, listed[name]), listed)]
@@ -134,7 +134,7 @@ def write_checksums(folder: Path) -> None:
 
     Raises OSError if a file cannot be read, ConfigFileError if the list cannot be written.
     """
-    write_config({name: _sum(folder / name) for name in names_in(folder)}, folder / CHECKSUMS, force=True)
+    write_config({name: _size_and_crc(folder / name) for name in names_in(folder)}, folder / CHECKSUMS, force=True)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -156,7 +156,7 @@ def file_size(path: Path) -> int:
     return found.st_size
 
 
-def _listed(folder: Path) -> Mapping[str, list[int]] | None:
+def _stored_checksums(folder: Path) -> Mapping[str, list[int]] | None:
     with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError, TypeError):
         listed: dict[str, list[int]] = json.loads((folder / CHECKSUMS).read_bytes())
         kinds = {tuple(map(type, kept)) for kept in listed.values()}
@@ -165,7 +165,7 @@ def _listed(folder: Path) -> Mapping[str, list[int]] | None:
     return None
 
 
-def _sum(path: Path) -> list[int]:
+def _size_and_crc(path: Path) -> list[int]:
     size = checksum = 0
     file_size(path)
     with path.open("rb") as stream:
@@ -176,7 +176,7 @@ def _sum(path: Path) -> list[int]:
 
 def _verify_checksum(folder: Path, name: str, kept: list[int]) -> CheckpointFile:
     try:
-        found = _sum(folder / name)
+        found = _size_and_crc(folder / name)
     except OSError as error:
         return CheckpointFile(name=name, size_bytes=0, problem=_unreadable(error))
     problem = "" if found == kept else "has changed since it was saved"

@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, autoep_size_in, autotp_size_in, unmodeled_features
 from ...estimators.errors import DsAdviseError
+from ...estimators.estimate import total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.json_form import from_json
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
@@ -76,11 +77,8 @@ def dry_run(
     _refuse_unknown_features(run)
     request = request_for(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
     result = from_json(DryRunResult, answer(request, timeout_s, on_progress))
-    return replace(
-        result,
-        peak=_add_overhead(result.peak, run.cluster),
-        library_workspace_bytes=_workspace_bytes(run.cluster),
-    )
+    workspace = total_bytes(library_workspace(run.cluster.gpu))
+    return replace(result, peak=_add_overhead(result.peak, run.cluster, workspace), library_workspace_bytes=workspace)
 
 
 def _refuse_unknown_features(run: Run) -> None:
@@ -179,11 +177,9 @@ def fullest_rank(run: Run) -> int:
     return tensor_parallel_size * fullest
 
 
-def _add_overhead(peak: Peak, cluster: Cluster) -> Peak:
+def _add_overhead(peak: Peak, cluster: Cluster, workspace: int) -> Peak:
     """The peak including memory outside of tensors: library workspaces in the allocator, and memory outside the
     allocator."""
-    workspace = _workspace_bytes(cluster)
-    outside = sum(term.size_bytes for term in outside_allocator(cluster))
 
     def add_workspace(reserved: Reserved) -> Reserved:
         return Reserved(
@@ -198,14 +194,10 @@ def _add_overhead(peak: Peak, cluster: Cluster) -> Peak:
         required_bytes_per_gpu=peak.required_bytes_per_gpu + workspace,
         with_expandable_segments=add_workspace(peak.with_expandable_segments),
         without_expandable_segments=add_workspace(peak.without_expandable_segments),
-        device_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace + outside,
+        device_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace + total_bytes(outside_allocator(cluster)),
         by_category={**peak.by_category, "library workspace": workspace},
         by_module={**peak.by_module, "library workspace": workspace},
     )
-
-
-def _workspace_bytes(cluster: Cluster) -> int:
-    return sum(term.size_bytes for term in library_workspace(cluster.gpu))
 
 
 def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> SimulatedStep | None:

@@ -58,10 +58,7 @@ def register() -> None:
 
     # torch calls these three to convert an argument to the device; their results are discarded, since FakeTensorMode
     # computes the result.
-    def empty(size: Any, *, dtype: Any = None, **_: Any) -> Any:
-        return create(list(size), dtype or torch.get_default_dtype())
-
-    def empty_strided(size: Any, _stride: Any, *, dtype: Any = None, **_: Any) -> Any:
+    def empty(size: Any, *_stride: Any, dtype: Any = None, **_: Any) -> Any:
         return create(list(size), dtype or torch.get_default_dtype())
 
     def copy_from(_source: torch.Tensor, target: torch.Tensor, _non_blocking: bool = False) -> torch.Tensor:
@@ -77,7 +74,7 @@ def register() -> None:
 
     for name in _CUDA_KERNELS:
         _library.impl(name, kernel, "PrivateUse1")
-    for name, function in (("empty.memory_format", empty), ("empty_strided", empty_strided), ("_copy_from", copy_from)):
+    for name, function in (("empty.memory_format", empty), ("empty_strided", empty), ("_copy_from", copy_from)):
         _library.impl(name, function, "PrivateUse1")
 
     # setattr, because a type checker rightly objects to exchanging torch's methods.

@@ -75,7 +75,7 @@ def port_state(address: str, port: int) -> PortAnswer:
     return "in use"
 
 
-def _listed(nodes: Sequence[_Node]) -> str:
+def _node_names(nodes: Sequence[_Node]) -> str:
     listed = ", ".join(node.name for node in nodes[:3])
     return f"{listed} and {len(nodes) - 3} more" if len(nodes) > 3 else listed
 
@@ -90,12 +90,12 @@ def _names(nodes: Sequence[_Node]) -> Findings:
     looped = [node for node in nodes if len(nodes) > 1 and is_loopback(node)]
     if unresolved:
         yield problem(
-            f"{_listed(unresolved)}: {unresolved[0].unresolved}",
+            f"{_node_names(unresolved)}: {unresolved[0].unresolved}",
             "the launcher cannot reach a node without an address",
             "add the name to /etc/hosts or DNS, or put its address into the hostfile",
         )
     if looped:
-        name, address = _listed(looped), looped[0].addresses[0]
+        name, address = _node_names(looped), looped[0].addresses[0]
         yield problem(
             f"{name} resolves to this machine itself ({address})",
             "the other nodes connect to themselves instead and wait forever",
@@ -117,7 +117,7 @@ def _ssh(nodes: Sequence[_Node]) -> Findings:
         else:
             fix = "start an ssh server there, or launch with --no_ssh on every node"
         yield problem(
-            f"{_listed(refused)}: {message[:100].rstrip('.')}",
+            f"{_node_names(refused)}: {message[:100].rstrip('.')}",
             "DeepSpeed's launcher starts the ranks over ssh and cannot enter a password",
             fix,
         )
