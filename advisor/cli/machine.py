@@ -63,12 +63,7 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     from ..render.deliver import show_document
     from ..render.history import bench_document
 
-    record = run_benchmark(
-        device=device,
-        ranks=ranks,
-        nvme=nvme,
-        on_progress=lambda title: output.say(f"{title} ..."),
-    )
+    record = run_benchmark(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))
     show_document(lambda: bench_document(record), output)
     return 0
 

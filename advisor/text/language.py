@@ -36,7 +36,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 _WORD = r"[^\s()]*[^\s():;,.](?: [MBT]\b)?"
 
-_TEXT = r"(?:\([^()]*\)|(?![.;:] |, ).)+?"
+_TEXT = r"(?:\([^()]*\)|(?![.;:] |, | · ).)+?"
 """A text without separators, except in parentheses."""
 
 _FIELD_PATTERNS: Mapping[str, str] = {
@@ -59,6 +59,7 @@ _FIELD_PATTERNS: Mapping[str, str] = {
         _TEXT,
     ),
     **dict.fromkeys(("arguments", "names", "reason"), ".+?"),
+    "gib": r"[\d.,]+",
 }
 """What a field of this name matches. Any other field is a figure or a name without spaces."""
 
@@ -153,5 +154,5 @@ def _translated(text: str, language: Language) -> str:
         parts = re.split(rf"{re.escape(separator)}(?![^()]*\))", text)
         if len(parts) > 1:
             translations = [_translated(part, language) for part in parts]
-            return mark.join(translations) if translations != parts else text
+            return re.sub(_NEEDLESS_SPACES, "", mark.join(translations)) if translations != parts else text
     return text
