@@ -206,11 +206,11 @@ def test_a_loop_of_ones_own_holds_the_models_output(runs: dict[str, Any]) -> Non
     shape = shape_from_config(MODEL, name="tiny")
     plan = Plan(zero_stage=1, micro_batch_size=4, **LOOP)
     closed = estimate_memory(shape, LOOPED, h100s(2), plan).peak
-    tensors = closed.allocated_bytes - workspace_of(closed)
+    tensors = closed.allocated_bytes - workspace_bytes(closed)
     assert max(phase.gpu_peak_bytes for phase in result.phases) == pytest.approx(tensors, rel=0.001)
 
 
-def workspace_of(phase: Phase) -> int:
+def workspace_bytes(phase: Phase) -> int:
     return next(term.size_bytes for term in phase.terms if term.name == "library_workspace")
 
 
@@ -243,7 +243,7 @@ def test_an_optimizer_of_the_script_steps_as_the_closed_form_says(runs: dict[str
     assert estimate is not None
     held = max(phase.gpu_peak_bytes for phase in result.phases if phase.phase == "step")
     (predicted,) = (phase for phase in estimate.memory.phases if phase.name == "step")
-    assert held == pytest.approx(predicted.allocated_bytes - workspace_of(predicted), rel=0.01)
+    assert held == pytest.approx(predicted.allocated_bytes - workspace_bytes(predicted), rel=0.01)
     assert held > (2 + 2 + 12 + (8 if step == "foreach" else 12)) * PARAMETERS
 
 
