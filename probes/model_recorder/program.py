@@ -64,14 +64,16 @@ def program(parts: Sequence[Part], shapes: Shapes) -> Program:
     if len({len(each) for each in numbers}) > 1:
         raise UnrecordableError("its operations take more tensors in longer sequences")
     index = {number: place for place, number in enumerate(numbers[0])}
-    made = {first.of(number) for step in parts[0].steps for number in step.outputs}
+    made = {first.representative(number) for step in parts[0].steps for number in step.outputs}
     slots = tuple(_slot(merged, each, shapes, is_outer=each[0] not in made) for each in zip(*numbers, strict=True))
     instructions = tuple(_instruction(merged, place, index, shapes) for place in range(len(first.groups)))
     first_input, output, embedded = (
-        -1 if number is None else index[first.of(number)]
+        -1 if number is None else index[first.representative(number)]
         for number in (parts[0].input, parts[0].output, parts[0].embedding)
     )
-    held = tuple(index[first.of(number)] for number in parts[0].held if first.of(number) in index)
+    held = tuple(
+        index[first.representative(number)] for number in parts[0].held if first.representative(number) in index
+    )
     return Program(slots, first_input, output, embedded, instructions, held)
 
 
@@ -85,7 +87,7 @@ class Merged:
         self.part = part
         self.groups = own
         self.members: dict[int, list[int]] = {}
-        self._of: dict[int, int] = {}
+        self._representatives: dict[int, int] = {}
         self._storages: dict[int, int] = {}
         for group in own:
             if len(group) > 1:
@@ -96,10 +98,10 @@ class Merged:
                 for same in zip(*(step.inputs for step in group[1:]), strict=False):
                     self._merge(same)
 
-    def of(self, number: int) -> int:
+    def representative(self, number: int) -> int:
         """The number of the tensor that represents this one."""
-        while number in self._of:
-            number = self._of[number]
+        while number in self._representatives:
+            number = self._representatives[number]
         return number
 
     def storage(self, number: int) -> int:
@@ -116,20 +118,20 @@ class Merged:
         first = [] if self.part.input is None else [self.part.input]
         steps = [self.step(place) for place in range(len(self.groups))]
         used = [number for step in steps for number in (*step.inputs, *step.outputs)]
-        return list(dict.fromkeys(self.of(number) for number in (*first, *used, self.part.output)))
+        return list(dict.fromkeys(self.representative(number) for number in (*first, *used, self.part.output)))
 
     def tensors(self, number: int) -> list[TracedTensor]:
         return [self.part.trace.tensors[each] for each in self.members.get(number, [number])]
 
     def _merge(self, numbers: Sequence[int]) -> None:
-        first = self.of(numbers[min(1, len(numbers) - 1)])
+        first = self.representative(numbers[min(1, len(numbers) - 1)])
         kept = self.members.setdefault(first, [first])
-        for other in dict.fromkeys(map(self.of, numbers)):
+        for other in dict.fromkeys(map(self.representative, numbers)):
             if other != first:
                 if (storage := self.storage(other)) != (into := self.storage(first)):
                     self._storages[storage] = into
                 kept += self.members.pop(other, [other])
-                self._of[other] = first
+                self._representatives[other] = first
 
 
 def _slot(merged: Sequence[Merged], numbers: Sequence[int], shapes: Shapes, *, is_outer: bool) -> Slot:
@@ -152,7 +154,7 @@ def _instruction(merged: Sequence[Merged], place: int, index: dict[int, int], sh
     step, trace, details = steps[0], merged[0].part.trace, steps[0].details.items()
     varies = len({(len(each.inputs), len(each.outputs)) for each in steps}) > 1
     inputs, outputs = (
-        [_Row.of(each, numbers, unique=varies) for each, numbers in zip(merged, tensors, strict=True)]
+        [_Row.from_numbers(each, numbers, unique=varies) for each, numbers in zip(merged, tensors, strict=True)]
         for tensors in ([each.inputs for each in steps], [each.outputs for each in steps])
     )
     derivatives: list[tuple[int, Derivative]] = []
@@ -187,9 +189,9 @@ class _Row(NamedTuple):
     """Index in `numbers` of each tensor of the step."""
 
     @classmethod
-    def of(cls, merged: Merged, numbers: Sequence[int], *, unique: bool) -> _Row:
+    def from_numbers(cls, merged: Merged, numbers: Sequence[int], *, unique: bool) -> _Row:
         """A row of these tensors. unique: count tensors of all iterations, such as concatenated ones, once."""
-        kinds = [merged.of(number) for number in numbers]
+        kinds = [merged.representative(number) for number in numbers]
         once = list(dict.fromkeys(kinds))
         return cls(once, [once.index(kind) for kind in kinds]) if unique else cls(kinds, range(len(kinds)))
 
