@@ -65,7 +65,7 @@ class Formula(NamedTuple):
         """Return a one-element tuple, or an empty one for zero bytes, so that terms can be concatenated with `+`."""
         return (MemoryTerm(self, int(size_bytes), tuple(inputs.items())),) if size_bytes else ()
 
-    def on_node(self, local_ranks: int, rank_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
+    def node_term(self, local_ranks: int, rank_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
         """Return the term of a node whose ranks hold `rank_bytes` each."""
         return self.term(local_ranks * rank_bytes, L=local_ranks, **inputs)
 
@@ -99,7 +99,7 @@ class MemoryTerm(NamedTuple):
         return self.declared.not_covered
 
 
-OF_PROCESSES = ("processes", "launcher", "rank_memory")
+PROCESS_TERMS = ("processes", "launcher", "rank_memory")
 """Components of a node's host memory that are not tensors outside the devices."""
 
 
@@ -195,7 +195,7 @@ class MemoryEstimate:
     def host_tensor_bytes_per_node(self) -> int:
         """Tensors of a node outside its GPUs while training, without the ranks' processes."""
         terms = self.host_pinned_terms + self.host_pageable_terms
-        return total_bytes(term for term in terms if term.name not in OF_PROCESSES)
+        return total_bytes(term for term in terms if term.name not in PROCESS_TERMS)
 
     @property
     def host_bytes_per_node(self) -> int:
@@ -295,7 +295,7 @@ class Estimate:
 
 Terms = tuple[MemoryTerm, ...]
 
-ON_A_NODE: Mapping[str, str] = {
+NODE_SYMBOLS: Mapping[str, str] = {
     **MEMORY_SYMBOLS,
     "L": "ranks of a node",
     "p2": "rounded up to a power of two, as the page-locked allocator does",

@@ -196,8 +196,8 @@ def nvme_write_bytes_per_s(cluster: Cluster) -> float:
 
 def _by_gpu(known: Mapping[str, float], cluster: Cluster, *, otherwise: float) -> float:
     """Return the figure of the GPU's architecture for nodes of eight or more NVLink GPUs, `otherwise` for any other."""
-    built = cluster.gpu.peer_link == "nvlink" and cluster.gpus_per_node >= 8
-    return known.get(cluster.gpu.architecture, otherwise) if built else otherwise
+    is_server = cluster.gpu.peer_link == "nvlink" and cluster.gpus_per_node >= 8
+    return known.get(cluster.gpu.architecture, otherwise) if is_server else otherwise
 
 
 def network_bytes_per_s(cluster: Cluster) -> float:
@@ -208,7 +208,7 @@ def network_bytes_per_s(cluster: Cluster) -> float:
     return (_GBIT_PER_S.get(cluster.gpu.architecture, 100) if linked else 100) * 1e9 / 8
 
 
-def assumed_of_machines(cluster: Cluster) -> tuple[str, ...]:
+def machine_assumptions(cluster: Cluster) -> tuple[str, ...]:
     phrases = []
     if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
         speed = f"{network_bytes_per_s(cluster) * 8 / 1e9:g}"
@@ -266,13 +266,13 @@ def find_gpu(name: str) -> Gpu:
             why="they differ in memory or speed",
             fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}",
         )
-    near = nearest_names(name)
+    nearest = nearest_names(name)
     if wanted == "cpu":
         raise ClusterError("--gpus takes GPUs only", fix="for training on this machine's CPU pass --device cpu")
     raise ClusterError(
         f"no GPU called {name!r} is known",
         why="its memory and speed are not known",
-        fix=f"nearest: {', '.join(near)}; or give the memory alone, such as --gpus 2x24GB",
+        fix=f"nearest: {', '.join(nearest)}; or give the memory alone, such as --gpus 2x24GB",
     )
 
 

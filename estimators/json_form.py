@@ -93,12 +93,14 @@ def _types(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def from_attributes(kind: type[Form], *sources: object, **given: Any) -> Form:
+def from_attributes(kind: type[Form], *sources: object, **overrides: Any) -> Form:
     """Build a dataclass by field name. Each field is the keyword argument if given, else the attribute of the first
     source that has it, else the field's default."""
-    values = dict(given)
+    values = dict(overrides)
     for field in fields(kind):  # type: ignore[arg-type]
-        source = next((source for source in sources if field.name not in given and hasattr(source, field.name)), None)
+        source = next(
+            (source for source in sources if field.name not in overrides and hasattr(source, field.name)), None
+        )
         if source is not None:
             values[field.name] = getattr(source, field.name)
     return kind(**values)

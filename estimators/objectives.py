@@ -35,7 +35,7 @@ class LossSpec(NamedTuple):
     """Bytes per logit that the forward and the backward pass move through GPU memory."""
     makes_logits: bool
     """Whether all logits exist at the same time. The model's output then holds them."""
-    head_again: bool = False
+    recomputes_head: bool = False
     """Whether the backward pass repeats the product of the output layer."""
     switch: str = ""
     """The package it needs, or the function that turns it on, besides an argument; "" if it needs more than that."""
@@ -58,7 +58,7 @@ LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
         "chunked-softmax": LossSpec((4, 8), True, switch="install_chunked_causal_lm_loss"),
         # TRL's add_fused_lm_head (1.16 kernels/chunked_logprob.py): a tile of logits written and read (2 + 2);
         # backward written and read again, overwritten by its gradient, which the head's products read (4 + 2 + 4).
-        "chunked-head": LossSpec((4, 10), False, head_again=True),
+        "chunked-head": LossSpec((4, 10), False, recomputes_head=True),
         # TRL's selective_log_softmax (1.16 kernels/logprob_entropy.py) of the logits without the last token: read once;
         # backward read, their gradient written, put among zeros (2 + 2 + 2) and read by the head's products (2 + 2).
         "log-probs": LossSpec((4, 14), True),
@@ -68,7 +68,7 @@ LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
         # LLaMA-Factory's reward models: logits and their fp32 copy, which nothing reads (2 + 2 + 4).
         "value-head": LossSpec((8, 0), False),
         # DeepSpeed's sequence_tiled_compute: the standard loss of a tile, with its forward pass again.
-        "tiled": LossSpec((14, 36), False, head_again=True),
+        "tiled": LossSpec((14, 36), False, recomputes_head=True),
     }
 )
 """The kernels by the values of `Workload.loss`. Each is exact."""
@@ -89,7 +89,7 @@ NATIVE_HEADS = frozenset(
 )
 """Exceptions among `UPCAST_HEADS`."""
 
-_OF_CAUSAL_MODELS: tuple[LossKernel, ...] = ("fused", "chunked-softmax", "chunked-head")
+_CAUSAL_LOSSES: tuple[LossKernel, ...] = ("fused", "chunked-softmax", "chunked-head")
 
 CHUNKS_THE_HEAD = (1, 7)
 """First TRL whose trainers compute log-probabilities through a chunked head (trl/trainer/utils.py
@@ -120,7 +120,7 @@ def offered_loss(model: ModelShape, workload: Workload) -> LossKernel | None:
 
 def unusable_loss(model: ModelShape, loss: LossKernel) -> str | None:
     """Return why a model cannot train with a loss; None if it can. Tiles: `memory.activations.loss.untileable`."""
-    if loss not in _OF_CAUSAL_MODELS:
+    if loss not in _CAUSAL_LOSSES:
         return None
     if not model.vocab_size or model.num_labels:
         return f"{model.name} has no head over the vocabulary"

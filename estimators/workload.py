@@ -80,7 +80,7 @@ MatmulPrecision = Literal["bf16", "fp16", "fp32", "tf32"]
 """Number format of matrix products."""
 TORCH_DTYPES: Mapping[Precision, str] = MappingProxyType({"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"})
 """torch's name of each precision."""
-PRECISION_OF: Mapping[str, Precision] = MappingProxyType({name: precision for precision, name in TORCH_DTYPES.items()})
+PRECISIONS: Mapping[str, Precision] = MappingProxyType({name: precision for precision, name in TORCH_DTYPES.items()})
 AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
 LossKernel = Literal[
     "standard",
@@ -180,7 +180,7 @@ class Workload:
 
     def passes_cache_key(self) -> Workload:
         """Return a cache key: the fields that determine what a forward and a backward pass compute and keep."""
-        return self if self.rollouts is None else _of_passes(self)
+        return self if self.rollouts is None else _passes_cache_key(self)
 
     def layers_cache_key(self) -> Workload:
         """Return a cache key: the fields that determine what the layers compute and keep, without the loss."""
@@ -188,7 +188,7 @@ class Workload:
 
     def weights_cache_key(self) -> Workload:
         """Return a cache key: the fields that determine weights, states and launches, without samples, batch, tiles."""
-        return _of_weights(self)
+        return _weights_cache_key(self)
 
     @property
     def scored_len(self) -> int:
@@ -271,12 +271,12 @@ def _under_engine(workload: Workload, zero_stage: int) -> Workload:
 
 
 @lru_cache(maxsize=256)
-def _of_passes(workload: Workload) -> Workload:
+def _passes_cache_key(workload: Workload) -> Workload:
     return replace(workload, rollouts=Rollouts(max_completion_length=workload.completion_len))
 
 
 @lru_cache(maxsize=256)
-def _of_weights(workload: Workload) -> Workload:
+def _weights_cache_key(workload: Workload) -> Workload:
     return replace(
         workload,
         seq_len=1,

@@ -12,7 +12,7 @@ from functools import cache
 from statistics import mean, median
 from typing import get_args
 
-from ds_advise.advisor.search.candidate import SURE, Verdict, fit_verdict
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD, Verdict, fit_verdict
 from ds_advise.estimators.memory.device_overhead import EARLIER_BATCHES, FIXED_SEGMENTS_SHARE
 
 from . import memory_spread, other_objectives, peer_runs, peers, questions
@@ -34,12 +34,12 @@ def fit_probabilities() -> dict[int, float]:
 
 def false_fits() -> list[Result]:
     """Runs that are predicted to fit, and ran out of memory."""
-    return [each for each in results() if fit_probabilities()[each.run.row] >= SURE and not each.run.fitted]
+    return [each for each in results() if fit_probabilities()[each.run.row] >= FIT_THRESHOLD and not each.run.fitted]
 
 
 def false_misses() -> list[Result]:
     """Runs that are predicted not to fit, and ran."""
-    return [each for each in results() if fit_probabilities()[each.run.row] < 1 - SURE and each.run.fitted]
+    return [each for each in results() if fit_probabilities()[each.run.row] < 1 - FIT_THRESHOLD and each.run.fitted]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -261,8 +261,10 @@ def _fit_table() -> Table:
             " of these predicted to fit (false fits)",
         ),
         rows=(
-            row("ds-advise: it fits", found, lambda result: probability[result.run.row] >= SURE),
-            row("ds-advise: it is not excluded", found, lambda result: probability[result.run.row] >= 1 - SURE),
+            row("ds-advise: it fits", found, lambda result: probability[result.run.row] >= FIT_THRESHOLD),
+            row(
+                "ds-advise: it is not excluded", found, lambda result: probability[result.run.row] >= 1 - FIT_THRESHOLD
+            ),
             row("DeepSpeed's estimators", found, lambda result: result.deepspeed_bytes <= _offered(result)),
             row("4 x weights", found, lambda result: result.rule_bytes <= _offered(result)),
         ),

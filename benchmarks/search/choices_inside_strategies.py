@@ -21,7 +21,7 @@ from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.dry_run_answer import DryRunAnswer
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.question.run import build_run
-from ds_advise.advisor.search.candidate import SURE, Candidate
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD, Candidate
 from ds_advise.advisor.text.units import gib
 from ds_advise.advisor.verification.dry_run import compared_dry_run
 
@@ -125,7 +125,7 @@ def main() -> int:
     for each in chosen:
         run = build_run(each.answer.question, each.best.plan, offline=True)
         proof = compared_dry_run(run)
-        refuted += proof.fit.probability < SURE
+        refuted += proof.fit.probability < FIT_THRESHOLD
         lines += line(each, proof)
         print(f"dry run of {each.words}: {proof.fit.verdict}, {proof.fit.probability:.1%}", flush=True)
     if asked.write:

@@ -25,7 +25,7 @@ from ..estimate import MemoryEstimate, Terms
 from ..hardware import Cluster
 from .device_overhead import FIXED_SEGMENTS, SEGMENT_BYTES, outside_allocator
 
-SURE = 0.975
+FIT_THRESHOLD = 0.975
 """Minimum probability of the verdict "fits". Published runs of ten sources resolve failures down to one in eleven; the
 probability of rarer failures follows from Student's t."""
 

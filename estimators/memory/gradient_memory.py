@@ -108,8 +108,8 @@ class GradientMemory:
         return self.live(self.accumulated)
 
     def tiled_loss_terms(self, tiles: int) -> Terms:
-        again = tiles > 1
-        return self.live(self.accumulated + self.head * again, reduces=again)
+        accumulates = tiles > 1
+        return self.live(self.accumulated + self.head * accumulates, reduces=accumulates)
 
     def head_terms(self) -> Terms:
         return self.live(self.accumulated + self.head)

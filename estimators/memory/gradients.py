@@ -133,8 +133,8 @@ class Stage12(GradientMemory):
         # The copy is freed when the rank's part goes to its buffer, and pieces of it to the host.
         largest = self.largest_in_bucket
         piece = min(largest, self.sharded.slice)
-        behind = self.live(whole + self.with_layer, reduces=True, piece=piece, whole=largest)
-        return max(copied, behind, key=total_bytes)
+        after_copy = self.live(whole + self.with_layer, reduces=True, piece=piece, whole=largest)
+        return max(copied, after_copy, key=total_bytes)
 
     def later_reduction_terms(self) -> Terms:
         """Return gradients during the reduction of the second full bucket."""
@@ -184,8 +184,8 @@ class Stage12(GradientMemory):
         """
         if self.offloaded:
             return self._staging(0)
-        *waited_for, last = (group.partition for group in self.sharded.groups)
-        part, waiting = max(*waited_for, last, 0), max(waited_for, default=0)
+        *earlier, last = (group.partition for group in self.sharded.groups)
+        part, waiting = max(*earlier, last, 0), max(earlier, default=0)
         width, master = self.width, self.plan.master_bytes
         temporaries = master * self.optimizer.step_elements
         per_element = width if width == master else width + master

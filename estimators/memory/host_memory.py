@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ..estimate import ON_A_NODE, Formula, MemoryEstimate, Terms, total_bytes
+from ..estimate import NODE_SYMBOLS, Formula, MemoryEstimate, Terms, total_bytes
 from ..hardware import Cluster
 from ..models.model_shape import ModelShape
 from ..objectives import has_reference_model
@@ -24,7 +24,7 @@ CPU_RANK_BYTES, CPU_LAUNCHER_BYTES = 250 << 20, 155 << 20
 not mapped from files, in a training of 140 thousand parameters by the Trainer on two ranks and one."""
 
 _SYMBOLS = {
-    **ON_A_NODE,
+    **NODE_SYMBOLS,
     "process": "bytes of Python, torch and CUDA's libraries in one process",
     "device": "bytes of one rank on the CPU",
     "layers": "checkpointed layers",
@@ -67,15 +67,15 @@ def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ra
         batch, hidden, width = plan.micro_batch_size, model.activation_width(block), workload.weight_bytes
         size = batch * rows * hidden * width
         size = block.count * (pinned_block(size) if pins else size)
-        terms += formula.on_node(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)
+        terms += formula.node_term(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)
     return terms
 
 
 def process_terms(cluster: Cluster) -> Terms:
     """Return the memory of a node's processes without the tensors."""
     ranks, of_a_rank = cluster.gpus_per_node, CPU_RANK_BYTES if cluster.gpu.is_cpu else PROCESS_BYTES
-    launcher = _LAUNCHER.on_node(1, CPU_LAUNCHER_BYTES) if cluster.gpu.is_cpu else ()
-    return launcher + _PROCESSES.on_node(ranks, of_a_rank, process=of_a_rank)
+    launcher = _LAUNCHER.node_term(1, CPU_LAUNCHER_BYTES) if cluster.gpu.is_cpu else ()
+    return launcher + _PROCESSES.node_term(ranks, of_a_rank, process=of_a_rank)
 
 
 def kept_logits(model: ModelShape, workload: Workload, cluster: Cluster) -> Terms:
@@ -90,7 +90,7 @@ def kept_logits(model: ModelShape, workload: Workload, cluster: Cluster) -> Term
     copies = 2 * width if samples > once else width + (workload.weight_bytes if workload.precision == "bf16" else 0)
     inputs = {"E": samples, "k": copies, "S": workload.seq_len, "V": model.vocab_size}
     size = copies * samples * workload.seq_len * model.vocab_size
-    return _LOGITS.on_node(cluster.gpus_per_node, size, **inputs)
+    return _LOGITS.node_term(cluster.gpus_per_node, size, **inputs)
 
 
 def cpu_ranks_memory(memory: MemoryEstimate, cluster: Cluster, kept: Terms) -> MemoryEstimate:
@@ -99,7 +99,7 @@ def cpu_ranks_memory(memory: MemoryEstimate, cluster: Cluster, kept: Terms) -> M
     if not cluster.gpu.is_cpu:
         return memory
     size = memory.device_bytes_per_gpu
-    own = _ON_CPU.on_node(cluster.gpus_per_node, size, device=size)
+    own = _ON_CPU.node_term(cluster.gpus_per_node, size, device=size)
     return replace(memory, host_pageable_terms=memory.host_pageable_terms + own)
 
 

@@ -32,7 +32,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..estimate import ON_A_NODE, Formula, Terms
+from ..estimate import NODE_SYMBOLS, Formula, Terms
 from ..objectives import has_reference_model
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
@@ -52,12 +52,12 @@ ALIGNED_BYTES = 8 * 1024
 
 _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
-_FIRST_HOME = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
+_PARTITION_PARAM = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
 _UNSWAPPED = "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py is_swappable_tensor"
 _OPTIMIZER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py"
 _PARAMETER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py"
 _SYMBOLS = {
-    **ON_A_NODE,
+    **NODE_SYMBOLS,
     "kept": "bytes of whole gradients that one rank keeps until the step",
     "blocks": "bytes of pinned blocks, each tensor's rounded up to a power of two, that one rank holds",
     "buffer_count": "buffers that the swapper has (buffer_count)",
@@ -85,10 +85,10 @@ _SMALL_GRADIENTS = _formula("gradients", "L sum p2(4 G < 1 MiB)", _UNSWAPPED)
 _SMALL_MASTERS = _formula("master_weights", "L sum 4 G < 1 MiB", _UNSWAPPED)
 _PARAMETERS_3 = _formula("parameters", "L p2(w shards)", f"{_STAGE_3} _create_param_groups_fp16_flat_cpu_memory")
 _IN_CPU = _PARAMETERS_3._replace(text="L p2(w min(shards, max_in_cpu))")
-_FROZEN = _formula("frozen_parameters", "L blocks", _FIRST_HOME)
+_FROZEN = _formula("frozen_parameters", "L blocks", _PARTITION_PARAM)
 _REFERENCE = _FROZEN._replace(name="reference_model", source="trl 1.16 models/utils.py prepare_deepspeed")
 _CACHED = _FROZEN._replace(name="pinned_cache")
-_SECOND_COPY = _formula("second_copy_of_weights", "L blocks", f"{_FIRST_HOME}_sec")
+_SECOND_COPY = _formula("second_copy_of_weights", "L blocks", f"{_PARTITION_PARAM}_sec")
 _OPTIMIZER_BUFFERS = _formula(
     "optimizer_swap_buffers",
     "L buffer_count 4 G",
@@ -130,7 +130,7 @@ def _tensor_blocks(tensors: TensorSet, width: int) -> int:
     return _pinned(width * numel for numel in tensors.trainable)
 
 
-class OnNode(NamedTuple):
+class NodeMemory(NamedTuple):
     """A node's memory outside its GPUs."""
 
     pinned: Terms
@@ -138,7 +138,7 @@ class OnNode(NamedTuple):
     nvme: Terms
 
 
-def offloaded(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> OnNode:
+def offloaded(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> NodeMemory:
     """Return the memory that a plan's offload takes outside a node's GPUs during training."""
     parts = _Offload(sharded, plan, local_ranks)
     pinned: Terms = ()
@@ -146,13 +146,13 @@ def offloaded(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, loc
     if plan.offload_optimizer == "nvme":
         pinned, pageable = parts.optimizer_on_nvme(optimizer)
     elif plan.offload_optimizer == "cpu":
-        of_stage = parts.optimizer_1_2 if plan.zero_stage < 3 else parts.optimizer_3
-        pinned, pageable = of_stage(optimizer)
+        optimizer_memory = parts.optimizer_1_2 if plan.zero_stage < 3 else parts.optimizer_3
+        pinned, pageable = optimizer_memory(optimizer)
     if plan.offload_param == "cpu":
         pinned += parts.parameters()
     if not plan.pin_memory:
         pinned, pageable = (), pageable + pinned
-    return OnNode(pinned + parts.swap_buffers(), pageable, parts.on_nvme(optimizer))
+    return NodeMemory(pinned + parts.swap_buffers(), pageable, parts.on_nvme(optimizer))
 
 
 def offloaded_parameters(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
@@ -174,7 +174,7 @@ class _Offload:
         self.shards = sharded.shard_total
 
     def _term(self, formula: Formula, size: float, **inputs: float) -> Terms:
-        return formula.on_node(self.local_ranks, size, **inputs)
+        return formula.node_term(self.local_ranks, size, **inputs)
 
     def _blocks(self, formula: Formula, *sizes: int, **inputs: float) -> Terms:
         """Return a block of each size on every rank. `formula` is that of pinned blocks, p2(...)."""
@@ -243,7 +243,7 @@ class _Offload:
             sizes += sorted({pinned_block(self.master * group) for group in kept} - set(map(pinned_block, sizes)))
         return sizes
 
-    def _homes(self, *, trainable: bool, below_bytes: int | None = None) -> Counter[int]:
+    def _first_blocks(self, *, trainable: bool, below_bytes: int | None = None) -> Counter[int]:
         threshold = self.plan.stage3_param_persistence_threshold
         return _shard_blocks(
             self.sharded, self.width, trainable=trainable, threshold=threshold, below_bytes=below_bytes
@@ -255,11 +255,11 @@ class _Offload:
         # An engine without optimizer leaves every shard in its first block.
         reference = width * shards if has_reference_model(self.tensors.workload) else 0
         if self.pin:
-            homes = self._homes(trainable=True)
-            frozen = _total(self._homes(trainable=False))
-            reference = _total(homes) if reference else 0
+            first_blocks = self._first_blocks(trainable=True)
+            frozen = _total(self._first_blocks(trainable=False))
+            reference = _total(first_blocks) if reference else 0
             later = self._gradient_sizes() if self.plan.offload_optimizer == "cpu" else ()
-            cached = _total(homes - Counter(map(pinned_block, later)))
+            cached = _total(first_blocks - Counter(map(pinned_block, later)))
         return (
             self._second_copy()
             + self._term(_REFERENCE, reference, blocks=reference)
@@ -301,7 +301,7 @@ class _Offload:
             # A shard too small for NVMe has its own block. A trainable one moves on to the flat buffer; the block stays
             # in the pinned allocator's cache.
             for formula, trainable in ((_FROZEN, False), (_CACHED, True)):
-                blocks = _total(self._homes(trainable=trainable, below_bytes=SWAP_MIN_BYTES))
+                blocks = _total(self._first_blocks(trainable=trainable, below_bytes=SWAP_MIN_BYTES))
                 terms += self._term(formula, blocks, blocks=blocks)
         return terms
 

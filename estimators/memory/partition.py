@@ -68,7 +68,7 @@ class BucketFills(NamedTuple):
     """Elements with gradients when the second bucket is reduced; 0 if the first tensor's is in it."""
 
 
-def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] = ()) -> BucketFills:
+def bucket_fills(numels: Sequence[int], bucket_size: int, is_expert: Sequence[bool] = ()) -> BucketFills:
     """Return the bucket's contents. A tensor larger than the bucket is reduced alone, in place.
 
     apart: for each tensor, whether it is shared by a different set of ranks (experts). At stage 3 a bucket holds one
@@ -76,17 +76,17 @@ def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] 
 
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py, stage3.py `reduce_independent_p_g_buckets_and_remove_grads`.
     """
-    flushed = unfit = pending = count = come = second = 0
-    kinds, kind = reversed(apart[1:]) if apart else repeat(False), False
+    flushed = unfit = pending = count = reached = second = 0
+    kinds, kind = reversed(is_expert[1:]) if is_expert else repeat(False), False
     for numel, other in zip(reversed(numels[1:]), kinds, strict=False):
         changes, kind = pending > 0 and other != kind, other
         if pending + numel > bucket_size or changes:
             if pending + numel > flushed + unfit:
                 flushed, unfit = pending, numel
             pending, count = 0, count + 1
-            second = come if count == 2 else second
+            second = reached if count == 2 else second
         pending += numel if numel <= bucket_size else 0
-        come += numel
+        reached += numel
     first = numels[0] if numels[0] <= bucket_size else 0
     waits = pending + numels[0] > bucket_size or kind
     final = first if waits else pending + first

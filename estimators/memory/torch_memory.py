@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..estimate import MEMORY_SYMBOLS, ON_A_NODE, Formula, MemoryEstimate, Phase, Terms, total_bytes
+from ..estimate import MEMORY_SYMBOLS, NODE_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware import Cluster
 from ..models.families import find_family
 from ..models.lora import adapters, quantized, quantized_bytes, trained_copies
@@ -65,7 +65,7 @@ _OFFLOADED = Formula(
     "offloaded_states",
     "L (2 t + o) Pt / N + L frozen / N",
     "torch 2.4 distributed/fsdp: CPUOffload keeps shards, their gradients and the optimizer on the host",
-    {**ON_A_NODE, "t": _SYMBOLS["t"], "o": _SYMBOLS["o"]},
+    {**NODE_SYMBOLS, "t": _SYMBOLS["t"], "o": _SYMBOLS["o"]},
 )
 
 
@@ -158,18 +158,18 @@ class TorchStep:
 
     def _factored_bytes(self) -> int:
         """Return the bytes of Adafactor's second moments when tensors are not flattened."""
-        chosen = adapters(self.model, self.workload)
+        lora = adapters(self.model, self.workload)
         elements = 0
         for tensor, count in self.model.tensor_counts:
             whole = self.workload.method == "full" and not tensor.frozen
-            trained = (tensor,) if whole else chosen.matrices(tensor)
+            trained = (tensor,) if whole else lora.matrices(tensor)
             elements += count * sum(map(_means, trained))
         elements += sum(map(_means, trained_copies(self.model, self.workload).tensors))
         return round(self.trained * elements)
 
     def phases(self) -> tuple[Phase, ...]:
         tensors, plan, workload = self.tensors, self.plan, self.workload
-        made = self._activations(workload.under_fsdp() if plan.sharding == "fsdp" else workload)
+        activations = self._activations(workload.under_fsdp() if plan.sharding == "fsdp" else workload)
         full, sharded = workload.method == "full", self.shards > 1
         alive, whole, stepping = self._while_training()
         earlier = whole if plan.gradient_accumulation_steps > 1 else ()
@@ -182,7 +182,7 @@ class TorchStep:
         if sharded:
             layer_bytes = self.trained * sum(tensors.trainable_layer) if full else 0
             unsharded = self._part("gradients", "t (layer + head)", layer_bytes + head_bytes)
-        saved = made.saved_terms + self._fp32_inputs()
+        saved = activations.saved_terms + self._fp32_inputs()
         casts = self._part("autocast_copies", "2 Pt", 2 * (self.numel - tensors.copied) * (self._casts and not sharded))
         passing = alive + casts
         cast_head = self._part("autocast_copies", "w head", self._cast_head_bytes)
@@ -191,12 +191,20 @@ class TorchStep:
         return (
             Phase(
                 name="loss_peak",
-                terms=passing + earlier + outside + saved + self._key_value_cache() + cast_head + made.loss_terms,
+                terms=passing
+                + earlier
+                + outside
+                + saved
+                + self._key_value_cache()
+                + cast_head
+                + activations.loss_terms,
             ),
-            Phase(name="layer_backward", terms=passing + (earlier or head) + in_layer + saved + made.block_terms),
+            Phase(
+                name="layer_backward", terms=passing + (earlier or head) + in_layer + saved + activations.block_terms
+            ),
             Phase(
                 name="first_layer_backward",
-                terms=passing + first + in_layer + made.block_terms + self._retained_inputs(),
+                terms=passing + first + in_layer + activations.block_terms + self._retained_inputs(),
             ),
             Phase(name="step", terms=alive + whole + stepping),
         )
@@ -246,7 +254,7 @@ class TorchStep:
         if self.offloaded:
             t, o = self.trained, self.states
             size = ((2 * t + o) * self.numel + self.tensors.frozen_bytes) / self.shards
-            terms += _OFFLOADED.on_node(self.cluster.gpus_per_node, size, t=t, o=o, Pt=self.numel, N=self.shards)
+            terms += _OFFLOADED.node_term(self.cluster.gpus_per_node, size, t=t, o=o, Pt=self.numel, N=self.shards)
         return terms
 
     def loading_bytes(self) -> int:
@@ -303,17 +311,17 @@ class Fsdp2Step(TorchStep):
 
     def phases(self) -> tuple[Phase, ...]:
         tensors, plan, workload, w = self.tensors, self.plan, self.workload, self.width
-        made, (alive, reduced, stepping) = self._activations(workload), self._while_training()
+        activations, (alive, reduced, stepping) = self._activations(workload), self._while_training()
         tied = tensors.tied
         layer, trained_layer = tensors.layer_numel, sum(tensors.trainable_layer)
         head, embedding = tensors.head, 0 if tied else tensors.embedding
-        kept, of_head = tied * head, head * tensors.trains_head
+        kept, head_gradient = tied * head, head * tensors.trains_head
         # The head's buffer is freed after the forward pass. The standard loss still has 2 bytes per logit to allocate.
         tokens = plan.micro_batch_size * workload.seq_len
         later = tokens * head // self.model.hidden_size if workload.loss == "standard" else 0
         buffer = 0 if tied else max(0, head - later)
         earlier = reduced if plan.gradient_accumulation_steps > 1 else ()
-        saved = made.saved_terms + self._fp32_inputs()
+        saved = activations.saved_terms + self._fp32_inputs()
 
         def gathered(elements: int) -> Terms:
             return _GATHERED.term(w * elements, w=w, units=elements)
@@ -324,31 +332,31 @@ class Fsdp2Step(TorchStep):
         return (
             Phase(
                 name="loss_peak",
-                terms=alive + earlier + gathered(head + buffer) + saved + made.loss_terms,
+                terms=alive + earlier + gathered(head + buffer) + saved + activations.loss_terms,
             ),
             Phase(
                 name="layer_backward",
                 terms=alive
                 + earlier
                 + gathered(2 * layer + kept)
-                + whole(trained_layer + of_head)
+                + whole(trained_layer + head_gradient)
                 + saved
-                + made.block_terms,
+                + activations.block_terms,
             ),
             Phase(
                 name="first_layer_backward",
                 terms=alive
                 + reduced
                 + gathered(layer + kept + embedding)
-                + whole(2 * trained_layer + tied * of_head)
-                + made.block_terms,
+                + whole(2 * trained_layer + tied * head_gradient)
+                + activations.block_terms,
             ),
             Phase(
                 name="gradient_reduction",
                 terms=alive
                 + reduced
                 + gathered(embedding)
-                + whole(trained_layer + (2 * of_head if tied else embedding * tensors.trains_embedding)),
+                + whole(trained_layer + (2 * head_gradient if tied else embedding * tensors.trains_embedding)),
             ),
             Phase(name="step", terms=alive + reduced + stepping),
         )

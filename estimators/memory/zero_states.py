@@ -119,8 +119,8 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
         resting = 0 if plan.offload_param != "none" else sharded.shard_total + sharded.frozen_shard_total
         persistent = _PERSISTENT.term(width * gathered.persistent, w=width, persistent=gathered.persistent)
         scales = tensors.frozen_bytes - width * sum(tensors.frozen)
-        whole = _SCALES.term(scales, scales=scales) if scales else ()
-        return _SHARDS.term(width * resting, w=width, resting=resting) + whole + persistent
+        scale_terms = _SCALES.term(scales, scales=scales) if scales else ()
+        return _SHARDS.term(width * resting, w=width, resting=resting) + scale_terms + persistent
     trainable = sharded.flat_numel if plan.zero_stage else tensors.trainable_numel
     formula = _WHOLE._replace(source=_STAGE_1_2) if plan.zero_stage else _WHOLE
     inputs = {"w": width, "Pt'": trainable, "frozen": tensors.frozen_bytes}
@@ -142,9 +142,13 @@ def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer
     """Return master weights and optimizer states on a GPU. Under offload: those of the sub-groups that stay on the GPU,
     with their fp32 gradients."""
     if plan.offload_optimizer != "none":
-        kept, m = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
-        states = _KEPT_STATES.term(2 * m * kept, m=m, kept=kept)
-        return _KEPT_MASTERS.term(m * kept, m=m, kept=kept) + states + _KEPT_GRADIENTS.term(m * kept, m=m, kept=kept)
+        on_gpu, m = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
+        states = _KEPT_STATES.term(2 * m * on_gpu, m=m, on_gpu=on_gpu)
+        return (
+            _KEPT_MASTERS.term(m * on_gpu, m=m, on_gpu=on_gpu)
+            + states
+            + _KEPT_GRADIENTS.term(m * on_gpu, m=m, on_gpu=on_gpu)
+        )
     stage = plan.zero_stage
     numel, source, symbol = sharded.partition, _STAGE_1_2, "part"
     if stage == 0:

@@ -170,7 +170,7 @@ class Dims(NamedTuple):
 
         hidden, heads = size("hidden_size"), size("num_attention_heads", limit=MAX_HEADS)
         # An explicit null means "as many as heads", even if the class has another default.
-        kv_default = heads if c.given("num_key_value_heads") else defaults.get("num_key_value_heads", heads)
+        kv_default = heads if c.has("num_key_value_heads") else defaults.get("num_key_value_heads", heads)
         kv_heads = c.size("num_key_value_heads", default=kv_default)
         c.divide("num_attention_heads", heads, "num_key_value_heads", kv_heads)
         head_dim = (
@@ -367,7 +367,7 @@ def dense(c: Fields, dims: Dims, style: Style) -> FeedForwardPart:
 
 def window_size(c: Fields, *, default: int | None = None) -> int | None:
     """Return `sliding_window`. An explicit null or 0 disables it."""
-    return c.positive("sliding_window", limit=MAX_POSITIONS) if c.given("sliding_window") else default
+    return c.positive("sliding_window", limit=MAX_POSITIONS) if c.has("sliding_window") else default
 
 
 def switched_window(c: Fields) -> int | None:

@@ -42,7 +42,7 @@ class _Name(NamedTuple):
     def organisation(self) -> str:
         """The organisation in this name, or else in the entry's."""
         own = self.id.rpartition("/")[0] or _entries()[self.entry]["id"].partition("/")[0]
-        return _squeeze(own)
+        return _letters_and_digits(own)
 
     @property
     def stripped(self) -> str:
@@ -60,24 +60,26 @@ def find(name: str) -> ModelShape:
     Raises UnknownModelError, with the candidates for an ambiguous name, otherwise with the nearest names.
     """
     organisation, _, rest = name.strip().rpartition("/")
-    owner, pieces = _squeeze(organisation), _pieces(rest)
+    owner, pieces = _letters_and_digits(organisation), _pieces(rest)
     key, stripped = _keys([pieces])[0], _stripped(pieces)
     owned = [known for known in _names() if not owner or _same_owner(owner, known.organisation)]
     exact = [known for known in (_names() if owner in _MIRRORS else owned) if known.key == key]
     if exact:
-        return _one(name, exact)
+        return _shared_shape(name, exact)
     # A variant without an entry resolves to its model; an entry is preferred (`...-chat-hf` for `llama2-7b-chat`).
     same = [known for known in owned if stripped and known.stripped == stripped]
     if same:
-        return _one(name, [known for known in same if known.key.startswith(key)] or same)
-    longer = [(known, known.key[len(key) :]) for known in owned if key and _begins(known.key, key)] or [
-        (known, known.stripped[len(stripped) :]) for known in owned if stripped and _begins(known.stripped, stripped)
+        return _shared_shape(name, [known for known in same if known.key.startswith(key)] or same)
+    longer = [(known, known.key[len(key) :]) for known in owned if key and _starts_with(known.key, key)] or [
+        (known, known.stripped[len(stripped) :])
+        for known in owned
+        if stripped and _starts_with(known.stripped, stripped)
     ]
     found = [known for known, _ in longer]
     if any(_SIZE.search(rest) for _, rest in longer):
         raise _ambiguous(name, found)
     if found:
-        return _one(name, found)
+        return _shared_shape(name, found)
     raise UnknownModelError(
         f"no model named {name[:80]!r} in the catalogue",
         why=f"nearest names: {', '.join(nearest(name))}",
@@ -148,21 +150,21 @@ def _stripped(pieces: list[str]) -> str:
 
 
 @cache
-def _squeeze(organisation: str) -> str:
+def _letters_and_digits(organisation: str) -> str:
     return re.sub(r"[^a-z0-9]", "", organisation.lower())
 
 
-def _same_owner(given: str, known: str) -> bool:
+def _same_owner(named: str, known: str) -> bool:
     """Return whether the organisations are equal. `meta` is accepted for meta-llama, `openai` for openai-community."""
-    return given == known or (len(given) >= 4 and known.startswith(given))
+    return named == known or (len(named) >= 4 and known.startswith(named))
 
 
-def _begins(key: str, start: str) -> bool:
+def _starts_with(key: str, start: str) -> bool:
     """Return whether the key starts with these pieces, without cutting a number."""
     return key.startswith(start) and not (start[-1].isdigit() and re.match(r"[\d.]", key[len(start) :]))
 
 
-def _one(name: str, found: list[_Name]) -> ModelShape:
+def _shared_shape(name: str, found: list[_Name]) -> ModelShape:
     """Return the shape that all these names share."""
     entries = list(dict.fromkeys(known.entry for known in found))
     shapes = [_shape(entry) for entry in entries]

@@ -19,7 +19,7 @@ class Fields:
     """A `config.json` as one family reads it.
 
     A field may have several names (`n_embd`, `hidden_size`), as in transformers. `null` counts as absent, as in most
-    configuration classes; `given` distinguishes them for classes that do.
+    configuration classes; `has` distinguishes them for classes that do.
 
     Every method raises ModelConfigError, with the name of the field.
     """
@@ -37,7 +37,7 @@ class Fields:
             fix="give a config.json as transformers writes it",
         )
 
-    def given(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Return whether the field is in the file, possibly as `null`."""
         return name in self._values
 

@@ -152,7 +152,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "gpt2": FamilySpec(
         "GPT2",
         dense.gpt2,
-        LayerVariant(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True, chosen_mask=True),
+        LayerVariant(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True, where_mask=True),
         loss_in_weight_type=True,
     ),
     "gpt_bigcode": FamilySpec(
@@ -401,8 +401,8 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
 
 def _quantized(config: Mapping[str, object]) -> str:
     """Return the method of `quantization_config`. Older checkpoints of bitsandbytes omit it."""
-    given = config.get("quantization_config")
-    return str(given.get("quant_method") or "bitsandbytes")[:40] if isinstance(given, Mapping) and given else ""
+    options = config.get("quantization_config")
+    return str(options.get("quant_method") or "bitsandbytes")[:40] if isinstance(options, Mapping) and options else ""
 
 
 def _class_suffix(c: Fields, stem: str, body: Body) -> str:

@@ -31,10 +31,10 @@ def quantized(tensor: Tensor, workload: Workload) -> bool:
     Source: transformers 5.23 integrations/bitsandbytes.py `replace_with_bnb_linear`, quantizers/base.py
     `get_keys_to_not_convert` and `get_modules_to_not_convert`.
     """
-    apart = tensor.role == "expert" and workload.software.transformers < (5, 0)
+    is_expert_module = tensor.role == "expert" and workload.software.transformers < (5, 0)
     return (
         workload.method == "qlora"
-        and (tensor.linear or apart)
+        and (tensor.linear or is_expert_module)
         and tensor.role != "head"
         and not tensor.name.endswith("DenseReluDense.wo.weight")
     )
@@ -105,16 +105,16 @@ class Adapters(NamedTuple):
     """Last parts of names that are excluded although they match `modules`."""
     parameters: frozenset[str] = frozenset()
     """Full names of adapted tensors outside any linear layer: fused experts, routers."""
-    apart: tuple[tuple[str, int], ...] = ()
+    expert_modules: tuple[tuple[str, int], ...] = ()
     """The `parameters` that represent linear layers (transformers before 5), with the adapted layers of one expert."""
 
     def adapter_rank(self, tensor: Tensor) -> int:
         """Return the inner width of the tensor's adapter: r; E r for E fused experts and 2 E r for their gate and up (r
         and 2 r if experts are modules); 0 without an adapter."""
-        if not self._names(tensor):
+        if not self._adapts(tensor):
             return 0
-        if len(tensor.shape) == 2 or self._apart(tensor):
-            return self.rank * max(1, self._apart(tensor))
+        if len(tensor.shape) == 2 or self._layers_per_expert(tensor):
+            return self.rank * max(1, self._layers_per_expert(tensor))
         return self.rank * tensor.shape[0] * (2 if tensor.name.endswith("gate_up_proj") else 1)
 
     def folds(self, tensor: Tensor) -> bool:
@@ -122,13 +122,13 @@ class Adapters(NamedTuple):
 
         Source: peft 0.21 tuners/lora/layer.py ParamWrapper.
         """
-        return not tensor.linear and not self._apart(tensor) and self._names(tensor)
+        return not tensor.linear and not self._layers_per_expert(tensor) and self._adapts(tensor)
 
     def adapter_layers(self, tensor: Tensor) -> int:
         """Return the number of adapted linear layers: 0 or 1, or those of all experts if they are modules."""
         if len(tensor.shape) == 3:
-            return tensor.shape[0] * self._apart(tensor)
-        return int(self._names(tensor) and not self.folds(tensor))
+            return tensor.shape[0] * self._layers_per_expert(tensor)
+        return int(self._adapts(tensor) and not self.folds(tensor))
 
     def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return A (rank, in) and B (out, rank) of the tensor's adapter; () without an adapter.
@@ -145,8 +145,8 @@ class Adapters(NamedTuple):
             module = tensor.name.rpartition(".")[0]
             if tensor.name.endswith("gate_up_proj") and any(name.endswith("down_proj") for name in self.parameters):
                 module += ".base_layer"
-            if self._apart(tensor):
-                rank, copies = self.rank, experts * self._apart(tensor)
+            if self._layers_per_expert(tensor):
+                rank, copies = self.rank, experts * self._layers_per_expert(tensor)
                 wide_out //= 2 if tensor.name.endswith("gate_up_proj") else 1
         else:
             wide_in, wide_out = tensor.in_features, tensor.out_features
@@ -155,10 +155,10 @@ class Adapters(NamedTuple):
             for matrix, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank)))
         )
 
-    def _apart(self, tensor: Tensor) -> int:
-        return next((layers for name, layers in self.apart if name == tensor.name), 0)
+    def _layers_per_expert(self, tensor: Tensor) -> int:
+        return next((layers for name, layers in self.expert_modules if name == tensor.name), 0)
 
-    def _names(self, tensor: Tensor) -> bool:
+    def _adapts(self, tensor: Tensor) -> bool:
         if tensor.frozen:
             return False
         if tensor.name in self.parameters:
@@ -171,7 +171,7 @@ class Adapters(NamedTuple):
         return any(f".{module}".endswith(f".{target}") for target in self.modules)
 
 
-_NONE = Adapters(rank=0, modules=frozenset())
+_NO_ADAPTERS = Adapters(rank=0, modules=frozenset())
 
 
 class TrainedCopies(NamedTuple):
@@ -264,7 +264,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     (Llama 4, PhiMoE).
     """
     if workload.method == "full":
-        return _NONE
+        return _NO_ADAPTERS
     rank, targets = workload.lora_rank, workload.lora_targets
     if rank < 1:
         raise WorkloadError(
@@ -278,8 +278,8 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     every = targets is None or targets == (ALL_LINEAR,)
     ends = {} if every or targets is None else {target: target.rpartition(".")[2] for target in targets}
     adapted = Counter(fused.values() if every else (fused[end] for end in {*ends.values()} if end in fused))
-    parameters, apart = frozenset(adapted), tuple(adapted.items()) if modules_of_experts else ()
-    if parameters and workload.lora_dropout and not apart:
+    parameters, expert_modules = frozenset(adapted), tuple(adapted.items()) if modules_of_experts else ()
+    if parameters and workload.lora_dropout and not expert_modules:
         raise WorkloadError(
             f"peft adapts {model.name}'s experts only without dropout",
             why="it folds W + B A into one weight before the product",
@@ -294,7 +294,9 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
         )
     if every:
         left_out = frozenset(() if modules_of_experts else fused)
-        return Adapters(rank=rank, modules=None, left_out=left_out, parameters=parameters, apart=apart)
+        return Adapters(
+            rank=rank, modules=None, left_out=left_out, parameters=parameters, expert_modules=expert_modules
+        )
     for parameter in () if modules_of_experts else parameters:
         parts = [name for name, tensor in fused.items() if tensor == parameter]
         missing = [part for part in parts if part not in ends.values()]
@@ -314,7 +316,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
                 fix="name one of these in --lora-targets",
             )
     modules = frozenset(ends) if modules_of_experts else others
-    return Adapters(rank=rank, modules=modules, parameters=parameters, apart=apart)
+    return Adapters(rank=rank, modules=modules, parameters=parameters, expert_modules=expert_modules)
 
 
 def _target_names(model: ModelShape, fused: Mapping[str, str]) -> list[str]:

@@ -240,7 +240,7 @@ class ModelShape:
     """Whether a vision tower is outside the blocks, because text samples do not use it."""
     source: str = ""
     """Source of the dimensions: a catalogue's source, a file, the hub."""
-    around: OuterPrograms | None = None
+    outer_programs: OuterPrograms | None = None
     """Programs around the layers, recorded from the model's own code; None if they were not recorded."""
     peft_experts: tuple[tuple[str, str], ...] = ()
     """`FamilySpec.peft_experts` of a recorded model."""
@@ -311,9 +311,9 @@ class ModelShape:
     def assumptions(self) -> tuple[str, ...]:
         """Assumptions about a sample's content besides text, and about weights if the checkpoint has other ones."""
         phrases = list[str]()
-        if self.around:
-            own = "layers recorded from the module's own code"
-            phrases.append(own if self.module else "layers recorded from transformers' own code")
+        if self.outer_programs:
+            recorded = "layers recorded from the module's own code"
+            phrases.append(recorded if self.module else "layers recorded from transformers' own code")
         if self.quantized:
             phrases.append(f"weights as --method loads them, not as the checkpoint's {self.quantized}")
         if self.images and self.image:

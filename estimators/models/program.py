@@ -149,7 +149,7 @@ class Program(NamedTuple):
     embedding: int
     """The slot of the input embedding's output; -1 in a program without one."""
     instructions: tuple[Instruction, ...]
-    held: tuple[int, ...] = ()
+    output_slots: tuple[int, ...] = ()
     """Slots of the model's output, which a training loop holds in a variable."""
     flash: bool = True
     """Whether the model's class supports the flash-attn package."""
@@ -168,7 +168,7 @@ class Program(NamedTuple):
         """Whether attention gets a mask even without a window."""
         return any(dict(instruction.details).get("masked") for instruction in self.instructions)
 
-    def derived(self, trained: Container[str]) -> set[int]:
+    def slots_requiring_grad(self, trained: Container[str]) -> set[int]:
         """Return the slots that require a gradient if the weights in `trained` do."""
         found = {number for number, slot in enumerate(self.slots) if slot.source > 0 and slot.needs_grad}
         for each in self.instructions:
@@ -221,7 +221,7 @@ class LayerVariant(NamedTuple):
     """Attention implementations that the class supports in addition to eager."""
     softmax_fp32: bool = True
     """Whether eager attention computes the softmax in fp32 and casts it back."""
-    chosen_mask: bool = False
+    where_mask: bool = False
     """Whether eager attention before transformers 5 masks the scores with `torch.where`."""
     masked: bool = False
     """Whether sdpa always gets a mask."""

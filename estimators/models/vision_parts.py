@@ -152,18 +152,18 @@ def trains(model: ModelShape, block: Block, workload: Workload) -> bool:
     """Return whether a layer has a weight or an adapter that trains."""
     if workload.method == "full":
         return not all(tensor.frozen for tensor in block.tensors)
-    chosen = adapters(model, workload)
-    return any(chosen.adapter_rank(tensor) for tensor in block.tensors)
+    lora = adapters(model, workload)
+    return any(lora.adapter_rank(tensor) for tensor in block.tensors)
 
 
 def trains_projector(model: ModelShape, workload: Workload) -> bool:
     """Return whether the projector after a vision tower trains, or has adapters."""
-    is_of_it, chosen = re.compile(PATTERNS["projector"]).fullmatch, adapters(model, workload)
-    own = [tensor for tensor in model.outside if is_of_it(tensor.name) and not tensor.frozen]
-    return any(workload.method == "full" or chosen.adapter_rank(tensor) for tensor in own)
+    in_projector, lora = re.compile(PATTERNS["projector"]).fullmatch, adapters(model, workload)
+    projector = [tensor for tensor in model.outside if in_projector(tensor.name) and not tensor.frozen]
+    return any(workload.method == "full" or lora.adapter_rank(tensor) for tensor in projector)
 
 
-def derives(model: ModelShape, block: Block, workload: Workload, *, checkpointing: bool) -> bool:
+def has_backward(model: ModelShape, block: Block, workload: Workload, *, checkpointing: bool) -> bool:
     """Return whether a layer has a backward pass. Layers of a frozen vision tower have none, unless checkpointing makes
     the output of its embedding require a gradient (transformers 5.23 modeling_utils.py
     `gradient_checkpointing_enable`, `enable_input_require_grads`)."""

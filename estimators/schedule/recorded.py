@@ -114,7 +114,7 @@ def add_serialized_copies(schedule: Schedule) -> Schedule:
     operations, entries = list(schedule.operations), list[Entry]()
     for begins, ends, found in passes:
         if found.is_serialized:
-            entries += _shared_out(operations, schedule.entries, begins, ends, found)
+            entries += _distribute_copies(operations, schedule.entries, begins, ends, found)
         else:
             entries += schedule.entries[begins:ends]
     return replace(schedule, operations=tuple(operations), entries=tuple(entries))
@@ -150,7 +150,7 @@ def _pass(schedule: Schedule, begins: int, ends: int) -> _Pass:
     return found
 
 
-def _shared_out(
+def _distribute_copies(
     operations: list[RecordedOperation], entries: Sequence[Entry], begins: int, ends: int, found: _Pass
 ) -> Iterator[Entry]:
     """Yield the entries of a pass with all ranks' copies distributed over its all-reduces. Each share is inserted where

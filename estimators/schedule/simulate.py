@@ -24,7 +24,7 @@ from ..time.collective_time import CONTENTION, PREFETCH_HIDDEN, Ring, ring
 from ..time.host_costs import HostCosts, host_costs
 from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
 from ..time.roofline import KERNEL_S, attention_rate, memory_rate, product_rate, product_s
-from ..workload import PRECISION_OF
+from ..workload import PRECISIONS
 from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule, add_serialized_copies
 from .streams import HOST, Lane, Span, Streams
 
@@ -170,7 +170,7 @@ class _Simulation:
     def result(self, tokens_per_step: int) -> SimulatedStep:
         self.synchronize(ALL_STREAMS, 0)
         critical, busy = self._critical_path(), self._busy()
-        together = self.streams.busy_s
+        busy_s = self.streams.busy_s
         return SimulatedStep(
             schedule=self.schedule,
             time=TimeEstimate(
@@ -191,9 +191,9 @@ class _Simulation:
             spans=tuple(self.streams.spans),
             host=tuple(self.host),
             names=self.names,
-            gpu_busy_s=sum(seconds for lanes, seconds in together.items() if "gpu" in lanes),
-            links_busy_s=sum(seconds for lanes, seconds in together.items() if "links" in lanes),
-            overlapped_s=sum(seconds for lanes, seconds in together.items() if {"gpu", "links"} <= lanes),
+            gpu_busy_s=sum(seconds for lanes, seconds in busy_s.items() if "gpu" in lanes),
+            links_busy_s=sum(seconds for lanes, seconds in busy_s.items() if "links" in lanes),
+            overlapped_s=sum(seconds for lanes, seconds in busy_s.items() if {"gpu", "links"} <= lanes),
         )
 
     def _name(self, span: int) -> str:
@@ -273,7 +273,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
 
 
 def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
-    gpu, precision = cluster.gpu, PRECISION_OF.get(operation.precision, "fp32")
+    gpu, precision = cluster.gpu, PRECISIONS.get(operation.precision, "fp32")
     bandwidth = memory_rate(gpu)
     if operation.kind == "product":
         copies, rows, inner, columns = operation.product

@@ -95,12 +95,12 @@ class Ring(NamedTuple):
 
     def gather_s(self, size_bytes: float, calls: int) -> float:
         """Return the seconds of an all-gather or reduce-scatter of `size_bytes` in total, split into `calls`."""
-        return self._once_around_s(size_bytes, calls, self.bytes_per_s)
+        return self._ring_pass_s(size_bytes, calls, self.bytes_per_s)
 
     def all_reduce_s(self, size_bytes: float, calls: int) -> float:
-        return 2 * self._once_around_s(size_bytes, calls, self.all_reduce_bytes_per_s)
+        return 2 * self._ring_pass_s(size_bytes, calls, self.all_reduce_bytes_per_s)
 
-    def _once_around_s(self, size_bytes: float, calls: int, bytes_per_s: float) -> float:
+    def _ring_pass_s(self, size_bytes: float, calls: int, bytes_per_s: float) -> float:
         if self.ranks == 1:
             return 0.0
         return size_bytes * (self.ranks - 1) / self.ranks / bytes_per_s + calls * self.call_s
@@ -136,24 +136,24 @@ def ring(cluster: Cluster) -> Ring:
     )
 
 
-def ring_of_neighbours(cluster: Cluster, ranks: int) -> Ring:
+def neighbour_ring(cluster: Cluster, ranks: int) -> Ring:
     """Return the ring over consecutive ranks, within a node if they fit into one."""
     local = cluster.gpus_per_node
     return ring(replace(cluster, nodes=max(1, ranks // local), gpus_per_node=min(ranks, local)))
 
 
-def ring_of_replicas(cluster: Cluster, group: int) -> Ring:
+def replica_ring(cluster: Cluster, group: int) -> Ring:
     """Return the ring over one rank of each group of neighbours that split layers or keep experts. The rings of a
     node's ranks share its adapters."""
     if group == 1:
         return ring(cluster)
-    together = min(group, cluster.gpus_per_node)
+    local_group = min(group, cluster.gpus_per_node)
     return ring(
         replace(
             cluster,
-            nodes=max(1, cluster.nodes * together // group),
-            gpus_per_node=cluster.gpus_per_node // together,
-            interconnect_bytes_per_s=network_bytes_per_s(cluster) / together,
+            nodes=max(1, cluster.nodes * local_group // group),
+            gpus_per_node=cluster.gpus_per_node // local_group,
+            interconnect_bytes_per_s=network_bytes_per_s(cluster) / local_group,
         )
     )
 
@@ -286,18 +286,18 @@ def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[fl
     backward pass (tensors released between recomputation and backward pass). Persistent parameters are never gathered.
     Weights that are whole at the loss are not gathered again (`gathered_parameters`), unless autograd alone keeps them.
     """
-    kept = gathered_parameters(tensors, plan, world_size)
+    gathered = gathered_parameters(tensors, plan, world_size)
     numel = tensors.numel - (tensors.spread_numel if plan.autoep_size == world_size else 0)
-    forward = numel - kept.persistent - tensors.unread
+    forward = numel - gathered.persistent - tensors.unread
     backward = forward - (0 if plan.gradient_checkpointing else tensors.passive)
     if not (tensors.trains_embedding or plan.gradient_checkpointing or tensors.tied):
         backward -= tensors.embedding  # no gradient passes through it
-    backward, again = max(0, backward - kept.available), 0.0
+    backward, repeated = max(0, backward - gathered.available), 0.0
     if plan.gradient_checkpointing and plan.sharding == "zero":
         # Embedding and head run once. A unit of FSDP stays gathered.
         layers = numel - tensors.unread - tensors.embedding - (0 if tensors.tied else tensors.head)
-        again = _released_when_recomputed(tensors, plan) * min(backward, layers)
-    return forward / numel, (backward + again) / numel, again / numel
+        repeated = _released_when_recomputed(tensors, plan) * min(backward, layers)
+    return forward / numel, (backward + repeated) / numel, repeated / numel
 
 
 def _released_when_recomputed(tensors: TensorSet, plan: Plan) -> float:

@@ -28,11 +28,11 @@ from ..models.families import layer_variant, leaf_experts, module_experts
 from ..models.lora import Adapters, adapters, quantized
 from ..models.model_shape import Block, ModelShape
 from ..models.program import Program, value_at
-from ..models.vision_parts import derives
+from ..models.vision_parts import has_backward
 from ..plan import Plan
 from ..workload import Workload
 from .host_costs import HostCosts
-from .memory_bound import unpacking
+from .memory_bound import dequantization
 
 BACKWARD_OF_OTHERS = 1.8
 """Backward operations for each forward operation that is not a product with a weight."""
@@ -67,28 +67,28 @@ class Operations(NamedTuple):
 
 
 def layer_operations(
-    model: ModelShape, block: Block, workload: Workload, chosen: Adapters, *, fused: bool = False
+    model: ModelShape, block: Block, workload: Workload, lora: Adapters, *, fused: bool = False
 ) -> Operations:
     """Return the counts of one layer. fused: whether norms, rotary embedding, gated activation are one kernel each."""
     if block.program is not None:
-        own, cast = _recorded_operations(block, block.program, workload), 0
-        adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.adapter_rank(tensor))
+        counts, cast = _recorded_operations(block, block.program, workload), 0
+        adapted = sum(1 for tensor in block.tensors if tensor.linear and lora.adapter_rank(tensor))
     else:
-        own = _own_operations(model, block, workload, fused=fused)
+        counts = _own_operations(model, block, workload, fused=fused)
         cast = 2 if workload.software.fp32_adapters else 0
-        adapted = sum(chosen.adapter_layers(tensor) for tensor in block.tensors)
-    folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
+        adapted = sum(lora.adapter_layers(tensor) for tensor in block.tensors)
+    folds = sum(1 for tensor in block.tensors if lora.folds(tensor))
     # Modules with parameters, and layer, attention, feed-forward and activation. peft adds four around an adapted
     # module (base layer, dropout, lora_A, lora_B) and five around a tensor that it folds.
     modules = len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
-    calls = own.calls + modules + 4 * adapted + _FOLD_CALLS * folds
+    calls = counts.calls + modules + 4 * adapted + _FOLD_CALLS * folds
     return Operations(
-        operations=own.operations + (4 + cast) * adapted,
-        views=own.views + 6 * adapted,
-        backward_operations=own.backward_operations + (5 + cast) * adapted,
-        backward_views=own.backward_views + 9 * adapted,
+        operations=counts.operations + (4 + cast) * adapted,
+        views=counts.views + 6 * adapted,
+        backward_operations=counts.backward_operations + (5 + cast) * adapted,
+        backward_views=counts.backward_views + 9 * adapted,
         calls=calls,
-        hooked=calls - _unhooked(model, block, workload, chosen, folds),
+        hooked=calls - _unhooked(model, block, workload, lora, folds),
         adapted=adapted,
         folds=folds,
     )
@@ -104,12 +104,12 @@ def _own_operations(model: ModelShape, block: Block, workload: Workload, *, fuse
     biases = sum(1 for tensor in trained if tensor.name.endswith(".bias"))
     casts = 2 * matrices + biases if workload.autocasts else 0  # inputs and weights, and their gradients backward
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
-    unpacked, others_backward = unpacking(workload), round(BACKWARD_OF_OTHERS * others)
+    dequantizing, others_backward = dequantization(workload), round(BACKWARD_OF_OTHERS * others)
     backward = (2 if trained else 1) * matrices + biases + casts + others_backward
     return Operations(
-        operations=matrices + others + casts + unpacked.operations * dequantized,
+        operations=matrices + others + casts + dequantizing.operations * dequantized,
         views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + _EXPERT_VIEWS * experts,
-        backward_operations=backward + unpacked.backward_operations * dequantized,
+        backward_operations=backward + dequantizing.backward_operations * dequantized,
         backward_views=6 * matrices + 29,
         calls=_expert_calls(experts),
     )
@@ -161,13 +161,13 @@ def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool)
     return count + (2 if block.hidden_dropout else 0)
 
 
-def _unhooked(model: ModelShape, block: Block, workload: Workload, chosen: Adapters, folds: int) -> int:
+def _unhooked(model: ModelShape, block: Block, workload: Workload, lora: Adapters, folds: int) -> int:
     """Return the module calls without hooks: those of peft around a folded tensor, which are added after DeepSpeed's
     hooks, and those of a leaf module's submodules and their activation."""
     if not (block.feed_forward.experts and leaf_experts(model, workload.software)):
         return _FOLD_CALLS * folds
     inside = [tensor for tensor in block.tensors if tensor.role in ("router", "expert", "feed_forward")]
-    adapted = sum(chosen.adapter_layers(tensor) for tensor in inside)
+    adapted = sum(lora.adapter_layers(tensor) for tensor in inside)
     modules = len({tensor.name.rpartition(".")[0] for tensor in inside}) + 1 + 4 * adapted
     return modules + _expert_calls(module_experts(model, workload.software)) + _FOLD_CALLS * folds
 
@@ -231,13 +231,13 @@ class HostWork(NamedTuple):
         seconds = self._run_s(costs, zero_stage, repeated) + self.layers * costs.checkpoint_s
         return seconds + (0 if self.reentrant else repeated.operations) * costs.recomputed_operation_s
 
-    def backward_s(self, costs: HostCosts, zero_stage: int, buckets: int, gathered_again: float = 1.0) -> float:
+    def backward_s(self, costs: HostCosts, zero_stage: int, buckets: int, regathered: float = 1.0) -> float:
         """Return the host seconds of a backward pass. buckets: gradient buckets that stages 1 to 3 reduce in the pass.
         gathered_again: share of the tensors gathered in the forward pass that are gathered again."""
         counts = self.counts
         seconds = counts.backward_operations * costs.backward_launched_s + counts.backward_views * costs.backward_view_s
         seconds += self._visits_s(costs.backward_visit_s, zero_stage, counts.hooked)
-        seconds += gathered_again * self._gathers_s(costs, zero_stage)
+        seconds += regathered * self._gathers_s(costs, zero_stage)
         if zero_stage and buckets:
             gradient_s = costs.partitioned_s if zero_stage == 3 else costs.bucketed_s
             seconds += self.parameters * gradient_s + buckets * costs.reduced_bucket_s
@@ -301,7 +301,7 @@ def host_work(model: ModelShape, workload: Workload, persistence_threshold: int,
 
 @lru_cache(maxsize=64)
 def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool) -> HostWork:
-    chosen, tensors = adapters(model, workload), tensor_set(model, workload)
+    lora, tensors = adapters(model, workload), tensor_set(model, workload)
     gathered = larger_than(tensors, persistence_threshold)
     fused, last, once = workload.kernels != "torch", model.blocks[-1], Operations()
     if not model.module:
@@ -311,8 +311,8 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
         once = _OUTSIDE.plus(more)
     counts = once
     for block in model.blocks:
-        layer = layer_operations(model, block, workload, chosen, fused=fused)
-        if not derives(model, block, workload, checkpointing=False):
+        layer = layer_operations(model, block, workload, lora, fused=fused)
+        if not has_backward(model, block, workload, checkpointing=False):
             layer = layer._replace(backward_operations=0, backward_views=0)
             once = once.plus(layer, block.count)
         counts = counts.plus(layer, block.count)

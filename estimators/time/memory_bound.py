@@ -75,7 +75,7 @@ of the node, which write 1/L of it (stage3.py `__add_grad_to_ipg_bucket`, coales
 `all_to_all_quant_reduce`). bf16 adds `RECAST_BYTES`."""
 
 
-class Unpacking(NamedTuple):
+class Dequantization(NamedTuple):
     """Work of a quantized linear layer in addition to its product."""
 
     forward_bytes: float
@@ -86,11 +86,11 @@ class Unpacking(NamedTuple):
     backward_operations: int
 
 
-UNPACKING: Mapping[str, Unpacking] = {
-    "nf4": Unpacking(7, 7, 1, 1),
-    "gptq": Unpacking(7, 7, 1, 1),
-    "gptq by torch": Unpacking(16.5, 0, 9, 0),
-    "int8": Unpacking(0, 1 + 2 + 2 + 2, 8, 1),
+DEQUANTIZATION: Mapping[str, Dequantization] = {
+    "nf4": Dequantization(7, 7, 1, 1),
+    "gptq": Dequantization(7, 7, 1, 1),
+    "gptq by torch": Dequantization(16.5, 0, 9, 0),
+    "int8": Dequantization(0, 1 + 2 + 2 + 2, 8, 1),
 }
 """Unpacking by format. NF4: the bytes that memory moves in the time of one unpacking. litgpt
 tutorials/resource-tables.md (A100-40GB, micro batch 1): it adds 79 ms to an iteration of Llama-2-7B and 191 ms to one
@@ -107,11 +107,11 @@ FIRST_WITH_GPTQMODEL = (4, 49)
 versions use auto-gptq, which trains with torch's operations."""
 
 
-def unpacking(workload: Workload) -> Unpacking:
+def dequantization(workload: Workload) -> Dequantization:
     kind: str = workload.quantization
     if kind == "gptq" and workload.software.transformers < FIRST_WITH_GPTQMODEL:
         kind = "gptq by torch"
-    return UNPACKING[kind]
+    return DEQUANTIZATION[kind]
 
 
 def exchanged_bytes(attention: Attention, workload: Workload) -> int:
@@ -129,7 +129,7 @@ def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> t
     casts of autocast, and gradient sums of every tile of a feed-forward except the first."""
     if workload.method != "full":
         weights = sum(tensor.numel for tensor in block.tensors if quantized(tensor, workload))
-        kind = unpacking(workload)
+        kind = dequantization(workload)
         return kind.forward_bytes * weights, kind.backward_bytes * weights
     if workload.autocasts:
         casts = AUTOCAST_BYTES * sum(tensor.numel for tensor in block.tensors if len(tensor.shape) > 1)

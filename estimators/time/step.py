@@ -73,7 +73,7 @@ SYMBOLS: Mapping[str, str] = {
     "G": "ranks of a node",
     "all": "elements of all weights",
     "sent": "bytes of all gradients in 4 bits, with their scales",
-    "near": "bytes per second of a GPU's link to the others of its node",
+    "intra_node_link": "bytes per second of a GPU's link to the others of its node",
     "DRAM": "bytes per second of a node's memory",
     "read": "bytes per second from NVMe",
     "write": "bytes per second to NVMe",
@@ -123,7 +123,7 @@ class Step:
         """Bytes of a weight and of a gradient. Under autocast those of plain PyTorch are fp32."""
         self.replicas = cluster.world_size // plan.autotp_size
         self.tensors = tensor_set(model, workload)
-        self.ring = collective.ring_of_replicas(cluster, plan.autotp_size)
+        self.ring = collective.replica_ring(cluster, plan.autotp_size)
         self.engine = plan.sharding == "zero"
         self.zero3 = stage == 3 and self.engine
         # On a CPU the computing process also moves the data that ranks exchange, so nothing is hidden.
@@ -141,7 +141,7 @@ class Step:
         """The ring over the ranks that keep the same experts."""
         if plan.autoep_size > 1:
             self.expert_numel = self.tensors.spread_numel
-            self.expert_ring = collective.ring_of_replicas(cluster, plan.autoep_size)
+            self.expert_ring = collective.replica_ring(cluster, plan.autoep_size)
         self.trained_per_rank = self.trained / (self.replicas if stage else 1)
         if stage and self.expert_numel:
             self.trained_per_rank += self.expert_numel * (plan.autoep_size - 1) / self.replicas
@@ -201,7 +201,7 @@ class Step:
             seconds=seconds,
             resource=resource,
             formula=formula,
-            inputs=tuple([(word, known[word]) for word in _words(formula) if word in known]),
+            inputs=tuple([(word, known[word]) for word in _symbol_names(formula) if word in known]),
             source=_SOURCES.get(name) or _SOURCES[resource],
             symbols={} if resource == "launch" else SYMBOLS,
             not_covered=_NOT_COVERED.get(name, ""),
@@ -221,13 +221,13 @@ class Step:
     ) -> TimeTerm:
         """Return the term of `times` all-gathers or reduce-scatters of a size, or all-reduces. formula: formula of the
         bytes. among: a ring of fewer ranks; None for the ring over all."""
-        ring, around = among or self.ring, f"{formula} (N - 1) / N / link + calls t"
+        ring, text = among or self.ring, f"{formula} (N - 1) / N / link + calls t"
         seconds, link = times * ring.gather_s(size_bytes, calls), ring.bytes_per_s
         if all_reduces:
             seconds, link = times * ring.all_reduce_s(size_bytes, calls), ring.all_reduce_bytes_per_s
-            around, calls = f"2 {around}", 2 * calls
+            text, calls = f"2 {text}", 2 * calls
         values = {"N": ring.ranks, "link": link, "calls": times * calls, "t": ring.call_s, **values}
-        return self.term(name, ring.resource, seconds, around, **values)
+        return self.term(name, ring.resource, seconds, text, **values)
 
     def host_link_term(self, name: str, size_bytes: float, formula: str, **values: float) -> TimeTerm:
         """Return the term of a copy between each GPU and host memory."""
@@ -236,5 +236,5 @@ class Step:
 
 
 @lru_cache(maxsize=256)
-def _words(formula: str) -> tuple[str, ...]:
+def _symbol_names(formula: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.findall(r"\w+", formula)))

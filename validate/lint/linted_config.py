@@ -16,7 +16,7 @@ from ...ds_configs.read import is_true, plan_from_ds_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import MemoryEstimate
 from ...estimators.hardware import Cluster
-from ...estimators.memory.fit_probability import SURE, fit_probability
+from ...estimators.memory.fit_probability import FIT_THRESHOLD, fit_probability
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OptimizerSpec, optimizer_of_type
@@ -79,7 +79,7 @@ class Situation:
         if unsupported(self.model, self.workload, other_plan, self.cluster):
             return 0.0
         other = replace(self, plan=other_plan)
-        gain = other._rate() / self._rate() if other.fit_probability() >= SURE else 0.0
+        gain = other._rate() / self._rate() if other.fit_probability() >= FIT_THRESHOLD else 0.0
         return gain if gain >= GAIN else 0.0
 
     def _rate(self) -> float:

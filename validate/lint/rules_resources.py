@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...ds_configs.read import unmodeled_features
-from ...estimators.memory.fit_probability import SURE
+from ...estimators.memory.fit_probability import FIT_THRESHOLD
 from .linted_config import LintedConfig
 from .rule import Violation, advice_rule, section, violation, warning_rule
 
@@ -15,14 +15,14 @@ _SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
 
 def _too_large(config: LintedConfig) -> Iterator[Violation]:
     situation = config.situation
-    if situation is None or (probability := situation.fit_probability()) >= SURE:
+    if situation is None or (probability := situation.fit_probability()) >= FIT_THRESHOLD:
         return
     memory, there = situation.memory(), situation.cluster.gpu.memory_bytes
     sizes = {"need": _gb(memory.device_bytes_per_gpu), "memory": _gb(there)}
     what = "it needs about {need} per GPU, which has {memory}".format(**sizes)
     if memory.peak.name == "evaluation":
         what = "it needs about {need} per GPU at the first evaluation, which has {memory}".format(**sizes)
-    if probability >= 1 - SURE:
+    if probability >= 1 - FIT_THRESHOLD:
         what = f"{what}: it fits with a probability of {probability:.0%}"
     yield violation("zero_optimization", what)
 

@@ -47,7 +47,7 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value) -> V
     else:
         inner = activate(ops, shape.activation, ops.linear(inputs[0], value))
     output = ops.linear(down, inner)
-    ops.graph.hold(value)
+    ops.graph.keep_alive(value)
     return output
 
 
@@ -65,19 +65,19 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
     result = dense(tile, shape, names, part)
     saved = sum(storage.size for storage in tile.graph.saved())
     backward = max(moment.per_sample for moment in backward_pass(tile.graph, result).moments) + saved - result.size
-    again = max(moment.per_sample for moment in forward_pass(tile.graph).moments)
+    recomputed = max(moment.per_sample for moment in forward_pass(tile.graph).moments)
     weights = sum(ops.weights[name].numel for name in names) if ops.reduces_gradients and tiles > 1 else 0
-    there, back = forward_bytes(tile.graph).per_sample, backward_bytes(tile.graph, result).per_sample
+    forward_moved, backward_moved = forward_bytes(tile.graph).per_sample, backward_bytes(tile.graph, result).per_sample
     results = graph.apply(
         "results of tiles",
         (value,),
         saves=(value,),
         trains=ops.trains,
         forward_workspace=max(moment.per_sample for moment in forward_pass(tile.graph, saves=False).moments),
-        workspace=max(again, backward + result.size) + (result.size if tiles > 1 else 0),
+        workspace=max(recomputed, backward + result.size) + (result.size if tiles > 1 else 0),
         fixed_workspace=value.itemsize * weights,
         product=True,
-        moves=(tiles * there, tiles * (there + back)),
+        moves=(tiles * forward_moved, tiles * (forward_moved + backward_moved)),
     )
     return graph.apply("feed-forward output", (results,), passes=True)
 
@@ -106,7 +106,7 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
     if not variant.routing_fp32:
         scores = ops.cast(scores, ops.itemsize)
     rows = value.rows * copies
-    order, token, back = (
+    order, token, inverse = (
         graph.tensor(rows, 1, INDEX, label, needs_grad=False)
         for label in ("order by expert", "token of each copy", "inverse order")
     )
@@ -120,7 +120,7 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
     inner = _clamped_gate(ops, fused, shape.hidden) if variant.gpt_oss_experts else _gate(ops, shape, fused)
     output = _grouped(ops, "down_proj", inner, value.width)
     weighted = ops.multiply(output, weights, "weighted output", itemsize=weights.itemsize)
-    restored = graph.gather("restored order", weighted, back, rows=rows)
+    restored = graph.gather("restored order", weighted, inverse, rows=rows)
     return ops.cast(graph.apply("expert output", (restored,), rows=value.rows), ops.itemsize)
 
 
@@ -141,8 +141,8 @@ def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> V
     rows = value.rows * copies
     padded = rows + shape.experts // shape.autoep_size * GROUP_ALIGNMENT  # padding: once per batch, here per sample
 
-    def projected(label: str, given: Value, width: int) -> Value:
-        return graph.apply(label, (given,), width=width, saves=(given,), trains=True, product=True)
+    def projected(label: str, operand: Value, width: int) -> Value:
+        return graph.apply(label, (operand,), width=width, saves=(operand,), trains=True, product=True)
 
     def index(count: int, label: str, itemsize: int = INDEX) -> Value:
         return graph.tensor(count, 1, itemsize, label, needs_grad=False)
@@ -162,9 +162,9 @@ def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> V
     inner = graph.apply("gated", (gate, up), saves=(gate, up))
     output = projected("down", inner, value.width)
     output = graph.apply("tokens in order", (output,), rows=rows, saves=(places, inverse))
-    back = ops.new("returned tokens", (output,))
-    placed = graph.apply("restored order", (back,), saves=(order,))
-    graph.hold(grouped, back)
+    returned = ops.new("returned tokens", (output,))
+    placed = graph.apply("restored order", (returned,), saves=(order,))
+    graph.keep_alive(grouped, returned)
     weighted = ops.multiply(placed, _as_rows(scores), "weighted output", itemsize=4)
     return ops.cast(graph.apply("expert output", (weighted,), rows=value.rows), ops.itemsize)
 
@@ -207,5 +207,5 @@ def _clamped_gate(ops: Ops, fused: Value, hidden: int) -> Value:
     )
     glu = ops.multiply(gate, ops.saves_output("sigmoid", ops.scale(gate)), "glu")
     gated = ops.multiply(ops.scale(up), glu, "gated")
-    ops.graph.hold(bias, up)
+    ops.graph.keep_alive(bias, up)
     return gated

@@ -40,10 +40,10 @@ def kernel_and_mask(
     ranks, software = workload.sequence_parallel_size, workload.software
     attention = attention.rank_share(ranks)
     windowed = attention.window is not None and rows * ranks >= attention.window and not attention.chunked
-    made = model.model_type in ALWAYS_MASKED and (4, 38) <= software.transformers < (4, 40)
+    always_masked = model.model_type in ALWAYS_MASKED and (4, 38) <= software.transformers < (4, 40)
     # Answers differ in length. In 16 bits they count as full; in fp32 their mask keeps sdpa off the math path.
     answers = workload.precision == "fp32" and bool(OBJECTIVES[workload.objective].trainer)
-    padded = software.padding_mask or made or answers
+    padded = software.padding_mask or always_masked or answers
     masked = windowed or variant.masked or padded
     repeated = windowed or padded or software.transformers < FIRST_GROUPED
     repeated |= max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD
@@ -155,9 +155,9 @@ def attend(
     itemsize = query.itemsize
     raw = ops.product("scores", ops.new("q", (query,)), ops.new("k", (key,)), width=heads * keys)
     # `where` read and wrote the scores (transformers 4.12 to 4.57 modeling_gpt2.py).
-    chosen = variant.chosen_mask and ops.workload.software.transformers < (5, 0)
-    besides = 2 * ops.itemsize * raw.rows * raw.width * chosen
-    scores = ops.graph.apply("scores", (raw,), moves=(besides, besides))
+    masks_with_where = variant.where_mask and ops.workload.software.transformers < (5, 0)
+    extra_moves = 2 * ops.itemsize * raw.rows * raw.width * masks_with_where
+    scores = ops.graph.apply("scores", (raw,), moves=(extra_moves, extra_moves))
     if attention.softcap:
         scores = ops.scale(ops.saves_output("soft cap", ops.scale(scores)))
     for addend in (bias, mask):

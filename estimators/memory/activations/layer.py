@@ -60,19 +60,19 @@ class Layer:
         if attention.rotary:
             query, key = self._rotate(query), self._rotate(key)
         if self.ops.workload.sequence_parallel_size > 1:
-            attended = self._attend_in_turn(output, attention, (query, key, states))
+            attended = self._ulysses_attention(output, attention, (query, key, states))
         else:
             attended = self._attend(output, attention, (query, key, states), gate)
-        self.ops.graph.hold(value)
+        self.ops.graph.keep_alive(value)
         return attended
 
-    def _attend_in_turn(self, output: str, attention: Attention, states: tuple[Value, Value, Value]) -> Value:
+    def _ulysses_attention(self, output: str, attention: Attention, states: tuple[Value, Value, Value]) -> Value:
         """Return Ulysses attention: all tokens for a part of the heads, between two all-to-alls. Queries, keys and
         values stay alive as local variables of the layer, the exchanged ones as those of
         `UlyssesSPAttentionHF.forward`."""
         ops, ranks = self.ops, self.ops.workload.sequence_parallel_size
         part = attention.rank_share(ranks)
-        rows, kept = states[0].rows, ops.graph.hold
+        rows, kept = states[0].rows, ops.graph.keep_alive
         heads = (part.heads, part.kv_heads, part.kv_heads)
         exchanged = []
         for state, count in zip(states, heads, strict=True):
@@ -182,7 +182,7 @@ class Layer:
         output = norm(ops, "rms", output, "delta", heads=heads)
         activated = ops.saves_input("activated", ops.cast(gate, 4))
         output = ops.cast(ops.multiply(output, activated, "gated output", itemsize=4), ops.itemsize)
-        graph.hold(value)
+        graph.keep_alive(value)
         return ops.linear(find["out_proj"], output)
 
     def _feed_forward(self, value: Value) -> Value:

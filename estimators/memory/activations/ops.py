@@ -139,7 +139,7 @@ class Ops(NamedTuple):
         cast = 0 if self.workload.precision == "fp16" else 2
         # The input is cast to fp16 (2 + 2), compared (|x| 2 + 2, mask 2 + 1, read 2), quantized 2 + 1; the result goes
         # from int32 to fp16 (4 + 4 + 2) and is cast (bitsandbytes 0.49 backends/cuda/ops.py int8_vectorwise_quant).
-        besides = value.rows * ((12 + 2 * cast) * value.width + (10 + 2 * cast) * width) if int8 else 0
+        int8_moves = value.rows * ((12 + 2 * cast) * value.width + (10 + 2 * cast) * width) if int8 else 0
         base = self.graph.apply(
             label,
             (value,),
@@ -148,7 +148,7 @@ class Ops(NamedTuple):
             hidden=int8,
             fixed_workspace=dequantized,
             product=True,
-            moves=(besides, 0),
+            moves=(int8_moves, 0),
             forward_workspace=value.rows * ((1 + cast) * value.width + 4 * width) if int8 else 0,
         )
         return self.adapted(weight, base, value, label)
@@ -158,15 +158,17 @@ class Ops(NamedTuple):
         rank, width = self.adapters.adapter_rank(weight), base.width
         if not rank:
             return base
-        given = self.cast(value, 4) if self.workload.software.fp32_adapters else value
-        taken = self.dropout(given, self.workload.lora_dropout)
+        cast_input = self.cast(value, 4) if self.workload.software.fp32_adapters else value
+        lora_input = self.dropout(cast_input, self.workload.lora_dropout)
         if self.workload.software.autocast:
-            taken = self.cast(taken, self.itemsize)
-        low = self.graph.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True, product=True)
+            lora_input = self.cast(lora_input, self.itemsize)
+        low = self.graph.apply(
+            f"lora_A of {label}", (lora_input,), width=rank, saves=(lora_input,), trains=True, product=True
+        )
         full = self.graph.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True, product=True)
         update = self.scale(full)
         output = self.add(base, self.cast(update, base.itemsize), label)
-        self.graph.hold(value, given)
+        self.graph.keep_alive(value, cast_input)
         return output
 
 

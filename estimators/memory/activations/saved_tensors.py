@@ -69,9 +69,9 @@ class Node(NamedTuple):
     """Additional bytes per sample that its kernels move, forward and backward."""
     trains: bool = False
     """Whether one of its weights requires a gradient."""
-    held: tuple[Storage, ...] = ()
+    unhooked: tuple[Storage, ...] = ()
     """Saved storages that saved-tensor hooks do not see, so that checkpointing keeps them."""
-    again: AutogradGraph | None = None
+    recomputed: AutogradGraph | None = None
     """The graph that checkpointing recomputes, or None; `saved` then holds its inputs."""
     weights: tuple[int, ...] = ()
     """Elements of the weights with gradients computed in its backward pass, in the program of a module."""
@@ -86,7 +86,7 @@ class AutogradGraph:
     part: str = ""
     """The group (`Storage.part`) of new storages."""
     nodes: list[Node] = field(default_factory=list)
-    kept: frozenset[Storage] = frozenset()
+    external: frozenset[Storage] = frozenset()
     """Storages that a checkpointed part reads from outside; the graph around it keeps them."""
 
     def tensor(
@@ -163,17 +163,17 @@ class AutogradGraph:
         """Add a checkpointed part of the forward pass. It keeps the tensors that it reads from outside."""
         made = {id(value) for node in inner.nodes for value in node.outputs}
         read = (value for node in inner.nodes if node.outputs for value in node.inputs)
-        given = {id(value): value for value in read if id(value) not in made}
-        kept = tuple(dict.fromkeys(value.storage for value in given.values()))
-        inner.kept = frozenset(kept)
-        self.nodes.append(Node(tuple(given.values()), tuple(results), kept, again=inner))
+        external_values = {id(value): value for value in read if id(value) not in made}
+        storages = tuple(dict.fromkeys(value.storage for value in external_values.values()))
+        inner.external = frozenset(storages)
+        self.nodes.append(Node(tuple(external_values.values()), tuple(results), storages, recomputed=inner))
 
     def unrolled(self) -> Iterator[Node]:
         """Yield all operations, with the recomputed ones in place of their checkpoints."""
         for node in self.nodes:
-            yield from node.again.unrolled() if node.again else (node,)
+            yield from node.recomputed.unrolled() if node.recomputed else (node,)
 
-    def hold(self, *values: Value) -> None:
+    def keep_alive(self, *values: Value) -> None:
         """Mark that local variables hold these tensors up to here, although no operation reads them any more."""
         self.nodes.append(Node(values, (), passes=True))
 
@@ -189,15 +189,15 @@ class AutogradGraph:
 
     def saved(self) -> tuple[Storage, ...]:
         """Return the distinct storages that the backward pass will read."""
-        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if self.counts(storage)))
+        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if self.owns(storage)))
 
-    def counts(self, storage: Storage) -> bool:
+    def owns(self, storage: Storage) -> bool:
         """Return whether no other term counts the storage."""
-        return not storage.outer and storage not in self.kept
+        return not storage.outer and storage not in self.external
 
-    def held(self) -> tuple[Storage, ...]:
+    def unhooked(self) -> tuple[Storage, ...]:
         """Return the saved storages that non-reentrant checkpointing keeps nevertheless."""
-        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.held if not storage.outer))
+        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.unhooked if not storage.outer))
 
 
 def total(storages: Iterable[Storage]) -> Size:
