@@ -63,6 +63,7 @@ class Formula(NamedTuple):
 
     def term(self, size_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
         """Return a one-element tuple, or an empty one for zero bytes, so that terms can be concatenated with `+`."""
+        # Terms of zero bytes are dropped here, so that no caller needs a condition of its own.
         return (MemoryTerm(self, int(size_bytes), tuple(inputs.items())),) if size_bytes else ()
 
     def node_term(self, local_ranks: int, rank_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
@@ -104,6 +105,7 @@ PROCESS_TERMS = ("processes", "launcher", "rank_memory")
 
 
 def total_bytes(terms: Iterable[MemoryTerm]) -> int:
+    # A list, because it is faster than a generator and this is the innermost loop of a search.
     return sum([term.size_bytes for term in terms])
 
 
@@ -226,6 +228,7 @@ class TimeTerm(NamedTuple):
     """Contributions that the term omits, as a phrase."""
 
 
+# A quote may end a symbol (Pt'), and a dot before a word is that of a file name, not of a product.
 _SYMBOL = re.compile(r"(?<![\w'.])[A-Za-z]\w*'?(?!\w)")
 
 

@@ -69,12 +69,14 @@ class Gpu:
         """Whether tensor cores accumulate in fp32 at half their rate: GeForce from Ampere on (NVIDIA's GA102, Ada and
         RTX Blackwell whitepapers), and similar server cards."""
         peak, fp32 = self.bf16_flops_per_s, self.fp32_flops_per_s
+        # Their data sheets state twice the fp32 rate for bf16; all full-rate cards state at least 3.4 times.
         return self.vendor == "NVIDIA" and peak is not None and fp32 is not None and peak < 2.1 * fp32
 
     @property
     def sends_through_host(self) -> bool:
         """Whether GPUs exchange data through host memory: over PCIe, GeForce drivers have no peer access."""
         brand, _, number = self.name.partition(" ")
+        # "RTX A6000" and "RTX 6000 Ada" are workstation cards, whose drivers allow peer access.
         return self.peer_link == "pcie" and brand in ("GTX", "RTX") and number[:1].isdigit() and "Ada" not in number
 
     @property
@@ -312,6 +314,7 @@ def nearest_names(name: str) -> list[str]:
     """Return the three names most similar to `name`."""
     from difflib import SequenceMatcher
 
+    # Aliases are compared too: a driver's own name of a card may be nearer to the given one than its usual name.
     wanted = _normal(name)[:100]  # the comparison takes quadratic time
     likeness = {
         gpu.name: max(SequenceMatcher(None, wanted, spelling).ratio() for spelling in _spellings(row))
@@ -357,6 +360,7 @@ def _normal(name: str) -> str:
 
 
 def _words(name: str) -> frozenset[str]:
+    # "h100" stays one word: its digits are part of the name, not a memory size.
     return frozenset(re.findall(r"[a-z]+\d*[a-z]*|\d+", _plain(name)))
 
 

@@ -103,6 +103,7 @@ def upcasts(model: ModelShape) -> bool:
 
 def default_loss(framework: Framework, software: Software) -> LossKernel:
     """Return the trainer's loss kernel without an argument."""
+    # transformers' Trainer and plain DeepSpeed compute the loss inside the model, which always makes the logits.
     return "chunked-head" if framework == "trl" and software.trl >= CHUNKS_THE_HEAD else "standard"
 
 
@@ -126,6 +127,7 @@ def unusable_loss(model: ModelShape, loss: LossKernel) -> str | None:
         return f"{model.name} has no head over the vocabulary"
     if loss == "fused" and not supports(model, "liger"):
         return f"Liger does not patch {model.model_type} models"
+    # Both replacements shift labels by one token and take an fp32 loss, as `ForCausalLMLoss` does.
     if loss != "fused" and (not upcasts(model) or model.architecture.endswith("ForMaskedLM")):
         return "it replaces the loss of causal language models only"
     return None
@@ -232,6 +234,7 @@ def framework_loss(objective: Objective, framework: Framework, software: Softwar
 def in_sequences(plan: Plan, workload: Workload) -> Plan:
     """Return the plan with its micro batch size in sequences instead of samples, as the passes compute it."""
     sequences = OBJECTIVES[workload.objective].sequences
+    # TRL concatenates chosen and rejected answers into one batch, so the model sees pairs as two sequences.
     return plan if sequences == 1 else plan.replace_fields(micro_batch_size=sequences * plan.micro_batch_size)
 
 
@@ -239,6 +242,7 @@ def reference_passes(workload: Workload) -> int:
     """Return the reference's forward passes in a micro batch, by a separate model or the policy without adapters.
     Completions are passed once per generation."""
     if workload.rollouts:
+        # PPO computes the reference's log-probabilities even with a KL coefficient of 0.
         return 1 if workload.rollouts.beta > 0 or OBJECTIVES[workload.objective].value_model else 0
     return 0 if workload.precompute_ref_log_probs else OBJECTIVES[workload.objective].reference_passes
 
@@ -250,6 +254,7 @@ def policy_passes(workload: Workload) -> int:
 
 def has_reference_model(workload: Workload) -> bool:
     """Return whether the GPUs hold a reference model in addition to the policy."""
+    # With adapters the policy without them is the reference (`disable_adapter`), so no second model is loaded.
     return workload.method == "full" and reference_passes(workload) > 0
 
 
@@ -319,6 +324,7 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
             fix="pass another model, or another --objective",
         )
     if loss == "value-head":
+        # The language model's head stays in memory beside the value head, though nothing reads its logits.
         others = (each._replace(role="other") if each.role == "head" else each for each in model.outside)
         bias, width = Tensor("v_head.summary.bias", (labels,), "other"), (labels, model.hidden_size)
         head = Tensor("v_head.summary.weight", width, "head", linear=True)
@@ -348,5 +354,6 @@ def trained_config(config: Mapping[str, Any], shape: ModelShape | None, objectiv
     if not labels or shape is None:
         return dict(config)
     names = {str(index): f"LABEL_{index}" for index in range(labels)}
+    # transformers' classifiers find a sequence's last token by its padding, and refuse batches without such a token.
     padding = {"pad_token_id": config.get("pad_token_id") or 0}  # otherwise batches have one sequence
     return {**config, **padding, "architectures": [trained_model(shape, objective).architecture], "id2label": names}

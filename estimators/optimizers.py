@@ -219,6 +219,7 @@ def optimizer(name: str, *, bf16_states: bool = False, step: OptimizerStep = "au
             why="its bytes per parameter are not known",
             fix=f"--optimizer {'|'.join(OPTIMIZERS)}",
         ) from None
+    # torch's class replaces DeepSpeed's, so the block names none, and its temporaries are those of its implementation.
     if step != "auto" and known.is_adam:
         elements = {"foreach": known.foreach_step_elements, "loop": known.loop_step_elements}.get(step, 0)
         known = replace(known, step_elements=elements, gpu_class="")

@@ -82,6 +82,7 @@ class BatchIndependentMemory:
             return ()
         width, trainable, frozen = tensors.workload.weight_bytes, tensors.trainable_numel, tensors.frozen_bytes
         # Near the limit DeepSpeed may flatten on GPU or host. Both fit, so the second copy is not counted there.
+        # DeepSpeed asks the GPU for its free memory before each group, which depends on what else has been allocated.
         fits = 2 * width * trainable + frozen < INITIALIZE_SHARE * self.cluster.gpu.memory_bytes
         formula = _TWICE if fits else _TWICE._replace(text="w Pt + frozen")
         size = (2 if fits else 1) * width * trainable + frozen
@@ -116,6 +117,7 @@ class BatchIndependentMemory:
         if gathered.recomputed > gathered.layer:
             recomputing = self._gathered(gathered.recomputed, min(unreleased, gathered.recomputed), in_layer)
             phases["layer_recomputation"] = gradients.layer_terms(0) + recomputing
+        # A head larger than the bucket is reduced first, so that the buffer of owned gradients exists from then on.
         if isinstance(gradients, Stage12) and not gradients.oversized_head and gradients.fills.flushed:
             if not tensors.model.module:
                 phases["later_layer_backward"] = gradients.later_layer_terms() + in_backward

@@ -152,6 +152,7 @@ def library_workspace(gpu: Gpu) -> Terms:
     allocated."""
     if gpu.is_cpu:
         return ()
+    # cuBLAS recommends 32 MiB from Hopper on, and torch follows it (`getChosenWorkspaceSize`).
     recent = _generation(gpu.compute_capability) == "hopper"
     size = 32 * MIB if recent else (2 * 4096 + 8 * 16) * 1024
     return _WORKSPACE.term(CUBLAS_HANDLES * size, handles=CUBLAS_HANDLES, workspace=size)
@@ -223,6 +224,7 @@ def cache(
             earlier, formula = _earlier_batches_bytes(memory, peaks, streams), _LENGTHS_CACHE
     kept, room = memory.reserved_bytes_per_gpu, max(0, cluster.gpu.memory_bytes - memory.device_bytes_per_gpu)
     cached = max(0, peaks.total() + earlier - kept)
+    # When a request fails, the allocator returns its cached blocks and tries again, so a cache never exceeds the GPU.
     if cached > room:
         return _ROOM.term(room, memory=cluster.gpu.memory_bytes, needed=memory.device_bytes_per_gpu)
     return formula.term(cached, kept=kept, **({"earlier": earlier} if formula is _LENGTHS_CACHE else {}))
@@ -257,6 +259,7 @@ def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> T
     """Return the memory that glibc's heap, the allocator on a CPU, holds beyond the live tensors at the peak. The
     optimizer uses the memory that the passes leave free, so only the part above `peak_bytes`, the peak of the whole
     step, counts. passes_bytes: peak of the forward and backward passes."""
+    # The step reuses the heap that the passes left, so the overheads of both are not added.
     size = max(0, round(passes_bytes + CPU_HEAP_SHARE * transient_bytes) - peak_bytes)
     return _HEAP.term(size, passes=passes_bytes, share=CPU_HEAP_SHARE, transient=transient_bytes, peak=peak_bytes)
 
@@ -269,6 +272,7 @@ def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:
     context = _CONTEXT.term(CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)])
     if cluster.world_size == 1:
         return context
+    # A channel is one thread block of NCCL's kernel; fast links need many to be saturated.
     channels = NCCL_CHANNELS["pcie" if cluster.gpu.peer_link == "pcie" else "nvlink"]
     size = channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES
     return context + _NCCL.term(size, channels=channels, connections=NCCL_CONNECTIONS, buffer=NCCL_CONNECTION_BYTES)

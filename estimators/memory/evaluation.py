@@ -121,6 +121,7 @@ def cached_per_layer(model: ModelShape, prompt: int, tokens: int, *, latent: boo
             if attention is None or attention.chunk:
                 continue
             cached_tokens = model.encoder_len(prompt) if attention.cross else tokens
+            # transformers caches latent attention expanded to every head.
             heads = attention.heads if attention.kv_lora_rank else attention.kv_heads
             width = heads * (attention.head_dim + attention.v_head_dim)
             if latent and attention.kv_lora_rank:

@@ -81,6 +81,7 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
     limits = _Limits(
         ranks=world_size,
         threshold=plan.stage3_param_persistence_threshold,
+        # `_fetch_sub_module_impl` stops its prefetch at the first parameter that is still on NVMe.
         max_live=min(plan.stage3_max_live_parameters, in_memory) if from_disk else plan.stage3_max_live_parameters,
         max_reuse=plan.stage3_max_reuse_distance,
         prefetch=plan.stage3_prefetch_bucket_size,
@@ -131,6 +132,7 @@ class _Gathering:
         self.tensors = tensors
         self.limits = limits
         self.tied = tensors.tied and not separate_head
+        # DeepSpeed limits persistent parameters in total as well, by a number that is unlimited by default.
         self.persistent = tensors.numel - self._released(tensors.trainable + tensors.frozen)
         self.layer_tensors = [numel for numel in tensors.layer_tensors if numel > limits.threshold]
         self.largest_tensor = max(self.layer_tensors, default=0)
@@ -200,6 +202,7 @@ class _Gathering:
         used again after 2 (T + head) elements, or 3 T + 2 head with recomputation. The tensor that reaches the distance
         also stays. Source: partitioned_param_coordinator.py `__params_to_release`.
         """
+        # The engine counts every module between two uses, and recomputation is a third pass of the layers.
         passes, reach = 3 if self.limits.checkpointing else 2, self.limits.max_reuse - 2 * self.head
         reused = min(self.layers, self._numel_up_to(-(-reach // passes)))
         if reused == self.layers and reach > passes * self.layers and not self.tied:
@@ -249,6 +252,7 @@ class _Gathering:
         """
         if self.limits.checkpointing or self.gathers_everything or not self.layers or self.keeps_experts_local:
             return 0
+        # Layers that are whole at the loss hold these tensors anyway.
         return self.tensors.viewed * (self.layers - reused) // self.layers
 
     def unreleased(self) -> tuple[int, int]:
@@ -372,6 +376,7 @@ class _Gathering:
             arriving_at_last_layer=max(0, last),
             arriving_at_loss=max(0, at_loss),
             arriving_in_layer=max(0, within_layer),
+            # The prefetch has fetched all embeddings by then, those of positions and segments too.
             end=min(self.backward, self.embeddings) if self.prefetches else int(self.embedding * fetched),
         )
 

@@ -60,6 +60,7 @@ class Stage12(GradientMemory):
         super().__init__(sharded, plan, optimizer, local_ranks)
         self.copied_width = self.width + (4 if plan.reduces_in_fp32 and self.width < 4 else 0)
         """Bytes per element copied for a reduction, with a further copy in fp32 (`allreduce_bucket`)."""
+        # `copy_grads_in_partition` keeps views of whole gradients, even of a tensor that only ends in the partition.
         self.owned = 0 if self.offloaded else sharded.touched
         """Reduced gradients that this rank owns. Offloaded ones are not on the GPU."""
         owned_last = 0 if self.offloaded else sharded.last_load.touched
@@ -171,6 +172,7 @@ class Stage12(GradientMemory):
             (before, self.fills.final * self.copies, 0),
             (after, 0, staged),
             (reduced + self.last, self._flattened(self.last), 0),
+            # Moments are compared in bytes, because gradients, copies and norms differ in their bytes per element.
             key=lambda end: self.width * end[0] + self.copied_width * end[1] + NORM_BYTES * end[2],
         )
         return self.live(gradients, reduces=True, copied=copied, piece=staged, whole=self.last * (staged > 0))
@@ -278,6 +280,7 @@ class Stage3(GradientMemory):
         return self.live(0)
 
     def head_reduction_terms(self) -> Terms:
+        # reduce_scatter_coalesced pads and interleaves tensors unless a single one divides among the ranks.
         in_place = not self.plan.zero_quantized_gradients and self.oversized_head % self.sharded.world_size == 0
         copied = 0 if in_place else self._copied(self.oversized_head, self.oversized_head)
         return self.live(self.head, copied=copied) + self._staging(self.oversized_head)

@@ -66,6 +66,7 @@ def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ra
         rows = model.stream_len(block, workload.seq_len)
         batch, hidden, width = plan.micro_batch_size, model.activation_width(block), workload.weight_bytes
         size = batch * rows * hidden * width
+        # Each layer's input is a block of its own, so each is rounded up.
         size = block.count * (pinned_block(size) if pins else size)
         terms += formula.node_term(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)
     return terms
@@ -87,6 +88,7 @@ def kept_logits(model: ModelShape, workload: Workload, cluster: Cluster) -> Term
     width = 2 if workload.precision == "fp16" else 4
     once = workload.eval_logits * (workload.eval_batch or 0) * cluster.world_size
     samples = workload.eval_samples or once
+    # `EvalLoopContainer` concatenates each new array with all earlier ones, so the result exists twice at the end.
     copies = 2 * width if samples > once else width + (workload.weight_bytes if workload.precision == "bf16" else 0)
     inputs = {"E": samples, "k": copies, "S": workload.seq_len, "V": model.vocab_size}
     size = copies * samples * workload.seq_len * model.vocab_size
@@ -119,6 +121,7 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     tensors = sharded.tensors
     width = tensors.workload.weight_bytes
     if tensors.workload.method == "qlora":
+        # bitsandbytes quantizes a tensor as soon as it is read, so the host holds one at a time.
         return local_ranks * width * max(tensor.numel for tensor, _ in tensors.model.tensor_counts)
     models = 2 if has_reference_model(tensors.workload) else 1
     if plan.zero_stage < 3:

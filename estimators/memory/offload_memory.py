@@ -192,6 +192,7 @@ class _Offload:
         part, width, master = self.sharded.partition, self.width, self.master
         largest = self.tensors.largest_trainable
         pinned = self._blocks(_MASTERS_1_2, master * part, m=master, part=part)
+        # Under offload the masters keep a `.grad` of their size for the whole training.
         pinned += self._blocks(_FLAT_1_2, master * part, m=master, part=part)
         pinned += self._blocks(_STAGING_1_2, width * part, width * largest, w=width, part=part, largest=largest)
         if self.plan.gradient_accumulation_steps > 1 and not self.plan.bf16_master_weights_and_grads:
@@ -199,6 +200,7 @@ class _Offload:
             # their own gradients.
             kept = width * self.sharded.touched
             if self.pin:
+                # Each of these buffers is pinned by itself; the mean rounding of all tensors stands for this rank's.
                 kept = kept * _tensor_blocks(self.tensors, width) // (width * self.tensors.trainable_numel)
             pinned += self._term(_ACCUMULATED, kept, kept=kept)
         states = self._state_bytes(optimizer, part)

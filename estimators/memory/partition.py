@@ -85,6 +85,7 @@ def bucket_fills(numels: Sequence[int], bucket_size: int, is_expert: Sequence[bo
                 flushed, unfit = pending, numel
             pending, count = 0, count + 1
             second = reached if count == 2 else second
+        # A larger tensor never enters the bucket: the engine reduces it in place (`extra_large_param_to_reduce`).
         pending += numel if numel <= bucket_size else 0
         reached += numel
     first = numels[0] if numels[0] <= bucket_size else 0
@@ -125,6 +126,7 @@ def flat_groups(
         )
     dense = [index for index, expert in enumerate(experts) if not expert]
     groups, ranks = [(dense, world_size)], world_size // autoep_size
+    # Forces a group of its own for the first expert.
     filled = EXPERT_GROUP_NUMEL + 1
     for index in (index for index, expert in enumerate(experts) if expert):
         if filled + numels[index] > EXPERT_GROUP_NUMEL:
@@ -160,6 +162,7 @@ def rank_loads(numels: Sequence[int], groups: Sequence[FlatGroup]) -> tuple[Rank
         partition, neighbours, start = group.partition, ranks // group.ranks, 0
         for index in group.tensors:
             end = start + numels[index]
+            # A tensor may lie in several partitions, and each of their ranks keeps its whole gradient.
             for part in range(start // partition, -(-end // partition)):
                 piece = min(end, (part + 1) * partition) - max(start, part * partition)
                 for rank in range(part * neighbours, (part + 1) * neighbours):

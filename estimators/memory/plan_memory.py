@@ -117,6 +117,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     persistent_bytes = total_bytes(memory.resident + constant)
     transient, expandable = max(0, peak - persistent_bytes), workload.software.expandable_segments
     if cluster.gpu.is_cpu:
+        # On a CPU glibc returns large blocks at once, and the optimizer works in what the passes left.
         passes = max(phase.allocated_bytes for phase in phases if phase.name != "step")
         overhead = heap_overhead(peak, passes, max(0, passes - persistent_bytes))
     else:
@@ -189,7 +190,9 @@ def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, 
     bucket = min(plan.reduce_bucket_size, tensors.trainable_numel) if cluster.gpu.is_cpu else plan.reduce_bucket_size
     batchless = plan.replace_fields(
         micro_batch_size=1,
+        # Two micro batches accumulate like any larger number, so a search computes them once.
         gradient_accumulation_steps=min(most, plan.gradient_accumulation_steps),
+        # Only whether a sequence is split matters: gradients are then reduced in fp32.
         sequence_parallel_size=min(2, plan.sequence_parallel_size),
         cpu_checkpointing=False,
         reduce_bucket_size=bucket,

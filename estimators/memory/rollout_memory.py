@@ -256,6 +256,7 @@ def cached_sequences(model: ModelShape, workload: Workload, memory_bytes: int) -
 def profiled_bytes(model: ModelShape, workload: Workload, tokens: int = VLLM_TOKENS) -> int:
     """Return the bytes that vLLM reserves in addition to weights, keys and values: the larger of a layer's forward pass
     of `tokens` tokens and sampling, plus the memory outside torch."""
+    # vLLM profiles a single pass of this many tokens with its own flash kernels, before it sizes the cache.
     one = replace(workload.passes_cache_key().at_length(tokens), attention="flash")
     shared, layer = forward_only_terms(model, one, 1, compute_capability=None)
     sampled = VLLM_SAMPLED_BYTES * VLLM_SEQUENCES * model.vocab_size

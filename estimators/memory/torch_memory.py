@@ -176,11 +176,13 @@ class TorchStep:
         head_bytes = (self.trained if full else self.width) * tensors.head * tensors.trains_head
         head = self._part("gradients", "t head", head_bytes)
         root = sum(tensor.numel for tensor in self.model.outside) * self.width * sharded
+        # BACKWARD_PRE gathers the next layer before the current one has finished; frozen layers skip it.
         layer = _layer_bytes(tensors) * sharded * (2 if full else 1)
         in_layer = self._part("gathered_parameters", "w outside + layers", root + layer)
         unsharded: Terms = ()
         if sharded:
             layer_bytes = self.trained * sum(tensors.trainable_layer) if full else 0
+            # FSDP reduces a unit's gradients after its backward pass; until then they are whole.
             unsharded = self._part("gradients", "t (layer + head)", layer_bytes + head_bytes)
         saved = activations.saved_terms + self._fp32_inputs()
         casts = self._part("autocast_copies", "2 Pt", 2 * (self.numel - tensors.copied) * (self._casts and not sharded))

@@ -132,6 +132,7 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
 
 @lru_cache(maxsize=64)
 def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
+    # The order is that of `named_parameters()`: towers and embeddings before the layers, norm and head after them.
     towers = [tensor for tensor in model.outside if tensor.role == "tower"]
     first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("tower", "embedding", "position")]
@@ -153,6 +154,7 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     if workload.method == "full":
         trains = each(lambda tensor: not tensor.frozen)
         trainable, frozen = tuple(compress(numels, trains)), tuple(compress(numels, map(not_, trains)))
+        # Their hooks never fire, so these gradients enter no bucket although ZeRO counts the parameters.
         idle = sum(not tensor.frozen for tensor in towers)
         experts = tuple(compress(each(lambda tensor: tensor.role == "expert"), trains))
         frozen_bytes = sum(frozen) * workload.weight_bytes

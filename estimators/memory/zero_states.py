@@ -108,6 +108,7 @@ def state_bytes(optimizer: OptimizerSpec, tensors: TensorSet, numel: int, *, sta
         return int(numel * ((optimizer.cpu_state_bytes if on_cpu else optimizer.state_bytes) or 0))
     width = tensors.workload.weight_bytes
     momentum = 4 if on_cpu or stage == 0 else (width if stage == 3 else 2 * width)
+    # A flat partition mixes matrices and other tensors; the share of the whole model stands for each rank's.
     matrices = numel * tensors.muon // tensors.trainable_numel
     return matrices * momentum + (numel - matrices) * 8
 
@@ -118,6 +119,7 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
     if plan.zero_stage == 3:
         resting = 0 if plan.offload_param != "none" else sharded.shard_total + sharded.frozen_shard_total
         persistent = _PERSISTENT.term(width * gathered.persistent, w=width, persistent=gathered.persistent)
+        # ZeRO-3 shards parameters only; bitsandbytes keeps its scales in `quant_state`, whole on every rank.
         scales = tensors.frozen_bytes - width * sum(tensors.frozen)
         scale_terms = _SCALES.term(scales, scales=scales) if scales else ()
         return _SHARDS.term(width * resting, w=width, resting=resting) + scale_terms + persistent
@@ -157,6 +159,7 @@ def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer
         numel, source, symbol = sharded.shard_total, _MASTERS_3, "shards"
     m, precision = plan.master_bytes, sharded.tensors.workload.precision
     size = state_bytes(optimizer, sharded.tensors, numel, stage=stage, on_cpu=False)
+    # Without a wrapper torch's optimizer updates the model's own fp32 weights.
     masters = 0 if stage == 0 and precision == "fp32" else m * numel
     states = Formula("optimizer_states", f"o {symbol}", optimizer.source).term(
         size, **{"o": size / numel, symbol: numel}

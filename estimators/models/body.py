@@ -23,6 +23,7 @@ def linear(
 ) -> Tensors:
     """Tensors of an `nn.Linear`: weight (out, in), bias (out,). GPT-2's `Conv1D` has a transposed weight."""
     shape = (wide_in, wide_out) if transposed else (wide_out, wide_in)
+    # Shapes are stored as in the checkpoint: LoRA's A and B follow from in and out features, not from the order.
     weight = Tensor(name=f"{name}.weight", shape=shape, role=role, linear=True, transposed=transposed)
     return (weight, Tensor(name=f"{name}.bias", shape=(wide_out,), role=role)) if bias else (weight,)
 
@@ -124,6 +125,7 @@ def stack(layers: Sequence[Block]) -> tuple[Block, ...]:
     """
     kinds = {id(layer): layer for layer in layers}
     order = [id(layer) for layer in layers]
+    # Only layers of equal tensors may be reordered: ZeRO-3's prefetch and the buckets depend on the order of sizes.
     if all(kind.tensors == layers[0].tensors for kind in kinds.values()):
         order.sort(key=list(kinds).index)
     return tuple(replace(kinds[kind], count=len(list(run))) for kind, run in groupby(order))
@@ -306,6 +308,7 @@ def build(
 
     experts, reaches = is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers
     kinds = list(zip(experts, reaches, attends, strict=True))
+    # One object per kind: `stack` groups layers by identity.
     layers = {kind: layer(*kind) for kind in set(kinds)}
     tied = c.flag("tie_word_embeddings", default=style.tied)
     outside = embedding(style.names.embed, dims.vocab, dims.hidden) + outside

@@ -76,6 +76,7 @@ def find(name: str) -> ModelShape:
         if stripped and _starts_with(known.stripped, stripped)
     ]
     found = [known for known, _ in longer]
+    # A remainder with a size ("qwen2.5" of "qwen2.5-7b") would choose the model's size, which is the user's choice.
     if any(_SIZE.search(rest) for _, rest in longer):
         raise _ambiguous(name, found)
     if found:
@@ -142,6 +143,7 @@ def _all_pieces(names: list[str]) -> list[list[str]]:
 def _keys(names: list[list[str]]) -> list[str]:
     """Join the pieces of each name so that `gpt-j` becomes `gptj`, but 2 and 7 do not become 27."""
     lines = "\n".join([" ".join(pieces) for pieces in names])
+    # All names in one regular expression: a call for each of them would take longer than the rest of an answer.
     return re.sub(r"(?<=\d) (?=\d)", "|", lines).replace(" ", "").split("\n")
 
 
@@ -171,6 +173,7 @@ def _shared_shape(name: str, found: list[_Name]) -> ModelShape:
     if len({replace(shape, name="", source="", max_positions=None) for shape in shapes}) > 1:
         raise _ambiguous(name, found)
     first = replace(shapes[0], name=_name(found[0]))
+    # Base and instruct models often differ in their context length alone, which decides no estimate.
     alike = len({shape.max_positions for shape in shapes}) == 1
     return first if alike else replace(first, max_positions=None)
 

@@ -47,6 +47,7 @@ class Fields:
     def _read(self, names: tuple[str, ...], types: type | tuple[type, ...], kind: str) -> Any:
         """Return the value, which must be of one of these types; None if absent. true and false are not numbers."""
         value = self._raw(names)
+        # bool is a subclass of int in Python: without the second condition `true` would be the size 1.
         if value is not None and (not isinstance(value, types) or (isinstance(value, bool) and types is not bool)):
             raise self.error(f"{names[0]} must be {kind}, not {_short(value)}")
         return value

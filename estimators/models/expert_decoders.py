@@ -195,6 +195,7 @@ def deepseek(c: Fields, *, width: int, count: int, shared: int, first: int, bias
     width = c.size("moe_intermediate_size", default=width)
     names = ("n_routed_experts", "num_experts", "num_local_experts")
     shared_hidden = width * c.size("n_shared_experts", default=shared)
+    # Required: V2's class has no default of `num_experts_per_tok`, and every published config.json states it.
     experts = routed_experts(c, width, *names, count=count, chosen=None, shared_hidden=shared_hidden)
     first = c.count("first_k_dense_replace", default=first, limit=MAX_LAYERS)
     return build(
@@ -256,6 +257,7 @@ def _gated_attention(c: Fields, dims: Dims) -> AttentionPart:
     """Return grouped-query attention whose query projection also computes a gate for the output."""
     bias, head_dim = c.flag("attention_bias", default=False), dims.head_dim
     attention, tensors = grouped_query(c, dims, Style(biases=BIASED, qk_norm="head"))
+    # Query and gate of a head are adjacent in one projection, so it is twice as wide.
     wide = linear("self_attn.q_proj", dims.hidden, 2 * dims.heads * head_dim, "attention", bias=bias)
     return attention._replace(gated=True), wide + tensors[len(wide) :]
 

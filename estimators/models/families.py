@@ -317,6 +317,7 @@ def supports(model: ModelShape, feature: Feature) -> bool:
 
 def module_experts(model: ModelShape, software: Software) -> int:
     """Return the number of experts of a layer that are separate modules; 0 if they are fused."""
+    # transformers 5 converts all these checkpoints to fused tensors while it loads them (conversion_mapping.py).
     if software.transformers >= (5, 0) or not find_family(model).module_experts:
         return 0
     return max(block.feed_forward.experts for block in model.blocks)
@@ -332,6 +333,7 @@ def leaf_experts(model: ModelShape, software: Software) -> bool:
 def leaf_classes_to_write(model: ModelShape, software: Software) -> tuple[str, ...]:
     """Return the classes of `zero_optimization.leaf_module` that a model needs at stage 3; () if it needs none, or if
     DeepSpeed lacks the key."""
+    # Fused experts are parameters of the mixture itself, whose own hook gathers them on every rank.
     needed = software.deepspeed >= (0, 18) and module_experts(model, software)
     return find_family(model).leaf_classes if needed else ()
 
@@ -343,6 +345,7 @@ def layer_variant(model: ModelShape, block: Block) -> LayerVariant:
         return LayerVariant(kernels=program.kernels, masked=program.has_mask, softmax_fp32=program.softmax_fp32)
     family = find_family(model)
     plain = _LLAMA if block.norm == "rms" else _GPT
+    # Only the layers of a vision tower have a width of their own.
     return (family.tower if block.hidden_size else family.layer) or plain
 
 
@@ -417,6 +420,7 @@ def _class_suffix(c: Fields, stem: str, body: Body) -> str:
             "architectures names a class that is not supported",
             why=f"known for this model_type: {', '.join(stem + ending for ending in body.heads)}",
         )
+    # "ForSequenceClassification" must not be read as a shorter ending that it also has.
     return max(endings, key=len)
 
 

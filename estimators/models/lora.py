@@ -51,6 +51,7 @@ def int8_bytes(tensor: Tensor) -> int:
 
     Source: LLM.int8 (arXiv:2208.07339) section 2.2; bitsandbytes 0.49 nn/modules.py Int8Params (CB, SCB).
     """
+    # A scale per row of the last dimension, because `Int8Params` is stored as (out, in).
     return tensor.numel + 4 * (tensor.numel // tensor.shape[-1])
 
 
@@ -64,6 +65,7 @@ def stored_numel(tensor: Tensor, workload: Workload) -> int:
     b bits (bitsandbytes' `bnb_4bit_quant_storage`; its default, bytes, takes as much memory)."""
     if not quantized(tensor, workload):
         return tensor.numel
+    # ZeRO-3 shards the storage tensor, not the quantized matrix, so its elements are what partition sizes count.
     return -(-tensor.numel * (8 if workload.quantization == "int8" else 4) // (8 * workload.weight_bytes))
 
 
@@ -115,6 +117,7 @@ class Adapters(NamedTuple):
             return 0
         if len(tensor.shape) == 2 or self._layers_per_expert(tensor):
             return self.rank * max(1, self._layers_per_expert(tensor))
+        # peft gives the fused tensor the rank of both former layers (transformers_weight_conversion.py `rank_pattern`).
         return self.rank * tensor.shape[0] * (2 if tensor.name.endswith("gate_up_proj") else 1)
 
     def folds(self, tensor: Tensor) -> bool:
@@ -159,6 +162,7 @@ class Adapters(NamedTuple):
         return next((layers for name, layers in self.expert_modules if name == tensor.name), 0)
 
     def _adapts(self, tensor: Tensor) -> bool:
+        # A part named by --freeze gets no adapters, whatever the targets match.
         if tensor.frozen:
             return False
         if tensor.name in self.parameters:
@@ -207,6 +211,7 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
         if tensor.role in ("embedding", "position", "head") and len(tensor.shape) == 2
     }
     if model.tied and (table := next((each for each in outside.values() if each.role == "embedding"), None)):
+        # A tied head has no tensor of its own, but `modules_to_save` can name its module and then unties it.
         outside[TIED_HEAD] = table._replace(name=f"{TIED_HEAD}.weight", role="head")
     chosen: dict[str, Tensor] = {}
     for wanted in workload.modules_to_save:

@@ -89,6 +89,7 @@ class Attention(NamedTuple):
         ranks = sequence_parallel_size
         if ranks == 1:
             return self
+        # With fewer key-value heads than ranks each rank gets a repeated one.
         return self._replace(heads=self.heads // ranks, kv_heads=max(1, self.kv_heads // ranks))
 
 

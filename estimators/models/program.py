@@ -130,12 +130,14 @@ class Instruction(NamedTuple):
     def derivative(self, mask: int) -> Derivative | None:
         """Return the derivative for the inputs in `mask`. If it was not recorded, return that of the smallest recorded
         set that contains them."""
+        # A superset is the safe side: it saves at least what the missing derivative would.
         larger = [each for each in self.derivatives if mask and each[0] & mask == mask]
         return min(larger, key=lambda each: each[0].bit_count())[1] if larger else None
 
     @property
     def reads_weights(self) -> tuple[str, ...]:
         """The parameters that it reads."""
+        # `linear` is one instruction with its module's name, so that adapters and quantization can replace it.
         return (f"{self.name}.weight",) if self.kind == "linear" else self.weights
 
 

@@ -99,6 +99,7 @@ def gemma3(c: Fields) -> Body:
         + norms((f"{at}post_layernorm",), hidden, "layer")
     )
     side = c.size("mm_tokens_per_image", default=256)
+    # The projector pools a square of patches into each image token.
     merge = math.isqrt(patches // side)
     image = ImageSize(kernel[1], merge, patches * kernel[1] * kernel[2], resized=False)
     return combine(c, body, (block,), tower + projector, patches=patches, image=image)
@@ -276,6 +277,7 @@ def add_idle_tower(c: Fields, text: Body) -> Body:
     """Return Qwen3.5's model with the tensors of its vision tower outside the blocks, because text does not use it."""
     vision = sub_config(c, "vision_config", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision")
     block, tower, _ = deep_tower(vision, text.hidden_size)
+    # One by one, because these tensors are outside the blocks and need their full names.
     for layer in range(block.count):
         tower += tuple(each._replace(name=f"{block.prefix}.{layer}.{each.name}") for each in block.tensors)
     tower = tuple(tensor._replace(role="tower") for tensor in tower)

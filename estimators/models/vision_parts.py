@@ -48,6 +48,7 @@ def apply_images(model: ModelShape, images: int | None, max_pixels: int | None) 
             fix=f"pass --max-pixels {256 * size.unit**2} (256 tokens), for instance",
         )
     blocks = tuple(
+        # Several images of a sample are one batch of patches, but attention is computed image by image.
         replace(block, attention=block.attention._replace(window=size.patches, chunked=True))
         if block.hidden_size and count > 1 and block.attention.window is None
         else block
@@ -111,6 +112,7 @@ def frozen_prefixes(model: ModelShape) -> tuple[str, ...]:
     for name in (name for name, is_frozen in names.items() if is_frozen and not name.startswith(tuple(found))):
         parts = name.split(".")
         begins = (".".join(parts[:end]) + "." for end in range(1, len(parts)))
+        # The shortest prefix covers later modules of the part too, which FSDP and peft match by name.
         found.append(next((each for each in begins if not any(other.startswith(each) for other in others)), name))
     return tuple(found)
 

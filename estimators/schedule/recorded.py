@@ -143,6 +143,7 @@ def _pass(schedule: Schedule, begins: int, ends: int) -> _Pass:
             if reduced is not None:
                 found.reductions.append(number)
         elif operation.kind in ("to host", "to device") and reduced is not None:
+            # A larger copy is not of this bucket: a layer's weights, or activations that checkpointing offloads.
             if operation.size_bytes > WIDENED * reduced.size_bytes:
                 continue
             found.copies.append(number)
@@ -156,6 +157,7 @@ def _distribute_copies(
     """Yield the entries of a pass with all ranks' copies distributed over its all-reduces. Each share is inserted where
     the copying stream has waited for the all-reduce."""
     ranks = max(operations[entries[number][1]].ranks for number in found.reductions)
+    # The recorded rank owns part of a few buckets only; the other ranks copy theirs while it waits.
     turns, stream = min(ranks, len(found.reductions)), entries[found.copies[0]][2]
     copied, shares = [operations[entries[number][1]] for number in found.copies], list[Entry]()
     for kind in ("to device", "to host"):  # the previous sum comes from the host, and the new one goes back

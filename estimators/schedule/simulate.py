@@ -152,6 +152,7 @@ class _Simulation:
         if lane is None:
             self.busy(self.names[operation], self.seconds[operation])
             return
+        # The host does not wait for the kernel: it issues the next operation after the launch alone.
         self.busy("launches", self.launch_s)
         self.phase_of.append(self.phase)
         seconds, held_up = self.seconds[operation], self.contentions[operation]
@@ -219,6 +220,7 @@ class _Simulation:
                 path[self._name(number)] += at_s - spans[number].begins_s
                 number, at_s = spans[number].after, spans[number].begins_s
                 continue
+            # The host stretch in which the step's critical path arrives at `at_s`.
             stretch = bisect_left(ends, at_s)
             while stretch >= 0 and host[stretch].name:
                 path[host[stretch].name] += at_s - host[stretch].begins_s
@@ -250,6 +252,7 @@ def contention(operation: RecordedOperation) -> float:
     if operation.kind != "collective":
         return 0.0
     scattered = "allgather" in operation.name or "scatter" in operation.name
+    # Stage 3's gathers have a fitted share of their own; all-reduces slow kernels down as the literature measures.
     return 1 - PREFETCH_HIDDEN if scattered else CONTENTION
 
 
@@ -257,6 +260,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
     """Return the seconds of one operation. Raises ClusterError for a GPU without any published rate."""
     kind, size = operation.kind, operation.size_bytes
     if kind == "host":
+        # All ranks of a node step at the same time and share its memory bandwidth.
         return size * cluster.gpus_per_node / cpu_step_bytes_per_s(cluster)
     if kind in ("to host", "to device"):
         return host_link_s(cluster, size, pinned=operation.pinned, alone=1.0 if operation.serialized else 0.0)

@@ -144,6 +144,7 @@ class Streams:
                 queue.popleft()
                 span = self.spans[item]
                 span.begins_s = max(stream.ready_s, span.issued_s)
+                # If the stream was idle before the launch, the host was what the span waited for.
                 span.after = stream.last if stream.ready_s >= span.issued_s else HOST
                 stream.running = item
                 self._running.append(stream)
@@ -162,9 +163,11 @@ class Streams:
             on_lane[lane] = on_lane.get(lane, 0) + 1
         rates = {lane: 1 / count for lane, count in on_lane.items()}
         if "gpu" in rates and "links" in rates:
+            # NCCL's kernels occupy SMs and memory bandwidth, so both sides take longer.
             longer = 1 + max(spans[stream.running].contention for stream in active)
             rates |= {"gpu": rates["gpu"] / longer, "links": rates["links"] / longer}
         if self._through_host and "links" in rates and len(_HOST_LINK & rates.keys()) > 1:
+            # Without NVLink a collective crosses the same PCIe link as copies to and from the host.
             rates |= {lane: rates[lane] / 2 for lane in _HOST_LINK & rates.keys()}
         until, ends = min(coming, default=float("inf")), None
         for stream in active:

@@ -103,6 +103,7 @@ class Ring(NamedTuple):
     def _ring_pass_s(self, size_bytes: float, calls: int, bytes_per_s: float) -> float:
         if self.ranks == 1:
             return 0.0
+        # Latencies are paid per call: a thousand small tensors cost more than one large bucket.
         return size_bytes * (self.ranks - 1) / self.ranks / bytes_per_s + calls * self.call_s
 
 
@@ -126,6 +127,7 @@ def ring(cluster: Cluster) -> Ring:
     resource = min(rates, key=lambda name: rates[name], default="gpu links")
     hops = nodes * (local - 1) * (LOCAL_HOP_S if nodes == 1 else POSTED_HOP_S) + (nodes - 1) * NETWORK_HOP_S
     slowest = rates.get(resource, 1.0)
+    # `bench` measures this machine alone, which says nothing about a network.
     all_reduce, measured_s = (cluster.all_reduce_bytes_per_s, cluster.collective_call_s) if nodes == 1 else (None, None)
     return Ring(
         ranks=cluster.world_size,
@@ -204,6 +206,7 @@ class QuantizedReduction(NamedTuple):
             calls=4 * matrices,
             link_bytes_per_s=_link_bytes_per_s(cluster.gpu),
             network_bytes_per_s=network_bytes_per_s(cluster) * NETWORK_SHARE,
+            # Two of the four collectives stay within the node, two cross the network.
             call_s=CALL_S + (LOCAL_HOP_S + NETWORK_HOP_S) / 2,
             local=cluster.gpus_per_node,
             nodes=cluster.nodes,
@@ -244,10 +247,12 @@ class Exchange(NamedTuple):
         if plan.autoep_size > 1:
             mixtures = [(block.count, block.feed_forward) for block in model.blocks if block.feed_forward.experts]
             copies = sum(count * shape.experts_per_token for count, shape in mixtures)
+            # Sent to the experts and back.
             size = 2 * tokens * copies * model.hidden_size * workload.weight_bytes
             calls = 4 * sum(count for count, _ in mixtures)
         rate, resource, hop_s = _link_bytes_per_s(cluster.gpu), "gpu links", LOCAL_HOP_S
         if ranks > local:
+            # Of a rank's P - 1 partners only those on other nodes are reached over the network.
             leaving = (ranks - local) / (ranks - 1)
             network = network_bytes_per_s(cluster) * NETWORK_SHARE / local / leaving
             if network < rate:
@@ -313,6 +318,7 @@ def _released_when_recomputed(tensors: TensorSet, plan: Plan) -> float:
     released = after = 0
     for numel in reversed(tensors.layer_tensors):
         if numel > plan.stage3_param_persistence_threshold:
+            # The recomputation ends where the backward pass begins, so what follows a tensor is passed twice.
             released += numel if 2 * after >= reuse and numel + after >= ahead else 0
             after += numel
     return released / after if after else 0.0
@@ -363,4 +369,5 @@ def reduce_calls(tensors: TensorSet, plan: Plan) -> Calls:
 
 
 def _calls(numel: int, bucket: int, count: int) -> int:
+    # A tensor is never cut, so there are no more buckets than tensors.
     return max(1, min(count, -(-numel // max(1, bucket))))

@@ -147,6 +147,7 @@ class _Passes:
         workload = self.workload
         for attention, flops, masked in block_attention(self.model, block, workload, self.micro_batch):
             keys = attention.keys or attended_len(workload, workload.seq_len)
+            # The rate depends on the keys of one kernel call, which a window or chunk limits.
             keys = min(attention.chunk or attention.window or keys, keys)
             forward, backward = (
                 attention_rate(
@@ -278,6 +279,7 @@ class Passes:
 def _overlapped_s(gpu_s: float, host_s: float, serial: float, after_s: float = 0.0) -> float:
     """Return the longer of GPU and host time plus the `serial` share of the shorter. `after_s`: GPU time at the end,
     after all earlier launches of the host."""
+    # Launches are asynchronous: in eager PyTorch the slower of the two threads determines the time.
     return max(gpu_s, host_s + after_s) + serial * min(gpu_s - after_s, host_s)
 
 

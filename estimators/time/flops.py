@@ -152,6 +152,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     columns, inner = layers * matrix.out_features, matrix.in_features
                     products.append(products[-1]._replace(inner=inner, columns=columns, backward=2))
         elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
+            # Keys and values of cross attention are projected from the encoder's output.
             rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
             repeats = workload.mlp == "tiled" and tensor.role == "feed_forward"  # rule 7
             products.append(
@@ -171,6 +172,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
             products += _folds(tensor, lora)
     tiled = workload.mlp == "tiled" and not block.feed_forward.experts
     if products and not tiled and not _saves_after_last_product(block):
+        # The last product's result is needed by nothing: checkpointing stops before it (rule 6).
         products[-1] = products[-1]._replace(recomputed=False)
     return tuple(products)
 
@@ -311,6 +313,7 @@ def visible_pairs(attention: Attention, queries: int, keys: int) -> int:
         return queries * keys
     window = min(attention.window or keys, keys)
     if attention.causal:
+        # The first w - 1 queries see fewer keys than the window.
         return window * queries - window * (window - 1) // 2
     return queries * window
 
@@ -336,6 +339,7 @@ def model_flops_utilization(
     if not peak:
         return None
     rank, part = rank_share(model, plan), workload.rank_share(plan.sequence_parallel_size)
+    # MFU counts the model's own FLOPs, not those that a memory saving repeats.
     part = replace(part, mlp="whole", loss="standard" if LOSSES[part.loss].recomputes_head else part.loss)
     flops, micro = micro_batch_flops(rank, part, plan), plan.micro_batch_size
     attention = sum(

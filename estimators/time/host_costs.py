@@ -72,6 +72,7 @@ class HostCosts(NamedTuple):
     @property
     def forward_visit_s(self) -> float:
         """A visit with the views that its hooks create, and the event by which one stream waits for the other."""
+        # DeepSpeed's pre- and post-backward functions around a module detach its tensors, which is a view each.
         return self.visit_forward_s + 2 * (self.view_s + self.launch_s)
 
     @property
@@ -100,6 +101,7 @@ class HostCosts(NamedTuple):
 
     def times(self, factor: float) -> HostCosts:
         """Return the costs on a core that takes `factor` times as long."""
+        # Every cost scales, the assumed launch too: it is time of the calling thread.
         return HostCosts(*(factor * cost for cost in self))
 
 

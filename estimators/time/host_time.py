@@ -264,6 +264,7 @@ class HostWork(NamedTuple):
             return operations, 2 * trained + whole + (6 if offloaded else 41)
         if offloaded:
             return 4 * trained + 56, 4
+        # A rank's partition cuts at most one tensor more than its share.
         touched = min(trained, trained // world_size + 1)
         return 18 * touched + 4 * trained + 47, 15 * touched + 41
 
@@ -287,6 +288,7 @@ class HostWork(NamedTuple):
         """Return the seconds of stage 3's hooks in one pass."""
         if zero_stage != 3:
             return 0.0
+        # FSDP hooks whole units, ZeRO-3 every module with or without parameters.
         return self.units * FSDP_VISIT_S if self.units else hooked * visit_s
 
     def _gathers_s(self, costs: HostCosts, zero_stage: int) -> float:
@@ -325,5 +327,6 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
         gathered=gathered,
         persistent=len(tensors.trainable) + len(tensors.frozen) + tensors.split_experts - gathered,
         units=model.num_layers + counts.adapted if fsdp else 0,
+        # `torch.where` per expert must know how many tokens it gets, which only the GPU knows.
         synchronizes=tensors.split_experts > 0,
     )

@@ -209,8 +209,10 @@ def saving(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, 
     Not covered: a network drive that all nodes share; asynchronous checkpoints.
     """
     size = checkpoint_bytes(model, workload, plan.zero_stage)
+    # Ranks write their parts at the same time, each node to its own drive.
     write = size / cluster.nodes / nvme_write_bytes_per_s(cluster)
     between_failures = GPU_HOURS_BETWEEN_FAILURES * HOUR_S / cluster.world_size
+    # On one machine failures are so rare that Young's optimum would be longer than the run.
     seldom = max(MOST_LOST_SHARE * training_s, write / MOST_WRITING_SHARE, LEAST_LOST_S)
     interval = min(young_interval_s(write, between_failures), seldom, training_s)
     return Saving(size_bytes=size, write_s=write, interval_s=interval, count=max(1, round(training_s / interval)))
@@ -267,6 +269,7 @@ class JobDuration(NamedTuple):
         return self.spread and (self._duration_s(self.spread.high), self._duration_s(self.spread.low))
 
     def _duration_s(self, speed: float) -> float:
+        # Loading and saving depend on the drive, so the error of the predicted speed does not apply to them.
         return (self.training_s + self.evaluation_s) / speed + self.loading_s + self.saving.total_s
 
     @property
@@ -315,6 +318,7 @@ def job_duration(
     step_s, steps = time.step_s, job.steps(samples, seq_len)
     if shorter.seq_len != seq_len:
         at_length = {length: estimate_time(model, length, cluster, plan).step_s for length in (workload, shorter)}
+        # A ratio of predictions, because `time` may be a measurement, which knows the longest samples only.
         step_s *= at_length[shorter] / at_length[workload]
     saved = saving(model, workload, cluster, plan, steps * step_s)
     evaluation_s = 0.0

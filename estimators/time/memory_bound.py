@@ -137,6 +137,7 @@ def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> t
     if workload.mlp != "tiled" or block.feed_forward.experts:
         return 0.0, 0.0
     weights = sum(tensor.numel for tensor in block.tensors if tensor.role == "feed_forward")
+    # Autograd adds each tile's gradient of the whole weight to the sum of the earlier ones.
     return 0.0, float((mlp_tiles(model, workload) - 1) * SUMMED_PASSES * weights * workload.weight_bytes)
 
 
@@ -180,6 +181,7 @@ def _concatenated_shares(
 ) -> tuple[float, float]:
     layer = [numel for numel in tensors.layer_tensors if numel > threshold]
     everything = [numel for numel in tensors.frozen + tensors.trainable if numel > threshold]
+    # Then the first forward pass prefetches the whole model and nothing is released before the loss.
     if sum(everything) <= max_live:
         uses = [(number, numel, False) for number, numel in enumerate(everything)]
         share = _concatenated_share(uses, max_live, prefetch)
@@ -219,6 +221,7 @@ def _concatenated_share(uses: Sequence[tuple[int, int, bool]], max_live: int, pr
                     available.add(following)
                     group, count = group + size, count + 1
             live, gathered = live + group, gathered + group
+            # A single tensor is gathered into its own memory.
             concatenated += group if count > 1 else 0
         if released:
             available.remove(tensor)

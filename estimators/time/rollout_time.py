@@ -137,6 +137,7 @@ def _weight_synchronization(step: Step, rollouts: Rollouts, per_step: float) -> 
         transfer_s = 2 * size / step.values["W"]
     elif rollouts.rollout == "vllm-server":
         across = rollouts.server_has_node
+        # One rank sends the weights to the server, so the ring has two members.
         pair = replace(step.cluster, nodes=2 if across else 1, gpus_per_node=1 if across else 2)
         transfer_s = size / ring(pair).bytes_per_s
     seconds = gathers * step.ring.gather_s(size, calls) + transfer_s
@@ -200,6 +201,7 @@ def vllm_engine(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu
         launched = TOKEN_OPERATIONS + LAYER_OPERATIONS * layers
         host_s = GENERATE_HOST * (work.forward_s(costs, 0) + launched * costs.launched_s)
         token_s = computed_s if gpu.is_cpu else max(computed_s, host_s)
+    # Only the last token's logits are computed for a prompt.
     prefill_s = (prefilled.forward_s - prefilled.after_layers_s) / ranks
     return Engine(engines=engines, sequences=sequences, token_s=token_s, prefill_s=prefill_s, host_s=host_s)
 
@@ -211,6 +213,7 @@ def _graph_token_s(model: ModelShape, workload: Workload, cluster: Cluster, sequ
     seconds = layers * GRAPH_LAYER_OPERATIONS * KERNEL_S
     if rollouts.vllm_tensor_parallel_size > 1:
         group = ring(replace(cluster, nodes=1, gpus_per_node=rollouts.vllm_tensor_parallel_size))
+        # Row-parallel attention output and feed-forward output each end with an all-reduce.
         seconds += 2 * layers * group.all_reduce_s(sequences * model.hidden_size * workload.weight_bytes, 1)
     return seconds
 

@@ -173,6 +173,7 @@ def attention_rate(
     whether torch's memory-efficient kernel runs."""
     if masked and gpu.architecture not in ("Volta", "Turing"):  # these have no other kernel
         return EFFICIENT_SPEED[backward] * attention_rate(gpu, precision, kernel, keys, backward=backward)
+    # Fused attention kernels ignore `allow_tf32`.
     if precision == "tf32" and kernel != "eager":
         precision = "fp32"
     products = product_rate(gpu, precision)
@@ -186,6 +187,7 @@ def attention_rate(
     if kernel == "eager" or precision not in ("bf16", "fp16") or peak is None:
         return products
     share = ATTENTION_OF_PEAK.get(_kind(gpu), 0.3) * (ATTENTION_BACKWARD_SPEED if backward else 1.0)
+    # A short sequence leaves most of a tile masked and each block with little work between its loads.
     rate = min(products, peak * share) * keys / (keys + ATTENTION_HALF_TOKENS)
     return rate * TRITON_SPEED[backward] if kernel == "triton" else rate
 
@@ -200,6 +202,7 @@ def _measured_attention(gpu: Gpu, precision: MatmulPrecision, keys: int, backwar
         return known[-1].flops_per_s
     longer = next(number for number in range(1, len(known)) if keys < known[number].keys)
     short, long = known[longer - 1], known[longer]
+    # Time per FLOP is a constant plus a start-up cost shared by the keys, hence linear in 1 / keys.
     part = (1 / keys - 1 / long.keys) / (1 / short.keys - 1 / long.keys)
     return 1 / ((1 - part) / long.flops_per_s + part / short.flops_per_s)
 

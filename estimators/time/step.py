@@ -144,6 +144,7 @@ class Step:
             self.expert_ring = collective.replica_ring(cluster, plan.autoep_size)
         self.trained_per_rank = self.trained / (self.replicas if stage else 1)
         if stage and self.expert_numel:
+            # Experts are sharded over fewer ranks, so a rank updates a larger part of them.
             self.trained_per_rank += self.expert_numel * (plan.autoep_size - 1) / self.replicas
         self.trained_per_node = self.trained_per_rank * cluster.gpus_per_node if stage else self.trained
         self.gpu_stepped = 0
@@ -201,6 +202,7 @@ class Step:
             seconds=seconds,
             resource=resource,
             formula=formula,
+            # Only the symbols that the formula names are stored: they are printed with it.
             inputs=tuple([(word, known[word]) for word in _symbol_names(formula) if word in known]),
             source=_SOURCES.get(name) or _SOURCES[resource],
             symbols={} if resource == "launch" else SYMBOLS,

@@ -193,6 +193,7 @@ def _passes_bytes(step: Step) -> float:
 def _gpu_update(step: Step) -> TimeTerm:
     states, passes = _state_bytes(step), _passes_bytes(step)
     kernels = step.host.step_kernels(step.plan, step.replicas) if step.engine and not step.cluster.gpu.is_cpu else 0
+    # States are read and written; a kernel has a minimum time even if its tensors are small.
     seconds = (passes + 2 * states) * step.trained_per_rank / step.values["W"] + kernels * KERNEL_S
     formula = f"({passes:g} + 2 states) Pr / W + kernels k"
     return step.term("optimizer", "gpu memory", seconds, formula, states=states, kernels=kernels, k=KERNEL_S)
@@ -232,6 +233,7 @@ def _host_update(step: Step) -> list[TimeTerm]:
     inputs = {"states": states, "host": rate, "hosted": step.host_share}
     terms = [step.term("optimizer on the host", "cpu", seconds, formula, **inputs)]
     if step.plan.offload_optimizer == "nvme":
+        # fp32 masters and fp32 gradients take 8 bytes, whatever the type of the weights is.
         each_way = node * (8 + states)
         seconds = each_way / step.values["read"] + each_way / step.values["write"]
         formula = "(8 + states) Pn (1 / read + 1 / write)"
@@ -295,6 +297,7 @@ def _collectives(step: Step) -> list[TimeTerm]:
             step.ring_term("updated experts gathered", 1, size, 1, "w experts", among=among, experts=step.expert_numel)
         )
     if step.zero3 and not alone and step.host.persistent:
+        # What no forward pass gathers is what every rank keeps.
         whole = step.tensors.numel * (1 - step.gathers[0] / step.micro_batches) - step.tensors.unread
         whole *= step.element_bytes
         calls = step.host.persistent

@@ -45,6 +45,7 @@ class Transfers:
         total = sum(term.seconds for term in self.overlappable)
         if not total or not hidden_share:
             return self.exposed + self.overlappable
+        # While the GPU waits for the host, even transfers that nothing overlaps are hidden.
         hidden = hidden_share * min(total - self.unoverlapped_s, pass_s * (1 - self.fill_share)) + min(
             self.unoverlapped_s, idle_s
         )
@@ -152,6 +153,7 @@ def exchanges(step: Step) -> list[TimeTerm]:
     exchange = collective.Exchange.of(step.model, step.workload, step.cluster, step.plan)
     if exchange is None:
         return []
+    # Ulysses and AutoEP exchange again in the recomputation.
     passes = 3 if step.plan.gradient_checkpointing else 2
     what = "tokens" if step.expert_numel else "heads"
     return [
@@ -181,6 +183,7 @@ def split_layers(step: Step) -> list[TimeTerm]:
     if plan.autotp_size == 1:
         return []
     ring = collective.neighbour_ring(step.cluster, plan.autotp_size)
+    # Non-reentrant recomputation stops before the feed-forward's all-reduce, whose result no derivative reads.
     recomputed = (2 if step.workload.software.reentrant else 1) if plan.gradient_checkpointing else 0
     backward = sum(block.count * (4 + block.feed_forward.gated) for block in model.blocks)
     reduced = (2 + recomputed) * model.num_layers + backward + (not model.tied)
@@ -232,6 +235,7 @@ def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
 def gather_forward(step: Step, transfers: Transfers) -> None:
     """Add the gathers of forward passes. The embedding is gathered first, without overlap."""
     n, tensors = step.micro_batches, step.tensors
+    # Only weights that the step has changed must come from all ranks, in the first of n micro batches.
     trained = step.trained * step.element_bytes / collective.gathered_bytes(tensors, step.workload)
     first = tensors.embedding / tensors.numel
     # A tied embedding is read again for the head.
@@ -299,12 +303,14 @@ def _gather(
             overlappable.append(_group_gathering(step, passes - from_all, sent_bytes, calls))
     if plan.offload_param != "none":
         ranks = step.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
+        # Every rank copies its own shard to the GPU and gathers the rest from the others.
         per_rank, formula = passes * size / ranks, "passes weights / N / PCIe"
         inputs = {"passes": passes, "weights": size, "N": ranks}
         # DeepSpeed's host waits for each copy before it launches concurrent work (`_all_gather_dtype`); FSDP's does
         # not (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
         from_host = step.host_link_term("weights from host", per_rank, formula, **inputs)
         (transfers.exposed if step.zero3 else overlappable).append(from_host)
+    # Nothing computes while the first bucket is gathered.
     transfers.add_overlappable(overlappable, max(first, 1 / calls))
     on_nvme = collective.weights_on_nvme(tensors, plan, step.replicas)
     if on_nvme:

@@ -92,6 +92,7 @@ def activation_memory(
         workload,
         gradient_checkpointing,
         compute_capability,
+        # Where everything trains, ZeRO-3's linear layer saves the same inputs as torch's; one cache entry serves both.
         zero3=zero_stage >= 3 and (has_frozen or model.module is not None),
         reduces=zero_stage > 0 or workload.mlp == "whole",
     )
@@ -157,6 +158,7 @@ class ActivationLayout(NamedTuple):
     def block_terms(self, micro_batch_size: int, *parts: str) -> Terms:
         """Return the peak within these parts of `BackwardPeaks`, as recomputation and the rest of the backward pass."""
         found = ((each.recomputed, moment) for each in self.working for part in parts for moment in getattr(each, part))
+        # The largest moment depends on the batch: one grows with it, another is fixed (weights that are dequantized).
         recomputed, largest = max(found, key=lambda pair: pair[1].at(micro_batch_size), default=(ZERO, ZERO))
         if largest.at(micro_batch_size) < recomputed.at(micro_batch_size):  # a part of the recomputation is freed
             recomputed = largest
@@ -194,6 +196,7 @@ class Recorded(NamedTuple):
 
 @lru_cache(maxsize=256)
 def recorded(recorder: LayerRecorder) -> Recorded:
+    # The layers do not depend on the loss, so that a search over losses records them once.
     return Recorded(_layers(recorder._replace(workload=recorder.workload.layers_cache_key())), record_head(recorder))
 
 
@@ -268,6 +271,7 @@ def _freed_before_backward(
     Alternating blocks of equal tensors do not count as later. An encoder's output is freed with its decoder."""
     freed, (first, _) = ZERO, layers[0]
     for (block, _), size in zip(layers, kept_sizes, strict=True):
+        # Alternating kinds (a sliding window in every other layer) interleave, so none of them runs backward first.
         if block.tensors != first.tensors:
             freed = freed.plus(size.times(block.count))
     if first.stack == "encoder":

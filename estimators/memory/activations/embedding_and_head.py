@@ -45,6 +45,7 @@ def record_head(recorder: LayerRecorder) -> Recording:
     # A loss that repeats the head's product reads its input even if the head is frozen.
     saves_input = recorder.zero3 or LOSSES[recorder.workload.loss].recomputes_head
     if (model.vocab_size or model.num_labels) and (trained or adapted or saves_input or model.num_labels):
+        # Under autocast the final norm returns fp32, and the head casts it: the cast copy is what its product saves.
         output = ops.cast(output, ops.itemsize) if recorder.workload.autocasts else output
         ops.graph.apply("logits", (output,), width=1, saves=(output,), product=True)
     return Recording(ops.graph, value, output)
@@ -110,6 +111,7 @@ def _masks(recorder: LayerRecorder) -> list[PerBatchTerm]:
     """Return the masks that checkpointed layers hold for the recomputation; otherwise masks end with the forward
     pass."""
     terms, seen = [], set()
+    # Without checkpointing only attention kernels read the mask, and they are counted with their layer.
     for block in recorder.model.blocks if recorder.checkpointing else ():
         rows = recorder.rows(block)
         kernel, masked = recorder.kernel(block)
@@ -132,6 +134,7 @@ def _embedding(recorder: LayerRecorder) -> list[PerBatchTerm]:
         variant, rows = recorder.variant(block), recorder.rows(block)
         has_backward = recorder.has_backward(block)
         ops = recorder.ops((), "embedding")._replace(frozen=not has_backward)
+        # Dropout saves its mask only if its input needs a gradient.
         needs_grad = has_backward and (is_tower(block) or recorder.trains_embedding or recorder.checkpointing)
         item, width = recorder.workload.activation_itemsize, model.activation_width(block)
         value = ops.graph.tensor(rows, width, item, "embedding", needs_grad=needs_grad)

@@ -24,6 +24,7 @@ def activate(ops: Ops, function: str, value: Value) -> Value:
     if function == "relu":
         return ops.saves_output("activated", value)
     if function == "gelu_new":
+        # torch.pow is on autocast's fp32 list, so x^3 is computed from an fp32 copy.
         half, base = ops.scale(value), ops.cast(value, ops.workload.activation_itemsize)
         inner = ops.scale(ops.add(value, ops.scale(ops.power("x^3", base))))
         gate = ops.scale(ops.saves_output("tanh", inner))
@@ -59,6 +60,7 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
     pass, the previous tile's result, and the weights' gradients, which accumulate until the last tile. Source:
     deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py TiledMLP.
     """
+    # DeepSpeed's example cuts a sequence into ceil(S / H) tiles, so that a tile is about square.
     tiles, graph = -(-value.rows // value.width), ops.graph
     tile = ops._replace(graph=AutogradGraph(graph.part))
     part = tile.graph.tensor(-(-value.rows // tiles), value.width, value.itemsize, "tile", outer=True)
@@ -66,6 +68,7 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
     saved = sum(storage.size for storage in tile.graph.saved())
     backward = max(moment.per_sample for moment in backward_pass(tile.graph, result).moments) + saved - result.size
     recomputed = max(moment.per_sample for moment in forward_pass(tile.graph).moments)
+    # TiledMLP hides gradients from ZeRO until the last tile (`ds_grad_is_ready`), so they stay whole on the GPU.
     weights = sum(ops.weights[name].numel for name in names) if ops.reduces_gradients and tiles > 1 else 0
     forward_moved, backward_moved = forward_bytes(tile.graph).per_sample, backward_bytes(tile.graph, result).per_sample
     results = graph.apply(
@@ -110,6 +113,7 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
         graph.tensor(rows, 1, INDEX, label, needs_grad=False)
         for label in ("order by expert", "token of each copy", "inverse order")
     )
+    # Sorting by expert makes each expert's tokens one block, which a grouped matrix product needs.
     weights = graph.gather("sorted routing weights", _as_rows(scores), order, rows=rows)
     fused = _grouped(
         ops,
@@ -149,6 +153,7 @@ def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> V
 
     scores = ops.saves_output("router probabilities", ops.cast(ops.linear(router, value), 4))
     scores = _top_k(ops, scores, copies)
+    # Normalizing divides by the sum over the chosen experts; scaling by the route scale is a product with a constant.
     scores = ops.scale(graph.apply("normalized weights", (scores,), saves=(scores,)))
     order, places, inverse = (
         index(rows, "order by expert"),
@@ -198,6 +203,7 @@ def _gate(ops: Ops, shape: FeedForward, fused: Value) -> Value:
 
 
 def _clamped_gate(ops: Ops, fused: Value, hidden: int) -> Value:
+    # gpt-oss adds a bias to gate and up, which is a new tensor; its split by every other column is two views.
     bias = ops.graph.apply("expert biases", (fused,))
     gate, up = (ops.graph.apply("gate_up_proj", (fused,), width=hidden, view=True) for _ in range(2))
     # The derivative of clamp masks the gradient with one byte per element.

@@ -37,6 +37,7 @@ class Layer:
         if layout in ("output", "sandwich"):
             output = norm(ops, self.variant.norm, output)
         output = ops.dropout(output, self.block.hidden_dropout)
+        # An addition saves nothing, and the gradient of a sum is the same tensor for both branches.
         return ops.add(value, ops.scale(output) if self.variant.residual_scaled else output, "residual")
 
     def _names(self, role: str) -> list[str]:
@@ -151,6 +152,7 @@ class Layer:
         expanded = ops.linear(find["kv_b_proj"], norm(ops, self.variant.norm, latent))
         key_width = heads * (attention.head_dim - attention.rope_head_dim)
         key, states = ops.graph.split(expanded, (key_width, heads * attention.v_head_dim))
+        # The rotary part of the key is one for all heads: joining it to each head's plain part copies both.
         query, key = ops.new("q", (query,)), ops.new("k", (key,), width=heads * attention.head_dim)
         return self._attend(find["o_proj"], attention, (query, key, states))
 
@@ -195,6 +197,7 @@ class Layer:
         matrices = [name for name, tensor in ops.weights.items() if len(tensor.shape) == 2]
         router = next(name for name in matrices if ops.weights[name].role == "router")
         gate = next((name for name in matrices if name.endswith("shared_expert_gate")), None)
+        # Qwen's code runs the shared expert before the routed ones, DeepSeek's after them.
         shared = dense(ops, shape, names, value) if gate is not None else None
         if shape.autoep_size > 1:
             output = spread_experts(ops, shape, router, value)

@@ -254,6 +254,7 @@ class _Chunks(NamedTuple):
 def _chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> _Chunks:
     tokens, v, w = micro_batch_size * workload.seq_len, model.vocab_size, workload.weight_bytes
     if workload.loss == "fused":
+        # Liger chooses the number of chunks so that a chunk's logits are about as large as all hidden states.
         chunk = -(-tokens // -(-v // model.hidden_size))
         chunk = 1 << max(0, chunk - 1).bit_length()  # the next power of two
         return _Chunks(min(tokens, chunk), v, w, w, w, "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py")
@@ -296,6 +297,7 @@ def evaluated_loss_terms(model: ModelShape, workload: Workload, samples: int, *,
         return states + _chunks(model, workload, samples).logits
     upcast = (4 if w < 4 else 0) if upcasts(model) else 0
     c = _copied_bytes(model, workload) or w + upcast + (4 if upcasts(model) else w)
+    # Metrics then need the logits alone; only Liger's patched forward computes the standard loss in evaluation.
     if (not makes_logits or workload.loss in _IN_16_BITS) and workload.loss != "fused":
         c = w
     formula = _COPIES._replace(source=LOSS_SOURCE)
@@ -347,6 +349,7 @@ def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: in
     logits stay alive (transformers 4.46 and 4.47)."""
     version, w = workload.software.transformers, workload.weight_bytes
     keeps_logits = _KEEPS_LOGITS <= version < _PADDED_LABELS
+    # The free block of w B S V bytes is smaller than each fp32 tensor that follows, so it stays a gap.
     if workload.loss != "standard" or w == 4 or keeps_logits or model.num_labels or not upcasts(model):
         return 0
     return w * micro_batch_size * workload.scored_len * model.vocab_size

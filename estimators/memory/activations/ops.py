@@ -56,6 +56,7 @@ class Ops(NamedTuple):
         return self.graph.apply(label, (left, right), itemsize=max(left.itemsize, right.itemsize), passes=True)
 
     def multiply(self, left: Value, right: Value, label: str, *, itemsize: int | None = None) -> Value:
+        # The derivative of a product reads the other factor, and only for a factor that needs a gradient.
         saves = [other for other, one in ((right, left), (left, right)) if one.needs_grad]
         # The gradient of a one-column factor is a full product before it is summed.
         narrow = right.width < left.width and right.needs_grad
@@ -132,6 +133,7 @@ class Ops(NamedTuple):
             )
         folded = self.folded(name)
         if folded is not None:
+            # The product with W + B A saves the sum as well, because the sum is an activation that needs a gradient.
             operands = value, self.cast(folded, value.itemsize)
             return self.graph.apply(label, operands, width=width, saves=operands, product=True)
         dequantized = weight.numel * self.itemsize if quantized(weight, self.workload) else 0
@@ -167,6 +169,7 @@ class Ops(NamedTuple):
         )
         full = self.graph.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True, product=True)
         update = self.scale(full)
+        # Not in place: peft writes `result = result + lora_B(lora_A(x)) * scaling`, so both exist for a moment.
         output = self.add(base, self.cast(update, base.itemsize), label)
         self.graph.keep_alive(value, cast_input)
         return output

@@ -69,6 +69,7 @@ class LiveBytes:
         per_sample, fixed = self.live
         weights = self.weights
         fixed += weights.width * (self.making + self.made * weights.keeps_gradients)
+        # Weights are released only after the slack that the prefetch refills is used up.
         fixed += weights.released * min(0, weights.slack - self.passed)
         self.marks.append((self.made, Size(per_sample + workspace.per_sample, fixed + workspace.fixed)))
 
@@ -101,6 +102,7 @@ class LiveBytes:
 
     def sum(self, value: Value, earlier: _Gradient, later: _Gradient) -> _Gradient:
         """Return the sum of two gradients of one tensor, in place if the earlier one has no other user."""
+        # torch accumulates in place only into a buffer that nothing else refers to (input_buffer.cpp `accumulate`).
         if earlier.users == 1 and saved_tensors.IN_PLACE:
             self.release(later)
             return earlier
@@ -249,6 +251,7 @@ def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
 def frontier(moments: Iterable[Size]) -> tuple[Size, ...]:
     """Return the moments that can be the largest for some micro batch size."""
     best: list[Size] = []
+    # Sorted by bytes per sample: a later moment can win for small batches only if its fixed part is larger.
     for moment in sorted(set(moments), reverse=True):
         if not best or moment.fixed > best[-1].fixed:
             best.append(moment)

@@ -156,6 +156,7 @@ class LayerRecorder(NamedTuple):
         parts: list[tuple[Block, bool]] = []
         seen: set[str] = set()
         for block in self.model.blocks:
+            # Without a gradient to pass on, the layer below an adapter saves only what its own adapters need.
             needs_grad = self.checkpointing or (
                 self.trains if is_tower(block) else self.trains_embedding or images_train
             )
@@ -215,6 +216,7 @@ class LayerRecorder(NamedTuple):
             replay.frozen = frozenset(tensor.name for tensor in block.tensors if tensor.frozen)
             replay.checkpointing, replay.zero3 = self.checkpointing, self.zero3
             replay.numels = {name: numel for name, numel in numels.items() if uses[name] < 2}
+            # A weight that two operations read gets its gradient from both, and keeps it until the last one has run.
             replay.shared = {
                 name: ops.graph.tensor(1, numel, ops.itemsize, name, fixed=True, outer=True)
                 for name, numel in numels.items()

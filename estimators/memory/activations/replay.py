@@ -142,6 +142,7 @@ class Replay:
         ops, slots = self.ops, self.program.slots
         trains = ops.trains and not self.frozen.issuperset(instruction.weights)
         folded = [self._folded(name) for name in instruction.weights]
+        # `enable_input_require_grads` makes the embedding's output a leaf that requires a gradient.
         is_leaf = self.embedding_needs_grad and self.program.embedding in instruction.outputs
         mask = sum(1 << place for place, value in enumerate(inputs) if value.needs_grad)
         mask |= (trains or any(folded) or is_leaf) << len(inputs)
@@ -196,6 +197,7 @@ class Replay:
             self.ops.graph.nodes.append(Node((value,), (views[-1],), passes=True))
         query, key, value, *biases = views
         kernel, mask = self.choose_kernel(attention)
+        # A mask never needs a gradient; relative positions (T5's bias table) do.
         bias = next((each for each in biases if each.needs_grad), None)
         if bias is not None:  # trained relative positions, with the mask added already
             attention, mask = attention._replace(causal=False), None

@@ -141,6 +141,7 @@ class AutogradGraph:
         output = Value(rows, width, itemsize, storage, trains or any(value.needs_grad for value in inputs))
         saved: tuple[Storage, ...] = ()
         if output.needs_grad:
+            # Storages, not tensors: two views of one memory are kept once, as autograd keeps them.
             saved = tuple(dict.fromkeys([value.storage for value in saves])) + ((storage,) if saves_output else ())
         self.nodes.append(
             Node(
