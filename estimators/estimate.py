@@ -33,7 +33,6 @@ COMMON_SYMBOLS: Mapping[str, str] = {
 }
 """Symbols with one meaning in all formulas, unless a term redefines one."""
 
-
 MEMORY_SYMBOLS: Mapping[str, str] = {
     **COMMON_SYMBOLS,
     "Pt'": "trainable parameters, padded to a multiple of 2 N (stages 1 and 2)",
@@ -174,7 +173,6 @@ class MemoryEstimate:
 
     @property
     def gpu_terms(self) -> tuple[MemoryTerm, ...]:
-        """The terms that add up to `device_bytes_per_gpu`."""
         return self.peak.terms + self.reserved_terms + self.device_terms
 
     @property
@@ -288,8 +286,6 @@ class TimeEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Memory and time of one plan."""
-
     plan: Plan
     memory: MemoryEstimate
     time: TimeEstimate

@@ -56,12 +56,10 @@ class Gpu:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether the GPU computes bf16 natively."""
         return self.bf16_flops_per_s is not None
 
     @property
     def half_precision(self) -> Literal["bf16", "fp16"]:
-        """The default 16-bit training precision."""
         return "bf16" if self.has_bf16 else "fp16"
 
     @property
@@ -81,7 +79,6 @@ class Gpu:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the device is the host's CPU."""
         return self.architecture == "cpu"
 
 
@@ -311,7 +308,6 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def nearest_names(name: str) -> list[str]:
-    """Return the three names most similar to `name`."""
     from difflib import SequenceMatcher
 
     # Aliases are compared too: a driver's own name of a card may be nearer to the given one than its usual name.

@@ -263,17 +263,14 @@ class Plan(PlanSettings):
 
     @property
     def quantizes_collectives(self) -> bool:
-        """Whether weights or gradients travel in fewer bits."""
         return self.zero_quantized_weights or self.zero_quantized_gradients
 
     @property
     def offloads(self) -> bool:
-        """Whether states or parameters are kept off the GPU."""
         return self.offload_optimizer != "none" or self.offload_param != "none"
 
     @property
     def strategy(self) -> Strategy | PlainPyTorch:
-        """The kind of plan."""
         if self.sharding != "zero":
             return "torch" if self.sharding == "none" else self.sharding
         if self.zero_stage < 2:

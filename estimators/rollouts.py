@@ -68,11 +68,9 @@ class Rollouts:
     """Whether `generate` at stage 3 gathers the whole model once, instead of each layer for each token."""
 
     def micro_batches(self, gradient_accumulation_steps: int) -> int:
-        """Return n, the micro batches of a generation."""
         return self.steps_per_generation or gradient_accumulation_steps
 
     def per_step(self, gradient_accumulation_steps: int) -> float:
-        """Return the rollouts per optimizer step."""
         return gradient_accumulation_steps / (self.micro_batches(gradient_accumulation_steps) * self.num_iterations)
 
     def policy_passes(self, gradient_accumulation_steps: int) -> int:

@@ -73,7 +73,6 @@ class Software:
 
 DEFAULT = Software()
 
-
 Method = Literal["full", "lora", "qlora"]
 Precision = Literal["bf16", "fp16", "fp32"]
 MatmulPrecision = Literal["bf16", "fp16", "fp32", "tf32"]
@@ -108,8 +107,6 @@ DEFAULT_SEQ_LEN = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A training job without its parallelism."""
-
     objective: Objective = NEXT_TOKEN
     """A key of `objectives.OBJECTIVES`."""
     precompute_ref_log_probs: bool = False
@@ -164,7 +161,6 @@ class Workload:
     """P, for one rank's part of a job under Ulysses (`rank_share`); `seq_len` is then S / P."""
 
     def rank_share(self, sequence_parallel_size: int) -> Workload:
-        """Return the workload of one of the ranks that share a sample."""
         if sequence_parallel_size == 1 and self.global_batch_size is None:
             return self
         return replace(
@@ -175,7 +171,6 @@ class Workload:
         )
 
     def at_length(self, seq_len: int) -> Workload:
-        """Return the workload with sequences of another length."""
         return replace(self, seq_len=seq_len)
 
     def passes_cache_key(self) -> Workload:
@@ -247,12 +242,10 @@ class Workload:
 
     @property
     def activation_itemsize(self) -> int:
-        """Bytes of one element of the layers' inputs."""
         return 4 if self.autocasts else self.weight_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of one weight in the forward pass."""
         return 4 if self.precision == "fp32" else 2
 
 

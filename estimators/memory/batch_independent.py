@@ -45,8 +45,6 @@ _GATHERED = Formula(
 
 
 class BatchIndependentMemory:
-    """The memory of a plan without activations."""
-
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, cluster: Cluster) -> None:
         self.sharded = sharded
         self.plan = plan

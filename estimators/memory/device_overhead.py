@@ -70,7 +70,6 @@ most 2 % of the peak in benchmarks/analytic_vs_dry_run (docs/closed-form.md). Th
 independently of the transient bytes: for a large model the share is probably too large.
 """
 
-
 _SYMBOLS = {
     "handles": "cuBLAS handles of a process",
     "workspace": "bytes of one handle's workspace",

@@ -37,14 +37,7 @@ from ..objectives import has_reference_model
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .partition import SWAP_MIN_BYTES, align_up, shard_numel
-from .trainable import (
-    ShardedTensors,
-    TensorSet,
-    groups_on_gpu,
-    optimizer_group_numels,
-    optimizer_groups,
-    shards_below,
-)
+from .trainable import ShardedTensors, TensorSet, groups_on_gpu, optimizer_group_numels, optimizer_groups, shards_below
 from .zero_states import state_bytes
 
 ALIGNED_BYTES = 8 * 1024

@@ -14,7 +14,6 @@ from typing import NamedTuple
 NCCL_START_ALIGNMENT = 2
 """Alignment of partitions, in elements: 4 bytes in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
 
-
 SWAP_MIN_BYTES = 1 << 20
 """Minimum size of swapped tensors (deepspeed 0.19.8 swap_tensor/constants.py MIN_AIO_BYTES, aio block_size)."""
 

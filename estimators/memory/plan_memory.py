@@ -57,20 +57,9 @@ from .activations.loss import (
 )
 from .activations.recording import LayerRecorder
 from .batch_independent import BatchIndependentMemory
-from .device_overhead import (
-    allocator_overhead,
-    cache,
-    heap_overhead,
-    outside_allocator,
-)
+from .device_overhead import allocator_overhead, cache, heap_overhead, outside_allocator
 from .evaluation import evaluation_terms
-from .host_memory import (
-    checkpoint_terms,
-    cpu_ranks_memory,
-    kept_logits,
-    loading_bytes,
-    process_terms,
-)
+from .host_memory import checkpoint_terms, cpu_ranks_memory, kept_logits, loading_bytes, process_terms
 from .rollout_memory import constant_rollout_memory, rollout_phases
 from .torch_memory import TorchStep, estimate_torch_memory
 from .trainable import shard_tensors, tensor_set

@@ -37,12 +37,7 @@ from ..plan import Plan
 from ..workload import Workload
 from .activations.activation_memory import ActivationMemory, activation_memory
 from .activations.loss import logits_gap_bytes, output_terms
-from .device_overhead import (
-    allocator_overhead,
-    cache,
-    library_workspace,
-    outside_allocator,
-)
+from .device_overhead import allocator_overhead, cache, library_workspace, outside_allocator
 from .host_memory import loading_bytes, process_terms
 from .trainable import TensorSet, shard_tensors, tensor_set
 

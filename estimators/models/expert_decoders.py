@@ -211,7 +211,6 @@ def deepseek(c: Fields, *, width: int, count: int, shared: int, first: int, bias
 CHUNK = 64
 """Tokens per chunk of linear attention (transformers 5.23 `torch_chunk_gated_delta_rule`)."""
 
-
 PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
 

@@ -131,7 +131,6 @@ def _phases(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
 
 
 def _pass(schedule: Schedule, begins: int, ends: int) -> _Pass:
-    """Return the pass formed by the entries from `begins` to `ends`."""
     found, reduced = _Pass(), None
     for number in range(begins, ends):
         code, first, _ = schedule.entries[number]

@@ -42,7 +42,6 @@ _KINDS: dict[Kind, tuple[str, str, Lane | None]] = {
 """For each kind of operation: name in a term, resource ("" if it depends on the operation), and lane that it occupies
 (None if the host computes it)."""
 
-
 _CALLS = {
     "operation": "launches",
     "view": "launches",
@@ -78,8 +77,6 @@ class HostStretch:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedStep:
-    """One optimizer step in time."""
-
     schedule: Schedule
     time: TimeEstimate
     spans: tuple[Span, ...]
@@ -138,7 +135,6 @@ class _Simulation:
         self.phase = self.schedule.phases[phase]
 
     def busy(self, name: str, seconds: float) -> None:
-        """Advance the host by `seconds` of the work `name`."""
         name = f"{self.phase}: {name}"
         begins_s = self.now_s
         self.now_s += seconds
@@ -201,7 +197,6 @@ class _Simulation:
         return f"{self.phase_of[span]}: {self.names[self.streams.spans[span].operation]}"
 
     def _busy(self) -> dict[str, float]:
-        """Return seconds of work by name, whether or not it was hidden."""
         busy = defaultdict[str, float](float)
         for number, span in enumerate(self.streams.spans):
             busy[self._name(number)] += span.ends_s - span.begins_s

@@ -19,8 +19,6 @@ HOST = -1
 
 
 class Span:
-    """One executed operation."""
-
     __slots__ = ("after", "begins_s", "contention", "ends_s", "issued_s", "lane", "left_s", "operation", "stream")
 
     def __init__(
@@ -85,7 +83,6 @@ class Streams:
         self.spans.append(Span(operation, stream, lane, seconds, issued_s, contention))
 
     def record(self, event: int, stream: int) -> None:
-        """Issue an event."""
         self._records += 1
         self._recorded[event] = self._records
         self._queue(stream, "record", self._records)

@@ -75,7 +75,6 @@ CONTENTION = 0.3
 CONTENTION min(G, L). Fitted. Published: kernels are slowed by 19 % on average and up to 40 % (arXiv:2507.03114, A100,
 H100, MI250); a product during an all-gather falls from 80 to 47 % of an H100's peak (NVIDIA developer forum 337991)."""
 
-
 PREFETCH_HIDDEN = 0.47
 """1 - CONTENTION for stage 3's all-gathers and reduce-scatters. Fitted."""
 
@@ -117,7 +116,6 @@ def _link_bytes_per_s(gpu: Gpu) -> float:
 
 
 def ring(cluster: Cluster) -> Ring:
-    """Return the ring over all ranks of the cluster."""
     gpu, local, nodes = cluster.gpu, cluster.gpus_per_node, cluster.nodes
     rates: dict[str, float] = {}
     if local > 1:
@@ -166,7 +164,6 @@ shard is within a factor of two of it)."""
 
 
 def quantized_bytes(numel: float, bits: int) -> float:
-    """Return the bytes of elements in `bits` bits, with their scales."""
     return numel * (bits / 8 + 4 / SCALED_TOGETHER)
 
 
@@ -187,7 +184,6 @@ class QuantizedReduction(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Seconds of one reduction of all gradients."""
         within = self.size_bytes * (self.local - 1) / self.local / self.link_bytes_per_s
         between = self.size_bytes * (self.nodes - 1) / self.nodes / self.network_bytes_per_s
         return within + between + self.calls * self.call_s

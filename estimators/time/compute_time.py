@@ -64,7 +64,6 @@ class ComputeTime(NamedTuple):
 
     @property
     def backward_s(self) -> float:
-        """Seconds of the backward pass with recomputation."""
         return self.backward.total_s + self.recompute.total_s
 
 
@@ -143,7 +142,7 @@ class _Passes:
         self.recompute.products_s += layers * forward_s if recomputed else 0.0
 
     def add_attention(self, block: Block, *, backward_pass: bool) -> None:
-        """Add the attention of a block. back: whether the layer has a backward pass."""
+        """backward_pass: whether the layer has one."""
         workload = self.workload
         for attention, flops, masked in block_attention(self.model, block, workload, self.micro_batch):
             keys = attention.keys or attended_len(workload, workload.seq_len)
@@ -171,8 +170,6 @@ class _Passes:
 
 
 class Passes:
-    """All passes of a step."""
-
     def __init__(self, step: Step) -> None:
         plan, n, costs, host = step.plan, step.micro_batches, step.costs, step.host
         self.step = step

@@ -247,8 +247,6 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
 
 
 class AttentionWork(NamedTuple):
-    """An attention module of one layer."""
-
     attention: Attention
     flops: int
     """FLOPs of the forward pass."""
@@ -351,7 +349,6 @@ def model_flops_utilization(
 
 
 def peak_flops_per_s(gpu: Gpu, precision: MatmulPrecision) -> float | None:
-    """Return the card's dense peak."""
     of_tf32 = gpu.tf32_flops_per_s or gpu.fp32_flops_per_s
     peaks = {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "fp32": gpu.fp32_flops_per_s, "tf32": of_tf32}
     return peaks[precision]

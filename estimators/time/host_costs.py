@@ -62,7 +62,6 @@ class HostCosts(NamedTuple):
 
     @property
     def launched_s(self) -> float:
-        """An operation of a forward pass with its launch."""
         return self.operation_s + self.launch_s
 
     @property

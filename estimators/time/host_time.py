@@ -45,8 +45,6 @@ _FOLD_CALLS = 5
 
 
 class Operations(NamedTuple):
-    """Counts of one layer, or of several."""
-
     operations: int = 0
     """Forward operations that launch a kernel."""
     views: int = 0
@@ -151,7 +149,6 @@ def norm_operations(model: ModelShape, block: Block, *, fused: bool) -> int:
 
 
 def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> int:
-    """Return the forward operations that are not products with a weight."""
     attention, feed_forward = block.attention, block.feed_forward
     count = norm_operations(model, block, fused=fused) * (block.norm_count + (2 if attention.qk_norm else 0)) + 2
     count += ((2 if fused else 10) if attention.rotary else 0) + (7 if workload.attention == "eager" else 1)
@@ -193,14 +190,11 @@ _OUTSIDE = Operations(operations=13, views=15, backward_operations=12, backward_
 _ROTARY_TABLE = 6
 """Operations that compute the cosines and sines once for all layers."""
 
-
 CHECK_LAUNCHES = 12
 """Kernels that check a tensor for infinities: abs, !=, ==, products, extremes (counted like `step_counts`)."""
 
 
 class HostWork(NamedTuple):
-    """Work of the host in one micro batch."""
-
     counts: Operations
     once: Operations
     """The counts that checkpointing does not repeat: outside the layers, and in layers without a backward pass."""

@@ -21,8 +21,6 @@ PADDED_TO = 8
 
 
 class SamplesOfLength(NamedTuple):
-    """`samples` samples of `tokens` tokens."""
-
     tokens: int
     samples: int
 
@@ -184,8 +182,6 @@ LEAST_LOST_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """The checkpoints of one run."""
-
     size_bytes: int
     """Bytes of one checkpoint, all ranks together."""
     write_s: float
@@ -233,8 +229,6 @@ _SAVED_WEIGHT_BYTES = 2
 
 
 class JobDuration(NamedTuple):
-    """Duration of a job under one plan."""
-
     cluster: Cluster
     """All paid hardware, including the GPUs of a rollout server."""
     steps: int
@@ -278,14 +272,12 @@ class JobDuration(NamedTuple):
 
     @property
     def padding(self) -> float:
-        """Share of the computed tokens that is padding."""
         return 1 - self.tokens / self.computed_tokens
 
     def cost(self, price: Price) -> float:
         return price.cost(self.cluster, self.duration_s)
 
     def cost_range(self, price: Price) -> tuple[float, float] | None:
-        """Return the 80 % interval of the cost."""
         ends = self.duration_s_range
         return ends and (price.cost(self.cluster, ends[0]), price.cost(self.cluster, ends[1]))
 

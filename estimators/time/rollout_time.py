@@ -63,8 +63,6 @@ SCORING_TERMS = ("passes without gradients", "reference model", "reward model")
 
 
 class Engine(NamedTuple):
-    """One of the generation engines."""
-
     engines: int
     sequences: float
     """Sequences generated at a time."""

@@ -93,7 +93,6 @@ It lies between 180 on the A5000, where every query sees all keys, and 1000 for 
 at 1k, 2k and 4k, Dao-AILab/flash-attention #2605).
 """
 
-
 TRITON_SPEED = (0.75, 0.45)
 """Forward and backward speed of FlashAttention's Triton kernel of 2023 over FlashAttention-2, read off the plots of
 arXiv:2307.08691 (figures 5 and 6)."""

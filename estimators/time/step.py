@@ -88,7 +88,6 @@ _NOT_COVERED = {
     "rollout": "completions that end early, prefixes shared by prompts, rewards by a function",
 }
 
-
 _SOURCES = {
     "gpu memory": "estimators/time/memory_bound.py",
     "launch": "estimators/time/host_time.py",
@@ -232,7 +231,6 @@ class Step:
         return self.term(name, ring.resource, seconds, text, **values)
 
     def host_link_term(self, name: str, size_bytes: float, formula: str, **values: float) -> TimeTerm:
-        """Return the term of a copy between each GPU and host memory."""
         seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)
         return self.term(name, "pcie", seconds, formula, **values)
 

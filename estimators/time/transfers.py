@@ -149,7 +149,6 @@ def gradients_to_host(step: Step) -> TimeTerm:
 
 
 def exchanges(step: Step) -> list[TimeTerm]:
-    """Return the terms of all-to-alls of heads or of tokens, in all passes."""
     exchange = collective.Exchange.of(step.model, step.workload, step.cluster, step.plan)
     if exchange is None:
         return []

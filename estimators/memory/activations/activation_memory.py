@@ -171,7 +171,6 @@ def _largest(moments: Sequence[Size], micro_batch_size: int) -> Size:
 
 
 def _linear(formula: Formula, size: Size, micro_batch_size: int) -> Terms:
-    """Return a term of B x + y bytes."""
     whole = max(0, size.at(micro_batch_size))
     return formula.term(whole, B=micro_batch_size, x=size.per_sample, y=size.fixed)
 

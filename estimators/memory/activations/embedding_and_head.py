@@ -24,7 +24,6 @@ _SYMBOLS = {
     "y": "bytes for any batch size",
 }
 
-
 _MERGER = re.compile(r"\bvisual\.(merger|deepstack_merger_list\.\d+)\.")
 
 
@@ -97,7 +96,6 @@ def _prologue_terms(recorder: LayerRecorder, outer: OuterPrograms) -> list[PerBa
 
 
 def _tables(recorder: LayerRecorder) -> list[PerBatchTerm]:
-    """Return the cos and sin tables."""
     rotary = next((block.attention for block in recorder.model.blocks if block.attention.rotary), None)
     if rotary is None:
         return []

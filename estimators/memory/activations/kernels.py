@@ -19,7 +19,6 @@ Kernel = Literal["flash", "efficient", "math", "eager"]
 LARGEST_FUSED_HEAD = 256
 """Maximum head size of flash attention, in torch's kernel and in the flash-attn package."""
 
-
 FIRST_BOOLEAN_MASKS = (4, 53)
 """First transformers version with boolean masks for torch's attention (masking_utils.py)."""
 
@@ -221,7 +220,6 @@ def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value
 
 
 def _unit(ops: Ops, value: Value, heads: int) -> Value:
-    """Return each head divided by its length."""
     squares = ops.graph.apply("squares", (value,), saves=(value,), workspace=value.size)
     return ops.multiply(
         value, ops.saves_output("reciprocal length", ops.new("length", (squares,), width=heads)), "unit"

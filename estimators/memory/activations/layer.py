@@ -41,7 +41,6 @@ class Layer:
         return ops.add(value, ops.scale(output) if self.variant.residual_scaled else output, "residual")
 
     def _names(self, role: str) -> list[str]:
-        """Return the linear modules of a role, in the order of the state dict."""
         return [name for name, tensor in self.ops.weights.items() if tensor.role == role and tensor.linear]
 
     def _attention(self, value: Value) -> Value:
@@ -115,7 +114,6 @@ class Layer:
     def _attend(
         self, output: str, attention: Attention, states: tuple[Value, Value, Value], gate: Value | None = None
     ) -> Value:
-        """Return attention with its gate and the output projection."""
         ops, kernel, dropout = self.ops, self.kernel, bool(self.block.attention_dropout)
         attended = attend(ops, kernel, self.variant, attention, states, mask=self.mask, dropout=dropout)
         if kernel == "flash" and self.variant.joined:  # its output is head-major

@@ -13,8 +13,6 @@ from .saved_tensors import AutogradGraph, Value
 
 
 class Ops(NamedTuple):
-    """Recorder of operations for one workload."""
-
     graph: AutogradGraph
     workload: Workload
     weights: Mapping[str, Tensor]
@@ -31,7 +29,6 @@ class Ops(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element of weights and activations."""
         return self.workload.weight_bytes
 
     @property
@@ -83,7 +80,6 @@ class Ops(NamedTuple):
         return self.graph.apply(label, (value,), saves_output=True)
 
     def product(self, label: str, left: Value, right: Value, *, width: int) -> Value:
-        """Return a matrix product of two activations."""
         return self.graph.apply(label, (left, right), width=width, itemsize=left.itemsize, saves=(left, right))
 
     def dropout(self, value: Value, applied: object = True) -> Value:

@@ -51,7 +51,6 @@ def saved_term(name: str, saved: Sequence[Storage], *, count: int, rows: int) ->
 
 
 def saved_terms(stack: str, saved: Iterable[Storage], *, count: int, rows: int) -> list[PerBatchTerm]:
-    """Return one term per part of a layer."""
     groups: dict[str, list[Storage]] = {}
     for storage in saved:
         groups.setdefault(storage.part, []).append(storage)
@@ -73,7 +72,6 @@ class Recording:
 
     @property
     def has_backward(self) -> bool:
-        """Whether it has a backward pass."""
         return self.output.needs_grad
 
     @property
@@ -141,7 +139,6 @@ class LayerRecorder(NamedTuple):
         return has_backward(self.model, block, self.workload, checkpointing=self.checkpointing)
 
     def rows(self, block: Block) -> int:
-        """Return the tokens of the block's stream."""
         return self.model.stream_len(block, self.workload.seq_len)
 
     def variant(self, block: Block) -> LayerVariant:
@@ -202,7 +199,6 @@ class LayerRecorder(NamedTuple):
         return Recording(graph, value, layer.forward(value))
 
     def replay(self, ops: Ops, program: Program, block: Block, *, embedding_needs_grad: bool = False) -> Replay:
-        """Return a replay of a program in the stream of a block."""
         rows = self.rows(block)
 
         def choose_kernel(attention: Attention) -> tuple[Kernel, Value | None]:
@@ -234,5 +230,4 @@ class LayerRecorder(NamedTuple):
         return ops.graph.tensor(rows, rows, itemsize, "mask", needs_grad=False, fixed=fixed, outer=True)
 
     def kernel(self, block: Block, attention: Attention | None = None) -> tuple[Kernel, bool]:
-        """Return `kernel_and_mask` of the block's own attention, or of another one."""
         return kernel_and_mask(self.model, block, self.workload, attention or block.attention, self.compute_capability)

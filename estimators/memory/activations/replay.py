@@ -15,8 +15,6 @@ from .saved_tensors import AutogradGraph, Node, Storage, Value
 
 @dataclass(slots=True, eq=False)
 class Replay:
-    """One replay of a program."""
-
     ops: Ops
     program: Program
     seq_len: int

@@ -52,8 +52,6 @@ class Value(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One operation of a graph."""
-
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     saved: tuple[Storage, ...] = ()
