@@ -261,7 +261,7 @@ def find_gpu(name: str) -> Gpu:
     if candidates:
         names = [gpu.name for gpu in candidates]
         raise ClusterError(
-            "{name!r} matches several GPUs: {names}".format(name=name, names=", ".join(names)),
+            f"{name!r} matches several GPUs: {', '.join(names)}",
             why="they differ in memory or speed",
             fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}",
         )

@@ -25,7 +25,6 @@ class OptimizerSpec:
     cpu_state_bytes: float | None
     """Bytes of state per element of the optimizer on the host under CPU offload; None if it cannot be offloaded."""
     source: str
-    """Source of the figures."""
     step_elements: int = 0
     """Temporaries of the masters' type per master weight while `step()` runs under DeepSpeed on the GPU; 0 for fused
     kernels."""
@@ -51,7 +50,6 @@ class OptimizerSpec:
     block_params: tuple[str, ...] = ("lr", "weight_decay")
     """Parameters of the block that TrainingArguments also has."""
     extra_block_params: tuple[tuple[str, bool | float], ...] = ()
-    """Further parameters of the block."""
     tested_with_zero: bool = False
     """Whether ZeRO accepts it without zero_allow_untested_optimizer (runtime/zero/utils.py
     `ZERO_SUPPORTED_OPTIMIZERS`)."""

@@ -118,7 +118,6 @@ class Workload:
     """Weight format under method "qlora": bitsandbytes' NF4 with double quantization or int8 (LLM.int8), or an existing
     GPTQ checkpoint in four bits and groups of 128."""
     lora_rank: int = 8
-    """r, the rank of the adapters."""
     lora_targets: tuple[str, ...] | None = None
     """Suffixes of module names (`q_proj`); None for peft's "all-linear" (`lora.adapters`)."""
     modules_to_save: tuple[str, ...] = ()
@@ -130,7 +129,6 @@ class Workload:
     seq_len: int = 2048
     """S, tokens of a sample, padded or packed."""
     precision: Precision = "bf16"
-    """Precision of weights and activations."""
     optimizer: str = "adamw"
     """A key of `optimizers.OPTIMIZERS`."""
     eval_batch: int | None = None

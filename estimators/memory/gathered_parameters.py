@@ -37,7 +37,6 @@ class GatheredParameters(NamedTuple):
     head: int = 0
     head_reduction: int = 0
     recomputed: int = 0
-    """While a layer is recomputed."""
     layer: int = 0
     product: int = 0
     """While the gradient of a layer's largest tensor is made."""

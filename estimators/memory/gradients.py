@@ -232,7 +232,7 @@ _KEPT_STEP_3 = Formula(
 )
 _STEP_3 = Formula(
     "step_temporaries",
-    "max(8 shard, {cast} G, (m + s) G{overflow})",
+    "max(8 shard, (w + m) G, (m + s) G)",
     f"{_SOURCE_3} get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
     SYMBOLS,
     STEP_NOT_COVERED,
@@ -320,7 +320,7 @@ class Stage3(GradientMemory):
         master = self.plan.master_bytes
         temporaries = master * self.optimizer.step_elements
         cast, cast_text = (width, "w") if width == master else (width + master, "(w + m)")
-        text = _STEP_3.text.format(cast=cast_text, overflow=", (w + 1) shards" if overflow else "")
+        text = f"max(8 shard, {cast_text} G, (m + s) G{', (w + 1) shards' if overflow else ''})"
         return self.live(0) + _STEP_3._replace(text=text).term(
             max(NORM_BYTES * largest, cast * group, (master + temporaries) * group, overflow),
             w=width,

@@ -104,7 +104,6 @@ class FlatGroup(NamedTuple):
     tensors: Sequence[int]
     """Indices among the trainable tensors."""
     numel: int
-    """Elements, padding included."""
     ranks: int
     """Number of ranks that share the group: all, or those with the same experts."""
 

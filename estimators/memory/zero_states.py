@@ -145,11 +145,11 @@ def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer
     with their fp32 gradients."""
     if plan.offload_optimizer != "none":
         on_gpu, m = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
-        states = _KEPT_STATES.term(2 * m * on_gpu, m=m, on_gpu=on_gpu)
+        states = _KEPT_STATES.term(2 * m * on_gpu, m=m, kept=on_gpu)
         return (
-            _KEPT_MASTERS.term(m * on_gpu, m=m, on_gpu=on_gpu)
+            _KEPT_MASTERS.term(m * on_gpu, m=m, kept=on_gpu)
             + states
-            + _KEPT_GRADIENTS.term(m * on_gpu, m=m, on_gpu=on_gpu)
+            + _KEPT_GRADIENTS.term(m * on_gpu, m=m, kept=on_gpu)
         )
     stage = plan.zero_stage
     numel, source, symbol = sharded.partition, _STAGE_1_2, "part"

@@ -114,7 +114,6 @@ class Body(NamedTuple):
     image: ImageSize | None = None
     logit_softcap: bool = False
     idle_tower: bool = False
-    """See `ModelShape.idle_tower`."""
 
 
 def stack(layers: Sequence[Block]) -> tuple[Block, ...]:
@@ -227,7 +226,6 @@ class Style(NamedTuple):
     biases: tuple[Switch, Switch, Switch] = (False, False, False)
     """Biases of: query, key and value; the attention's output; the feed-forward."""
     rotary: bool = True
-    """Whether queries and keys get a rotary position embedding."""
     qk_norm: Literal["", "head", "all"] = ""
     """Norm of queries and keys, over each head or over all heads; "" without one."""
     gated: bool = True

@@ -187,7 +187,6 @@ class ImageSize(NamedTuple):
     """The largest image of a sample, and its division into patches and tokens."""
 
     patch: int
-    """Side of a patch in pixels."""
     merge: int
     """Neighbouring patches merged along each side: merge^2 patches become one token of the sequence."""
     pixels: int
@@ -216,7 +215,6 @@ class ModelShape:
     """The name that the user gave, or the catalogue's hub id."""
     model_type: str
     architecture: str
-    """The name of transformers' class."""
     hidden_size: int
     vocab_size: int
     """V, the width of the logits; 0 for a model without a vocabulary, such as ViT."""

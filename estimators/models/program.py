@@ -85,7 +85,6 @@ class Derivative(NamedTuple):
     """Work of autograd for one operation when some of its inputs require a gradient."""
 
     saves_inputs: tuple[int, ...]
-    """Indices of the saved inputs."""
     saves_outputs: tuple[int, ...]
     saves_weights: tuple[int, ...]
     saves_new: Quantity
@@ -210,11 +209,9 @@ class LayerVariant(NamedTuple):
     """Differences of `modeling_<model type>.py` (transformers 5.23) that affect the saved tensors of a layer."""
 
     norm: NormVariant = "rms"
-    """The norms over the hidden size."""
     norm_operations: int = 8
     """Operations that an RMSNorm over the hidden size launches."""
     qk_norm: NormVariant = "rms"
-    """The norms of queries and keys."""
     layout: Literal["pre", "output", "sandwich"] = "pre"
     """pre: x + f(norm(x)), twice; output: x + norm(f(x)) (OLMo 2); sandwich: x + norm(f(norm(x))) (Gemma 2)."""
     rotary: Literal["model", "fp32"] = "model"

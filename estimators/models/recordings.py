@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,28 +41,3 @@ def _select_model(tree: Any, index: int) -> Any:
             tree["each"][index] if "each" in tree else {key: _select_model(each, index) for key, each in tree.items()}
         )
     return tree
-
-
-def recording_groups(shapes: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
-    """Return the content of a file, from the shapes as JSON by hub id."""
-    groups: dict[str, list[str]] = {}
-    for hub_id, shape in shapes.items():
-        groups.setdefault(repr(_structure(shape)), []).append(hub_id)
-    return [(models, _merge_shapes([shapes[hub_id] for hub_id in models])) for models in groups.values()]
-
-
-def _structure(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _structure(each) for key, each in value.items()}
-    return [_structure(each) for each in value] if isinstance(value, list) else None
-
-
-def _merge_shapes(values: Sequence[Any]) -> Any:
-    first = values[0]
-    if all(value == first for value in values):
-        return first
-    if isinstance(first, list):
-        return [_merge_shapes(each) for each in zip(*values, strict=True)]
-    if isinstance(first, dict):
-        return {key: _merge_shapes([value[key] for value in values]) for key in first}
-    return {"each": list(values)}

@@ -29,7 +29,6 @@ class Span:
         self.lane = lane
         self.contention = contention
         self.issued_s = issued_s
-        """Time at which the host issued it."""
         self.left_s = seconds
         """Remaining seconds of work, if alone on its lane."""
         self.begins_s = self.ends_s = 0.0

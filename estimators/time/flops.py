@@ -249,7 +249,6 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
 class AttentionWork(NamedTuple):
     attention: Attention
     flops: int
-    """FLOPs of the forward pass."""
     masked: bool
     """Whether torch's memory-efficient kernel adds a mask to the scores."""
 

@@ -26,7 +26,6 @@ class HostCosts(NamedTuple):
     view_s: float = 1.6e-6
     """A dispatched operation without a kernel (view, transpose, detach) or an allocation."""
     module_call_s: float = 5.63e-6
-    """A call of an `nn.Module` without hooks."""
     backward_operation_s: float = 8.02e-6
     """An operation of a backward pass, or of DeepSpeed's hooks in any pass, that launches a kernel."""
     backward_view_s: float = 1e-6

@@ -52,11 +52,9 @@ class Operations(NamedTuple):
     backward_operations: int = 0
     backward_views: int = 0
     calls: int = 0
-    """Module calls."""
     hooked: int = 0
     """Module calls with hooks of ZeRO-3."""
     adapted: int = 0
-    """Linear layers with an adapter."""
     folds: int = 0
     """Weights W + B A that LoRA computes because no module can hold an adapter."""
 
@@ -200,9 +198,7 @@ class HostWork(NamedTuple):
     """The counts that checkpointing does not repeat: outside the layers, and in layers without a backward pass."""
     layers: int
     reentrant: bool
-    """Whether checkpointing is reentrant."""
     parameters: int
-    """Number of trained tensors."""
     gathered: int
     """Number of tensors that stage 3 does not keep on every rank."""
     persistent: int

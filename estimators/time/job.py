@@ -244,7 +244,6 @@ class JobDuration(NamedTuple):
     loading_s: float
     """Start of the processes, and reading the weights from each node's drive."""
     evaluation_s: float
-    """Seconds of all evaluations."""
     saving: Saving
     spread: Spread | None = None
     """The 80 % interval of the speed, as factors."""

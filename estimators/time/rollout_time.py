@@ -65,7 +65,6 @@ SCORING_TERMS = ("passes without gradients", "reference model", "reward model")
 class Engine(NamedTuple):
     engines: int
     sequences: float
-    """Sequences generated at a time."""
     token_s: float
     """Seconds to generate one token of all sequences."""
     prefill_s: float

@@ -132,7 +132,6 @@ class BackwardPeaks(NamedTuple):
     """Moments of the backward pass of one kind of layer, in addition to all saved terms."""
 
     recomputed: Size
-    """Recomputed bytes."""
     forward: tuple[Size, ...]
     """While the layer runs forward; with checkpointing, in its recomputation. The rest: `Recording.backward`."""
     all: tuple[Size, ...]

@@ -19,7 +19,6 @@ class Ops(NamedTuple):
     """The layer's matrices and fused experts, by module name."""
     adapters: Adapters
     biased: frozenset[str] = frozenset()
-    """Modules with a bias."""
     frozen: bool = False
     """Whether all of the tensors are frozen (`--freeze`)."""
     reduces_gradients: bool = False

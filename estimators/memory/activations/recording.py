@@ -31,7 +31,6 @@ class PerBatchTerm(NamedTuple):
     name: str
     size: Size
     text: str
-    """The formula."""
     inputs: Mapping[str, float]
     """Values of the formula's symbols, without B."""
     symbols: Mapping[str, str] = MEMORY_SYMBOLS
@@ -63,7 +62,6 @@ class Recording:
 
     graph: AutogradGraph
     value: Value
-    """The input."""
     output: Value
 
     @cached_property
