@@ -227,12 +227,12 @@ def optimizer(name: str, *, bf16_states: bool = False, step: OptimizerStep = "au
     return replace(known, state_bytes=known.state_bytes / 2, cpu_state_bytes=on_cpu)
 
 
-def optimizer_of_type(block_type: str) -> OptimizerSpec | None:
+def deepspeed_optimizer(block_type: str) -> OptimizerSpec | None:
     """Return the optimizer for a `type` of DeepSpeed's optimizer block, in any case; None if unknown."""
     return next((spec for spec in OPTIMIZERS.values() if spec.block_type.lower() == block_type.lower() != ""), None)
 
 
-def step_of_trainer(name: str) -> OptimizerStep:
+def trainer_optimizer_step(name: str) -> OptimizerStep:
     """Return the implementation of torch's AdamW for a value of `optim=`; "auto" for other optimizers. `adamw_hf` has
     temporaries of foreach's size."""
     if name.lower() in ("adamw_torch", "adamw_hf"):
@@ -240,6 +240,6 @@ def step_of_trainer(name: str) -> OptimizerStep:
     return "fused" if name.lower() in OPTIMIZERS["adamw"].trainer_names else "auto"
 
 
-def optimizer_of_trainer(name: str) -> str | None:
+def trainer_optimizer(name: str) -> str | None:
     """Return the key of the optimizer for a value of `optim=`, in any case; None if unknown."""
     return next((key for key, spec in OPTIMIZERS.items() if name.lower() in spec.trainer_names), None)

@@ -227,13 +227,13 @@ def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
 
 
 @lru_cache(maxsize=256)
-def larger_than(tensors: TensorSet, numel: int) -> int:
+def count_above(tensors: TensorSet, numel: int) -> int:
     """Return the number of tensors with more than `numel` elements; tensors of unfused experts always count."""
     return sum(1 for each in chain(tensors.trainable, tensors.frozen) if each > numel) + tensors.split_experts
 
 
 @lru_cache(maxsize=256)
-def share_from(tensors: TensorSet, numel: int) -> float:
+def share_above(tensors: TensorSet, numel: int) -> float:
     """Return the share of the elements in tensors with at least `numel` elements."""
     return sum(each for each in chain(tensors.trainable, tensors.frozen) if each >= numel) / tensors.numel
 

@@ -116,7 +116,7 @@ class Body(NamedTuple):
     idle_tower: bool = False
 
 
-def stack(layers: Sequence[Block]) -> tuple[Block, ...]:
+def group_layers(layers: Sequence[Block]) -> tuple[Block, ...]:
     """Group layers into blocks of identical ones. Equal layers must be the same object.
 
     Alternating layers with equal tensors (a window in every other layer) are gathered: no name or size depends on their
@@ -306,7 +306,7 @@ def build(
 
     experts, reaches = is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers
     kinds = list(zip(experts, reaches, attends, strict=True))
-    # One object per kind: `stack` groups layers by identity.
+    # One object per kind: `group_layers` groups layers by identity.
     layers = {kind: layer(*kind) for kind in set(kinds)}
     tied = c.flag("tie_word_embeddings", default=style.tied)
     outside = embedding(style.names.embed, dims.vocab, dims.hidden) + outside
@@ -316,7 +316,7 @@ def build(
         base=style.names.base,
         hidden_size=dims.hidden,
         vocab_size=dims.vocab,
-        blocks=stack([layers[kind] for kind in kinds]),
+        blocks=group_layers([layers[kind] for kind in kinds]),
         outside=outside,
         logit_softcap=style.is_softcapped(c, "final"),
         heads=decoder_heads(

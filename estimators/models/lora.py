@@ -12,13 +12,13 @@ from ..workload import Workload
 from .families import PEFT_EXPERTS, find_family, module_experts
 from .model_shape import ModelShape, Tensor
 
-BLOCK = 64
+NF4_BLOCK = 64
 """Elements that share a scale."""
 
 GPTQ_GROUP = 128
 """Elements that share a scale in GPTQ: the usual setting of published checkpoints."""
 
-OUTER_BLOCK = 256
+NF4_OUTER_BLOCK = 256
 """Scales that share a second-level scale (double quantization)."""
 
 
@@ -86,9 +86,9 @@ def nf4_bytes(numel: int) -> int:
     Four bits per element, one 8-bit scale per 64 elements, and one fp32 scale per 256 of those scales.
     Source: QLoRA (arXiv:2305.14314) section 3; bitsandbytes functional.py `quantize_4bit` (compress_statistics).
     """
-    scales = -(-numel // BLOCK)
+    scales = -(-numel // NF4_BLOCK)
     tables = (16 + 256) * 4
-    return -(-numel // 2) + scales + 4 * -(-scales // OUTER_BLOCK) + tables
+    return -(-numel // 2) + scales + 4 * -(-scales // NF4_OUTER_BLOCK) + tables
 
 
 ALL_LINEAR = "all-linear"

@@ -16,11 +16,11 @@ from .body import (
     decoder_heads,
     embedding,
     feed_forward_linears,
+    group_layers,
     linear,
     norm,
     norms,
     parameter,
-    stack,
 )
 from .config_fields import MAX_HEADS, MAX_LAYERS, Fields
 from .dense_decoders import GELU, LLAMA, gemma3_text, ministral3, mistral, qwen2
@@ -238,7 +238,7 @@ def qwen2_5_vl(c: Fields) -> Body:
     whole = replace(tower.block, count=1)
     windowed = replace(whole, attention=whole.attention._replace(window=max(1, reach), chunked=True))
     full = vision.items("fullatt_block_indexes") or [7, 15, 23, 31]
-    blocks = stack([whole if index in full else windowed for index in range(tower.block.count)])
+    blocks = group_layers([whole if index in full else windowed for index in range(tower.block.count)])
     return tower.add_language_model(c, _qwen2_text(c), blocks)
 
 

@@ -88,7 +88,7 @@ class Schedule:
     entries: tuple[Entry, ...]
 
 
-WIDENED = 2
+LARGEST_COPY_RATIO = 2
 """Largest ratio of the bytes of a copied tensor to those of its reduction: fp32 to 16 bits."""
 
 
@@ -143,7 +143,7 @@ def _pass(schedule: Schedule, begins: int, ends: int) -> _Pass:
                 found.reductions.append(number)
         elif operation.kind in ("to host", "to device") and reduced is not None:
             # A larger copy is not of this bucket: a layer's weights, or activations that checkpointing offloads.
-            if operation.size_bytes > WIDENED * reduced.size_bytes:
+            if operation.size_bytes > LARGEST_COPY_RATIO * reduced.size_bytes:
                 continue
             found.copies.append(number)
             found.followed.add(found.reductions[-1])

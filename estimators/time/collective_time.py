@@ -37,7 +37,7 @@ from typing import NamedTuple
 from ..hardware import Cluster, Gpu, network_bytes_per_s
 from ..memory.gathered_parameters import gathered_parameters
 from ..memory.partition import SWAP_MIN_BYTES
-from ..memory.trainable import TensorSet, larger_than, share_from
+from ..memory.trainable import TensorSet, count_above, share_above
 from ..models.model_shape import ModelShape
 from ..plan import Plan
 from ..workload import Workload
@@ -189,7 +189,7 @@ class QuantizedReduction(NamedTuple):
         return within + between + self.calls * self.call_s
 
     @classmethod
-    def of(cls, tensors: TensorSet, cluster: Cluster, plan: Plan) -> QuantizedReduction | None:
+    def from_plan(cls, tensors: TensorSet, cluster: Cluster, plan: Plan) -> QuantizedReduction | None:
         """Return the reduction of a plan; None if gradients are not quantized, as on one node."""
         if not plan.zero_quantized_gradients or cluster.nodes == 1:
             return None
@@ -232,7 +232,7 @@ class Exchange(NamedTuple):
         return self.size_bytes * (self.ranks - 1) / self.ranks / self.bytes_per_s + self.calls * self.call_s
 
     @classmethod
-    def of(cls, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Exchange | None:
+    def from_plan(cls, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Exchange | None:
         """Return the exchange of a plan; None without sequence parallelism and spread experts. `workload` is that of a
         rank. Routers are assumed to be balanced."""
         ranks, local = max(plan.sequence_parallel_size, plan.autoep_size), cluster.gpus_per_node
@@ -327,7 +327,7 @@ def weights_on_nvme(tensors: TensorSet, plan: Plan, world_size: int) -> float:
     if plan.offload_param != "nvme" or in_memory:
         return 0.0
     smallest = SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size
-    return share_from(tensors, smallest)
+    return share_above(tensors, smallest)
 
 
 class Calls(NamedTuple):
@@ -342,7 +342,7 @@ def gather_calls(tensors: TensorSet, plan: Plan) -> Calls:
     as many with scales."""
     threshold = plan.stage3_param_persistence_threshold
     with_scales = 2 if plan.zero_quantized_weights else 1
-    experts, larger = sum(tensors.spread), larger_than(tensors, threshold)
+    experts, larger = sum(tensors.spread), count_above(tensors, threshold)
     size, bucket = tensors.numel, plan.stage3_prefetch_bucket_size
     shared = with_scales * _calls(size, bucket, larger - experts)
     return Calls(shared, _calls(size, bucket, experts) if experts else 0)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..memory.trainable import larger_than, tensor_set
+from ..memory.trainable import count_above, tensor_set
 from ..models.families import layer_variant, leaf_experts, module_experts
 from ..models.lora import Adapters, adapters, quantized
 from ..models.model_shape import Block, ModelShape
@@ -95,7 +95,7 @@ def _own_operations(model: ModelShape, block: Block, workload: Workload, *, fuse
     experts = module_experts(model, workload.software) if block.feed_forward.experts else 0
     fused_experts = sum(1 for tensor in block.tensors if experts and tensor.role == "expert")
     matrices = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2) + 3 * experts - fused_experts
-    others = _others(model, block, workload, fused=fused) + _EXPERT_OPERATIONS * experts
+    others = _other_operations(model, block, workload, fused=fused) + _EXPERT_OPERATIONS * experts
     trained = [tensor for tensor in block.tensors if workload.method == "full" and not tensor.frozen]
     biases = sum(1 for tensor in trained if tensor.name.endswith(".bias"))
     casts = 2 * matrices + biases if workload.autocasts else 0  # inputs and weights, and their gradients backward
@@ -146,7 +146,7 @@ def norm_operations(model: ModelShape, block: Block, *, fused: bool) -> int:
     return 1 if fused or block.norm == "layer" else layer_variant(model, block).norm_operations
 
 
-def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> int:
+def _other_operations(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> int:
     attention, feed_forward = block.attention, block.feed_forward
     count = norm_operations(model, block, fused=fused) * (block.norm_count + (2 if attention.qk_norm else 0)) + 2
     count += ((2 if fused else 10) if attention.rotary else 0) + (7 if workload.attention == "eager" else 1)
@@ -294,7 +294,7 @@ def host_work(model: ModelShape, workload: Workload, persistence_threshold: int,
 @lru_cache(maxsize=64)
 def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool) -> HostWork:
     lora, tensors = adapters(model, workload), tensor_set(model, workload)
-    gathered = larger_than(tensors, persistence_threshold)
+    gathered = count_above(tensors, persistence_threshold)
     fused, last, once = workload.kernels != "torch", model.blocks[-1], Operations()
     if not model.module:
         norm = norm_operations(model, last, fused=fused)

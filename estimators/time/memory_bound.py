@@ -158,7 +158,7 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
     return float(forward * logits), float(backward * logits)
 
 
-FOLLOWED_LAYERS = 32
+SIMULATED_LAYERS = 32
 """Number of layers whose prefetches are simulated; the others repeat the pattern."""
 
 PREFETCHES = 3
@@ -186,7 +186,7 @@ def _concatenated_shares(
         uses = [(number, numel, False) for number, numel in enumerate(everything)]
         share = _concatenated_share(uses, max_live, prefetch)
         return share, share
-    layers, size = range(min(FOLLOWED_LAYERS, tensors.model.num_layers)), len(layer)
+    layers, size = range(min(SIMULATED_LAYERS, tensors.model.num_layers)), len(layer)
     in_turn = [(index * size + at, layer[at]) for index in layers for at in range(size)]
     forward = [(-1, tensors.embedding, True), *((number, numel, True) for number, numel in in_turn)]
     backward = [(-1, tensors.head, True)]

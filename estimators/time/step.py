@@ -158,7 +158,7 @@ class Step:
         # Below stage 2 only the last micro batch reduces its gradients; the others sum them up.
         self.reductions = n if stage >= 2 else 1
         self.reduce_calls = collective.reduce_calls(self.tensors, plan)
-        self.quantized = collective.QuantizedReduction.of(self.tensors, cluster, plan)
+        self.quantized = collective.QuantizedReduction.from_plan(self.tensors, cluster, plan)
         self.gathers = (0.0, 0.0)
         """Number of times that stage 3 gathers all weights in the forward and in the backward passes of a step."""
         self.repeated_gathers = 0.0

@@ -46,8 +46,8 @@ from .transfers import (
     gather_forward,
     gradient_reduction,
     gradients_to_host,
+    last_reduction_share,
     layer_inputs,
-    reduced_last,
     split_layers,
 )
 
@@ -128,7 +128,7 @@ def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
 
 
 def _backward_links(step: Step, passes: Passes) -> list[TimeTerm]:
-    stage, last = step.plan.zero_stage, reduced_last(step)
+    stage, last = step.plan.zero_stage, last_reduction_share(step)
     transfers = Transfers(fill_share=0.0 if stage == 3 else 1 / step.reduce_calls.shared)
     transfers.exposed += layer_inputs(step, "layer inputs to GPU")
     if stage == 3:

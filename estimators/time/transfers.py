@@ -84,7 +84,7 @@ def _reduced_element(step: Step) -> int:
     return 4 if step.plan.reduces_in_fp32 else step.element_bytes
 
 
-def reduced_last(step: Step) -> float:
+def last_reduction_share(step: Step) -> float:
     """Return the share of the gradients reduced after the backward pass: the last bucket, with the embedding."""
     embedding = step.tensors.embedding if step.tensors.trains_embedding else 0
     return max(1 / step.reduce_calls.shared, embedding / max(1, step.trained))
@@ -149,7 +149,7 @@ def gradients_to_host(step: Step) -> TimeTerm:
 
 
 def exchanges(step: Step) -> list[TimeTerm]:
-    exchange = collective.Exchange.of(step.model, step.workload, step.cluster, step.plan)
+    exchange = collective.Exchange.from_plan(step.model, step.workload, step.cluster, step.plan)
     if exchange is None:
         return []
     # Ulysses and AutoEP exchange again in the recomputation.

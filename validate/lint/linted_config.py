@@ -19,7 +19,7 @@ from ...estimators.hardware import Cluster
 from ...estimators.memory.fit_probability import FIT_THRESHOLD, fit_probability
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.optimizers import OptimizerSpec, optimizer_of_type
+from ...estimators.optimizers import OptimizerSpec, deepspeed_optimizer
 from ...estimators.plan import Plan
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
@@ -220,7 +220,7 @@ class LintedConfig:
     @cached_property
     def optimizer_spec(self) -> OptimizerSpec | None:
         """The row of the optimizer block's type; None without a block or for an unknown optimizer."""
-        return optimizer_of_type(self.optimizer)
+        return deepspeed_optimizer(self.optimizer)
 
     @property
     def has_adam(self) -> bool:

@@ -10,7 +10,7 @@ from .ops import Ops
 from .passes import backward_bytes, backward_pass, forward_bytes, forward_pass
 from .saved_tensors import AutogradGraph, Value
 
-INDEX = 8
+INDEX_BYTES = 8
 """Bytes per index."""
 
 
@@ -110,7 +110,7 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
         scores = ops.cast(scores, ops.itemsize)
     rows = value.rows * copies
     order, token, inverse = (
-        graph.tensor(rows, 1, INDEX, label, needs_grad=False)
+        graph.tensor(rows, 1, INDEX_BYTES, label, needs_grad=False)
         for label in ("order by expert", "token of each copy", "inverse order")
     )
     # Sorting by expert makes each expert's tokens one block, which a grouped matrix product needs.
@@ -148,7 +148,7 @@ def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> V
     def projected(label: str, operand: Value, width: int) -> Value:
         return graph.apply(label, (operand,), width=width, saves=(operand,), trains=True, product=True)
 
-    def index(count: int, label: str, itemsize: int = INDEX) -> Value:
+    def index(count: int, label: str, itemsize: int = INDEX_BYTES) -> Value:
         return graph.tensor(count, 1, itemsize, label, needs_grad=False)
 
     scores = ops.saves_output("router probabilities", ops.cast(ops.linear(router, value), 4))
@@ -180,7 +180,7 @@ def _as_rows(value: Value) -> Value:
 
 
 def _top_k(ops: Ops, scores: Value, copies: int) -> Value:
-    indices = ops.graph.tensor(scores.rows, copies, INDEX, "expert indices", needs_grad=False)
+    indices = ops.graph.tensor(scores.rows, copies, INDEX_BYTES, "expert indices", needs_grad=False)
     return ops.graph.apply("routing weights", (scores,), width=copies, saves=(indices,))
 
 

@@ -192,7 +192,7 @@ def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value
     for state, width in zip(states, widths, strict=True):
         repeated = ops.new("repeated heads", (state,), width=width) if state.width < width else state
         wide.append(ops.cast(repeated, 4))
-    query, key = (_unit(ops, state, heads) for state in wide[:2])
+    query, key = (_normalized(ops, state, heads) for state in wide[:2])
     query = padded(ops.scale(query), query.width)
     key, value = padded(key, key.width), padded(wide[2], widths[2])
     beta, decay = padded(ops.cast(beta, 4), heads), padded(ops.scale(decay), heads)
@@ -219,7 +219,7 @@ def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value
     return ops.new("delta output", (ops.cast(output, ops.itemsize),), rows=states[0].rows)
 
 
-def _unit(ops: Ops, value: Value, heads: int) -> Value:
+def _normalized(ops: Ops, value: Value, heads: int) -> Value:
     squares = ops.graph.apply("squares", (value,), saves=(value,), workspace=value.size)
     return ops.multiply(
         value, ops.saves_output("reciprocal length", ops.new("length", (squares,), width=heads)), "unit"
