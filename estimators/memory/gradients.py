@@ -45,11 +45,7 @@ _STAGING = Formula(
 )
 _UPDATE = Formula("step_temporaries", "(m + s) part", f"{_SOURCE} step", SYMBOLS, STEP_NOT_COVERED)
 _NORM_OR_CAST = Formula(
-    "step_temporaries",
-    "max(8 slice, w part)",
-    f"{_SOURCE} get_grad_norm_direct, step",
-    SYMBOLS,
-    STEP_NOT_COVERED,
+    "step_temporaries", "max(8 slice, w part)", f"{_SOURCE} get_grad_norm_direct, step", SYMBOLS, STEP_NOT_COVERED
 )
 
 

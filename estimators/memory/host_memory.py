@@ -48,10 +48,7 @@ _CHECKPOINTS = Formula(
     _SYMBOLS,
 )
 _LOGITS = Formula(
-    "evaluated_logits",
-    "L k E S V",
-    "transformers 5.23 trainer_pt_utils.py EvalLoopContainer, nested_numpify",
-    _SYMBOLS,
+    "evaluated_logits", "L k E S V", "transformers 5.23 trainer_pt_utils.py EvalLoopContainer, nested_numpify", _SYMBOLS
 )
 
 

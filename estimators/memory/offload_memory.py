@@ -83,9 +83,7 @@ _REFERENCE = _FROZEN._replace(name="reference_model", source="trl 1.16 models/ut
 _CACHED = _FROZEN._replace(name="pinned_cache")
 _SECOND_COPY = _formula("second_copy_of_weights", "L blocks", f"{_PARTITION_PARAM}_sec")
 _OPTIMIZER_BUFFERS = _formula(
-    "optimizer_swap_buffers",
-    "L buffer_count 4 G",
-    "deepspeed 0.19.8 runtime/swap_tensor/utils.py SwapBufferManager",
+    "optimizer_swap_buffers", "L buffer_count 4 G", "deepspeed 0.19.8 runtime/swap_tensor/utils.py SwapBufferManager"
 )
 _PARAMETER_BUFFERS = _formula("parameter_swap_buffers", "L (buffer_count buffer + w whole)", _PARAMETER_SWAPPER)
 _SWAPPED_MASTERS = _formula("master_weights", "L 4 swapped", _OPTIMIZER_SWAPPER)

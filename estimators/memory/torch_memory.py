@@ -327,10 +327,7 @@ class Fsdp2Step(TorchStep):
             return _WHOLE.term(w * elements, w=w, units=elements)
 
         return (
-            Phase(
-                name="loss_peak",
-                terms=alive + earlier + gathered(head + buffer) + saved + activations.loss_terms,
-            ),
+            Phase(name="loss_peak", terms=alive + earlier + gathered(head + buffer) + saved + activations.loss_terms),
             Phase(
                 name="layer_backward",
                 terms=alive

@@ -131,13 +131,7 @@ def group_layers(layers: Sequence[Block]) -> tuple[Block, ...]:
 
 
 def decoder_heads(
-    hidden: int,
-    vocab: int,
-    *,
-    tied: bool,
-    labels: int,
-    name: str = "lm_head",
-    suffix: str = "ForCausalLM",
+    hidden: int, vocab: int, *, tied: bool, labels: int, name: str = "lm_head", suffix: str = "ForCausalLM"
 ) -> dict[str, Head]:
     """Return the heads that transformers has for nearly every decoder."""
     output = () if tied else linear(name, hidden, vocab, "head")

@@ -198,7 +198,5 @@ def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:
     candidates = list(dict.fromkeys(_entries()[known.entry]["id"] for known in found))
     shown = ", ".join(candidates[:8]) + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
     return UnknownModelError(
-        f"{name!r} is ambiguous",
-        why=f"it matches: {shown}",
-        fix="give one of these names in full",
+        f"{name!r} is ambiguous", why=f"it matches: {shown}", fix="give one of these names in full"
     )

@@ -31,11 +31,7 @@ class Fields:
         self.where = where
 
     def error(self, what: str, *, why: str = "") -> ModelConfigError:
-        return ModelConfigError(
-            f"{self.where}: {what}",
-            why=why,
-            fix="give a config.json as transformers writes it",
-        )
+        return ModelConfigError(f"{self.where}: {what}", why=why, fix="give a config.json as transformers writes it")
 
     def has(self, name: str) -> bool:
         """Return whether the field is in the file, possibly as `null`."""

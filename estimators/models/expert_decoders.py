@@ -31,11 +31,7 @@ from .vision_language import add_idle_tower, deepstack, sub_config
 
 
 def mixture(
-    hidden: int,
-    experts: FeedForward,
-    *,
-    shared: str = "shared_experts",
-    shared_bias: bool = False,
+    hidden: int, experts: FeedForward, *, shared: str = "shared_experts", shared_bias: bool = False
 ) -> FeedForwardPart:
     """Return a router, E fused experts and, if `shared_hidden` is set, a dense shared expert for every token."""
     count, width = experts.experts, experts.hidden

@@ -193,11 +193,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
             )
         ),
     ),
-    "llama": FamilySpec(
-        "Llama",
-        decoder(Style(biases=LLAMA_BIASES)),
-        supports=("ulysses", "tiles", "liger", "autotp"),
-    ),
+    "llama": FamilySpec("Llama", decoder(Style(biases=LLAMA_BIASES)), supports=("ulysses", "tiles", "liger", "autotp")),
     "minicpm": FamilySpec("MiniCPM", decoder(Style(tied=True, biases=BIASED))),
     "mistral3": FamilySpec("Mistral3", vision_language.mistral3),
     "mistral": FamilySpec("Mistral", dense.mistral, supports=("ulysses", "tiles", "liger", "autotp")),

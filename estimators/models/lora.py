@@ -273,8 +273,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     rank, targets = workload.lora_rank, workload.lora_targets
     if rank < 1:
         raise WorkloadError(
-            f"a LoRA rank of {rank} is impossible",
-            fix="give --lora-rank 8, or another positive number",
+            f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number"
         )
     modules_of_experts = module_experts(model, workload.software) > 0
     fused = dict(model.peft_experts) or find_family(model).peft_experts

@@ -91,10 +91,7 @@ def select_parts(model: ModelShape, parts: Sequence[str]) -> tuple[str, ...]:
     """Return the parts that the model has. Raises WorkloadError for an unknown part."""
     unknown = [part for part in parts if part not in PATTERNS]
     if unknown:
-        raise WorkloadError(
-            f"--freeze has no part {unknown[0][:40]!r}",
-            fix=f"name some of {', '.join(PATTERNS)}",
-        )
+        raise WorkloadError(f"--freeze has no part {unknown[0][:40]!r}", fix=f"name some of {', '.join(PATTERNS)}")
     return tuple(part for part in parts if any(map(re.compile(PATTERNS[part]).fullmatch, _frozen_by_name(model))))
 
 

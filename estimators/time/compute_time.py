@@ -69,11 +69,7 @@ class ComputeTime(NamedTuple):
 
 @lru_cache(maxsize=512)
 def compute_time(
-    model: ModelShape,
-    workload: Workload,
-    gpu: Gpu,
-    micro_batch: int,
-    gradient_checkpointing: bool,
+    model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int, gradient_checkpointing: bool
 ) -> ComputeTime:
     """Return the seconds of one micro batch. Raises ClusterError for a GPU without any published rate."""
     passes = _Passes(model, workload, gpu, micro_batch)

@@ -202,11 +202,7 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
             derivative = instruction.derivative(mask)
             backward = derivative.flops.at(workload.seq_len).at(micro_batch) / flops if derivative else 0.0
         yield Product(
-            rows=elements // columns,
-            inner=inner,
-            columns=columns,
-            backward=round(backward),
-            recomputed=is_checkpointed,
+            rows=elements // columns, inner=inner, columns=columns, backward=round(backward), recomputed=is_checkpointed
         )
 
 

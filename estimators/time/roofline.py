@@ -104,15 +104,7 @@ EFFICIENT_SPEED = (0.48, 0.45)
 
 
 def product_s(
-    rows: int,
-    inner: int,
-    columns: int,
-    *,
-    copies: int,
-    rate: float,
-    bandwidth: float,
-    element: int,
-    is_cpu: bool,
+    rows: int, inner: int, columns: int, *, copies: int, rate: float, bandwidth: float, element: int, is_cpu: bool
 ) -> float:
     """Return the seconds of `copies` matrix products (rows x inner) by (inner x columns), launched as one.
 

@@ -117,11 +117,7 @@ _INPUTS_TO_HOST = "layer inputs to host"
 def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
     """Return the transfers during forward passes, and exchanges between layers in all passes."""
     transfers = Transfers()
-    transfers.exposed += [
-        *exchanges(step),
-        *split_layers(step),
-        *layer_inputs(step, _INPUTS_TO_HOST),
-    ]
+    transfers.exposed += [*exchanges(step), *split_layers(step), *layer_inputs(step, _INPUTS_TO_HOST)]
     if step.plan.zero_stage == 3:
         gather_forward(step, transfers)
     return transfers.terms(passes.forward_s, hidden_share=step.hidden_share, idle_s=passes.forward_idle_s)
@@ -158,12 +154,7 @@ def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str
     if time is not None and cluster.host_score_s is None:
         launches = sum(term.seconds for term in time.terms if term.resource == "launch")
         core = (HOST_CORE,) if launches >= LAUNCHES_MATTER * time.step_s else ()
-    return (
-        *cluster.assumptions,
-        *machine_assumptions(cluster),
-        *core,
-        "data loading does not slow down training",
-    )
+    return (*cluster.assumptions, *machine_assumptions(cluster), *core, "data loading does not slow down training")
 
 
 STEP_REDUCTIONS = (0, 2, 2, 1)

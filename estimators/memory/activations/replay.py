@@ -146,11 +146,7 @@ class Replay:
         mask |= (trains or any(folded) or is_leaf) << len(inputs)
         derivative = instruction.derivative(mask)
         outputs = [
-            self._new(
-                number,
-                needs_grad=derivative is not None and slots[number].needs_grad,
-                label=instruction.name,
-            )
+            self._new(number, needs_grad=derivative is not None and slots[number].needs_grad, label=instruction.name)
             for number in instruction.outputs
         ]
         saved: list[Storage] = []
