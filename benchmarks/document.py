@@ -9,6 +9,12 @@ from pathlib import Path
 DOCUMENTS = Path(__file__).resolve().parent.parent / "docs"
 
 
+def written(document: str, script: str) -> str:
+    """The table that `benchmarks/SCRIPT.py` wrote in docs/DOCUMENT."""
+    text = (DOCUMENTS / document).read_text(encoding="utf-8")
+    return text.partition(f"<!-- table: written by benchmarks/{script}.py -->\n")[2].partition("<!-- end of ")[0]
+
+
 def put(document: str, script: str, text: str) -> None:
     """Replace the table that `benchmarks/SCRIPT.py` writes in docs/DOCUMENT."""
     path = DOCUMENTS / document

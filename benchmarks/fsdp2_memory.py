@@ -10,7 +10,6 @@ after the first. The optimizer allocates AdamW's two states and computes nothing
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import tempfile
@@ -22,10 +21,9 @@ from typing import Any
 
 from ds_advise import estimate
 
-from .document import put
+from .document import table_command
 
 RANKS, BATCH, LENGTH = 8, 2, 2048
-PAGE = "deepspeed-or-fsdp.md"
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -115,10 +113,7 @@ def predicted(config: dict[str, Any], checkpointing: str) -> tuple[int, str]:
     return memory.peak.allocated_bytes - on_gpu, memory.peak.name.replace("_", " ")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"write the table into docs/{PAGE}")
-    writes = parser.parse_args().write
+def table() -> str:
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -131,10 +126,8 @@ def main() -> None:
         ours, moment = predicted(config, checkpointing)
         cells = (words, f"{tracked / 2**30:.2f}", f"{ours / 2**30:.2f}", f"{ours / tracked - 1:+.1%}", moment)
         lines.append("| " + " | ".join(cells) + " |")
-        print(lines[-1], flush=True)
-    if writes:
-        put(PAGE, "fsdp2_memory", "\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    table_command(__doc__, "deepspeed-or-fsdp.md", "fsdp2_memory", table)

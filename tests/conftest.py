@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
@@ -61,6 +62,8 @@ class Checkout:
 def pytest_configure(config: pytest.Config) -> None:
     """All processes that tests start find the extensions in one folder, which outlives the run."""
     config.pluginmanager.register(Checkout())  # a conftest's own hooks are not asked about the folders above it
+    if find_spec("torch") is None:
+        return  # the base package alone, which compiles nothing
     assert config.cache is not None
     versions = "-".join(
         [*(f"{name}{version(name)}" for name in ("torch", "deepspeed")), sys.implementation.cache_tag or ""]

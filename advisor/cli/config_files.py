@@ -24,9 +24,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..answer.requirements import CheckResult
+    from ..document.blocks import Document
 
 IMPORT_FORMATS = (
     "accelerate",
@@ -84,27 +83,29 @@ def lint(
     if config_file is None:
         raise click.UsageError("missing argument 'DS_CONFIG'")
     from ..answer.lint_file import lint_file
-    from ..render.lint import lint_figures, render_answer
+    from ..render.deliver import show_document
+    from ..render.lint import lint_document
 
     answer = lint_file(Path(config_file), fix=fix, **question)
     if answer.unknown_optimizer:
         name = repr(answer.unknown_optimizer)
         output.say(f"memory and speed are not checked: the optimizer {name} is unknown")
-    output.show(lambda: lint_figures(answer), lambda console: render_answer(answer, console))
+    show_document(lambda: lint_document(answer), output)
     return int(answer.report.count("error") > 0)
 
 
 def _show_rules(code: str | None, output: Output) -> int:
     from ...validate.lint import RULES
-    from ..render.lint import render_rule, render_rules
+    from ..document.terminal import print_blocks
+    from ..render.lint import rule_blocks, rule_list
 
     if code is None:
-        render_rules(RULES, output.console())
+        print_blocks(rule_list(RULES), output.console())
         return 0
     rule = next((rule for rule in RULES if rule.code == code.upper()), None)
     if rule is None:
         raise click.UsageError(f"there is no rule {code[:20]!r}; --list shows them")
-    render_rule(rule, output.console())
+    print_blocks(rule_blocks(rule), output.console())
     return 0
 
 
@@ -147,6 +148,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     from ..advise import comparison_context
     from ..answer.requirements import CheckResult, check_file, parse_limits
     from ..question.job import check_job, has_amount
+    from ..render.deliver import show_document
 
     model, gpus = question.pop("model"), question.pop("gpus")
     check_job(question)
@@ -165,18 +167,21 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
         for requirement in check_file(Path(file), known, parsed, gpus=gpus, framework=framework)
     ]
     result = CheckResult(schema_version=SCHEMA_VERSION, met=all(each.met for each in found), requirements=tuple(found))
-    output.show(lambda: result, lambda console: _render(result, console))
+    show_document(lambda: _check_document(result), output)
     return int(not result.met)
 
 
-def _render(result: CheckResult, console: Console) -> None:
-    """Print one line per requirement at any terminal width, because logs of a pipeline are searched by line."""
-    from ..text.units import printable
+def _check_document(result: CheckResult) -> Document:
+    """Return one line per requirement, because logs of a pipeline are searched by line."""
+    from ..document import blocks as doc
 
-    for each in result.requirements:
-        word = "ok  " if each.met else "FAIL"
-        line = printable(f"{word}  {each.file}: {each.name}: {each.detail}")
-        console.print(line, style="green" if each.met else "bold red", soft_wrap=True, markup=False)
+    lines = [
+        doc.Line(
+            f"{'ok  ' if each.met else 'FAIL'}  {each.file}: {each.name}: {each.detail}", "good" if each.met else "bad"
+        )
+        for each in result.requirements
+    ]
+    return doc.Document(subject="Requirements", verdict="", tone=None, blocks=lines, data=result)
 
 
 @click.command()
@@ -279,7 +284,8 @@ def from_file(
     """
     from ..importers.answer import import_file
     from ..importers.rewrite import write_files
-    from ..render.imported_file import import_json, render_import
+    from ..render.deliver import show_document
+    from ..render.imported_file import import_document
 
     if no_write and destination is not None:
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
@@ -292,7 +298,7 @@ def from_file(
         except ConfigFileError as error:
             failure = error
 
-    output.show(lambda: import_json(answer), lambda console: render_import(answer, console))
+    show_document(lambda: import_document(answer), output)
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
     if problem is not None:
         raise problem

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
 from ...estimators.errors import DsAdviseError
 from ..text.output import Output
 from .options import COUNT, DEBUG, FORCE, PATH, output_options, warn_ignored
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @click.command()
@@ -35,10 +32,11 @@ def doctor(nvme: str | None, hostfile: Path | None, output: Output) -> int:
     Exit code: 0 without problems (there may be warnings), 1 with problems, 2 if the checks cannot be made.
     """
     from ...validate.doctor import examine
-    from ..render.doctor import render_doctor
+    from ..render.deliver import show_document
+    from ..render.doctor import doctor_document
 
     checkup = examine(nvme=nvme, hostfile=hostfile)
-    output.show(lambda: checkup, lambda console: render_doctor(checkup, console))
+    show_document(lambda: doctor_document(checkup), output)
     return 1 if checkup.counts["problem"] else 0
 
 
@@ -61,7 +59,8 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     Exit code: 0, or 2 if the measurement failed.
     """
     from ...probes.benchmark import ask_bench
-    from ..render.history import render_bench
+    from ..render.deliver import show_document
+    from ..render.history import bench_document
 
     record = ask_bench(
         device=device,
@@ -69,7 +68,7 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
         nvme=nvme,
         on_progress=lambda title: output.say(f"{title} ..."),
     )
-    output.show(lambda: record, lambda console: render_bench(record, console))
+    show_document(lambda: bench_document(record), output)
     return 0
 
 
@@ -90,22 +89,22 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     A record identifies a machine by its hardware only. Exit code: 0, or 2 if the records cannot be read.
     """
     from ...probes.store import Store
-    from ..render.history import build_history, render_forgotten, render_history
+    from ..render.deliver import show_document
+    from ..render.history import forgotten_document, history_document
 
     store = Store()
     chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
     if forget:
         if not ids:
             raise click.UsageError("--forget needs the numbers of records, or all")
-        gone = store.forget("all" if chosen is None else chosen)
-        output.show(lambda: {"forgotten": gone}, lambda console: render_forgotten(gone, chosen or (), console))
+        removed = store.forget("all" if chosen is None else chosen)
+        show_document(lambda: forgotten_document(removed, chosen or ()), output)
         return 0
 
-    def render(console: Console) -> None:
-        found = store.find(ids=chosen, limit=limit + 1)
-        render_history(found[:limit], console, path=store.path, more=len(found) > limit)
-
-    output.show(lambda: build_history(store.find(ids=chosen)), render)
+    most = None if output.mode == "json" else limit
+    found = store.find(ids=chosen, limit=None if most is None else most + 1)
+    more = most is not None and len(found) > most
+    show_document(lambda: history_document(found[:most], path=store.path, more=more), output)
     return 0
 
 
@@ -140,7 +139,8 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     """
     from ...validate.checkpoint import read_checkpoint
     from ...validate.checkpoint_weights import read_contents, write_model
-    from ..render.checkpoint import CheckpointAnswer, render_checkpoint
+    from ..render.checkpoint import CheckpointAnswer, checkpoint_document
+    from ..render.deliver import show_document
 
     if not to_hf:
         warn_ignored("dtype", "without --to-hf")
@@ -158,7 +158,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         conversion=conversion,
         written="" if conversion is None else str(to_hf),
     )
-    output.show(lambda: answer, lambda console: render_checkpoint(answer, console))
+    show_document(lambda: checkpoint_document(answer), output)
     return 0 if found.is_whole else 1
 
 

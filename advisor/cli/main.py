@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import click
 from ... import __version__
 from ...estimators.errors import DsAdviseError
 from ...probes.gc_pause import gc_paused
-from ..text.output import to_stderr
+from ..text.output import discard, readable, to_stderr
 from .options import complete_model, help_records
 
 if TYPE_CHECKING:
@@ -149,10 +150,11 @@ def run(args: list[str]) -> int:
     try:
         try:
             code = program.main(args=args, prog_name="ds-advise", standalone_mode=False)
-            sys.stdout.flush()
+            with readable(sys.stdout):
+                pass  # what was printed is still in its buffer
             return int(code or YES)
         except Exception:
-            if "--debug" in args:
+            if "--debug" in takewhile(lambda word: word != "--", args):  # later words are the script's
                 import traceback  # imported here: it takes milliseconds that an answer does not need
 
                 traceback.print_exc()
@@ -176,11 +178,11 @@ def run(args: list[str]) -> int:
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):
         # The reader closed the pipe (`| head`), which Click and rich turn into a SystemExit.
-        _discard_output()
+        discard(sys.stdout)
         return YES
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None:  # an error of stdout, which has no file name
-            _discard_output()
+            discard(sys.stdout)
             _report("the answer cannot be written", error.strerror or str(error))
             return UNANSWERED
         if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
@@ -223,12 +225,6 @@ def _extra_with(module: str) -> str | None:
         return None
     extras = (str(each.marker) for each in declared if each.marker and each.name == module.partition(".")[0])
     return next((extra.partition("extra == ")[2].strip("\"'") for extra in extras), None)
-
-
-def _discard_output() -> None:
-    """Discard stdout's buffer, which Python would try to write again at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(what: str, why: str = "", fix: str = "") -> None:

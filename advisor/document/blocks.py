@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -13,18 +14,26 @@ from .charts import Drawing
 if TYPE_CHECKING:
     from rich.console import Console
 
-TONES: Mapping[Tone, str] = {"good": "bold green", "unsure": "bold yellow", "bad": "bold red"}
-"""Styles of a verdict on a terminal."""
-
-Style = Literal["", "bold", "dim", "yellow"]
+Style = Literal["", "bold", "dim", "yellow", "good", "unsure", "bad", "advice", "unknown"]
+"""How a text looks. The last five also say how serious it is."""
 
 
 class Sentence(NamedTuple):
-    """A sentence. hang: indentation of its continuation lines on a terminal."""
+    """A sentence. hang: indentation of its continuation lines on a terminal. mark: a word before the sentence that says
+    what it is, such as the code of a finding, in the style `mark_style`."""
 
     text: str
     style: Style = ""
     hang: int = 2
+    mark: str = ""
+    mark_style: Style = ""
+
+
+class Line(NamedTuple):
+    """A line that is never wrapped, so that logs can be searched for it."""
+
+    text: str
+    style: Style = ""
 
 
 class Heading(NamedTuple):
@@ -83,10 +92,36 @@ class Code(NamedTuple):
     lines: Sequence[str]
 
 
+class Commands(NamedTuple):
+    """Shell commands to copy. A terminal continues a long one after a backslash."""
+
+    lines: Sequence[str]
+
+
 class Verbatim(NamedTuple):
     """Lines that are shown as they are, such as the output of a program."""
 
     lines: Sequence[str]
+
+
+class Excerpt(NamedTuple):
+    """A line of a file and carets below a place in it. cut: returns both, cut to a number of columns."""
+
+    cut: Callable[[int], Sequence[str]]
+
+
+class Diff(NamedTuple):
+    """The changes of a text."""
+
+    old_name: str
+    new_name: str
+    old: str
+    new: str
+
+    def lines(self) -> list[str]:
+        """Return the lines of a unified diff."""
+        texts = self.old.splitlines(), self.new.splitlines()
+        return list(difflib.unified_diff(*texts, self.old_name, self.new_name, n=1, lineterm=""))
 
 
 class Chart(NamedTuple):
@@ -110,7 +145,9 @@ class Folded(NamedTuple):
     blocks: Sequence[Block]
 
 
-Block: TypeAlias = Sentence | Heading | Gap | Table | Code | Verbatim | Chart | Tiles | Folded
+Block: TypeAlias = (
+    Sentence | Line | Heading | Gap | Table | Code | Commands | Verbatim | Excerpt | Diff | Chart | Tiles | Folded
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +157,9 @@ class Document:
     subject: str
     """The title of the report and of its chart; a terminal does not show it."""
     verdict: str
-    tone: Tone
+    """The first sentence; "" if the blocks begin at once."""
+    tone: Tone | None
+    """None: the verdict is a title."""
     blocks: Sequence[Block]
     data: Any
     """The data that `--json` prints; dataclasses become objects."""

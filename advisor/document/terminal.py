@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from ..text.language import translate
-from ..text.lines import NARROWEST, blank, copyable, padded, row, sentence
+from ..text.lines import NARROWEST, WIDTH, blank, commands, copyable, padded, row, sentence
 from .blocks import (
-    TONES,
     Block,
     Chart,
     Code,
+    Commands,
+    Diff,
     Document,
+    Excerpt,
     Figure,
     Gap,
     Heading,
+    Line,
     Row,
     Sentence,
+    Style,
     Table,
     Verbatim,
 )
 
 _LOOKS = {"": "", "chosen": "bold green", "faded": "dim"}
 
+_STYLES: Mapping[Style, str] = {
+    "": "",
+    "bold": "bold",
+    "dim": "dim",
+    "yellow": "yellow",
+    "good": "bold green",
+    "unsure": "bold yellow",
+    "bad": "bold red",
+    "advice": "bold cyan",
+    "unknown": "bold magenta",
+}
+
+_DIFF_STYLES = {"+": "green", "-": "red"}
+
 
 def print_document(document: Document, console: Console) -> None:
     """Print the verdict and the blocks; charts and folded parts are left out."""
-    sentence(console, document.verdict, style=TONES[document.tone])
+    if document.verdict:
+        sentence(console, document.verdict, style=_STYLES[document.tone or "bold"])
     print_blocks(document.blocks, console)
 
 
@@ -38,8 +57,11 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
     """Print blocks one after another."""
     for block in blocks:
         match block:
-            case Sentence(text, style, hang):
-                sentence(console, text, style=style, hang=hang)
+            case Sentence(text, style, hang, mark, mark_style):
+                marked = Text.assemble((mark, _STYLES[mark_style]), (translate(text), _STYLES[style]))
+                sentence(console, marked, hang=hang)
+            case Line(text, style):
+                row(console, text, style=_STYLES[style])
             case Heading(title, printed=printed):
                 blank(console)
                 if printed:
@@ -48,6 +70,14 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                 _print_table(block, console)
             case Code(lines):
                 copyable(console, lines)
+            case Commands(lines):
+                commands(console, lines)
+            case Excerpt(cut):
+                for line in cut(min(console.width, WIDTH) - 4):
+                    row(console, Text(f"   {line}", style="dim"))
+            case Diff():
+                for line in block.lines():
+                    row(console, Text(f"   {line}", style=_DIFF_STYLES.get(line[:1], "dim")))
             case Verbatim(lines):
                 for line in lines:
                     row(console, Text(f"  {line}", style="dim"))

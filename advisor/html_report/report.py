@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,14 +21,22 @@ from ...ds_configs.files import replace_file
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import to_json
 from ..document import blocks as doc
-from ..text.lines import glued
+from ..text.lines import WIDTH, glued
 from .canvas import NARROW, WIDE, Markup, dark_style, element, escaped, joined, standing_alone
 from .charts import draw
 
 _ZOOM = 2
 """Pixels of a PNG per pixel of the SVG, for high-resolution screens."""
 
-_CLASSES = {"": "lead", "bold": "lead strong", "yellow": "lead unsure", "dim": "note"}
+_CLASSES: Mapping[doc.Style, str] = {
+    "": "lead",
+    "bold": "lead strong",
+    "yellow": "lead unsure",
+    "dim": "note",
+    **{tone: f"lead strong {tone}" for tone in ("good", "unsure", "bad")},
+    "advice": "lead strong",
+    "unknown": "lead strong",
+}
 
 _HINT = re.compile(r"<title>[^<]*</title>")
 
@@ -70,16 +78,23 @@ def _drawn(blocks: Sequence[doc.Block]) -> Markup:
 
 def _block(block: doc.Block) -> Markup | None:
     match block:
-        case doc.Sentence(text, style):
-            return element("p", glued(text.strip(), "\N{NO-BREAK SPACE}"), class_=_CLASSES[style])
+        case doc.Sentence(text, style, mark=mark):
+            words = f"{mark} {text}" if mark else text
+            return element("p", glued(words.strip(), "\N{NO-BREAK SPACE}"), class_=_CLASSES[style])
+        case doc.Line(text, style):
+            return element("p", text, class_=_CLASSES[style])
         case doc.Table():
             return _table(block)
-        case doc.Code(lines):
+        case doc.Code(lines) | doc.Commands(lines):
             button = element("button", "Copy", type="button", data_copy=True)
             code = element("pre", element("code", "\n".join(lines)), tabindex="0")
             return element("div", button, code, class_="copy")
         case doc.Verbatim(lines):
             return element("pre", "\n".join(lines), tabindex="0")
+        case doc.Excerpt(cut):
+            return element("pre", "\n".join(cut(WIDTH)), tabindex="0")
+        case doc.Diff():
+            return element("pre", "\n".join(block.lines()), tabindex="0")
         case doc.Chart():
             return _figure(block)
         case doc.Tiles(tiles):

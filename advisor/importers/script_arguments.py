@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -229,14 +229,18 @@ class ScriptArguments:
 
     def with_values(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """The command line with these options at the end, replacing earlier ones of the same names."""
+        return (*self.without(values), *(part for name, value in values.items() for part in (f"--{name}", value)))
+
+    def without(self, names: Collection[str]) -> tuple[str, ...]:
+        """The command line without the options of these names."""
         kept: list[str] = []
         dropping = False
         for word in self.words:
             if word.startswith("--"):
-                dropping = _key(word[2:].partition("=")[0]) in values
+                dropping = _key(word[2:].partition("=")[0]) in names
             if not dropping:
                 kept.append(word)
-        return (*kept, *(part for name, value in values.items() for part in (f"--{name}", value)))
+        return tuple(kept)
 
 
 def _word(value: object) -> str:

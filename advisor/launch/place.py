@@ -12,7 +12,14 @@ from ...ds_configs.launch_commands import IN_ALLOCATION, PORT, Launcher, Rendezv
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware import Cluster
 from ...probes.run import Device
-from ..question.cluster import build_cluster, cluster_here, counts_in
+from ..question.cluster import (
+    MOST_CPU_RANKS,
+    MOST_GPUS_PER_NODE,
+    MOST_NODES,
+    build_cluster,
+    cluster_here,
+    counts_in,
+)
 
 _LAUNCHERS: dict[str, tuple[Launcher, ...]] = {
     "hostfile": ("deepspeed",),
@@ -71,6 +78,13 @@ def resolve_place(
             f"{nodes or cluster.nodes} nodes, but no rendezvous given",
             why="without a rendezvous only this node's ranks are started",
             fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R",
+        )
+    most = MOST_CPU_RANKS if cluster.gpu.is_cpu else MOST_GPUS_PER_NODE
+    if cluster.nodes > MOST_NODES or cluster.gpus_per_node > most:
+        raise ClusterError(
+            f"{cluster.nodes} nodes of {cluster.gpus_per_node} ranks are too many",
+            why=f"at most {MOST_NODES} nodes of {most} ranks are accepted",
+            fix="correct --nodes, or the slots of the hostfile",
         )
     return cluster, rendezvous if cluster.nodes > 1 else None
 

@@ -15,6 +15,9 @@ from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster, Gpu, assumes_sx
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 """Larger counts are assumed to be typing errors (DGX-2 has the most GPUs in one host, 16)."""
 
+MOST_CPU_RANKS = 1024
+"""Larger counts of processes on one host are assumed to be typing errors: no host has more cores."""
+
 DEFAULT_CPU_RANKS = 2
 """Default number of ranks on the CPU: the fewest that communicate."""
 
@@ -23,10 +26,11 @@ _MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "
 """Units of memory, which is sold in powers of two; drives are sold in powers of ten."""
 
 _NAME_AND_SIZE = re.compile(
-    r"((?:[a-z]|\d{4})[\w .-]*?\w)[\s_-]*(?<![\d.])(\d+(?:\.\d+)?)\s*gi?b", flags=re.IGNORECASE | re.ASCII
+    r"((?:[a-z]|\d{4}(?![\d.]|x(?!tx?[\W_])))[\w .-]*?\w)[\s_-]*(?<![\d.])(\d+(?:\.\d+)?)\s*gi?b",
+    flags=re.IGNORECASE | re.ASCII,
 )
 """Name and memory size, such as `RTX 3060-8GB`. The name has at least two characters; otherwise it could be the x
-between counts."""
+between counts. A longer number, or one before an x (not that of 7900XT), is no name but a wrong count."""
 
 _OTHER_ORDER = re.compile(
     r"(?P<kind>.*\d[a-z]*)\s*[x*:]\s*(?P<count>\d{1,4})|(?P<before>\d{1,4})\s*[*:]\s*(?P<behind>.+)", re.IGNORECASE
@@ -48,6 +52,12 @@ def build_cluster(options: Mapping[str, Any]) -> Cluster:
                 "--gpus does not apply to --device cpu",
                 why="its ranks are processes on the host",
                 fix=f"pass --ranks {DEFAULT_CPU_RANKS} instead",
+            )
+        if ranks is not None and ranks > MOST_CPU_RANKS:
+            raise ClusterError(
+                f"--ranks {ranks} are too many for one host",
+                why=f"at most {MOST_CPU_RANKS} are accepted",
+                fix="pass the ranks that the training has on this machine",
             )
         from .this_machine import cpu_cluster  # imported here: few questions are about this machine
 
@@ -134,20 +144,25 @@ def _assuming(cluster: Cluster, assumption: str) -> Cluster:
 def counts_in(gpus: str) -> tuple[int | None, int | None]:
     """(nodes, GPUs per node) in a text of `--gpus`; None for a count that the text does not give."""
     first, second, _ = _parts(gpus)
-    return (int(first), int(second)) if first and second else (None, int(first) if first else None)
+    return (_count(first), _count(second)) if first and second else (None, _count(first) if first else None)
 
 
 def _parts(gpus: str) -> tuple[str, str, str]:
     """(first count, second count, kind) of a text of `--gpus`; "" for a missing count."""
     text = gpus.strip()
-    counts = re.match(r"(?:(-?\d{1,9})\s*x\s*)?(?:(-?\d{1,9})\s*x\s*)?", text, flags=re.IGNORECASE | re.ASCII)
+    counts = re.match(r"(?:(-?\d+)\s*x\s*)?(?:(-?\d+)\s*x\s*)?", text, flags=re.IGNORECASE | re.ASCII)
     assert counts is not None
     return counts[1] or "", counts[2] or "", text[counts.end() :]
 
 
+def _count(digits: str) -> int:
+    """The count, or for a longer one a number beyond any that is accepted: `int` refuses thousands of digits."""
+    return int(digits[:10])
+
+
 def _described(gpus: str) -> Cluster:
     first, second, kind = _parts(gpus)
-    nodes, per_node = (int(first), int(second)) if second else (1, int(first or 1))
+    nodes, per_node = (_count(first), _count(second)) if second else (1, _count(first or "1"))
     if not kind:
         raise ClusterError(
             f"--gpus {gpus[:40]!r} has no kind of GPU",
@@ -156,13 +171,13 @@ def _described(gpus: str) -> Cluster:
         )
     if not 0 < nodes <= MOST_NODES or per_node < 1:
         raise ClusterError(
-            f"--gpus {gpus!r}",
+            f"--gpus {gpus[:40]!r}",
             why=f"1 to {MOST_NODES} nodes and at least 1 GPU are needed",
             fix=_GRAMMAR,
         )
     if per_node > MOST_GPUS_PER_NODE:
         raise ClusterError(
-            f"--gpus {gpus!r} has {per_node} GPUs in one node",
+            f"--gpus {gpus[:40]!r} has {(second or first)[:40]} GPUs in one node",
             why=f"a node holds at most {MOST_GPUS_PER_NODE}",
             fix=f"write nodes x GPUs x kind, such as {min(MOST_NODES, -(-per_node // 8))}x8x{kind}",
         )

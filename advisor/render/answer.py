@@ -12,7 +12,8 @@ from rich.text import Text
 from ..answer.evidence import dry_run_sentence, probe_table
 from ..answer.recommendation import Recommendation
 from ..answer.view import AnswerView, LadderRow
-from ..document.blocks import TONES
+from ..document.blocks import Sentence
+from ..document.terminal import print_blocks
 from ..text.language import translate
 from ..text.lines import WIDTH, bar, blank, commands, padded, row, sentence
 
@@ -60,7 +61,7 @@ def print_answer(
 
 def _print_view(view: AnswerView, console: Console, *, left_out: Sequence[str]) -> None:
     verdict, answer, details = view.verdict, view.answer, view.details
-    sentence(console, verdict.headline, style=TONES[verdict.tone])
+    print_blocks([Sentence(verdict.headline, verdict.tone)], console)
     for line in verdict.sentences:
         sentence(console, line, style="bold yellow" if line == verdict.try_first else "")
     changes_first = not view.figures

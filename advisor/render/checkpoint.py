@@ -1,17 +1,15 @@
-"""A checkpoint on a terminal and as JSON."""
+"""A checkpoint as a document, and as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
-
-from rich.console import Console
-from rich.text import Text
 
 from ...estimators.json_form import SCHEMA_VERSION
 from ...validate.checkpoint import CheckpointFile
 from ...validate.checkpoint_weights import CheckpointContents, Conversion
-from ..text.lines import blank, commands, sentence
+from ..document import blocks as doc
 from ..text.units import count, gib, printable
 
 _MOST_FILES = 5
@@ -33,28 +31,30 @@ class CheckpointAnswer:
     """The folder with the model; "" if none was written."""
 
 
-def render_checkpoint(answer: CheckpointAnswer, console: Console) -> None:
-    """Print what the checkpoint is, whether it is whole, and its possible uses."""
+def checkpoint_document(answer: CheckpointAnswer) -> doc.Document:
+    """Return what the checkpoint is, whether it is whole, and its possible uses."""
     contents, damaged = answer.contents, answer.damaged
-    style = "bold red" if damaged else "bold green"
-    state = "is damaged" if damaged else "is whole"
-    sentence(
-        console, Text(f"{printable(contents.folder)} {state}, by the {answer.evidence} of its files.", style=style)
-    )
-    sentence(console, f"{_kind(contents)}, {gib(contents.size_bytes)} GiB.")
-    for file in damaged[:_MOST_FILES]:
-        sentence(console, f"  {printable(file.name)} {file.problem}", hang=4)
+    name = printable(contents.folder)
+    blocks: list[doc.Block] = [doc.Sentence(f"{_kind(contents)}, {gib(contents.size_bytes)} GiB.")]
+    blocks += [doc.Sentence(f"  {printable(file.name)} {file.problem}", hang=4) for file in damaged[:_MOST_FILES]]
     if len(damaged) > _MOST_FILES:
-        sentence(console, f"  and {len(damaged) - _MOST_FILES} more (--json)")
+        blocks.append(doc.Sentence(f"  and {len(damaged) - _MOST_FILES} more (--json)"))
     if answer.conversion is not None:
         done = answer.conversion
-        sentence(
-            console,
+        written = (
             f"Wrote {printable(answer.written)}: {count(done.parameters)} parameters in {done.dtype}, "
-            f"{gib(done.written_bytes)} GiB, with at most {gib(done.peak_bytes)} GiB of RAM.",
+            f"{gib(done.written_bytes)} GiB, with at most {gib(done.peak_bytes)} GiB of RAM."
         )
+        blocks.append(doc.Sentence(written))
     elif not damaged:
-        _next_steps(contents, console)
+        blocks += _next_steps(contents)
+    return doc.Document(
+        subject=name,
+        verdict=f"{name} {'is damaged' if damaged else 'is whole'}, by the {answer.evidence} of its files.",
+        tone="bad" if damaged else "good",
+        blocks=blocks,
+        data=answer,
+    )
 
 
 def _kind(contents: CheckpointContents) -> str:
@@ -66,21 +66,21 @@ def _kind(contents: CheckpointContents) -> str:
     return f"ZeRO-{contents.stage}{ranks}{split}{step}, optimizer states {gib(contents.optimizer_bytes)} GiB"
 
 
-def _next_steps(contents: CheckpointContents, console: Console) -> None:
+def _next_steps(contents: CheckpointContents) -> Iterator[doc.Block]:
     folder = printable(contents.folder)
     if contents.weights:
-        sentence(console, "from_pretrained can read its weights directly.")
+        yield doc.Sentence("from_pretrained can read its weights directly.")
     elif contents.stage in ("1 or 2", "3") and contents.model_ranks == 1:
-        blank(console)
-        sentence(console, "Its weights as a Hugging Face model:")
-        commands(console, [f"ds-advise checkpoint {folder} --to-hf my-model"])
+        yield doc.Gap()
+        yield doc.Sentence("Its weights as a Hugging Face model:")
+        yield doc.Commands([f"ds-advise checkpoint {folder} --to-hf my-model"])
     if contents.stage in ("1 or 2", "3"):
         sharded = contents.stage == "3"
         where = "also ZeRO-3" if sharded else "ZeRO-1 or 2"
-        sentence(console, f"For another number of GPUs, {where}, convert it, and set checkpoint.load_universal:")
+        yield doc.Sentence(f"For another number of GPUs, {where}, convert it, and set checkpoint.load_universal:")
         states = f"{folder.rstrip('/')}/{contents.tag}"
         # Below stage 3, the converter needs an entry that only Megatron's checkpoints have.
         options = (
             f"--input_folder {states} --output_folder {states}_universal{' --inject_missing_state' * (not sharded)}"
         )
-        commands(console, [f"python -m deepspeed.checkpoint.ds_to_universal {options}"])
+        yield doc.Commands([f"python -m deepspeed.checkpoint.ds_to_universal {options}"])

@@ -1,47 +1,45 @@
-"""The doctor's findings on a terminal."""
+"""The doctor's findings as a document."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from itertools import groupby
-
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
 
 from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus
 from ...validate.doctor.software import NO_NVIDIA_GPU
-from ..text.lines import blank, capitalised, padded, sentence
-from ..text.units import printable
+from ..answer.verdict import Tone
+from ..document import blocks as doc
+from ..text.lines import capitalised
+from ..text.units import counted_noun, printable
 
-_STYLES: dict[FindingStatus, str] = {
-    "problem": "bold red",
-    "warning": "bold yellow",
-    "note": "bold cyan",
-    "unknown": "bold magenta",
-    "ok": "green",
+_STYLES: Mapping[FindingStatus, doc.Style] = {
+    "problem": "bad",
+    "warning": "unsure",
+    "note": "advice",
+    "unknown": "unknown",
+    "ok": "good",
 }
 _STATUS_WIDTH = 8
 _CHECK_WIDTH = 19
 
 
-def render_doctor(checkup: Checkup, console: Console) -> None:
-    """Print the verdict, then the findings by area, the most serious first."""
-    sentence(console, _verdict(checkup), style=_STYLES[checkup.worst])
+def doctor_document(checkup: Checkup) -> doc.Document:
+    """Return the verdict, then the findings by area, the most serious first."""
+    tone: Tone = "bad" if checkup.counts["problem"] else "unsure" if checkup.counts["warning"] else "good"
+    blocks = list[doc.Block]()
     for area, findings in groupby(checkup.findings, key=lambda finding: finding.area):
-        blank(console)
-        sentence(console, ("GPUs" if area == "gpus" else capitalised(area)), style="bold")
+        blocks.append(doc.Heading("GPUs" if area == "gpus" else capitalised(area), area))
         for finding in sorted(findings, key=lambda finding: STATUSES.index(finding.status)):
-            _finding(finding, console)
+            blocks += _finding(finding)
+    return doc.Document(subject="This machine", verdict=_verdict(checkup), tone=tone, blocks=blocks, data=checkup)
 
 
 def _verdict(checkup: Checkup) -> str:
-    problems = checkup.counts["problem"]
-    warnings = checkup.counts["warning"]
-    found = "1 warning" if warnings == 1 else f"{warnings} warnings"
+    problems, warnings = checkup.counts["problem"], checkup.counts["warning"]
+    found = counted_noun(warnings, "warning")
     if problems:
-        bad = "1 problem" if problems == 1 else f"{problems} problems"
-        bad = f"{bad} and {found}" if warnings else bad
-        return f"{bad}: DeepSpeed will fail here."
+        bad = counted_noun(problems, "problem")
+        return f"{bad} and {found}: DeepSpeed will fail here." if warnings else f"{bad}: DeepSpeed will fail here."
     if warnings:
         return f"No problem, {found}: DeepSpeed works, but slower or less reliably."
     if any(finding.what == NO_NVIDIA_GPU for finding in checkup.findings):
@@ -49,17 +47,17 @@ def _verdict(checkup: Checkup) -> str:
     return "No problem found: DeepSpeed works here."
 
 
-def _finding(finding: DoctorFinding, console: Console) -> None:
-    indent = " " * (_STATUS_WIDTH + 1)
-    head = Text.assemble(
-        (f" {padded(finding.status, -_STATUS_WIDTH)}", _STYLES[finding.status]),
-        f"{finding.check:<{_CHECK_WIDTH}}",
-        (printable(finding.what), "dim" if finding.status == "ok" else ""),
+def _finding(finding: DoctorFinding) -> Iterator[doc.Block]:
+    indent = " " * _STATUS_WIDTH
+    yield doc.Sentence(
+        f"{finding.check:<{_CHECK_WIDTH}}{printable(finding.what)}",
+        "dim" if finding.status == "ok" else "",
+        hang=_STATUS_WIDTH + _CHECK_WIDTH,
+        mark=finding.status.ljust(_STATUS_WIDTH),
+        mark_style=_STYLES[finding.status],
     )
-    sentence(console, head, hang=len(indent) + _CHECK_WIDTH)
     if finding.why:
-        sentence(console, Text(indent + printable(finding.why)), hang=len(indent))
+        yield doc.Sentence(printable(finding.why), hang=_STATUS_WIDTH, mark=indent)
     if finding.fix:
-        word = "fix: "
-        fix = Text.assemble(indent, (word, "bold"), printable(finding.fix))
-        sentence(console, fix, hang=len(indent) + cell_len(word))
+        fix = f"{indent}fix: "
+        yield doc.Sentence(printable(finding.fix), hang=len(fix), mark=fix, mark_style="bold")

@@ -1,4 +1,4 @@
-"""Measurements on a terminal: the speeds of a benchmark, and the list of stored records."""
+"""Measurements as documents: the speeds of a benchmark, and the list of stored records."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ...estimators.json_form import SCHEMA_VERSION, from_json
 from ...estimators.plan import Plan
 from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
 from ...probes.machine import Machine
 from ...probes.store import Record
-from ..document.blocks import Block, Cell, Figure, Gap, Row, Sentence, Table
-from ..document.terminal import print_blocks
-from ..text.lines import sentence
+from ..document import blocks as doc
+from ..document.blocks import Cell, Figure, Row, Table
 from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size
 from ..text.units import seconds as duration
 
@@ -49,15 +46,14 @@ def build_history(records: Sequence[Record]) -> History:
     return History(schema_version=SCHEMA_VERSION, records=tuple(records))
 
 
-def render_history(records: Sequence[Record], console: Console, *, path: Path, more: bool) -> None:
-    """Print one line per record, below the machine on which it was measured. more: older records exist."""
+def history_document(records: Sequence[Record], *, path: Path, more: bool) -> doc.Document:
+    """Return one line per record, below the machine on which it was measured. more: older records exist."""
     if not records:
-        sentence(
-            console,
-            f"Nothing was measured yet, or nothing with these numbers ({path}). ds-advise bench measures this "
-            "machine, ds-advise probe a configuration.",
+        verdict = (
+            f"Nothing was measured yet, or nothing with these numbers ({path}). ds-advise bench measures this machine, "
+            "ds-advise probe a configuration."
         )
-        return
+        return _document([doc.Sentence(verdict)], build_history(records))
     rows, machine = list[Row](), ""
     for record in records:
         if record.machine.key != machine:
@@ -65,21 +61,26 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
             rows.append(Row([f"machine {machine}: {machine_title(record.machine)}"], "faded"))
         head: list[Cell] = [Figure(str(record.id)), age(record.age_s).removesuffix(" ago"), record.kind]
         rows.append(Row([*head, *_result(record)]))
-    blocks: list[Block] = [Table(["id", "when", "kind", "model", "plan", "tokens/s", "GiB"], rows)]
+    blocks: list[doc.Block] = [Table(["id", "when", "kind", "model", "plan", "tokens/s", "GiB"], rows)]
     if more:
-        blocks.append(Sentence("Older ones: --limit N.", "dim"))
+        blocks.append(doc.Sentence("Older ones: --limit N.", "dim"))
     words = (
         "tokens/s and GiB are measured. GiB: memory of the highest rank on the GPU, or its tensors in RAM on the CPU; "
         "for a training the fullest GPU, or the RAM of all ranks; for a dry run its result."
     )
-    print_blocks([*blocks, Gap(), Sentence(words, "dim")], console)
+    return _document([*blocks, doc.Gap(), doc.Sentence(words, "dim")], build_history(records))
 
 
-def render_forgotten(gone: Sequence[int], wanted: Sequence[int], console: Console) -> None:
-    """Print which records were removed, and which of the given records do not exist."""
-    missing = sorted(set(wanted) - set(gone))
-    line = f"Forgot {', '.join(map(str, gone))}." if gone else "Forgot nothing."
-    sentence(console, line + (f" There is no {', '.join(map(str, missing))}." if missing else ""))
+def forgotten_document(removed: Sequence[int], wanted: Sequence[int]) -> doc.Document:
+    """Return which records were removed, and which of the wanted records do not exist."""
+    missing = sorted(set(wanted) - set(removed))
+    line = f"Forgot {', '.join(map(str, removed))}." if removed else "Forgot nothing."
+    line += f" There is no {', '.join(map(str, missing))}." if missing else ""
+    return _document([doc.Sentence(line)], {"forgotten": removed})
+
+
+def _document(blocks: Sequence[doc.Block], data: Any) -> doc.Document:
+    return doc.Document(subject="Measurements", verdict="", tone=None, blocks=blocks, data=data)
 
 
 def _result(record: Record) -> list[Cell]:
@@ -131,23 +132,27 @@ def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
     return rate(tokens / slowest) if slowest and tokens else "-", gib(max(memory)) if memory else "-"
 
 
-def render_bench(record: Record, console: Console) -> None:
-    """Print a benchmark: every speed with its spread, and what was not measured."""
+def bench_document(record: Record) -> doc.Document:
+    """Return a benchmark: every speed with its spread, and what was not measured."""
     result = from_json(BenchResult, record.result)
-    sentence(console, f"This machine: {machine_title(record.machine)}.", style="bold")
     versions = f"torch {result.versions['torch']}, DeepSpeed {result.versions['deepspeed']}"
     devices = f"The CPU as {counted_noun(result.ranks, 'rank')} that share the cores"
     if result.device == "cuda":
         devices = counted_noun(result.ranks, "GPU")
-    sentence(console, f"{devices}; measured in {duration(result.seconds)} with {versions}.")
     rows = [Row(_bench_cells(figure)) for figure in result.figures]
-    print_blocks([Gap(), Table(["", "size", "median", "lowest to highest"], rows), Gap()], console)
-    for skipped in result.skipped:
-        sentence(console, f"Not measured: {skipped.what}: {skipped.reason}.")
+    blocks: list[doc.Block] = [
+        doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
+        doc.Gap(),
+        Table(["", "size", "median", "lowest to highest"], rows),
+        doc.Gap(),
+        *(doc.Sentence(f"Not measured: {skipped.what}: {skipped.reason}.") for skipped in result.skipped),
+    ]
     if record.id is not None:
         option = "--gpus auto" if result.device == "cuda" else "--device cpu"
         kept = f"Kept as number {record.id} (ds-advise history)."
-        sentence(console, f"{kept} Answers to {option} on this machine use these speeds from now on.")
+        blocks.append(doc.Sentence(f"{kept} Answers to {option} on this machine use these speeds from now on."))
+    machine = machine_title(record.machine)
+    return doc.Document(subject=machine, verdict=f"This machine: {machine}.", tone=None, blocks=blocks, data=record)
 
 
 def machine_title(machine: Machine) -> str:

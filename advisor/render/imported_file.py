@@ -1,51 +1,51 @@
-"""The answer on a file of another tool, on a terminal and as JSON."""
+"""The answer on a file of another tool as a document, and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rich.console import Console
-from rich.text import Text
 
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.verdict import answer_subject, batch_sentence, fit_tone, need_sentence, speed_sentence
-from ..document.blocks import TONES
+from ..document import blocks as doc
 from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
 from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import plan_title
-from ..text.lines import blank, capitalised, commands, ended, sentence
+from ..text.lines import capitalised, ended
 from ..text.units import printable, times
-from .lint import FindingFigures, finding_figures, render_diff, render_findings
+from .lint import FindingFigures, finding_blocks, finding_figures
 
 _MOST_KEYS = 12
 """Maximum number of keys listed per kind. The JSON has all."""
 
 
-def render_import(answer: ImportAnswer, console: Console) -> None:
-    """Print the file, the figures of its run, a better plan, errors, and the changes to the file."""
-    run, name = answer.run, printable(str(answer.source.path))
+def import_document(answer: ImportAnswer) -> doc.Document:
+    """Return the file, the figures of its run, a better plan, errors, and the changes to the file."""
+    name = printable(str(answer.source.path))
     title: str = f"{name} is {answer.form.title}."
     if answer.source.line is not None:
-        title = f"{name} is a script that trains with {run.tool}."
-    sentence(console, title, style="bold")
+        title = f"{name} is a script that trains with {answer.run.tool}."
+    blocks = [*_run(answer), doc.Gap(), *_faults(answer), *_changes(answer)]
+    return doc.Document(subject=name, verdict=title, tone=None, blocks=blocks, data=import_json(answer))
+
+
+def _run(answer: ImportAnswer) -> Iterator[doc.Block]:
+    run = answer.run
     if answer.source.started_by is not None:
-        sentence(console, f"{printable(str(answer.source.started_by.path))} starts it.")
+        yield doc.Sentence(f"{printable(str(answer.source.started_by.path))} starts it.")
     if answer.figures is not None:
-        for line in answer_subject(answer.figures.question, answer.form.tool or "TRL"):
-            sentence(console, line)
-        _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
+        yield from map(doc.Sentence, answer_subject(answer.figures.question, answer.form.tool or "TRL"))
+        yield doc.Gap()
+        yield from _figures(answer.figures, leaves_batch=run.leaves_batch_to_script)
     for remark in answer.remarks:
-        sentence(console, capitalised(ended(printable(remark))))
+        yield doc.Sentence(capitalised(ended(printable(remark))))
     if run.uncounted and not run.obstacle:
-        sentence(console, f"Options that the prediction does not use: {_listed(run.uncounted)}.")
+        yield doc.Sentence(f"Options that the prediction does not use: {_listed(run.uncounted)}.")
     if run.unknown and answer.form.name != "accelerate":  # its unknown keys are faults
-        sentence(console, f"Unknown to {run.tool}: {_listed(run.unknown)}.")
-    _wrong(answer, console)
-    _changes(answer, console)
+        yield doc.Sentence(f"Unknown to {run.tool}: {_listed(run.unknown)}.")
 
 
 def _listed(keys: Sequence[str]) -> str:
@@ -53,76 +53,69 @@ def _listed(keys: Sequence[str]) -> str:
     return f"{names} and {more} more" if more > 0 else names
 
 
-def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) -> None:
-    blank(console)
+def _figures(figures: ImportFigures, *, leaves_batch: bool) -> Iterator[doc.Block]:
     better = figures.recommended
     if figures.as_is is None:
-        sentence(console, f"It cannot run as it is: {figures.refusal}.", style="bold red")
+        yield doc.Sentence(f"It cannot run as it is: {figures.refusal}.", "bad")
     else:
-        _plan("As it is", figures.as_is, figures, console)
+        yield from _plan("As it is", figures.as_is, figures)
     if better is not None and figures.is_better:
-        _plan("Better", better, figures, console)
+        yield from _plan("Better", better, figures)
         by_script = ("micro_batch_size", "gradient_checkpointing")
         if leaves_batch and any(getattr(better.plan, name) != getattr(figures.plan, name) for name in by_script):
-            sentence(console, "The script must set micro batch and checkpointing: they are not in this file.")
-        _gain(figures, better, console)
+            yield doc.Sentence("The script must set micro batch and checkpointing: they are not in this file.")
+        yield doc.Sentence(_gain(figures, better))
     elif better is not None:
-        sentence(console, "No plan with the same training and global batch is known to be faster.")
+        yield doc.Sentence("No plan with the same training and global batch is known to be faster.")
     elif figures.command:
         batch = figures.question.workload.global_batch_size
-        sentence(console, f"No plan fits with its global batch of {batch} samples.")
+        yield doc.Sentence(f"No plan fits with its global batch of {batch} samples.")
         if figures.lacking is not None:
-            sentence(console, figures.lacking)
-        sentence(console, "This command shows which changes help:")
-        commands(console, [figures.command])
+            yield doc.Sentence(figures.lacking)
+        yield doc.Sentence("This command shows which changes help:")
+        yield doc.Commands([figures.command])
 
 
-def _gain(figures: ImportFigures, better: Candidate, console: Console) -> None:
-    """The advantage of the better plan."""
+def _gain(figures: ImportFigures, better: Candidate) -> str:
+    """Return the advantage of the better plan."""
     if figures.as_is is None:
-        sentence(console, "It is better because it can run.")
-        return
+        return "It is better because it can run."
     ratio = times(better.tokens_per_s / figures.as_is.tokens_per_s)
     if figures.as_is.fit.fits:
-        sentence(console, f"It is {ratio} as fast.")
-    else:
-        text = f"It is better because it fits; it is {ratio} as fast as the run would be."
-        sentence(console, text)
+        return f"It is {ratio} as fast."
+    return f"It is better because it fits; it is {ratio} as fast as the run would be."
 
 
-def _plan(title: str, candidate: Candidate, figures: ImportFigures, console: Console) -> None:
+def _plan(title: str, candidate: Candidate, figures: ImportFigures) -> Iterator[doc.Block]:
     verdict = fits_sentence(plan_title(candidate.plan), candidate.fit)
-    text = f"{title}: {verdict}"
-    sentence(console, text, style=TONES[fit_tone(candidate.fit)])
+    yield doc.Sentence(f"{title}: {verdict}", fit_tone(candidate.fit))
     for figure in (batch_sentence, need_sentence, speed_sentence):
-        sentence(console, f"  {figure(figures.question, candidate)}", hang=4)
+        yield doc.Sentence(f"  {figure(figures.question, candidate)}", hang=4)
 
 
-def _wrong(answer: ImportAnswer, console: Console) -> None:
-    blank(console)
+def _faults(answer: ImportAnswer) -> Iterator[doc.Block]:
     for fault in answer.run.faults:
-        sentence(console, Text(capitalised(ended(printable(fault))), style="bold red"))
+        yield doc.Sentence(capitalised(ended(printable(fault))), "bad")
     if answer.report is not None and answer.run.deepspeed is not None:
         part = answer.run.deepspeed
-        render_findings(printable(str(part.path or part.name)), answer.report, console)
+        yield from finding_blocks(printable(str(part.path or part.name)), answer.report)
 
 
-def _changes(answer: ImportAnswer, console: Console) -> None:
+def _changes(answer: ImportAnswer) -> Iterator[doc.Block]:
+    name = printable(str(answer.source.path))
     if answer.unwritable is not None:
-        blank(console)
-        name, reason = printable(str(answer.source.path)), ended(printable(answer.unwritable.what))
-        sentence(console, f"The change cannot be written into {name}: {reason}")
-        sentence(console, capitalised(ended(printable(answer.unwritable.fix))))
+        yield doc.Gap()
+        yield doc.Sentence(f"The change cannot be written into {name}: {ended(printable(answer.unwritable.what))}")
+        yield doc.Sentence(capitalised(ended(printable(answer.unwritable.fix))))
     if not answer.files:
         return
-    blank(console)
-    sentence(console, "Written." if answer.written else "What would change:", style="bold")
+    yield doc.Gap()
+    yield doc.Sentence("Written." if answer.written else "What would change:", "bold")
     for file in answer.files:
         old, new = printable(file.old_name) or "a new file", printable(str(file.new_path))
-        render_diff(old, new, file.old_text, file.new_text, console)
+        yield doc.Diff(old, new, file.old_text, file.new_text)
     if not answer.written:
-        name = printable(str(answer.source.path))
-        sentence(console, f"-o FILE writes it; replacing {name} itself also needs --force.")
+        yield doc.Sentence(f"-o FILE writes it; replacing {name} itself also needs --force.")
 
 
 @dataclass(frozen=True, kw_only=True)

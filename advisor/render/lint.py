@@ -1,24 +1,23 @@
-"""The findings of lint, on a terminal and as JSON."""
+"""The findings of lint as a document, and as JSON."""
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-from rich.console import Console
-from rich.text import Text
+from functools import partial
 
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import LintAnswer
-from ..text.lines import WIDTH, blank, ended, padded, row, sentence
-from ..text.units import printable
+from ..document import blocks as doc
+from ..text.lines import ended
+from ..text.units import counted_noun, printable
 
-_SEVERITIES = {"error": "error", "warning": "warning", "advice": "advice"}
-_STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
+_STYLES: Mapping[str, doc.Style] = {"error": "bad", "warning": "unsure", "advice": "advice"}
+
+_LONGEST_PATH = 55
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,107 +86,92 @@ def finding_figures(finding: LintFinding) -> FindingFigures:
     return from_attributes(FindingFigures, finding, path=".".join(finding.path), can_fix=bool(finding.edits))
 
 
-def render_answer(answer: LintAnswer, console: Console) -> None:
-    """Print the changes of `--fix`, then the findings."""
-    name = shown_name(answer.path)
+def lint_document(answer: LintAnswer) -> doc.Document:
+    """Return the changes of `--fix`, then the findings."""
+    name, report = shown_name(answer.path), answer.report
+    verdict, *findings = finding_blocks(name, report, answer.basis)
     if answer.copy is not None:
-        render_diff(name, f"{name} (corrected)", answer.old_text, answer.text, console)
-        copy = answer.copy.name
-        sentence(console, f"Corrected {name}; the original is {copy}. Remaining findings:")
-        blank(console)
+        corrected = f"Corrected {name}; the original is {answer.copy.name}. Remaining findings:"
+        changes = doc.Diff(name, f"{name} (corrected)", answer.old_text, answer.text)
+        findings = [changes, doc.Sentence(corrected), doc.Gap(), verdict, *findings]
     elif answer.correction_wanted:
-        sentence(console, "Nothing can be corrected without changing the training.")
-        blank(console)
-    render_findings(name, answer.report, console, answer.basis)
-    if answer.report.fixable:
-        blank(console)
-        sentence(console, f"{answer.report.fixable} fixable with --fix.")
+        nothing = doc.Sentence("Nothing can be corrected without changing the training.")
+        findings = [nothing, doc.Gap(), verdict, *findings]
+    else:
+        findings = [verdict, *findings]
+    if report.fixable:
+        findings += [doc.Gap(), doc.Sentence(f"{report.fixable} fixable with --fix.")]
+    return doc.Document(subject=name, verdict="", tone=None, blocks=findings, data=lint_figures(answer))
 
 
-def render_findings(name: str, report: LintReport, console: Console, basis: str | None = None) -> None:
-    """Print a line with counts, then every finding: place, line of the file, problem, reason (once per rule), and fix.
+def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> list[doc.Block]:
+    """Return a line with counts, then every finding: place, line of the file, problem, reason (once per rule), and fix.
 
     basis: the training for which memory and speed are predicted, if no other line states it.
     """
-    counts = list(_counts(report))
-    found = ", ".join(counts) if counts else "nothing found"
-    style = "bold" if report.findings else "bold green"
-    sentence(console, f"{printable(name)}: {found}.", style=style)
+    found = ", ".join(_counts(report)) or "nothing found"
     reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
     version: str = report.facts.version
     if report.facts.origin == "bundled":
         version = f"{version} (not installed here: built-in facts)"
     if report.framework_is_assumed:
         reader = f"{reader} (assumed: pass --framework)"
-    sentence(console, f"DeepSpeed {version}, read by {reader}.", style="dim")
+    blocks: list[doc.Block] = [
+        doc.Sentence(f"{printable(name)}: {found}.", "bold" if report.findings else "good"),
+        doc.Sentence(f"DeepSpeed {version}, read by {reader}.", "dim"),
+    ]
     if basis is not None:
-        sentence(console, f"Predicted for {basis}.", style="dim")
+        blocks.append(doc.Sentence(f"Predicted for {basis}.", "dim"))
     if report.batch.words:
-        sentence(console, f"Predicted with {report.batch.words}.", style="dim")
+        blocks.append(doc.Sentence(f"Predicted with {report.batch.words}.", "dim"))
     explained: set[str] = set()
     for finding in report.findings:
-        blank(console)
-        _render(finding, report.document.text, console, why=finding.code not in explained)
+        blocks += [doc.Gap(), *_finding(finding, report.document.text, why=finding.code not in explained)]
         explained.add(finding.code)
     if report.more:
-        blank(console)
-        sentence(console, f"{report.more} more are not shown.")
+        blocks += [doc.Gap(), doc.Sentence(f"{report.more} more are not shown.")]
+    return blocks
 
 
 def _counts(report: LintReport) -> Iterator[str]:
     errors, warnings, advice = report.count("error"), report.count("warning"), report.count("advice")
     if errors:
-        yield "1 error" if errors == 1 else f"{errors} errors"
+        yield counted_noun(errors, "error")
     if warnings:
-        yield "1 warning" if warnings == 1 else f"{warnings} warnings"
+        yield counted_noun(warnings, "warning")
     if advice:
-        yield "1 piece of advice" if advice == 1 else f"{advice} pieces of advice"
+        yield f"{counted_noun(advice, 'piece')} of advice"
 
 
-def _render(finding: LintFinding, text: str, console: Console, *, why: bool) -> None:
+def _finding(finding: LintFinding, text: str, *, why: bool) -> Iterator[doc.Block]:
     path = printable(".".join(finding.path))
-    title = Text()
-    title.append(f"{finding.code} {_SEVERITIES[finding.severity]}", style=_STYLES[finding.severity])
-    place = f"line {finding.line}"
-    title.append(f"  {place}  {path if len(path) <= 55 else path[:52] + '...'}", style="bold")
-    sentence(console, title)
-    for line in finding.excerpt(text, min(console.width, WIDTH) - 4):
-        row(console, Text(f"   {line}", style="dim"))
-    what = finding.what
-    sentence(console, f"  {ended(printable(finding.sentence if what == finding.what else what))}", hang=2)
-    reason, fix = finding.why, printable(finding.fix)
+    path = path if len(path) <= _LONGEST_PATH else f"{path[: _LONGEST_PATH - 3]}..."
+    mark = f"{finding.code} {finding.severity}"
+    yield doc.Sentence(f"  line {finding.line}  {path}", "bold", mark=mark, mark_style=_STYLES[finding.severity])
+    yield doc.Excerpt(partial(finding.excerpt, text))
+    yield doc.Sentence(f"  {ended(printable(finding.sentence))}")
     if why:
-        sentence(console, f"  {f'Why: {ended(reason)}'}", hang=2)
-    if fix:
-        sentence(console, f"  {f'Fix: {ended(fix)}'}", hang=2)
+        yield doc.Sentence(f"  Why: {ended(finding.why)}")
+    if finding.fix:
+        yield doc.Sentence(f"  Fix: {ended(printable(finding.fix))}")
 
 
-def render_diff(name: str, new_name: str, old: str, new: str, console: Console) -> None:
-    """Print the changes from one text to the other."""
-    for line in difflib.unified_diff(old.splitlines(), new.splitlines(), name, new_name, n=1, lineterm=""):
-        style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
-        row(console, Text(printable(f"   {line}"), style=style))
-
-
-def render_rule(rule: Rule, console: Console) -> None:
-    """Print one rule with its examples."""
-    severity = _SEVERITIES[rule.severity]
-    sentence(console, f"{rule.code} {severity}: {rule.title}", style=_STYLES[rule.severity])
-    sentence(console, f"Why: {ended(rule.why)}")
+def rule_blocks(rule: Rule) -> Iterator[doc.Block]:
+    """Yield one rule with its examples."""
+    yield doc.Sentence(f"{rule.code} {rule.severity}: {rule.title}", _STYLES[rule.severity])
+    yield doc.Sentence(f"Why: {ended(rule.why)}")
     if rule.fix:
-        sentence(console, f"Fix: {ended(rule.fix)}")
-    read = f"DeepSpeed {rule.versions}; read in {rule.source}."
-    sentence(console, read, style="dim")
-    bad, good, given = rule.example
-    options = "".join(f" --{name} {value}" for name, value in given.items())
+        yield doc.Sentence(f"Fix: {ended(rule.fix)}")
+    yield doc.Sentence(f"DeepSpeed {rule.versions}; read in {rule.source}.", "dim")
+    bad, good, settings = rule.example
+    options = "".join(f" --{name} {value}" for name, value in settings.items())
     for title, example in (("Found in", bad), ("Not in", good)):
         place = f"{title} (with{options})" if options else title
         text = example if isinstance(example, str) else json.dumps(example)
-        sentence(console, f"{place}: {printable(text)}")
+        yield doc.Sentence(f"{place}: {printable(text)}")
 
 
-def render_rules(rules: Sequence[Rule], console: Console) -> None:
-    """Print one line per rule."""
+def rule_list(rules: Sequence[Rule]) -> Iterator[doc.Block]:
+    """Yield one line per rule."""
     for rule in rules:
-        severity = padded(_SEVERITIES[rule.severity], -8)
-        sentence(console, f"{rule.code} {severity} {rule.title}", hang=15)
+        yield doc.Sentence(f"{rule.code} {rule.severity:<8} {rule.title}", hang=15)

@@ -17,8 +17,7 @@ LEAST_GAIN = 0.10
 """Least relative gain of a plan that offloads, shares samples or gathers weights over one that does not.
 
 The time of such a plan depends on more assumed figures (PCIe shared by the GPUs, host memory bandwidth, cores, links),
-with an error of about this size. In 19 published pairs that differ only in stage 3, stage 3 took 12 % longer than
-predicted on average, and more than 50 % longer in three (`benchmarks/accuracy/stage_three.py`).
+with an error of about this size (docs/how-true.md, step times of DeepSpeed on several GPUs).
 """
 
 COMFORTABLE = 0.9

@@ -35,7 +35,35 @@ _NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000
 
 _FIELD = re.compile(r"\{(\w+)\}")
 
-_SEPARATORS: Mapping[str, str] = {". ": "\u3002", "; ": "\uff1b", ": ": "\uff1a", ", ": "\uff0c"}
+_WORD = r"[^\s()]*[^\s():;,.](?: [MBT]\b)?"
+
+_TEXT = r"(?:\([^()]*\)|(?![.;:] |, ).)+?"
+"""A text without separators, except in parentheses."""
+
+_FIELD_PATTERNS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "age",
+            "begin",
+            "chance",
+            "end",
+            "gpu",
+            "interval",
+            "largest",
+            "moment",
+            "part",
+            "peak",
+            "plan",
+            "time",
+            "what",
+        ),
+        _TEXT,
+    ),
+    **dict.fromkeys(("arguments", "names", "reason"), ".+?"),
+}
+"""What a field of this name matches. Any other field is a figure or a name without spaces."""
+
+_SEPARATORS: Mapping[str, str] = {" · ": " · ", ". ": "\u3002", "; ": "\uff1b", ": ": "\uff1a", ", ": "\uff0c"}
 """Where a text is divided if the catalogue does not have it as a whole, the strongest first, and the Chinese mark."""
 
 _language: Language = "en"
@@ -90,7 +118,7 @@ def _entries(language: Language) -> list[_Entry]:
     for text, translation in catalogue(language).items():
         pieces = _FIELD.split(text)
         if len(pieces) > 1:
-            fields = [rf"(?P<{name}>(?:(?![.,;:] ).)+?)" for name in pieces[1::2]]
+            fields = [f"(?P<{name}>{_FIELD_PATTERNS.get(name, _WORD)})" for name in pieces[1::2]]
             literals = [re.escape(piece) for piece in pieces[::2]]
             pattern = "".join(part for pair in zip(literals, [*fields, ""], strict=True) for part in pair)
             entries.append(_Entry(tuple(pieces[::2]), pattern, translation))
@@ -138,18 +166,18 @@ def _translated(text: str, language: Language) -> str:
     known = catalogue(language)
     if text in known:
         return known[text]
+    if text.endswith("."):
+        sentence = _translated(text[:-1], language)
+        return f"{sentence}\u3002" if sentence != text[:-1] else text
     for literals, pattern, translation in _entries(language):
         if text.startswith(literals[0]) and text.endswith(literals[-1]) and all(part in text for part in literals):
             found = re.fullmatch(pattern, text)
             if found is not None:
                 fields = {name: _translated(value, language) for name, value in found.groupdict().items()}
                 return re.sub(_NEEDLESS_SPACES, "", translation.format(**fields))
-    if text.endswith("."):
-        sentence = _translated(text[:-1], language)
-        return f"{sentence}。" if sentence != text[:-1] else text
     for separator, mark in _SEPARATORS.items():
-        if separator in text:
-            parts = text.split(separator)
+        parts = re.split(rf"{re.escape(separator)}(?![^()]*\))", text)
+        if len(parts) > 1:
             translations = [_translated(part, language) for part in parts]
             return mark.join(translations) if translations != parts else text
     return text

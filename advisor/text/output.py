@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from ...estimators.json_form import to_json
 from .units import printable
@@ -49,7 +50,8 @@ class Output(NamedTuple):
     def show(self, form: Callable[[], Any], render: Callable[[Console], object]) -> None:
         """Print the answer of one of the two functions: as JSON (dataclasses become objects), or as text."""
         if self.mode == "json":
-            print(json.dumps(to_json(form()), indent=1))
+            with readable(sys.stdout):
+                print(json.dumps(to_json(form()), indent=1))
         elif self.mode == "human":
             render(self.console())
 
@@ -58,7 +60,28 @@ class Output(NamedTuple):
         from rich.console import Console  # imported here: JSON needs no terminal library
 
         file = sys.stderr if on_stderr else sys.stdout
-        return Console(file=file, highlight=False, quiet=self.mode == "quiet")
+        console = Console(file=file, highlight=False, quiet=self.mode == "quiet")
+        console.on_broken_pipe = lambda: discard(file)  # type: ignore[method-assign]  # by default rich ends the process
+        if not console.width:  # COLUMNS=0, for which rich prints nothing; elsewhere the width follows the terminal
+            console.width = 80
+        return console
+
+
+@contextmanager
+def readable(stream: TextIO) -> Iterator[None]:
+    """Print to a stream, or discard it if its reader is gone."""
+    try:
+        yield
+        stream.flush()
+    except BrokenPipeError:
+        discard(stream)
+
+
+def discard(stream: TextIO) -> None:
+    """Discard what is printed to a stream from now on, and its buffer, which Python would try to write again at exit.
+    For a stream whose reader is gone (`| head`): the command goes on, and its exit code is that of its answer."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def to_stderr(text: str) -> None:
@@ -71,7 +94,8 @@ def to_stderr(text: str) -> None:
         from .lines import wrapped
 
         line = wrapped(line, Console(stderr=True).width)
-    print(line, file=sys.stderr, flush=True)
+    with readable(sys.stderr):
+        print(line, file=sys.stderr)
 
 
 _EVERY_S = 5.0

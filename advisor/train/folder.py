@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,10 +30,15 @@ class TrainingJob:
     """The settings of the last launch that are not in its configuration."""
 
     arguments: tuple[str, ...]
-    """The arguments of the training script, without the configuration."""
+    """The arguments of the training script, without the configuration and the paths in the output folder, so that a
+    copied or moved folder is resumed in its own files."""
     workload: Workload
     device: Device
     ranks: int
+
+    @property
+    def evaluates(self) -> bool:
+        return "--eval_strategy" in self.arguments
 
 
 class TrainingFolder:
@@ -51,6 +56,23 @@ class TrainingFolder:
         """The options of the command."""
         self.lock = self.records / "lock"
         """Lock file with the name of the process that trains in the folder, which holds the lock."""
+
+    def script_paths(self, *, evaluates: bool = True) -> dict[str, Path]:
+        """The arguments of the training script that are paths in the folder."""
+        return {
+            "output_dir": self.path,
+            "tokenizer_name": self.records / "tokenizer",
+            "train_file": self.records / "train.arrow",
+            **({"eval_file": self.records / "evaluation.arrow"} if evaluates else {}),
+        }
+
+    def check_files(self, job: TrainingJob) -> None:
+        """Raise ConfigFileError if a file that the job reads is missing, as in a folder that was copied in part."""
+        for path in (self.ds_config, *self.script_paths(evaluates=job.evaluates).values()):
+            if not path.exists():
+                raise ConfigFileError(
+                    f"{path} is missing", why="the training needs it", fix=f"copy the whole folder, or {_REPAIR}"
+                )
 
     def new_launch(self) -> Path:
         return self.records / f"launch-{1 + sum(1 for _ in self.records.glob('launch-*'))}"
@@ -84,12 +106,14 @@ class TrainingFolder:
             say(f"{name} is damaged: {problem}; it is now {aside.name}")
         return usable
 
-    def claim(self, *, force: bool) -> None:
+    def claim(self, *, force: bool, inputs: Collection[Path] = ()) -> None:
         """Make the folder, or take an empty one. With `force` the checkpoints and records of an earlier training are
         removed, so that they are not attributed to this training; other files stay until they are overwritten.
 
+        inputs: files and folders that the training reads.
+
         Raises ConfigFileError for a folder that is not empty without `force`, that another process trains in, or that
-        cannot be written to.
+        cannot be written to, and if an input would be removed.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -106,8 +130,18 @@ class TrainingFolder:
                     why="its files may be lost",
                     fix=f"{advice}--force to use it anyway, or another --output-dir",
                 )
-            for stale in (*checkpoints_in(self.path), self.records, self.merged):
-                if stale.exists():
+            earlier = [path for path in (*checkpoints_in(self.path), self.records, self.merged) if path.exists()]
+            for path in inputs:
+                if any(path.resolve().is_relative_to(stale.resolve()) for stale in earlier):
+                    raise ConfigFileError(
+                        f"--force would remove {path}",
+                        why=f"the checkpoints and results of the earlier training in {self.path} are removed",
+                        fix="move it to another folder, or pass another --output-dir",
+                    )
+            for stale in earlier:
+                if stale.is_symlink():  # to a larger disk, whose files stay
+                    stale.unlink()
+                else:
                     shutil.rmtree(stale)
             self.records.mkdir()
         except OSError as problem:
@@ -174,11 +208,13 @@ class TrainingFolder:
         try:
             return from_json(TrainingJob, values)
         except (TypeError, ValueError, AttributeError) as problem:
-            raise ConfigFileError(
-                f"{self.job}: not a training's job",
-                why="another version of ds-advise may have written it",
-                fix=_REPAIR,
-            ) from problem
+            raise self.not_understood(self.job) from problem
+
+    @staticmethod
+    def not_understood(path: Path) -> ConfigFileError:
+        return ConfigFileError(
+            f"{path}: not a record of a training", why="another version of ds-advise may have written it", fix=_REPAIR
+        )
 
 
 def _unwritable(path: Path, problem: OSError) -> ConfigFileError:

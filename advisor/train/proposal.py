@@ -197,14 +197,15 @@ def _answer(
     return replace(answer, ladder=(step,), recommended=step.candidate if step.taken else None, try_first=None)
 
 
-def script_arguments(proposal: Proposal, model: str, folder: TrainingFolder) -> tuple[str, ...]:
-    """The arguments of the training script under the recommended plan, without the configuration. The loss of every
-    step is logged, and a loss that is not a number is not replaced. model: the folder of the weights."""
+def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
+    """The arguments of the training script under the recommended plan, as in `TrainingJob`. The loss of every step is
+    logged, and a loss that is not a number is not replaced. model: the folder of the weights."""
     settings, samples, question = proposal.settings, proposal.samples, proposal.answer.question
     plan = proposal.chosen.plan
     workload, tiles = question.workload, tile_sizes(question.model, question.workload, plan)
     arguments = training_arguments(plan, workload, question.cluster)
-    for name in ("deepspeed", "parallelism_config"):  # launch passes the former, the script makes the latter
+    # launch passes the configuration, the script makes the parallelism_config, `build_request` knows the folder
+    for name in ("deepspeed", "parallelism_config", "output_dir"):
         arguments.pop(name, None)
     save_steps = settings.save_steps or default_save_steps(proposal.steps)
     report = settings.report_to
@@ -212,12 +213,9 @@ def script_arguments(proposal: Proposal, model: str, folder: TrainingFolder) -> 
         report = "tensorboard" if find_spec("tensorboard") is not None else "none"
     arguments |= {
         "model_name_or_path": model,
-        "tokenizer_name": folder.records / "tokenizer",
-        "train_file": folder.records / "train.arrow",
         "max_length": samples.seq_len,
         "dtype": TORCH_DTYPES[workload.precision],
         "attn_implementation": ATTENTION[workload.attention],
-        "output_dir": folder.path,
         "max_steps": proposal.steps,
         "learning_rate": proposal.learning_rate,
         "lr_scheduler_type": "cosine",
@@ -237,7 +235,6 @@ def script_arguments(proposal: Proposal, model: str, folder: TrainingFolder) -> 
     }
     if samples.evaluation_samples:
         arguments |= {
-            "eval_file": folder.records / "evaluation.arrow",
             "eval_strategy": "steps",
             "eval_steps": save_steps,
             "prediction_loss_only": True,
@@ -256,8 +253,11 @@ def script_arguments(proposal: Proposal, model: str, folder: TrainingFolder) -> 
 
 
 def build_request(run: Run, prediction: Estimate | None, job: TrainingJob, folder: TrainingFolder) -> LaunchRequest:
-    """The launch of the training script."""
-    script = Script(target=f"{__package__}.script", arguments=job.arguments, is_module=True)
+    """The launch of the training script with the folder's own files, even if the job has paths of another folder, which
+    earlier versions stored."""
+    paths = ScriptArguments.from_values(folder.script_paths(evaluates=job.evaluates))
+    arguments = (*paths.words, *ScriptArguments(job.arguments).without(folder.script_paths()))
+    script = Script(target=f"{__package__}.script", arguments=arguments, is_module=True)
     return LaunchRequest(
         script=script,
         run=run,
@@ -274,7 +274,7 @@ def request_of_proposal(proposal: Proposal, model: str, folder: TrainingFolder |
     """The launch request of the recommended plan, in the proposal's folder or another."""
     folder, run = folder or proposal.folder, proposal.run
     job = TrainingJob(
-        arguments=script_arguments(proposal, model, folder),
+        arguments=script_arguments(proposal, model),
         workload=run.workload,
         device=proposal.settings.device,
         ranks=run.cluster.world_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from ...ds_configs.files import config_text
 from ...ds_configs.read import saves_model
+from ...ds_configs.training_script import python_source
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, what_lacks
@@ -237,8 +239,8 @@ def _go_on(trained: Trained, console: Console) -> None:
         sentence(console, f"There is no checkpoint yet. {logs}")
         return
     sentence(console, f"The last checkpoint is {checkpoint.name}; go on with:")
-    less = " --fallback" if failure is not None and failure.is_out_of_memory else ""
-    copyable(console, [f"ds-advise train --resume{less} --output-dir {trained.folder.path}"])
+    less = ["--fallback"] if failure is not None and failure.is_out_of_memory else []
+    copyable(console, [shlex.join(["ds-advise", "train", "--resume", *less, "--output-dir", str(trained.folder.path)])])
     sentence(console, logs)
 
 
@@ -255,15 +257,16 @@ def _where(trained: Trained, console: Console) -> None:
             f"The host has no room for all weights at once, so they are saved as ZeRO's shards in {last}. On a machine "
             "with the room:",
         )
-        copyable(console, [f"python {last}/zero_to_fp32.py {last} {path} --safe_serialization"])
+        words = ["python", f"{last}/zero_to_fp32.py", str(last), str(path), "--safe_serialization"]
+        copyable(console, [shlex.join(words)])
         return
     model = f"{'The model' if is_full else 'The adapter'} and its tokenizer are in {path}"
     sentence(console, model + (f", merged with the model in {merged}." if trained.merged else "."))
     if is_full or trained.merged:
-        lines = [f'AutoModelForCausalLM.from_pretrained("{merged if trained.merged else path}")']
+        lines = [f"AutoModelForCausalLM.from_pretrained({python_source(str(merged if trained.merged else path))})"]
     else:
         lines = [
-            f'model = AutoModelForCausalLM.from_pretrained("{trained.base}")',
-            f'model = PeftModel.from_pretrained(model, "{path}")',
+            f"model = AutoModelForCausalLM.from_pretrained({python_source(str(trained.base))})",
+            f"model = PeftModel.from_pretrained(model, {python_source(str(path))})",
         ]
     copyable(console, lines)

@@ -62,7 +62,8 @@ def train_anew(
     output, folder, trained = controls.output, TrainingFolder(path), None
     settings, shape = _read(options)
     cluster = cluster_here(options)
-    folder.claim(force=force)
+    inputs = [Path(path) for path in (settings.model, settings.data, settings.eval_data) if path]
+    folder.claim(force=force, inputs=inputs)
     with folder.held():
         write_config(options, folder.options, force=True)
         ready = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
@@ -104,7 +105,10 @@ def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingCont
     """
     folder = TrainingFolder(path)
     options = folder.kept_options(given)
-    settings, shape = _read(options)
+    try:
+        settings, shape = _read(options)
+    except (KeyError, TypeError) as problem:
+        raise folder.not_understood(folder.options) from problem
     cluster = cluster_here(options)
     with folder.held():
         job = folder.read_job()
@@ -120,6 +124,7 @@ def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingCont
                 why="there is nothing to resume",
                 fix="start another one in another --output-dir",
             )
+        folder.check_files(job)
         checkpoint = folder.newest_usable(job.ranks, controls.output.say)
         arguments = ScriptArguments(job.arguments)
         if checkpoint_step(checkpoint) < (arguments.number("max_steps") or 0):
@@ -233,7 +238,7 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
         """Keep what resumes the attempt."""
         write_config(attempt.run.config, folder.ds_config, force=True)
         job = TrainingJob(
-            arguments=attempt.script.arguments,
+            arguments=attempt.script.options.without([*folder.script_paths(), "resume_from_checkpoint"]),
             workload=run.workload,
             device=request.device,
             ranks=run.cluster.world_size,

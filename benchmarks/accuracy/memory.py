@@ -1,4 +1,4 @@
-"""Memory: the printed quantity of every run against the estimators', DeepSpeed's own estimators and the rule of four.
+"""Memory: the printed quantity of every run against the prediction.
 
 A run counts as *exact* when its figure is what the estimate is about, the peak of allocated memory. Reserved memory and
 nvidia-smi hold blocks besides that PyTorch keeps cached and would return when asked; such runs are *cached*, and
@@ -8,6 +8,7 @@ reported apart. Runs that cannot be met for a reason that was found are *set asi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from statistics import mean, median
 from typing import get_args
@@ -15,9 +16,10 @@ from typing import get_args
 from ds_advise.advisor.search.candidate import FIT_THRESHOLD, Verdict, fit_verdict
 from ds_advise.estimators.memory.device_overhead import EARLIER_BATCHES, FIXED_SEGMENTS_SHARE
 
-from . import memory_spread, other_objectives, peer_runs, peers, questions
+from ..numbers import printed
+from . import memory_spread, other_objectives, peer_runs, peers, questions, software
 from .between_sources import Error, by_source, mean_of_sources
-from .predicted_memory import Kind, Result, error_of, results
+from .predicted_memory import Kind, Result, error_of, predict, results
 from .report import Section, Table, percent
 from .rows import Quantity, excluded
 
@@ -74,79 +76,72 @@ def asked() -> list[dict[str, str]]:
     ]
 
 
-def table_rows() -> dict[str, str]:
-    """The rows of docs/how-true.md on published memory, by how they start."""
-    exact = [result for found in subsets().values() for result in found]
-    sizes = [abs(error) for error in _errors(exact)]
-    theirs = mean(abs(error_of(result.deepspeed_bytes, result.run) or 0) for result in exact)
-    engine = sum(result.run.plan.sharding == "zero" for result in exact)
-    ran = [result for result in results() if result.run.fitted]
-    died = [result for result in results() if not result.run.fitted]
-    their_missed = sum(result.deepspeed_bytes > _offered(result) for result in ran)
-    their_false = sum(result.deepspeed_bytes <= _offered(result) for result in died)
-    page = "[published runs](accuracy.md)"
+def figures() -> dict[str, dict[str, str]]:
+    """The groups of docs/numbers.json on published memory: of all runs, and of each group of software."""
+    known = [result for result in results() if result.error is not None]
+    fused = [result for result in known if result.run.workload.kernels == "unsloth"]
+    engine = [result.run.quantity for result in results() if result.run.plan.sharding == "zero"]
+    found = {
+        "deepspeed_memory": {"runs": str(len(engine)), "allocated": str(engine.count("allocated"))},
+        "saved_modules_runs": _errors_in_words([each for each in known if each.run.workload.modules_to_save], 0),
+        "unsloth": _errors_in_words(fused, 1) | {"without": printed(mean(map(_error_with_torch_kernels, fused)), 1)},
+    }
+    for name, belongs in software.SELECTIONS.items():
+        chosen = [result for result in results() if belongs(result.run.source)]
+        exact = [result for result in chosen if result.kind == "exact" and result.error is not None]
+        cached = [result for result in chosen if result.kind == "cached" and result.error is not None]
+        found |= {
+            f"allocated{name}": _errors_in_words(exact, 1) | _by_engine(exact),
+            f"device{name}": _errors_in_words([each for each in cached if each.run.quantity == "device"], 0),
+            f"reserved{name}": _errors_in_words([each for each in cached if each.run.quantity == "reserved"], 0),
+            f"fits{name}": _fits(chosen),
+        }
+    return found
+
+
+def _errors_in_words(found: Sequence[Result], digits: int) -> dict[str, str]:
+    """Number, mean and worst error, and the mean of the sources' means; the number alone where there is no run."""
+    if not found:
+        return {"runs": "0"}
+    sizes = _sizes(found)
     return {
-        "| allocated GPU memory |": f"| allocated GPU memory | {len(exact)} published runs whose peak is known: "
-        f"{engine} of DeepSpeed, {len(exact) - engine} of plain PyTorch (one GPU, FSDP); full, LoRA, QLoRA, fused "
-        f"loss | mean error {100 * mean(sizes):.1f} %, worst {100 * max(sizes):.1f} %; {_once(exact)} "
-        "(DeepSpeed's estimators: mean "
-        f"error {100 * theirs:.0f} %) | {page}; `benchmarks/data/questions.csv` has each run's command |",
-        "| does it fit |": f"| does it fit | {len(ran)} of these and other runs that ended, {len(died)} that ran out "
-        f"of memory | of those that died {_verdicts(died)}; of those that ended {_verdicts(ran)}; "
-        f"{_fits_once(ran)} (DeepSpeed's "
-        f"estimators: {their_false} that died predicted to fit, {their_missed} that ended predicted not to) | {page} |",
-        "| device memory |": f"| device memory | {_cached_errors('device')} that print `nvidia-smi`; "
-        f"{_cached_errors('reserved')} that print PyTorch's reserved memory | the figure is what a run needs and the "
-        f"cache that PyTorch keeps without `expandable_segments` | {page}, `benchmarks/seed_ranking.py` |",
+        "runs": str(len(sizes)),
+        "mean": printed(mean(size.value for size in sizes), digits),
+        "worst": printed(max(size.value for size in sizes), digits),
+        "sources": str(len(by_source(sizes))),
+        "mean_by_source": printed(mean_of_sources(sizes), 1),
     }
 
 
-def headlines() -> dict[str, str]:
-    """README's lines on published memory, by how they start."""
-    exact = [result for found in subsets().values() for result in found]
-    sizes = [abs(error) for error in _errors(exact)]
-    ran = [result for result in results() if result.run.fitted]
-    died = [result for result in results() if not result.run.fitted]
-    verdicts = fit_probabilities()
-    false_fits = sum(fit_verdict(verdicts[result.run.row]) == "fits" for result in died)
-    refused = sum(fit_verdict(verdicts[result.run.row]) == "does not fit" for result in ran)
-    return {
-        "- Allocated GPU memory:": f"- Allocated GPU memory: mean error {100 * mean(sizes):.1f} %, worst "
-        f"{100 * max(sizes):.1f} %, over {len(sizes)} published runs whose peak is known ({_once(exact)}).",
-        "- Device memory:": f"- Device memory: {_cached_errors('device')} that print `nvidia-smi`, its cache included; "
-        f"{_cached_errors('reserved')} that print PyTorch's reserved memory.",
-        "- Does it fit:": f"- Does it fit: of {len(died)} published runs that ran out of memory {false_fits} are "
-        f"predicted to fit; of {len(ran)} that ended {refused} are predicted not to, and {_fits_once(ran)}.",
-    }
+def _error_with_torch_kernels(result: Result) -> float:
+    run = result.run
+    predicted = predict(replace(run, workload=replace(run.workload, kernels="torch")))
+    return abs(error_of(predicted.allocated_bytes_per_gpu, run) or 0)
 
 
-def _fits_once(ran: list[Result]) -> str:
-    """Share of the ended runs that are predicted to fit, each row once and each source once."""
-    found = [
-        Error(result.run.origin, float(fit_verdict(fit_probabilities()[result.run.row]) == "fits")) for result in ran
+def _by_engine(found: Sequence[Result]) -> dict[str, str]:
+    engine = sum(result.run.plan.sharding == "zero" for result in found)
+    return {"deepspeed": str(engine), "torch": str(len(found) - engine)}
+
+
+def _fits(found: Sequence[Result]) -> dict[str, str]:
+    """How many runs ended, and how many ran out of memory, with the number of each verdict on them."""
+    words: dict[str, str] = {}
+    for outcome, fitted in (("ended", True), ("died", False)):
+        given = [fit_verdict(fit_probabilities()[result.run.row]) for result in found if result.run.fitted == fitted]
+        words[outcome] = str(len(given))
+        for verdict in get_args(Verdict):
+            words[f"{outcome}_{verdict.replace(' ', '_')}"] = str(given.count(verdict))
+    fit = [
+        Error(each.run.origin, float(fit_probabilities()[each.run.row] >= FIT_THRESHOLD))
+        for each in found
+        if each.run.fitted
     ]
-    by_row = mean(error.value for error in found)
-    return (
-        f"{100 * by_row:.0f} % are predicted to fit, each of {len(by_source(found))} sources once: "
-        f"{100 * mean_of_sources(found):.0f} %"
-    )
-
-
-def _verdicts(found: list[Result]) -> str:
-    """How many of the runs were given each verdict: `0 "fits", 4 "likely fits", ...`."""
-    given = [fit_verdict(fit_probabilities()[result.run.row]) for result in found]
-    return ", ".join(f'{given.count(verdict)} "{verdict}"' for verdict in get_args(Verdict))
-
-
-def _cached_errors(quantity: Quantity) -> str:
-    """`54 published runs (mean error 9 %, worst 35 %)` of those that print a figure which PyTorch's cache is in."""
-    found = [result for members in subsets("cached").values() for result in members]
-    found = [result for result in found if result.run.quantity == quantity]
-    sizes = [abs(error) for error in _errors(found)]
-    return (
-        f"{len(sizes)} published runs (mean error {100 * mean(sizes):.0f} %, worst {100 * max(sizes):.0f} %; "
-        f"{_once(found)})"
-    )
+    return words | {
+        "share": printed(mean(error.value for error in fit)),
+        "sources": str(len(by_source(fit))),
+        "share_by_source": printed(mean_of_sources(fit)),
+    }
 
 
 def section() -> Section:
@@ -159,8 +154,6 @@ def section() -> Section:
             memory_spread.verdict_table(results()),
             _fit_table(),
             other_objectives.table(fit_probabilities()),
-            other_objectives.false_fits(fit_probabilities()),
-            _rivals(exact),
             peers.peaks(),
             peers.fits(fit_probabilities()),
             peer_runs.table(),
@@ -171,9 +164,7 @@ def section() -> Section:
             _asides(),
             _excluded(),
         ),
-        details=_details(),
         notes=_notes(),
-        data=_data(exact),
     )
 
 
@@ -183,12 +174,6 @@ def _errors(found: Iterable[Result]) -> list[float]:
 
 def _sizes(found: Iterable[Result]) -> list[Error]:
     return [Error(result.run.origin, abs(result.error)) for result in found if result.error is not None]
-
-
-def _once(found: Iterable[Result]) -> str:
-    """`each of 9 sources once: 2.9 %`, of a mean error."""
-    sizes = _sizes(found)
-    return f"each of {len(by_source(sizes))} sources once: {100 * mean_of_sources(sizes):.1f} %"
 
 
 def _summary(exact: dict[str, list[Result]]) -> Table:
@@ -265,37 +250,7 @@ def _fit_table() -> Table:
             row(
                 "ds-advise: it is not excluded", found, lambda result: probability[result.run.row] >= 1 - FIT_THRESHOLD
             ),
-            row("DeepSpeed's estimators", found, lambda result: result.deepspeed_bytes <= _offered(result)),
-            row("4 x weights", found, lambda result: result.rule_bytes <= _offered(result)),
         ),
-    )
-
-
-def _offered(result: Result) -> int:
-    return result.run.cluster.gpu.memory_bytes
-
-
-def _rivals(exact: dict[str, list[Result]]) -> Table:
-    def row(name: str, found: list[Result]) -> tuple[str, ...]:
-        cells = [name, str(len(found)), f"{mean(abs(error) for error in _errors(found)):.1%}"]
-        for guess in ([result.deepspeed_bytes for result in found], [result.rule_bytes for result in found]):
-            errors = [error_of(size, result.run) or 0.0 for size, result in zip(guess, found, strict=True)]
-            low = sum(error < -0.1 for error in errors) / len(errors)
-            cells += [f"{mean(map(abs, errors)):.0%}", f"{low:.0%}"]
-        return tuple(cells)
-
-    return Table(
-        title="The same runs, by DeepSpeed's estimators and by the rule of four times the weights",
-        header=(
-            "subset",
-            " n",
-            " ours, mean",
-            " DeepSpeed's, mean",
-            " more than 10 % low",
-            " 4 x weights, mean",
-            " more than 10 % low",
-        ),
-        rows=_with_all(exact, row),
     )
 
 
@@ -350,10 +305,10 @@ def _misses() -> Table:
     rows = tuple(
         (*_line(result), result.run.notes)
         for result in results()
-        if result.kind == "exact" and (result in false_fits() or abs(result.error or 0) > P90_TARGET)
+        if result in false_fits() or (result.kind == "exact" and abs(result.error or 0) > P90_TARGET)
     )
     return Table(
-        title=f"Exact runs that are off by more than {P90_TARGET:.0%}, and false fits",
+        title=f"Exact runs off by more than {P90_TARGET:.0%}, and runs out of memory that are predicted to fit",
         header=(*_HEADER, "notes"),
         rows=rows,
     )
@@ -374,23 +329,13 @@ def _excluded() -> Table:
     )
 
 
-def _details() -> Table:
-    return Table(
-        title="Every run", header=(*_HEADER, "kind"), rows=tuple((*_line(result), result.kind) for result in results())
-    )
-
-
 def _notes() -> tuple[str, ...]:
     return (
         "Every run is a question that the command line and `ds_advise.estimate` answer with these figures to the "
         "byte: `benchmarks/data/questions.csv` has the commands, and `benchmarks.accuracy.questions` holds each "
         "against what the row says. Plain PyTorch and FSDP are `--strategy torch` and `--strategy fsdp`; versions and "
         "settings of the software that differ from today's are stated by `--software`.",
-        'The first table counts peaks of allocated memory. "4 x weights" is weights, gradients and Adam\'s two states '
-        "in the "
-        "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations "
-        "and "
-        "logits and count every weight as trained: too high for adapters, too low for full training.",
+        "The first table counts peaks of allocated memory.",
         peers.NOT_ASKED,
         "Each source once: a run's weight is 1 / the runs of its source in the subset, and a source is a repository or "
         "a page.",
@@ -405,37 +350,7 @@ def _notes() -> tuple[str, ...]:
         "layers' parameters, into which the blocks of earlier ones are cut, and a sub-group that is larger than those "
         "before it finds no block for its step. Where batches vary in length "
         f"(`varying-lengths`, by what the source says), the loss's tensors are there {EARLIER_BATCHES:g} times more, "
-        "for the batches that were the longest before, less what other free blocks serve: Alpaca's lengths say so, "
-        "and steps of random lengths replayed through the allocator's rules "
+        "for the batches that were the longest before, less what other free blocks serve: Alpaca's lengths say so "
         "(`benchmarks/dry_run/varying_lengths.py`). Plans set `expandable_segments:True`, where a CUDA stream keeps "
         "its pages in that way; that is held against the dry run's replay of the allocator (docs/closed-form.md).",
     )
-
-
-def _data(exact: dict[str, list[Result]]) -> dict[str, object]:
-    return {
-        "subsets": {
-            name: {
-                "n": len(found),
-                "mean": mean(map(abs, _errors(found))),
-                "median": median(_errors(found)),
-                "p90": percentile([abs(error) for error in _errors(found)], 0.9),
-                "worst": max(_errors(found), key=abs),
-            }
-            for name, found in exact.items()
-        },
-        "false_fits": [result.run.row for result in false_fits()],
-        "false_misses": [result.run.row for result in false_misses()],
-        "runs": [
-            {
-                "row": result.run.row,
-                "run": result.run.label,
-                "subset": result.run.subset,
-                "kind": result.kind,
-                "quantity": result.run.quantity,
-                "measured_bytes": result.run.measured_bytes,
-                "predicted_bytes": result.predicted_bytes,
-            }
-            for result in results()
-        ],
-    }

@@ -25,6 +25,13 @@ def counted() -> list[Result]:
     return [each for each in results() if each.run.workload.objective != NEXT_TOKEN and not each.run.not_met_because]
 
 
+def figures() -> dict[str, dict[str, str]]:
+    """The group of docs/numbers.json on step times of these trainings."""
+    errors = sorted(error for each in counted() if (error := step_error(each)) is not None)
+    ends = {name: f"{100 * error:+.0f} %" for name, error in (("lowest", errors[0]), ("highest", errors[-1]))}
+    return {"grpo_steps": {"runs": str(len(errors)), **ends}}
+
+
 def table(probabilities: Mapping[int, float]) -> Table:
     """A line for each source, and one for all."""
     sources: dict[str, list[Result]] = {}
@@ -61,25 +68,6 @@ def table(probabilities: Mapping[int, float]) -> Table:
             " step time, errors",
         ),
         rows=(*(line(name, found) for name, found in sources.items()), line(f"{len(sources)} sources", counted())),
-    )
-
-
-def false_fits(probabilities: Mapping[int, float]) -> Table:
-    """The runs that ran out of memory and are predicted to fit."""
-    wrong = [each for each in counted() if not each.run.fitted and probabilities[each.run.row] >= FIT_THRESHOLD]
-    return Table(
-        title="Of these, predicted to fit and out of memory",
-        header=("row", "source", "run", " predicted GiB", "notes"),
-        rows=tuple(
-            (
-                str(each.run.row),
-                each.run.source,
-                each.run.label,
-                f"{each.memory.device_bytes_per_gpu / 2**30:.1f}",
-                each.run.notes,
-            )
-            for each in wrong
-        ),
     )
 
 

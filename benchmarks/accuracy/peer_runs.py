@@ -32,7 +32,6 @@ KEY = ("source", "model", "method", "attention", "seq_len", "micro_batch", "lora
 
 class PeerRun(NamedTuple):
     peer: str
-    role: str
     result: Result
     theirs: float
     """Error of their prediction of the peak."""
@@ -60,7 +59,6 @@ def _read(row: dict[str, str], result: Result) -> PeerRun:
     measured = int(row["measured_bytes"])
     return PeerRun(
         row["source"].split()[0].rpartition("/")[2],
-        row["role"],
         result,
         int(row["theirs_bytes"]) / measured - 1,
         int(row["theirs_need_bytes"]) / int(row["measured_need_bytes"]) - 1,
@@ -68,50 +66,34 @@ def _read(row: dict[str, str], result: Result) -> PeerRun:
     )
 
 
-def mean_errors() -> list[tuple[str, int, float, float]]:
-    """Peer, number of its runs, and the mean errors of the peak: theirs and ours."""
+def _by_peer() -> dict[str, list[PeerRun]]:
     by_peer: dict[str, list[PeerRun]] = {}
     for run in peer_runs():
         by_peer.setdefault(run.peer, []).append(run)
+    return by_peer
+
+
+def mean_errors() -> list[tuple[str, int, float, float]]:
+    """Peer, number of its runs, and the mean errors of the peak: theirs and ours."""
     return [
         (name, len(found), mean(abs(run.theirs) for run in found), mean(abs(run.ours) for run in found))
-        for name, found in by_peer.items()
+        for name, found in _by_peer().items()
     ]
 
 
 def table() -> Table:
-    """Their runs, with their printed errors and ours."""
-    groups: dict[tuple[str, str, str], list[PeerRun]] = {}
-    for run in peer_runs():
-        workload = run.result.run.workload
-        groups.setdefault((run.peer, f"{workload.method}, {workload.attention}", run.role), []).append(run)
+    """Their runs by peer, with their printed errors and ours."""
 
     def sizes(found: list[PeerRun], of: Callable[[PeerRun], float]) -> tuple[str, str]:
         errors = [of(run) for run in found]
         return f"{mean(map(abs, errors)):.1%}", f"{max(errors, key=abs):+.1%}"
 
+    errors = {"theirs": lambda run: run.theirs, "their need": lambda run: run.theirs_need, "ours": lambda run: run.ours}
     return Table(
         title="Runs that two peers measured: error of the peak of allocated memory, theirs and ours",
-        header=(
-            "peer",
-            "method, attention",
-            "role there",
-            " n",
-            " theirs, mean",
-            " worst",
-            " their need, mean",
-            " worst",
-            " ours, mean",
-            " worst",
-        ),
+        header=("peer", " n", *(cell for name in errors for cell in (f" {name}, mean", " worst"))),
         rows=tuple(
-            (
-                *key,
-                str(len(found)),
-                *sizes(found, lambda run: run.theirs),
-                *sizes(found, lambda run: run.theirs_need),
-                *sizes(found, lambda run: run.ours),
-            )
-            for key, found in sorted(groups.items())
+            (peer, str(len(found)), *(cell for of in errors.values() for cell in sizes(found, of)))
+            for peer, found in _by_peer().items()
         ),
     )

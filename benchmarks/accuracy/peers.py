@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from ds_advise.advisor.search.candidate import fit_verdict
 from ds_advise.estimators.workload import NEXT_TOKEN
 
+from ..numbers import printed, spaced
 from . import peer_runs
 from .between_sources import Error, mean_of_sources
 from .predicted_memory import error_of, results
@@ -232,20 +233,21 @@ def _fit(peer: str, given: dict[int, Answer], probabilities: Mapping[int, float]
     )
 
 
-def table_row() -> str:
-    """The row of docs/how-true.md."""
-    figures = [f"{row[0]} {row[3]} ({row[7]} here, {row[1]} runs)" for row in peaks().rows]
-    own = [
-        f"{name} {theirs:.1%} ({ours:.1%} here, {count} runs)" for name, count, theirs, ours in peer_runs.mean_errors()
-    ]
-    return (
-        "| other estimators | the published runs that each claims to answer, at their versions of today; the runs that "
-        "two of them measured, with nothing of theirs fitted here | mean error of the peak: "
-        + "; ".join(figures)
-        + "; on runs of their own: "
-        + "; ".join(own)
-        + " | [published runs](accuracy.md), `benchmarks/accuracy/peers.py` |"
-    )
+def figures() -> dict[str, dict[str, str]]:
+    """The groups of docs/numbers.json on other estimators: mean errors of the peak, theirs and ours."""
+    found = {
+        _key(row[0].split()[0]): {"runs": row[1], "theirs": spaced(row[3]), "ours": spaced(row[7])}
+        for row in peaks().rows
+    }
+    own = {
+        f"{_key(name)}_own": {"runs": str(count), "theirs": printed(theirs, 1), "ours": printed(ours, 1)}
+        for name, count, theirs, ours in peer_runs.mean_errors()
+    }
+    return found | own
+
+
+def _key(name: str) -> str:
+    return f"peer_{name.lower().replace('-', '_')}"
 
 
 def main() -> int:

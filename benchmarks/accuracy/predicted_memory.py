@@ -1,5 +1,4 @@
-"""Every published run with what is predicted of its memory: by ds-advise, and by what else is asked before a run,
-DeepSpeed's own estimators and the rule of four times the weights.
+"""Every published run with what is predicted of its memory: by ds-advise, and by DeepSpeed's own estimators.
 
 DeepSpeed's formulas are written out here so that the table needs no torch; a test compares them with the installed
 functions. P counts every parameter as trained in 16 bits, L is the largest module's:
@@ -22,13 +21,9 @@ from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.workload import Workload
 from ds_advise.validate.deepspeed_estimate import largest_module_parameters
 
 from .rows import Run, runs
-
-RULE = 4
-"""Weights, gradients and Adam's two states: "a training takes four times the model"."""
 
 Kind = Literal["exact", "cached", "set aside"]
 
@@ -42,7 +37,6 @@ class Result:
     memory: MemoryEstimate
     predicted_bytes: int
     deepspeed_bytes: int
-    rule_bytes: int
 
     @property
     def error(self) -> float | None:
@@ -73,7 +67,6 @@ def result_of(run: Run) -> Result:
         memory=memory,
         predicted_bytes=predicted,
         deepspeed_bytes=deepspeed_bytes(run.model, run.cluster, run.plan, stage3=sharded),
-        rule_bytes=rule_bytes(run.model, run.workload, run.cluster, sharded=sharded),
     )
 
 
@@ -97,9 +90,3 @@ def deepspeed_bytes(model: ModelShape, cluster: Cluster, plan: Plan, *, stage3: 
     if plan.offload_optimizer == "none":
         return int(4 * largest + 18 * parameters / ranks)
     return 4 * largest if plan.offload_param != "none" else int(4 * largest + 2 * parameters / ranks)
-
-
-def rule_bytes(model: ModelShape, workload: Workload, cluster: Cluster, *, sharded: bool) -> int:
-    """Four times the weights as they are stored (half a byte each for QLoRA), divided where parameters are sharded."""
-    width = 0.5 if workload.method == "qlora" else workload.weight_bytes
-    return int(RULE * width * model.parameters / (cluster.world_size if sharded else 1))

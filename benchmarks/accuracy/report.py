@@ -1,9 +1,9 @@
-"""Sections and tables of the accuracy report, rendered as Markdown or as JSON."""
+"""Sections and tables of the accuracy report, rendered as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -28,22 +28,17 @@ class Table:
 class Section:
     """One half of the report.
 
-    summary: tables by subset, and the rows that miss their target with the reason; these go into docs/accuracy.md.
-    details: one line per measured run; printed only.
+    summary: tables by subset, and the rows that miss their target with the reason.
     notes:   paragraphs of Markdown after the summary.
-    data:    what `--json` prints of this section.
     """
 
     title: str
     summary: tuple[Table, ...]
-    details: Table
     notes: tuple[str, ...] = ()
-    data: dict[str, Any] = field(default_factory=dict)
 
-    def markdown(self, *, details: bool = False) -> str:
-        tables = (*self.summary, self.details) if details else self.summary
+    def markdown(self) -> str:
         return "\n".join(
-            [f"## {self.title}\n", *(table.markdown() for table in tables), *(f"{note}\n" for note in self.notes)]
+            [f"## {self.title}\n", *(table.markdown() for table in self.summary), *(f"{note}\n" for note in self.notes)]
         )
 
 

@@ -10,7 +10,9 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from . import questions, spread
+from .. import seed_ranking
+from ..numbers import printed
+from . import questions, software, spread
 from .between_sources import Error, by_source
 from .between_sources import percentile as percentile_by_source
 from .report import Section, Table, percent
@@ -64,11 +66,6 @@ def section() -> Section:
                 rows=tuple(_unused()),
             ),
         ),
-        details=Table(
-            title="Every run",
-            header=("source", "row", "run", " measured s", " predicted s", " error", " unseen"),
-            rows=tuple(_detail(run) for run in runs),
-        ),
         notes=(
             f"Targets: median at most {MEDIAN_TARGET:.0%}, 90th percentile at most {P90_TARGET:.0%}; in every group "
             f"tau at least {TAU_TARGET} and a regret of at most {REGRET_TARGET:.0%}. {len(ranked) - len(missed)} of "
@@ -78,21 +75,6 @@ def section() -> Section:
             "Each source once: a run's weight is 1 / the runs of its source in the subset; a source is a repository or "
             "a page.",
         ),
-        data={
-            "runs": [
-                {
-                    "source": run.source,
-                    "row": run.name,
-                    "run": run.label,
-                    "measured_s": run.measured_s,
-                    "predicted_s": run.step_s,
-                    "unseen_s": run.left_out_s,
-                    "counted": run.counted,
-                }
-                for run in runs
-            ],
-            "groups": [{"group": group.name, "tau": group.tau, "regret": group.regret} for group in ranked],
-        },
     )
 
 
@@ -112,39 +94,41 @@ def asked() -> list[dict[str, str]]:
     ]
 
 
-def headline() -> str:
-    """README's line on step times."""
-    counted = [run for run in read_runs() if run.counted]
-    several = [run for run in counted if _deepspeed_on_several(run)]
-    return (
-        f"- Step time: {_stated(counted)}, over {len(counted)} published runs, each judged by constants fitted on runs "
-        f"of other origins only; DeepSpeed on several GPUs, the least certain: {_stated(several)}, over {len(several)}."
-    )
-
-
-def table_row() -> str:
-    """The row of docs/how-true.md on step times."""
-    counted = [run for run in read_runs() if run.counted]
+def figures() -> dict[str, dict[str, str]]:
+    """The groups of docs/numbers.json on step times: of all runs, and of each group of software."""
+    runs = read_runs()
+    counted = [run for run in runs if run.counted]
     ranked = groups(counted)
-    largest = max(run.cluster.world_size for run in counted)
     several = [run for run in counted if _deepspeed_on_several(run)]
+    found = {
+        "not_judged": _not_judged() | {"predicted": str(len(runs) - len(counted))},
+        "schedule": _schedule_figures(runs),
+        "groups": {
+            "all": str(len(ranked)),
+            "met": str(sum(group.regret <= REGRET_TARGET for group in ranked)),
+            "regret": printed(REGRET_TARGET),
+        },
+        "order": _order(),
+        "zeropp_steps": _stated([run for run in counted if run.plan.zero_quantized_weights]),
+        "fsdp2_steps": _stated([run for run in counted if run.plan.sharding == "fsdp2"]),
+    }
+    for name, belongs in software.SELECTIONS.items():
+        found[f"step{name}"] = _stated([run for run in counted if belongs(run.source)])
+        found[f"step_deepspeed{name}"] = _stated([run for run in several if belongs(run.source)])
     seen = [abs(run.error) for run in counted]
-    found = sum(group.regret <= REGRET_TARGET for group in ranked)
-    what = f"{len(counted)} published runs: V100 to GB200, GeForce and others, 1 to {largest} GPUs, full, LoRA, QLoRA"
-    result = (
-        f"{_stated(counted)} ({_share(median(seen))} and {_share(percentile_90(seen))} with all seen); DeepSpeed "
-        f"on several GPUs, {len(several)} of them: {_stated(several)}, worst factor {max(map(_factor, several)):.1f}. "
-        f"In {found} of {len(ranked)} groups the run that the advice would take is within {_share(REGRET_TARGET)} of "
-        "the fastest"
-    )
-    judged = "each judged by constants fitted on runs of other origins only"
-    return f"| step time | {what}; {judged} | {result} | [published runs](accuracy.md), `benchmarks/fit_speed.py` |"
+    found["step"] |= {
+        "median_seen": printed(median(seen)),
+        "p90_seen": printed(percentile_90(seen)),
+        "gpus": str(max(run.cluster.world_size for run in counted)),
+    }
+    found["step_deepspeed"]["factor"] = f"{max(map(_factor, several)):.1f}"
+    return found
 
 
 _NOT_JUDGED = {
-    "lengths or batches not stated": ("length", "batch", "packed"),
-    "activations offloaded": ("activations",),
-    "kernels, adapters or optimizers that no plan here has": (
+    "lengths": ("length", "batch", "packed"),
+    "activations": ("activations",),
+    "kernels": (
         "kernels",
         "adapter",
         "bitsandbytes",
@@ -152,43 +136,58 @@ _NOT_JUDGED = {
         "torch.compile",
         "tiled",
     ),
-    "other parallelism": ("parallelism", "ZeRO++", "ZenFlow", "FSDP"),
-    "links that decide and are not stated": ("lanes",),
+    "parallelism": ("parallelism", "ZeRO++", "ZenFlow", "FSDP"),
+    "links": ("lanes",),
 }
 """Words in the reasons of rows that are not predicted, by what they are called; the first that is found counts."""
 
 
-def limit() -> str:
-    """The line of docs/how-true.md that counts the published speeds which are not predicted."""
+def _order() -> dict[str, str]:
+    """Groups of the project's first runs, and those whose fastest plan is found."""
+    verdicts = seed_ranking.judge(seed_ranking.read_runs())
+    return {"groups": str(len(verdicts)), "found": str(sum(verdict.passes for verdict in verdicts))}
+
+
+def _not_judged() -> dict[str, str]:
+    """Published speeds that are not predicted, by reason."""
     counts = dict.fromkeys([*_NOT_JUDGED, "others"], 0)
     for _, rows, reason in _unused():
         found = (name for name, words in _NOT_JUDGED.items() if any(word in reason for word in words))
         counts[next(found, "others")] += int(rows)
-    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-    predicted = sum(not run.counted for run in read_runs())
-    return (
-        f"- Not judged: {sum(counts.values())} published speeds ({listed}), and {predicted} that are predicted but in "
-        "no statistic; [each has its reason](accuracy.md)."
-    )
+    return {name: str(count) for name, count in (counts | {"all": sum(counts.values())}).items()}
 
 
-def _stated(runs: Sequence[TimedRun]) -> str:
-    """Each run once, and each source once."""
-    sizes = [abs(run.unseen_error) for run in runs]
-    once = [_share(percentile_by_source(_sizes(runs), share)) for share in (0.5, 0.9)]
-    return (
-        f"median error {_share(median(sizes))}, 90th percentile {_share(percentile_90(sizes))}; each of "
-        f"{len(by_source(_sizes(runs)))} sources once: {' and '.join(once)}"
-    )
+def _schedule_figures(runs: Sequence[TimedRun]) -> dict[str, str]:
+    """Median errors of the closed form and of the simulated schedule on the same runs, and how far the two differ."""
+    found = [(run, run.played_s(schedule)) for run, schedule in recorded_schedules(runs)]
+    apart = [abs(played_s / run.step_s - 1) for run, played_s in found]
+    return {
+        "runs": str(len(found)),
+        "closed_form": printed(median(abs(run.error) for run, _ in found)),
+        "schedule": printed(median(abs(played_s / run.measured_s - 1) for run, played_s in found)),
+        "apart": printed(median(apart)),
+        "apart_worst": printed(max(apart)),
+    }
+
+
+def _stated(runs: Sequence[TimedRun]) -> dict[str, str]:
+    """Median and 90th percentile, each run once and each source once; the number alone where there is no run."""
+    if not runs:
+        return {"runs": "0"}
+    sizes = _sizes(runs)
+    return {
+        "runs": str(len(runs)),
+        "sources": str(len(by_source(sizes))),
+        "median": printed(median(size.value for size in sizes)),
+        "worst": printed(max(size.value for size in sizes)),
+        "p90": printed(percentile_90(size.value for size in sizes)),
+        "median_by_source": printed(percentile_by_source(sizes, 0.5)),
+        "p90_by_source": printed(percentile_by_source(sizes, 0.9)),
+    }
 
 
 def _sizes(runs: Sequence[TimedRun]) -> list[Error]:
     return [Error(run.origin, abs(run.unseen_error)) for run in runs]
-
-
-def _share(share: float) -> str:
-    """As the documents write it."""
-    return f"{share * 100:.0f} %"
 
 
 def _factor(run: TimedRun) -> float:
@@ -267,19 +266,6 @@ def _row(name: str, runs: Sequence[TimedRun]) -> tuple[str, ...]:
 
 def _ranking(group: Group) -> tuple[str, ...]:
     return group.name, str(len(group.runs)), f"{group.tau:+.2f}", f"{group.regret:.1%}"
-
-
-def _detail(run: TimedRun) -> tuple[str, ...]:
-    unseen = percent(run.unseen_error) if run.counted else ""
-    return (
-        run.source,
-        run.name,
-        run.label,
-        f"{run.measured_s:.3f}",
-        f"{run.step_s:.3f}",
-        percent(run.error),
-        unseen,
-    )
 
 
 def _both_depths(runs: Sequence[TimedRun]) -> Iterable[tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """Whole trainings with a published duration, against `job_duration`.
 
-    python -m benchmarks.accuracy.whole_runs            # one line a run, and the table
-    python -m benchmarks.accuracy.whole_runs --write    # the table of docs/job.md
+    python -m benchmarks.accuracy.whole_runs            # one line a run
+    python -m benchmarks.accuracy --write               # the table of docs/job.md, among the rest
 
 `data/whole_runs.csv` has the runs. One that is `like` a run of `timed_runs` (its source and row) is that run as a job:
 its step is the one predicted under constants fitted on other origins. Others say their plan; no constant was fitted on
@@ -17,7 +17,6 @@ lengths.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 from collections.abc import Iterable, Iterator
@@ -29,6 +28,7 @@ from ds_advise.estimators.time.job import Job, JobDuration, SamplesOfLength, job
 from ds_advise.estimators.time.step_time import estimate_time
 
 from ..document import put
+from ..numbers import printed
 from .timed_runs import DATA, TimedRun, read_runs, run_of
 
 _SHORTEST_MEAN = 8
@@ -156,27 +156,26 @@ def table(runs: list[WholeRun]) -> str:
     ]
     every = [run for own in counted.values() for run in own]
     of_sources = median(_median_error(own) for own in counted.values())
-    lines.append(f"| **all** | {_figures(every)} | every source counted once: median {_percent(of_sources)} |")
+    lines.append(f"| **all** | {_figures(every)} | every source counted once: median {printed(of_sources)} |")
     lines += [_row(f"*set aside:* {source}", own, own[0].set_aside) for source, own in aside.items()]
     return "\n".join(lines) + "\n"
 
 
-def table_row() -> str:
-    """The line of docs/how-true.md."""
+def figures() -> dict[str, dict[str, str]]:
+    """The group of docs/numbers.json on whole trainings."""
     runs = read_whole_runs()
     counted = [run for run in runs if not run.set_aside]
     sources = [_median_error(own) for own in _by_source(counted).values()]
-    return (
-        f"| duration of a job | {len(counted)} published runs of {len(sources)} sources that state how long the whole "
-        "training took; constants fitted on runs of other origins only | "
-        f"median error {_percent(_median_error(counted))}, every source counted once {_percent(median(sources))}; "
-        f"{sum(run.is_within for run in counted)} within the 80 % interval; {len(runs) - len(counted)} are set aside, "
-        "each for its reason | [job.md](job.md#how-true-it-is), `benchmarks/accuracy/whole_runs.py` |"
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return {
+        "job": {
+            "runs": str(len(counted)),
+            "sources": str(len(sources)),
+            "median": printed(_median_error(counted)),
+            "median_by_source": printed(median(sources)),
+            "within": str(sum(run.is_within for run in counted)),
+            "set_aside": str(len(runs) - len(counted)),
+        }
+    }
 
 
 def _by_source(runs: Iterable[WholeRun]) -> dict[str, list[WholeRun]]:
@@ -194,7 +193,7 @@ def _figures(runs: list[WholeRun]) -> str:
     least, most = (_hours(choose(run.measured_s for run in runs)) for choose in (min, max))
     span = least if len(runs) == 1 else f"{least} to {most}"
     return (
-        f"{len(runs)} | {span} | {_percent(_median_error(runs))} | {sum(run.is_within for run in runs)} of {len(runs)}"
+        f"{len(runs)} | {span} | {printed(_median_error(runs))} | {sum(run.is_within for run in runs)} of {len(runs)}"
     )
 
 
@@ -207,19 +206,11 @@ def _median_error(runs: list[WholeRun]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy.whole_runs", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--write", action="store_true", help="write the table into docs/job.md")
-    asked, runs = parser.parse_args(), read_whole_runs()
-    for run in runs:
+    for run in read_whole_runs():
         print(
             f"{run.source[:30]:30} {run.name:16} {run.run.label[:70]:70} {run.measured_s:10,.0f} s "
             f"{run.predicted_s:10,.0f} s {run.error:+.0%}"
         )
-    print(table(runs))
-    if asked.write:
-        write()
     return 0
 
 

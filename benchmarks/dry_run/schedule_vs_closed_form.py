@@ -1,7 +1,7 @@
 """The closed form of the step's time against the schedule that a dry run of the real engine records, term by term.
 
     python -m benchmarks.dry_run.schedule_vs_closed_form [NAME ...] [--sample K] [--workers N] [--schedules FOLDER
-                                                         [--offline]] [--autoep | --recorded] [--json FILE] [--write]
+                                                         [--offline]] [--autoep | --recorded] [--write]
 
 The plans are those of `cases`: eight families x eight strategies x checkpointing x sequences x world sizes x full and
 LoRA, and special settings. Each is dry run once, and its schedule is played on several GPUs; the closed form estimates
@@ -13,7 +13,6 @@ NAME:        only cases whose name has all of these words.
 --offline:   run nothing, take the cases that the folder has: so the closed form is mended, in seconds.
 --autoep:    the cases of experts that are spread over ranks instead, which need transformers 5.0 to 5.22.
 --recorded:  models whose layers are recorded instead.
---json:      all rows.
 --write:     put the table into docs/closed-form.md.
 
 Exit 1 when a target is missed.
@@ -22,11 +21,10 @@ Exit 1 when a target is missed.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -172,14 +170,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--offline", action="store_true")
     parser.add_argument("--autoep", action="store_true")
     parser.add_argument("--recorded", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
     found = list(rows(options))
     text = report(found)
     print(text, end="")
-    if options.json:
-        Path(options.json).write_text(json.dumps([asdict(row) for row in found], indent=1), encoding="utf-8")
     if options.write:
         put("closed-form.md", "dry_run/schedule_vs_closed_form", text)
     errors = [abs(row.error) for row in found]

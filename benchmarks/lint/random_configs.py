@@ -3,119 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ds_advise.validate.lint.facts import ConfigBlock, ConfigField, DeepSpeedFacts
 
-JUNK: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    3,
-    7,
-    0.5,
-    1e9,
-    "",
-    "2",
-    "true",
-    "cpu",
-    "abc",
-    [],
-    [1],
-    {},
-    {"a": 1},
+VALUES: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "data" / "random_settings.json").read_text(encoding="utf-8")
 )
-OPTIMIZERS: tuple[dict[str, Any] | None, ...] = (
-    None,
-    {"type": "AdamW", "params": {"lr": 1e-3}},
-    {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.99]}},
-    {"type": "adam", "params": {"torch_adam": True}},
-    {"type": "Adagrad", "params": {"lr": 0.01}},
-    {"type": "Lion", "params": {"lr": 1e-3}},
-    {"type": "Lamb", "params": {"lr": 1e-3}},
-    {"type": "SGD", "params": {"lr": 0.1}},
-    {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
-    {"type": "RMSprop", "params": {}},
-    {"type": "AdamX", "params": {}},
-    {"type": "AdamW", "params": {"learning_rate": 1e-3}},
-    {"type": "AdamW", "params": {"max_grad_norm": 1.0}},
-    {"type": "AdamW"},
-    {"type": 3, "params": {}},
-)
-SCHEDULERS: tuple[dict[str, Any] | None, ...] = (
-    None,
-    None,
-    None,
-    {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
-    {"type": "WarmupLR", "params": {}},
-    {"type": "WarmupLR", "params": {"warmup_num_steps": 0}},
-    {"type": "WarmupLR"},
-    {"type": "Warm", "params": {}},
-    {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}},
-    {"type": "WarmupDecayLR", "params": {}},
-    {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_momentum": False}},
-    {"type": "LRRangeTest", "params": {"steps": 3}},
-    {"params": {}},
-    {"type": "StepLR", "params": {"step_size": 10}},
-)
-SCALARS: dict[str, tuple[Any, ...]] = {
-    "gradient_clipping": (0, 1.0, 0.5, "1.0", None, True, [1]),
-    "prescale_gradients": (True, False, 0),
-    "gradient_predivide_factor": (1.0, 2.0, "2"),
-    "steps_per_print": (1, 10, 0, None, "1"),
-    "wall_clock_breakdown": (True, False, "true", None),
-    "memory_breakdown": (False, True),
-    "dump_state": (False,),
-    "communication_data_type": ("fp32", "BF16", "float16", None, 3),
-    "seq_parallel_communication_data_type": ("fp32", "x"),
-    "gradient_allreduce_op": ("mean", "avg", None),
-    "zero_allow_untested_optimizer": (True, True, True, False),
-    "zero_force_ds_cpu_optimizer": (True, False),
-    "unknown_key": (1,),
-    "disable_allgather": (True,),
-    "vocabulary_size": (100,),
-    "dataloader_drop_last": (True,),
-    "activation_checkpointing": ({}, {"profile": False}, {"partition": 1}, None),
-    "amp": ({"enabled": False},),
-    "aio": (None, {}, {"queue_depth": 32}, {"thread_count": 2}, []),
-    "data_types": (
-        {},
-        {"grad_accum_dtype": "fp32"},
-        {"grad_accum_dtype": "bf16"},
-        {"grad_accum_dtype": "abc"},
-        {"buffer_dtype": "fp32"},
-        {"buffer_dtype": "abc"},
-        {"keep_in_fp32_modules": ["a"]},
-        {"keep_in_fp32_modules": "a"},
-        None,
-    ),
-    "checkpoint": (
-        {},
-        {"tag_validation": "Ignore"},
-        {"tag_validation": "abc"},
-        {"parallel_write": {"pipeline_stage": True}},
-        {"parallel_write": {"pipeline_stage": "yes"}},
-        {"load_universal": False},
-        None,
-        [],
-    ),
-    "autotuning": ({}, {"enabled": False}),
-    "comms_logger": ({"enabled": False}, {"enable": True}, None),
-    "compile": ({}, {"deepcompile": False}, {"passes": ["z1"]}, {"passes": ["z9"]}, {"deep": True}),
-    "hybrid_engine": ({}, {"enabled": False}, {"max_out_tokens": 0}),
-    "timers": ({}, {"throughput": {"enabled": False}}, {"throughput": {"on": True}}),
-    "pipeline": ({}, None),
-    "data_efficiency": ({"enabled": False},),
-    "bfloat16": ({"enabled": True}, {"enable": True}),
-    "fp16": ({}, None, True, {"enabled": "abc"}),
-    "bf16": ({}, True, {"enabled": 2}),
-    "weight_quantization": ({},),
-}
+"""`junk`: values of any type; `optimizers` and `schedulers`: the first ones are right; `settings`: by key, right and
+wrong values."""
+JUNK: list[Any] = VALUES["junk"]
+RIGHT_OPTIMIZERS, RIGHT_SCHEDULERS = 9, 5
 WITHOUT_RULES = {
     "allgather_bucket_size",
     "amsgrad",
@@ -173,8 +75,8 @@ def _config(rng: random.Random, facts: DeepSpeedFacts) -> dict[str, Any]:
     wrong = rng.random() < 0.5
     config: dict[str, Any] = _batch(rng, wrong=wrong and rng.random() < 0.3)
     for name, choices in (
-        ("optimizer", OPTIMIZERS if wrong else OPTIMIZERS[:9]),
-        ("scheduler", SCHEDULERS if wrong else SCHEDULERS[:5]),
+        ("optimizer", VALUES["optimizers"][: None if wrong else RIGHT_OPTIMIZERS]),
+        ("scheduler", VALUES["schedulers"][: None if wrong else RIGHT_SCHEDULERS]),
     ):
         chosen = rng.choice(choices)
         if chosen is not None and (wrong or rng.random() < 0.8):
@@ -188,9 +90,9 @@ def _config(rng: random.Random, facts: DeepSpeedFacts) -> dict[str, Any]:
         config[precision] = {"enabled": True, **_fields(rng, block, rng.choice([0, 0, 1, 2]), wrong=wrong)}
     if rng.random() < 0.9:
         config["zero_optimization"] = _zero(rng, facts, wrong=wrong)
-    for name in rng.sample(sorted(SCALARS), rng.choice([0, 1, 1, 2])):
+    for name in rng.sample(sorted(VALUES["settings"]), rng.choice([0, 1, 1, 2])):
         if name not in config:
-            config[name] = rng.choice(SCALARS[name])
+            config[name] = rng.choice(VALUES["settings"][name])
     return config
 
 

@@ -38,8 +38,9 @@ from ds_advise.estimators.plan import Strategy
 from ds_advise.estimators.workload import Workload
 from packaging.version import Version
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "how-true.md"
-START, END = "<!-- losses: written by benchmarks/probes/feature_losses.py -->\n", "<!-- end of losses -->\n"
+from ..document import put, written
+
+PAGE, SCRIPT = "how-true.md", "probes/feature_losses"
 RANKS = 2
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -88,42 +89,18 @@ class Feature:
     5.8)."""
 
 
+_ROUTED: dict[str, Any] = {"on": {"autoep_size": 2}, "model": EXPERTS, "precision": "bf16", "bound": IN_BF16}
+_STATES = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+_TILES = {"mlp": "tiled", "loss": "tiled"}
 FEATURES = (
     Feature(name="Ulysses (sequence_parallel_size 2)", strategy="zero3", on={"sequence_parallel_size": 2}),
-    Feature(
-        name="AutoEP (autoep_size 2)",
-        strategy="zero2",
-        on={"autoep_size": 2},
-        model=EXPERTS,
-        precision="bf16",
-        bound=IN_BF16,
-    ),
-    Feature(
-        name="AutoEP at stage 3 (autoep_size 2)",
-        strategy="zero3",
-        on={"autoep_size": 2},
-        model=EXPERTS,
-        precision="bf16",
-        bound=IN_BF16,
-        reads_weights=True,
-    ),
-    Feature(
-        name="states in bf16",
-        strategy="zero2",
-        on={"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True},
-        precision="bf16",
-        bound=IN_BF16,
-    ),
+    Feature(name="AutoEP (autoep_size 2)", strategy="zero2", **_ROUTED),
+    Feature(name="AutoEP at stage 3 (autoep_size 2)", strategy="zero3", reads_weights=True, **_ROUTED),
+    Feature(name="states in bf16", strategy="zero2", on=_STATES, precision="bf16", bound=IN_BF16),
     Feature(name="layers' inputs on the host (cpu_checkpointing)", strategy="zero2", on={"cpu_checkpointing": True}),
     Feature(name="hpZ (zero_hpz_partition_size 2)", strategy="zero3", on={"zero_hpz_partition_size": 2}),
     Feature(name="AutoTP (autotp_size 2)", strategy="zero1", on={"autotp_size": 2}),
-    Feature(
-        name="feed-forward and loss in tiles",
-        strategy="zero2",
-        on={},
-        workload={"mlp": "tiled", "loss": "tiled"},
-        seq_len=256,
-    ),
+    Feature(name="feed-forward and loss in tiles", strategy="zero2", on={}, workload=_TILES, seq_len=256),
 )
 
 
@@ -151,19 +128,16 @@ def main(arguments: Sequence[str]) -> int:
         rows.append("| {} | {} | {} | {:.4f} | {:.4f} | {:.4f} | {:.1e} |".format(*cells))
         print(rows[-1], flush=True)
     if options.write:
-        _write(rows, options.steps)
+        put(PAGE, SCRIPT, table(rows, options.steps))
     return int(failed)
 
 
-def _write(rows: Sequence[str], steps: int) -> None:
-    """Put the rows into the table; those of features that were not trained stay."""
-    before, rest = DOCUMENT.read_text(encoding="utf-8").split(START)
-    table, after = rest.split(END)
-    known = {row.split(" | ")[0]: row for row in [*table.splitlines()[2:], *rows]}
+def table(rows: Sequence[str], steps: int) -> str:
+    """The table with these rows in place of its own; those of features that were not trained stay."""
+    known = {row.split(" | ")[0]: row for row in [*written(PAGE, SCRIPT).splitlines()[2:], *rows]}
     ordered = [known[f"| {feature.name}"] for feature in FEATURES if f"| {feature.name}" in known]
     head = f"| feature | strategy | precision | first loss | loss {steps} | without it | largest difference |"
-    text = "\n".join([head, "|---|---|---|---|---|---|---|", *ordered])
-    DOCUMENT.write_text(f"{before}{START}{text}\n{END}{after}", encoding="utf-8")
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *ordered, ""])
 
 
 def losses(feature: Feature, folder: Path, *, on: bool, steps: int) -> list[float]:

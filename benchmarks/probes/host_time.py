@@ -1,28 +1,22 @@
-"""Host time of the real engine over a grid of model families, and the unit costs that follow from it.
+"""The unit costs of the host (`estimators/time/host_costs.py`), solved from measured passes of the real engine.
 
-    python -m benchmarks.probes.host_time --measure qwen2 opt    # these families into benchmarks/data/host_time.csv
-                                                                 # (each 1 to 2 minutes on an idle core)
-    python -m benchmarks.probes.host_time                        # unit costs solved from the file, residuals, committed
+    python -m benchmarks.probes.host_time    # unit costs solved from data/host_time.csv and committed, and their errors
 
-A case is one micro batch of one structure at two depths. Its seconds are modelled as counts times unit costs
-(`estimators/time/host_costs.py`), counts being those of a dispatch mode in the same run; unit costs are the
-non-negative least squares of the relative errors. Every family is also predicted by costs that the others gave.
-
-Seconds are brought to the reference core by the single-thread score that was measured around each case, so that what
-else the machine did meanwhile hardly matters.
+Each row is one micro batch of a narrow model on one core (Xeon at 2.5 GHz): bf16, four tokens, rank 0 of eight whose
+collectives return at once. Seconds are medians over seven steps, in which the process had the core; a dispatch mode
+counted the operations, module calls and hooks of the same passes. Seconds are counts times unit costs, which are the
+non-negative least squares of the relative errors. Each family is also predicted by costs that the others gave, and by
+the counts that the closed form derives.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from importlib.metadata import version
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
-from time import thread_time
+from statistics import mean
 from typing import Any
 
 from ds_advise.advisor.question.model_source import model_shape
@@ -30,46 +24,10 @@ from ds_advise.estimators.hardware import HOST_SCORE_S
 from ds_advise.estimators.time.host_costs import HostCosts
 from ds_advise.estimators.time.host_time import host_work
 from ds_advise.estimators.workload import Software, Workload
-from ds_advise.probes.benchmark_rank import HostScore
-from ds_advise.probes.machine import cpu_model
-
-from .host_time_cases import PHASES, HostCounts, HostTime, HostTimeCase, defaults, host_times, narrow
 
 DATA = Path(__file__).parents[1] / "data" / "host_time.csv"
-
-FAMILIES = ("qwen2", "gemma2", "phi3", "opt", "gpt2", "falcon", "gpt_neox", "qwen3_moe")
-DEPTHS, WIDTH = (2, 5), 16
-THOROUGH = "qwen2"
-"""The family with every kind of case; the other families have those that differ most."""
-
-_COUNTS = tuple(field.name for field in fields(HostCounts))
-_SECONDS = ("forward_s", "backward_s", "last_backward_s", "step_s")
-_LARGE = 10**8
-
-
-def cases(family: str, *, width: int = WIDTH) -> Iterator[HostTimeCase]:
-    """What is measured of a family."""
-    for layers in DEPTHS:
-        plain = HostTimeCase(model={"model_type": family}, layers=layers, zero_stage=0, width=width)
-        adapted = replace(plain, lora_targets=("all-linear",))
-        yield plain
-        yield replace(plain, checkpointing="non-reentrant")
-        yield replace(plain, zero_stage=3, checkpointing="non-reentrant")
-        yield adapted
-        yield replace(adapted, zero_stage=2)
-        yield replace(adapted, zero_stage=3, checkpointing="non-reentrant")
-        if family != THOROUGH:
-            continue
-        yield replace(plain, zero_stage=1)
-        yield replace(plain, zero_stage=2)
-        yield replace(plain, zero_stage=3)
-        yield replace(adapted, zero_stage=3)
-        yield replace(adapted, checkpointing="non-reentrant")
-        yield replace(plain, checkpointing="reentrant")
-        yield replace(plain, zero_stage=3, checkpointing="reentrant")
-        yield replace(plain, zero_stage=2, reduce_bucket=_LARGE)
-        yield replace(plain, zero_stage=3, reduce_bucket=_LARGE)
-        yield replace(plain, zero_stage=3, gathers=False)
+_RESIDENT = 10**8
+"""ZeRO-3's persistence threshold of a row without gathers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,50 +35,23 @@ class Row:
     """A measured case."""
 
     family: str
-    case: HostTimeCase
-    time: HostTime
+    layers: int
+    zero_stage: int
+    lora: bool
+    checkpointing: str
+    gathers: bool
+    """Whether stage 3 gathers the weights of linear layers; otherwise every rank keeps all of them."""
+    width: int
+    seconds: Mapping[str, float]
+    """By pass, on the reference core."""
+    counts: Mapping[str, Counter[str]]
+    """By pass; the last backward pass of a step reduces gradients that the others only sum."""
 
     @property
     def label(self) -> str:
-        case = self.case
-        words = [self.family, f"x{case.layers}", f"stage {case.zero_stage}", "lora" if case.lora_targets else "full"]
-        words += [case.checkpointing] if case.checkpointing != "none" else []
-        words += ["large bucket"] if case.reduce_bucket else []
-        words += ["no gathers"] if not case.gathers else []
-        words += [f"width {case.width}"] if case.width != WIDTH else []
+        words = [self.family, f"x{self.layers}", f"stage {self.zero_stage}", "lora" if self.lora else "full"]
+        words += [self.checkpointing] * (self.checkpointing != "none") + ["no gathers"] * (not self.gathers)
         return " ".join(words)
-
-
-def measure(families: Sequence[str], width: int) -> list[Row]:
-    rows = []
-    for family in families:
-        chosen = list(cases(family, width=width))
-        rows += [
-            Row(family=family, case=case, time=time) for case, time in zip(chosen, host_times(chosen), strict=True)
-        ]
-    return rows
-
-
-def write(rows: Sequence[Row]) -> None:
-    names = [f"{phase}: {count}" for phase in PHASES for count in _COUNTS]
-    versions = {name: version(name) for name in ("torch", "deepspeed", "transformers", "peft")}
-    cpu = cpu_model()
-    with DATA.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow((*_CASE, *_SECONDS, "score_s", "parameters", *names, "cpu", *versions))
-        for row in rows:
-            case, time = row.case, row.time
-            counts = [getattr(time.counts.get(phase, HostCounts()), count) for phase in PHASES for count in _COUNTS]
-            described = (row.family, *(_text(getattr(case, name)) for name in _CASE[1:]))
-            seconds = [f"{getattr(time, name):.6f}" for name in (*_SECONDS, "score_s")]
-            writer.writerow((*described, *seconds, time.parameters, *counts, cpu, *versions.values()))
-
-
-_CASE = ("family", "layers", "zero_stage", "lora_targets", "checkpointing", "reduce_bucket", "gathers", "width")
-
-
-def _text(value: Any) -> str:
-    return " ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
 
 
 def read() -> list[Row]:
@@ -129,34 +60,33 @@ def read() -> list[Row]:
 
 
 def _row(row: dict[str, str]) -> Row:
-    found = {phase: HostCounts(**{count: int(row[f"{phase}: {count}"]) for count in _COUNTS}) for phase in PHASES}
-    case: dict[str, Any] = {
-        "layers": int(row["layers"]),
-        "zero_stage": int(row["zero_stage"]),
-        "lora_targets": tuple(row["lora_targets"].split()) or None,
-        "checkpointing": row["checkpointing"],
-        "reduce_bucket": int(row["reduce_bucket"]) if row["reduce_bucket"] else None,
-        "gathers": row["gathers"] == "True",
-        "width": int(row["width"]),
-    }
+    counts: dict[str, Counter[str]] = {}
+    for name, value in row.items():
+        phase, _, what = name.partition(": ")
+        if what:
+            counts.setdefault(phase, Counter())[what] = int(value)
+    on_reference = HOST_SCORE_S / float(row["score_s"])
+    passes = {"forward": "forward_s", "backward": "backward_s", "last backward": "last_backward_s", "step": "step_s"}
     return Row(
         family=row["family"],
-        case=HostTimeCase(model={"model_type": row["family"]}, **case),
-        time=HostTime(
-            counts=found,
-            parameters=int(row["parameters"]),
-            score_s=float(row["score_s"]),
-            **{name: float(row[name]) for name in _SECONDS},
-        ),
+        layers=int(row["layers"]),
+        zero_stage=int(row["zero_stage"]),
+        lora=bool(row["lora_targets"]),
+        checkpointing=row["checkpointing"],
+        gathers=row["gathers"] == "True",
+        width=int(row["width"]),
+        seconds={name: float(row[column]) * on_reference for name, column in passes.items()},
+        counts=counts,
     )
 
 
+FIXED = {"view_s": 1.6e-6, "backward_view_s": 1.0e-6}
+"""Timed in a loop of transposes with and without autograd. In a model views are as frequent as other operations, so
+that least squares cannot distinguish them."""
 UNKNOWNS = (
     "operation_s",
-    "view_s",
     "module_call_s",
     "backward_operation_s",
-    "backward_view_s",
     "recomputed_operation_s",
     "checkpoint_s",
     "visit_forward_s",
@@ -171,105 +101,77 @@ UNKNOWNS = (
     "step_operation_s",
 )
 """The unit costs that are solved for, fields of `HostCosts`."""
-
-
-def equations(row: Row) -> Iterator[tuple[str, dict[str, float], float]]:
-    """Each measured pass of a case: its name, the counts that the unit costs are multiplied by, and its seconds on the
-    reference core."""
-    time, stage, on_reference = row.time, row.case.zero_stage, HOST_SCORE_S / row.time.score_s
-    forward = _forward(row, time.counts["forward"])
-    forward["micro_batch_s"] = 1
-    yield "forward", forward, time.forward_s * on_reference
-    again = time.counts.get("recompute", HostCounts())
-    for phase, seconds in (("backward", time.backward_s), ("last backward", time.last_backward_s)):
-        counts = time.counts[phase]
-        found = _forward(row, again) if again.calls else {}
-        if again.calls:
-            found["checkpoint_s"] = row.case.layers
-        if row.case.checkpointing == "non-reentrant":
-            found["recomputed_operation_s"] = again.kernels
-        _add(found, backward_operation_s=counts.kernels, backward_view_s=counts.views)
-        _add(
-            found, backward_operation_s=counts.hook_kernels, backward_view_s=counts.hook_views, bucket_s=counts.buckets
-        )
-        if stage == 3:
-            calls = time.counts["forward"].calls
-            _add(found, visit_backward_s=calls, gather_s=counts.gathered, partitioned_gradient_s=counts.reduced)
-        elif counts.buckets or counts.hook_kernels:
-            _add(found, bucketed_gradient_s=counts.reduced)
-        yield phase, found, seconds * on_reference
-    step = time.counts["step"]
-    yield (
-        "step",
-        {"step_operation_s": step.kernels + step.views, "engine_step_s": 1},
-        time.step_s * on_reference,
-    )
-
-
-def _forward(row: Row, counts: HostCounts) -> dict[str, float]:
-    found: dict[str, float] = {}
-    _add(found, operation_s=counts.kernels, view_s=counts.views, module_call_s=counts.calls)
-    _add(found, backward_operation_s=counts.hook_kernels, backward_view_s=counts.hook_views)
-    if row.case.zero_stage == 3:
-        _add(found, visit_forward_s=counts.calls, gather_s=counts.gathered)
-    if row.case.lora_targets and row.family in _FOLDS:
-        _add(found, fold_s=_FOLDS[row.family] * row.case.layers)
-    return found
-
-
 _FOLDS = {"qwen3_moe": 3}
 """Weights of a layer that peft folds: the router and two of fused experts."""
 
 
-def _add(found: dict[str, float], **counts: float) -> None:
-    for name, count in counts.items():
-        found[name] = found.get(name, 0.0) + count
+def equations(row: Row) -> Iterator[tuple[str, Counter[str], float]]:
+    """Each pass of a row: its name, the counts by unit cost, its seconds."""
+    forward = _forward(row, row.counts["forward"])
+    forward["micro_batch_s"] = 1
+    yield "forward", forward, row.seconds["forward"]
+    recomputed = row.counts["recompute"]
+    for name in ("backward", "last backward"):
+        counts, found = row.counts[name], Counter[str]()
+        if recomputed["calls"]:
+            found = _forward(row, recomputed)
+            found["checkpoint_s"] = row.layers
+        if row.checkpointing == "non-reentrant":
+            found["recomputed_operation_s"] = recomputed["kernels"]
+        found["backward_operation_s"] += counts["kernels"] + counts["hook_kernels"]
+        found["backward_view_s"] += counts["views"] + counts["hook_views"]
+        found["bucket_s"] = counts["buckets"]
+        if row.zero_stage == 3:
+            found["visit_backward_s"] = row.counts["forward"]["calls"]
+            found["gather_s"] += counts["gathered"]
+            found["partitioned_gradient_s"] = counts["reduced"]
+        elif counts["buckets"] or counts["hook_kernels"]:
+            found["bucketed_gradient_s"] = counts["reduced"]
+        yield name, found, row.seconds[name]
+    step = row.counts["step"]
+    yield (
+        "step",
+        Counter(step_operation_s=step["kernels"] + step["views"], engine_step_s=1),
+        row.seconds["step"],
+    )
 
 
-APART = {"view_s": 1.6e-6, "backward_view_s": 1.0e-6}
-"""Timed in a loop by themselves (`views`): in a model they are as frequent as other operations, and no least squares
-tells the two apart."""
-
-
-def views() -> dict[str, float]:
-    """Seconds of a view with and without autograd, on the reference core."""
-    import torch
-
-    score, values = HostScore(), torch.ones(1, 2, 8, requires_grad=True)
-    found = {}
-    for name, recorded in (("view_s", True), ("backward_view_s", False)):
-        times = []
-        for _ in range(9):
-            on_reference = HOST_SCORE_S / score.measure()
-            with torch.set_grad_enabled(recorded):
-                started = thread_time()
-                for _ in range(1000):
-                    values.transpose(1, 2)
-                times.append((thread_time() - started) / 1000 * on_reference)
-        found[name] = median(times)
+def _forward(row: Row, counts: Counter[str]) -> Counter[str]:
+    found = Counter(
+        operation_s=counts["kernels"],
+        view_s=counts["views"],
+        module_call_s=counts["calls"],
+        backward_operation_s=counts["hook_kernels"],
+        backward_view_s=counts["hook_views"],
+    )
+    if row.zero_stage == 3:
+        found["visit_forward_s"], found["gather_s"] = counts["calls"], counts["gathered"]
+    if row.lora:
+        found["fold_s"] = _FOLDS.get(row.family, 0) * row.layers
     return found
 
 
 def solve(rows: Sequence[Row]) -> HostCosts:
-    """Unit costs of the least squares of relative errors, none negative, by descent in one unknown after the other;
-    views cost what they take apart."""
+    """Unit costs of the least squares of relative errors, none negative, by descent in one unknown after another. A
+    cost that no row contains keeps its committed value."""
+    names = (*UNKNOWNS, *FIXED)
     terms = [
         {name: count / seconds for name, count in counts.items() if count}
         for row in rows
         for _, counts, seconds in equations(row)
     ]
     products = {
-        name: {other: sum(term[name] * term.get(other, 0.0) for term in terms if name in term) for other in UNKNOWNS}
+        name: {other: sum(term[name] * term.get(other, 0.0) for term in terms if name in term) for other in names}
         for name in UNKNOWNS
     }
-    wanted = {name: sum(term.get(name, 0.0) for term in terms) for name in UNKNOWNS}
-    found = {name: getattr(HostCosts(), name) for name in UNKNOWNS} | APART  # what no row tells of stays
+    targets = {name: sum(term.get(name, 0.0) for term in terms) for name in UNKNOWNS}
+    found = {name: getattr(HostCosts(), name) for name in UNKNOWNS} | FIXED
     for _ in range(SWEEPS):
-        for name in (name for name in UNKNOWNS if name not in APART):
+        for name in UNKNOWNS:
             own = products[name]
             if own[name]:
-                others = sum(own[other] * found[other] for other in UNKNOWNS if other != name)
-                found[name] = max(0.0, (wanted[name] - others) / own[name])
+                others = sum(own[other] * found[other] for other in names if other != name)
+                found[name] = max(0.0, (targets[name] - others) / own[name])
     return HostCosts()._replace(**found)
 
 
@@ -277,79 +179,84 @@ SWEEPS = 4000
 """Enough that costs change by less than a thousandth."""
 
 
-def predicted(row: Row, costs: HostCosts) -> dict[str, tuple[float, float]]:
-    """(measured, predicted) seconds of each pass."""
-    return {
-        name: (seconds, sum(count * getattr(costs, cost) for cost, count in counts.items()))
-        for name, counts, seconds in equations(row)
-    }
-
-
 def error(row: Row, costs: HostCosts) -> float:
-    """Of a whole micro batch that is not the last of its step."""
-    passes = predicted(row, costs)
-    measured, found = (sum(passes[name][side] for name in ("forward", "backward")) for side in (0, 1))
-    return found / measured - 1
+    """Relative error of the forward and backward pass of a micro batch that is not the last of its step."""
+    predicted: float = sum(
+        count * getattr(costs, cost)
+        for name, counts, _ in equations(row)
+        if name in ("forward", "backward")
+        for cost, count in counts.items()
+    )
+    return predicted / _micro_batch_s(row) - 1
+
+
+def _micro_batch_s(row: Row) -> float:
+    return row.seconds["forward"] + row.seconds["backward"]
 
 
 def closed_form_error(row: Row, costs: HostCosts) -> float:
     """The same with the counts that the closed form derives, of a CPU that launches nothing."""
-    case, stage = row.case, row.case.zero_stage
-    shape = model_shape(_described(case), name=row.family)
-    software = Software(reentrant=case.checkpointing == "reentrant")
-    workload = Workload(method="lora" if case.lora_targets else "full", software=software)
-    threshold = 10 * case.width if case.gathers else _LARGE
-    work, costs = host_work(shape, workload, threshold), costs._replace(launch_s=0.0)
-    again = work.recompute_s(costs, stage) if case.checkpointing != "none" else 0.0
-    buckets = row.time.counts["backward"].buckets if stage >= 2 else 0
-    found = costs.micro_batch_s + work.forward_s(costs, stage) + work.backward_s(costs, stage, buckets) + again
+    stage, software = row.zero_stage, Software(reentrant=row.checkpointing == "reentrant")
+    workload = Workload(method="lora" if row.lora else "full", software=software)
+    shape = model_shape(narrow(row.family, layers=row.layers, width=row.width), name=row.family)
+    work = host_work(shape, workload, 10 * row.width if row.gathers else _RESIDENT)
+    costs = costs._replace(launch_s=0.0)
+    buckets = row.counts["backward"]["buckets"] if stage >= 2 else 0
+    found = costs.micro_batch_s + work.forward_s(costs, stage) + work.backward_s(costs, stage, buckets)
+    if row.checkpointing != "none":
+        found += work.recompute_s(costs, stage)
     if stage >= 2 and not buckets:
         found += work.parameters * (costs.partitioned_s if stage == 3 else costs.bucketed_s)
-    measured = sum(seconds for name, (seconds, _) in predicted(row, costs).items() if name in ("forward", "backward"))
-    return found / measured - 1
+    return found / _micro_batch_s(row) - 1
 
 
-def _described(case: HostTimeCase) -> dict[str, Any]:
-    return narrow(defaults(case.model), layers=case.layers, width=case.width)
+_HEADS = 2
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
 
 
-def report(rows: Sequence[Row]) -> None:
-    costs = solve(rows)
+def narrow(family: str, *, layers: int, width: int) -> dict[str, Any]:
+    """A family's default configuration with `layers` layers of `width`, two heads and a vocabulary of `2 width`. What
+    decides which modules and operations a layer has stays, except the number of experts."""
+    from transformers import CONFIG_MAPPING
+
+    found: dict[str, Any] = {**CONFIG_MAPPING[family]().to_dict(), "model_type": family}
+    sizes = (
+        (layers, ("num_hidden_layers", "n_layer", "num_layers", "n_layers")),
+        (width, ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim")),
+        (2 * width, ("intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size", "ffn_hidden_size")),
+        (2 * width, ("vocab_size",)),
+        (_HEADS, ("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads", "n_heads", "num_heads")),
+        (width // _HEADS, ("head_dim", "query_pre_attn_scalar")),
+    )
+    values = {name: size for size, names in sizes for name in names} | _EXPERTS
+    found |= {name: value for name, value in values.items() if found.get(name) is not None}
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if isinstance(found.get(name), int):
+            found[name] = 1
+    for name in ("layer_types", "mlp_layer_types"):
+        if found.get(name):
+            found[name] = (list(found[name]) * layers)[:layers]
+    return found
+
+
+def main() -> None:
+    rows, committed = read(), HostCosts()
+    solved = solve(rows)
     print("unit cost, us                solved  committed")
     for name in UNKNOWNS:
-        print(f"  {name:26}{getattr(costs, name) * 1e6:9.2f}{getattr(HostCosts(), name) * 1e6:11.2f}")
-    families = list(dict.fromkeys(row.family for row in rows))
+        print(f"  {name:26}{getattr(solved, name) * 1e6:9.2f}{getattr(committed, name) * 1e6:11.2f}")
+    families = dict.fromkeys(row.family for row in rows)
     others = {family: solve([row for row in rows if row.family != family]) for family in families}
     print(f"\n{'case':58} ms measured   all  left out  closed form")
-    kinds: dict[str, list[float]] = {"all": [], "left out": [], "closed form": []}
+    sizes: dict[str, list[float]] = {"all": [], "left out": [], "closed form": []}
     for row in rows:
-        errors = (error(row, costs), error(row, others[row.family]), closed_form_error(row, HostCosts()))
-        for kind, found in zip(kinds, errors, strict=True):
-            kinds[kind].append(abs(found))
-        passes = predicted(row, costs)
-        measured = passes["forward"][0] + passes["backward"][0]
-        print(f"{row.label:58}{measured * 1e3:12.1f}" + "".join(f"{found:+9.0%}" for found in errors))
-    for kind, sizes in kinds.items():
-        within = sum(size <= 0.1 for size in sizes) / len(sizes)
-        print(f"{kind}: mean {mean(sizes):.1%}, worst {max(sizes):.1%}, within 10 %: {within:.0%}")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.probes.host_time", description=__doc__.splitlines()[0])
-    parser.add_argument("--measure", nargs="+", choices=FAMILIES, default=[], help="families to measure again")
-    parser.add_argument("--width", type=int, default=WIDTH, help="half of it shows what arithmetic takes")
-    asked = parser.parse_args()
-    if asked.measure:
-        rows = measure(asked.measure, asked.width)
-        kept = [row for row in read() if row.family not in asked.measure] if DATA.exists() else []
-        if asked.width == WIDTH:
-            write(sorted(kept + rows, key=lambda row: FAMILIES.index(row.family)))
-        else:
-            report(rows)
-            return 0
-    report(read())
-    return 0
+        errors = (error(row, solved), error(row, others[row.family]), closed_form_error(row, committed))
+        for found, each in zip(sizes.values(), errors, strict=True):
+            found.append(abs(each))
+        print(f"{row.label:58}{_micro_batch_s(row) * 1e3:12.1f}" + "".join(f"{each:+9.0%}" for each in errors))
+    for kind, found in sizes.items():
+        print(f"{kind}: mean {mean(found):.1%}, worst {max(found):.1%}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

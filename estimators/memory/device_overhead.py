@@ -49,7 +49,7 @@ EARLIER_BATCHES = 2.0
 found no free block for the tensors of its loss, except blocks of other components, and left its own behind. The
 expected sum of the successive maxima of n lengths is the sum over x of x p(x) (1 - F(x)^n) / (1 - F(x)), with F(x) the
 share of shorter samples. For Alpaca's 52,000 samples it is 2.0 after 100 batches of one, and 2.2 after 1,000 if a cap
-cuts off 2 %. `python -m benchmarks.dry_run.varying_lengths` also replays a recorded step of random lengths."""
+cuts off 2 % (`python -m benchmarks.dry_run.varying_lengths`)."""
 
 CPU_PROCESS_BYTES = {0: 70 * 10**6, 1: 160 * 10**6, 2: 160 * 10**6, 3: 200 * 10**6}
 """Resident memory of a rank on the CPU by ZeRO stage, loaded by deepspeed.initialize and the first step. Not included:
@@ -66,8 +66,8 @@ SLACK_PAGES = 4
 the transient bytes.
 
 `SLACK_PAGES` and `SLACK_SHARE` are the smallest round values that the dry run's replay of the allocator exceeds by at
-most 2 % of the peak in benchmarks/analytic_vs_dry_run (docs/closed-form.md). The replay loses 40 to 225 MiB, almost
-independently of the transient bytes: for a large model the share is probably too large.
+most 2 % of the peak in `benchmarks.dry_run.analytic_vs_dry_run` (docs/closed-form.md). The replay loses 40 to 225 MiB,
+almost independently of the transient bytes: for a large model the share is probably too large.
 """
 
 _SYMBOLS = {

@@ -57,8 +57,8 @@ about 0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186)."""
 CORE_BYTES_PER_S = 9e9
 """Bytes that one core streams through the step while the cores of other ranks do the same. With one thread for each of
 a node's eight ranks: 8.0 GB/s (starcoder, stage 1, A800, torchrun, seed 002), 8.8 (Llama-3-70B, stage 3, H100,
-`accelerate launch`, DeepSpeed blogs/deepcompile). A Xeon core at 2.5 GHz (AVX-512, virtual machine) does 7.7 alone
-(`python -m benchmarks.host_threads`)."""
+`accelerate launch`, DeepSpeed blogs/deepcompile). A Xeon core at 2.5 GHz (AVX-512, virtual machine) does 7.7 alone in
+scaling, DeepSpeedCPUAdam and the cast to bf16."""
 
 CONTENTION_EXPONENT = 0.51
 """Exponent of the step's slowdown by threads per core. Fitted on two ranks on all cores each, 1.2 to 1.5 times slower

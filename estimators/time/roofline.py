@@ -80,7 +80,7 @@ CPU_ATTENTION = {"forward": (0.65, 250), "backward": (0.62, 250), "backward in 1
 """Torch's flash attention on a CPU: (rate for long sequences over that of fp32 products, keys at which half of it is
 reached). Used until `bench` has measured the machine. The kernel accumulates in fp32 for every type, and its backward
 pass converts 16-bit numbers on the fly. Fitted by eye to one thread of a Xeon with AVX-512, whose 24 timings are within
-a factor of 1.5 (`benchmarks/probes/cpu_attention.py`); on an EPYC the 16-bit backward pass is four times as fast."""
+a factor of 1.5 (`benchmarks/probes/cpu_kernels.py`); on an EPYC the 16-bit backward pass is four times as fast."""
 
 ATTENTION_BACKWARD_SPEED = 0.86
 """Rate of flash attention's backward pass over its forward pass: at best 63 and 73 % of an A100's peak
@@ -109,7 +109,7 @@ def product_s(
     """Return the seconds of `copies` matrix products (rows x inner) by (inner x columns), launched as one.
 
     A CPU's caches hold the tiles, but the same core multiplies and also fetches and packs the operands, so both times
-    add up (`benchmarks/probes/cpu_products.py`).
+    add up (`benchmarks/probes/cpu_kernels.py`).
     """
     moved_s = element * copies * (rows * inner + inner * columns + rows * columns) / bandwidth
     if is_cpu:

@@ -170,6 +170,10 @@ def test_an_error_is_one_line_and_debug_adds_the_traceback(capsys: pytest.Captur
     assert run_here(["gpt2", "--gpus", "2xB9000", "--debug", *FAST]) == 2
     debugged = capsys.readouterr().err
     assert "Traceback" in debugged and debugged.endswith(err)
+    assert run_here(["launch", "missing.json", "--", "train.py", "--debug"]) == 2
+    assert capsys.readouterr().err.startswith("ds-advise: missing.json: no such file"), "the script's own option"
+    assert run_here(["launch", "missing.json", "--debug", "--", "train.py"]) == 2
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("here")
@@ -198,6 +202,17 @@ def test_a_stdout_that_takes_nothing(tmp_path: Path, redirection: str, code: int
 def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     done = run("gpt2", "--gpus", "T4", "--no-write", *FAST, cwd=tmp_path, shell="| head -1")
     assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_the_exit_code_is_that_of_the_answer_if_nobody_reads_it(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "bad.json").write_text('{"zero_optimization": {"stage": 9}}')
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "ds_advise", "lint", "bad.json", *options]
+    done = subprocess.run(words, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=900)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_links_are_followed_and_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

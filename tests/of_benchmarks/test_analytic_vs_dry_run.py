@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.dry_run.analytic_vs_dry_run import missed
 from benchmarks.dry_run.cases import GRID, SPECIAL, Case, spread
 from benchmarks.dry_run.compare import Comparison, Measured, Setting, relative_error
 from benchmarks.dry_run.forked_dry_runs import answers
-from benchmarks.dry_run.tables import missed
 from tests.training_scripts.forked_ranks import start_server
 
 

@@ -1,152 +1,109 @@
-"""`python -m benchmarks.gpu`: what it goes on with, its chapter, and a run without a GPU."""
+"""`python -m benchmarks.gpu`: what it continues with, its tables, and a run without a GPU."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ds_advise.estimators.hardware import find_gpu
-from ds_advise.probes.machine import Machine
+from ds_advise.estimators.plan import STRATEGIES
+from ds_advise.probes import machine
 
-from benchmarks.gpu import chapter, tables
-from benchmarks.gpu.agenda.configurations import MEMORY
-from benchmarks.gpu.agenda.order import agenda
-from benchmarks.gpu.agenda.questions import QUESTIONS, in_order
-from benchmarks.gpu.configuration import Configuration
-from benchmarks.gpu.machine.place import Place, cluster_of
-from benchmarks.gpu.measure.__main__ import answer
-from benchmarks.gpu.measurement import Measurement
-from benchmarks.gpu.records import FILE, Outcome, Record, Records
-from benchmarks.gpu.session import Session
-from benchmarks.gpu.tables import training_row, write
-from tests.helpers import dry_runs_in_forks
-from tests.training_scripts.forked_ranks import in_forks
+from benchmarks import gpu
 
 ROOT = Path(__file__).parents[2]
-H100 = find_gpu("H100-SXM5")
-MACHINE = Machine(
-    gpus=("NVIDIA H100 80GB HBM3",), gpu_memory_bytes=(1,), driver="580", cpu="a CPU", cpu_cores=16, ram_bytes=1
-)
+FIGURES = [
+    *(("allocated per GPU", "bytes", 10), ("reserved per GPU", "bytes", 12), ("device memory", "bytes", 13)),
+    *(("step", "s", 0.5), ("tokens/s", "tokens/s", 100)),
+]
 
-Go = Callable[..., list[str]]
+
+def probe_answer(*, solo: bool, failure: dict[str, str] | None = None) -> str:
+    keys = ("analytic", "analytic_error", "dry_run", "dry_run_error")
+    figures = [
+        {"name": name, "unit": unit, "measured": size}
+        | dict(zip(keys, (1.1 * size, 0.1, 0.9 * size, -0.1), strict=True))
+        for name, unit, size in FIGURES
+    ]
+    return json.dumps({"solo": solo, "failure": failure, "figures": [] if failure else figures})
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(device="cpu", limit_s=0, ram_bytes=None, nvme_folder=str(tmp_path))
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """On a machine with an H100: the commands that were started."""
+    monkeypatch.setattr(machine, "visible_gpus", lambda: [find_gpu("H100-SXM5")])
+    found: list[list[str]] = []
+
+    def run(command: Sequence[str], _limit_s: float) -> tuple[int | None, str, str]:
+        words = list(command[3:])
+        found.append(words)
+        if "--micro-batch" not in words:
+            return 0, json.dumps({"machine": {"gpus": ["H100"]}, "versions": {"torch": "2"}}), ""
+        if "16" in words:  # the micro batch
+            return 1, probe_answer(solo=False, failure={"kind": "out_of_memory", "message": "CUDA"}), ""
+        return (None, "", "ended") if "gemma-2-2b" in words else (0, probe_answer(solo="--solo" in words), "")
+
+    monkeypatch.setattr(gpu, "run", run)
+    return found
 
 
-@pytest.fixture
-def go(tmp_path: Path, place: Place) -> Go:
-    """A session over an agenda with given outcomes by name; answers what it measured."""
-
-    def go(names: str, outcomes: dict[str, str], *, left_s: float = 1000.0) -> list[str]:
-        measured = []
-
-        def run(one: Measurement, _place: Place, *, limit_s: float) -> dict[str, Any]:
-            measured.append(one.name)
-            assert limit_s <= left_s
-            return {"outcome": outcomes.get(one.name, "measured"), "value": {}, "reason": ""}
-
-        session = Session(
-            Records(tmp_path), place, deadline=time.monotonic() + left_s, say=lambda _: None, run=run, machine=MACHINE
-        )
-        session.go([Measurement(name=name, kind="context", arguments={}, about_s=10, limit_s=100) for name in names])
-        return measured
-
-    return go
+def test_probes_cover_the_ladder_and_are_made_once(started: list[list[str]], tmp_path: Path) -> None:
+    """One rank alone where the job has more GPUs than the machine. What has an answer is not started again, and what
+    the deadline ends has none."""
+    assert {probe.strategy for probe in gpu.PROBES} == {*STRATEGIES}
+    gpu.measure(gpu.PROBES, tmp_path, "cuda", deadline=time.monotonic() + gpu.LEAST_S - 1)
+    assert not started
+    gpu.measure(gpu.PROBES, tmp_path, "cuda", deadline=time.monotonic() + gpu.LIMIT_S - 1)
+    ended = [probe.model for probe in gpu.PROBES].index("gemma-2-2b")
+    assert len(started) == 1 + ended + 1
+    alone = [probe.world_size > 1 for probe in gpu.PROBES[: ended + 1]]
+    assert ["--solo" in words for words in started[1:]] == alone
+    gpu.measure(gpu.PROBES, tmp_path, "cuda", deadline=time.monotonic() + 1e6)
+    assert len(started) == 1 + len(gpu.PROBES) + 1
+    gpu.measure(gpu.PROBES, tmp_path, "cuda", deadline=time.monotonic() + 1e6)
+    assert len(started) == 1 + len(gpu.PROBES) + 1
 
 
-def test_what_is_not_on_record_is_measured_in_turn(go: Go, tmp_path: Path) -> None:
-    """Running out of memory is a result; what failed is tried again after the rest until it succeeds; nothing is begun
-    that takes longer than is left, nor recorded where the end of the time cut it off."""
-    assert go("ab", {"a": "out of memory", "b": "failed"}) == ["a", "b"]
-    assert go("abc", {"b": "timed out"}) == ["c", "b"]
-    assert go("abcd", {"d": "timed out"}, left_s=20) == ["d", "b"]
-    assert go("abcd", {}, left_s=5) == []
-    assert go("abcd", {}) == ["d"]
-    with (tmp_path / FILE).open("r+b") as stream:  # the machine was taken away while the last one was written
-        stream.truncate((tmp_path / FILE).stat().st_size - 30)
-    assert go("abcde", {}) == ["d", "e"]
-
-
-def test_records_of_a_gpu_become_the_chapter_on_a_gpu(tmp_path: Path) -> None:
-    """Without records there is none; made-up figures show that predictions are compared with them."""
-    assert chapter.section(tmp_path) is None
-    one, full = MEMORY[0], MEMORY[14]
-    ran = in_order(cluster_of(H100, 1))[0]
-    step = {"total_s": 0.25, "forward_s": 0.1, "backward_s": 0.1, "optimizer_s": 0.05}
-    rank = {
-        "allocated_bytes": 30 << 30,
-        "reserved_bytes": 31 << 30,
-        "device_bytes": 32 << 30,
-        "host_peak_bytes": 3,
-        "host_baseline_bytes": 1,
-        "steps": [step] * 3,
-    }
-    records = [record(one, "measured", [rank]), record(full, "out of memory", []), record(ran, "measured", [rank])]
-    dry = {"allocated_bytes": 33 << 30, "reserved_bytes": 34 << 30, "device_bytes": 35 << 30, "step_s": 0.2}
-    write(tmp_path / "trainings.csv", [training_row(found, dry) for found in records])
-    section = chapter.section(tmp_path)
-    assert section is not None
-    text = section.markdown()
-    assert "## On a GPU: NVIDIA H100 80GB HBM3" in text
-    assert "| allocated, dry run | 1 | 10.0% | +10.0% | +10.0% |" in text
-    assert "| step, schedule | 1 | 20.0% | -20.0% | -20.0% |" in text
-    assert f"| {full.name} | " in text
-    assert "x the memory |" in text
-    assert f"| {QUESTIONS[0].name} | 1 | {ran.strategy} | {ran.strategy} | 100.0% |" in text
-
-
-def record(one: Configuration, outcome: Outcome, ranks: list[dict[str, Any]]) -> Record:
-    memory = {"gpu_memory_bytes": [H100.memory_bytes], "gpus": list(MACHINE.gpus)}
-    return Record(
-        name=one.name,
-        kind="training",
-        arguments=one.arguments,
-        outcome=outcome,
-        value={"result": {"ranks": ranks, "tokens_per_step": 8192}},
-        device="cuda",
-        versions=dict.fromkeys(("driver", "torch", "deepspeed", "transformers"), "1"),
-        machine=MACHINE.to_json() | memory,
-        gpu={},
-        began="",
-        seconds=1.0,
-    )
+@pytest.mark.usefixtures("started")
+def test_answers_become_tables(tmp_path: Path) -> None:
+    gpu.measure(gpu.PROBES, tmp_path, "cuda", deadline=time.monotonic() + 1e6)
+    gpu.write_tables(gpu.PROBES, tmp_path, tmp_path / "tables")
+    text = (tmp_path / "tables" / "probes.md").read_text(encoding="utf-8")
+    alone = sum(probe.world_size > 1 for probe in gpu.PROBES)
+    measured = len(gpu.PROBES) - 2
+    assert text.startswith("# Predicted and measured: H100 (torch 2)\n")
+    assert f"| allocated per GPU | closed form | {measured} | 10.0% | +10.0% |" in text
+    assert f"| step | dry run | {measured - alone} | 10.0% | -10.0% |" in text
+    assert "out of memory: CUDA" in text and ": ended" in text
+    with (tmp_path / "tables" / "probes.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 3 * measured + measured - alone
+    assert {row["figure"] for row in rows} == {name for name, *_ in FIGURES[:-1]}
 
 
 @pytest.mark.slow
-def test_a_cpu_measures_what_it_can(
-    tmp_path: Path, place: Place, extensions: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At toy sizes, by the command and by a session whose measurements are forks. Tables are made of the records."""
+def test_a_cpu_measures_what_it_can(tmp_path: Path, extensions: Callable[..., None]) -> None:
+    """The real commands at toy sizes, from a folder of another name that is not importable."""
     extensions("FusedAdamBuilder", "CPUAdamBuilder")
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--minutes", "20", "--out", str(tmp_path)]
-    subprocess.run([*command, "--only", "CPU Adam"], cwd=ROOT, check=True, timeout=1300)
-
-    def run(one: Measurement, place: Place, *, limit_s: float) -> Any:
-        job = {"kind": one.kind, "arguments": dict(one.arguments), "place": asdict(replace(place, limit_s=limit_s))}
-        (tmp_path / "job.json").write_text(json.dumps(job))
-        in_forks(answer, [tmp_path])
-        return json.loads((tmp_path / "answer.json").read_text())
-
-    session = Session(Records(tmp_path), place, deadline=time.monotonic() + 1300, run=run)
-    session.go(agenda(place))
-    outcomes = {record.name: record.outcome for record in Records(tmp_path).all}
-    not_here = {"CUDA context and workspaces", "allocator's trace of a training, expandable segments"}
-    assert outcomes == {one.name: "not possible" if one.name in not_here else "measured" for one in agenda(place)}
-    monkeypatch.setattr(sys, "argv", ["tables", str(tmp_path), "--device", "cpu", "--into", str(tmp_path / "tables")])
-    with dry_runs_in_forks():
-        assert tables.main() == 0
-    with (tmp_path / "tables" / "trainings.csv").open(encoding="utf-8") as stream:
-        (row,) = csv.DictReader(stream)
-    assert float(row["total_s"]) > 0 and int(row["host_bytes"]) > 0 and int(row["dry_run_allocated_bytes"]) > 0
-    assert "ds-advise doctor" in (tmp_path / "tables" / "commands.md").read_text(encoding="utf-8")
+    checkout = tmp_path / "another-name"
+    checkout.symlink_to(ROOT, target_is_directory=True)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DS_ADVISE_CACHE")}
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--minutes", "14", "--out", str(out)]
+    subprocess.run(command, cwd=checkout, env=environment, check=True, timeout=1300)
+    answers: dict[str, dict[str, Any]] = {file.stem: json.loads(file.read_text()) for file in out.glob("*.json")}
+    assert {name: answer["exit_code"] for name, answer in answers.items()} == {"bench": 0, gpu.TOY[0].name: 0}
+    text = (out / "probes.md").read_text(encoding="utf-8")
+    assert "| memory per rank | closed form | 1 |" in text and "| step | closed form | 1 |" in text
+    history = [sys.executable, "-m", "ds_advise", "history", "--json"]
+    cache = environment | {"DS_ADVISE_CACHE": str(out / "store"), "PYTHONPATH": str(out / "import")}
+    stored = subprocess.run(history, env=cache, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert {record["kind"] for record in json.loads(stored)["records"]} == {"bench", "probe"}

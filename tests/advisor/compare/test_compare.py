@@ -140,8 +140,8 @@ def test_differences_are_found_with_both_values(
 
 def test_defaults_of_loose_blocks_are_the_installed_deepspeeds() -> None:
     """Blocks without a class have their defaults in constants: NAME = "key", NAME_DEFAULT = value."""
-    spec = find_spec("deepspeed")
-    assert spec is not None and spec.origin is not None
+    spec = find_spec("deepspeed") or pytest.skip("DeepSpeed is not installed")
+    assert spec.origin is not None
     folder = Path(spec.origin).parent
 
     def pairs(file: str) -> Iterator[tuple[str, Any]]:

@@ -93,6 +93,8 @@ def test_dry_on_one_node(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert dry(capsys, "--gpus 2x24GB --framework deepspeed")[0][1].endswith(
         f"deepspeed.launcher.runner --num_gpus 2 {wrapped(folder)} --deepspeed --deepspeed_config ds_config.json"
     )
+    own = ("--help", "--version", "-h", "--debug", "--lang", "zh", "--json", "--dry")
+    assert f"{wrapped(folder)} {' '.join(own)} --deepspeed" in dry(capsys, "--gpus 2x24GB", *own)[0][1]
     assert dry(capsys, "--gpus 2x24GB", "--deepspeed=./ds_config.json")[0][1].endswith(
         f"{wrapped(folder)} --deepspeed=./ds_config.json"
     )
@@ -164,7 +166,7 @@ def test_errors_name_the_fix(
 ) -> None:
     """One line; nothing is started."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 8)
+    monkeypatch.setattr("ds_advise.probes.machine.query_nvml", lambda *_: 8)
     for name, text in (
         ("hosts", "n0 slots=8\nn1 slots=8"),
         ("unequal", "a slots=8\nb slots=4"),

@@ -125,6 +125,20 @@ def test_counts_that_contradict_each_other_are_refused(
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gpus": "8xH100", "master": "n0", "nodes": 999_999_999}, "999999999 nodes of 8 ranks are too many"),
+        ({"gpus": "H100", "hostfile": Path("hosts")}, "1 nodes of 999999999 ranks are too many"),
+    ],
+)
+def test_absurd_counts_are_refused(request_of: Request, changes: dict[str, object], message: str) -> None:
+    """They would fill this machine's memory."""
+    Path("hosts").write_text("n0 slots=999999999\n")
+    with pytest.raises(ClusterError, match=message):
+        request_of(**changes)
+
+
 @pytest.mark.parametrize("gpus", ["H100", "4xH100", "2x4xH100"])
 def test_counts_that_agree_are_taken(request_of: Request, gpus: str) -> None:
     """A kind alone leaves them to the hostfile."""

@@ -97,6 +97,7 @@ def test_a_memory_size_in_a_name_is_believed(kind: str, memory: int, as_fast_as:
     assert cluster.gpu.memory_bytes == int(memory * GIB * 0.98)
     assert f"has the speed of the {as_fast_as}" in cluster.assumptions[-1]
     assert not parse_cluster("RTX3060-12GB").gpu.assumed
+    assert parse_cluster("2x2x7900XT-24GB").gpu.nominal_gb == 24, "the X after four digits may be of a name"
 
 
 def test_nvme_is_a_path_and_a_size_or_a_size() -> None:
@@ -109,7 +110,8 @@ def test_nvme_is_a_path_and_a_size_or_a_size() -> None:
 
 BAD = {
     "gpus": "| |0x32GB|-1x32GB|2x0x32GB|2x|x32GB|2x0GB|2x-32GB|2x32|8|2x9999GB|99999999999x8xH100|64xH100|2x3x4x32GB|"
-    f"1.5x32GB|1e3xH100|A100|2xfoo|\uff12x32GB|2\xd732GB|{'9' * 300}xH100",
+    f"1.5x32GB|1e3xH100|A100|2xfoo|\uff12x32GB|2\xd732GB|{'9' * 300}xH100|{'9' * 20}x80GB|{'9' * 5000}x80GB|"
+    "1234567890x8x80GB|1x2x99999999999x80GB|12345.5x80GB|99999999999xTesla V100-32GB|2x3x4567xTesla V100-32GB",
     "ram": "|256|GB|0GB|-5GB|1e9GB|999999TB|256QB|\u0662GB|nan GB",
     "nvme": "|/mnt|:|/mnt:|/mnt:0GB|/mnt:1QB|99999999PB",
     "interconnect": "|200|200g|fast|0Gb/s|-1Gb/s|1e9Gb/s|999999GB/s|ib|roce|0x200Gb/s",
@@ -225,6 +227,7 @@ def test_the_containers_cpu_quota_counts(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"ranks": 2}, "--ranks needs --device cpu"),
+        ({"ranks": 999_999_999, "device": "cpu"}, "--ranks 999999999 are too many"),
         ({"memory": "2GB"}, "--memory needs --device cpu"),
         ({"device": "cpu", "gpus": "2x24GB"}, "--gpus does not apply"),
     ],
@@ -267,11 +270,11 @@ def test_ranks_need_the_gpus_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rank that runs alone needs one; several nodes are not this machine."""
-    monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 1)
+    monkeypatch.setattr("ds_advise.probes.machine.query_nvml", lambda *_: 1)
     with pytest.raises(ClusterError, match="this machine has only 1 of these GPUs"):
         cluster_here({"gpus": "2x24GB"})
     assert cluster_here({"gpus": "2x24GB"}, devices=1).gpus_per_node == 2
-    monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 8)
+    monkeypatch.setattr("ds_advise.probes.machine.query_nvml", lambda *_: 8)
     (tmp_path / "ds_config.json").write_text("{}")
     assert run(["probe", str(tmp_path / "ds_config.json"), "--model", "gpt2", "--gpus", "2x8xH100"]) == 2
     assert "--solo" in capsys.readouterr().err

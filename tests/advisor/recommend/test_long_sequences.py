@@ -196,6 +196,7 @@ SMALL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES, 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_offloaded_layer_inputs_take_the_host_bytes_of_transformers(pinned: bool) -> None:
     """To the byte, in a dry run of its own offload: blocks of a power of two, or exactly what is held."""
+    pytest.importorskip("torch")
     shape = shape_from_config(SMALL, name="small")
     question: dict[str, Any] = {"gpus": "2xH100", "seq_len": 3000, "offline": True, "loss": "standard"}
     question |= {} if pinned else {"software": "pinned-inputs=no"}

@@ -231,6 +231,7 @@ def test_a_quantized_reduction_goes_around_in_two_levels() -> None:
 @pytest.mark.usefixtures("in_forks")
 def test_the_dry_run_takes_shapes_from_deepspeeds_sources_and_meets_the_closed_form() -> None:
     """The engine is real, its kernels allocate what csrc/quantization says."""
+    pytest.importorskip("deepspeed")
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 2, "num_attention_heads": 8}
     tiny = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, "vocab_size": 32000}
     shape = shape_from_config(tiny, name="tiny")

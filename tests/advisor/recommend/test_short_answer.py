@@ -39,6 +39,11 @@ def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> N
     assert len(widest) <= 45 and any(len(line) > 80 for line in widest)
 
 
+def test_a_terminal_without_a_width_has_80_columns() -> None:
+    """COLUMNS=0 is set where a shell does not know its terminal."""
+    assert _answer(QUESTIONS[0], 0) == _answer(QUESTIONS[0], 80)
+
+
 @pytest.mark.parametrize(
     ("asked", "lacks"),
     [

@@ -263,8 +263,6 @@ def test_a_finished_training_is_saved_and_a_damaged_checkpoint_refused(
     _, trained, _ = undisturbed
     output, whole = tmp_path / "out", weights(trained)
     shutil.copytree(trained, output)
-    for file in (output / "training").glob("*.json"):
-        file.write_text(file.read_text().replace(str(trained), str(output)))
     (output / "trainer_state.json").unlink()
     (output / "model.safetensors").unlink()
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
@@ -285,6 +283,51 @@ def test_a_finished_training_is_saved_and_a_damaged_checkpoint_refused(
     (output / "checkpoint-8/trainer_state.json").write_text("")
     assert run(["train", "--resume", "--output-dir", str(output)]) == 2
     assert "has no whole checkpoint: checkpoint-8: trainer_state.json is cut off after 0 of" in capsys.readouterr().err
+
+
+def content(folder: Path) -> dict[str, tuple[int, int]]:
+    """Time of the last change and size of every file below a folder."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.stat().st_size)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["copied", "renamed", "symlinked", "of an earlier version"])
+def test_a_folder_is_resumed_where_it_is(
+    tmp_path: Path, undisturbed: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """A copy is trained in its own files, and the original stays as it is; a renamed folder and a link to a folder
+    resume, too. Earlier versions wrote the folder's paths into the job."""
+    _, whole, _ = undisturbed
+    source, output = tmp_path / "out", tmp_path / "a copy: déjà vu"
+    shutil.copytree(whole, source)
+    shutil.rmtree(source / "checkpoint-12")
+    (source / "trainer_state.json").unlink()
+    if place == "of an earlier version":
+        job = json.loads((source / "training/job.json").read_text())
+        paths = [word for name, path in TrainingFolder(source).script_paths().items() for word in (f"--{name}", path)]
+        job["arguments"] = [*map(str, paths), *job["arguments"]]
+        (source / "training/job.json").write_text(json.dumps(job))
+    before = content(source)
+    if place == "renamed":
+        source.rename(output)
+    elif place == "symlinked":
+        output.symlink_to(source)
+    else:
+        shutil.copytree(source, output)
+    assert run(["train", "--resume", "--output-dir", str(output)]) == 0
+    assert "going on from checkpoint-8" in capsys.readouterr().err
+    assert losses(output) == losses(whole)
+    assert checkpoints_in(output) == [output / "checkpoint-8", output / "checkpoint-12"]
+    first, second = weights(whole), weights(output)
+    assert all(tensor.equal(second[name]) for name, tensor in first.items())
+    if place in ("copied", "of an earlier version"):
+        assert content(source) == before
+    if place == "renamed":
+        assert not source.exists()
 
 
 @contextlib.contextmanager

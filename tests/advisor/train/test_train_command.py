@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -121,8 +122,9 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
     """None of them is resumed as the new training's; other files stay."""
     folder = TrainingFolder(tmp_path / "out")
     folder.claim(force=False)
-    for name in ("checkpoint-5", "merged"):
+    for name in ("checkpoint-5", "merged", "../elsewhere"):
         (folder.path / name).mkdir()
+    (folder.path / "checkpoint-6").symlink_to(tmp_path / "elsewhere")
     (folder.path / "notes.txt").touch()
     (folder.job).touch()
     with pytest.raises(ConfigFileError, match=r"not empty.*--resume"):
@@ -130,6 +132,80 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
     folder.claim(force=True)
     assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "training"]
     assert not list(folder.records.iterdir())
+    assert (tmp_path / "elsewhere").exists(), "what a link leads to"
+
+
+@pytest.mark.parametrize(
+    ("damage", "printed"),
+    [
+        ("training/train.arrow", "training/train.arrow is missing"),
+        ("training/tokenizer", "training/tokenizer is missing"),
+        ("ds_config.json", "ds_config.json is missing"),
+        ("options", "asked.json: not a record of a training"),
+    ],
+)
+def test_a_folder_copied_in_part_is_refused_before_the_start(
+    ask: Ask,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    damage: str,
+    printed: str,
+) -> None:
+    """The same command would fail again."""
+    folder = TrainingFolder(tmp_path / "out")
+
+    def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
+        write_checkpoint(folder.path / "checkpoint-3", ranks=2)
+        failure = TrainingFailure(kind="lost_rank", rank=1, step=0, message="")
+        return outcome_of(request.folder, "lost_rank", failure=failure)
+
+    monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
+    (model / "model.safetensors").touch()
+    assert ask("--strategy zero2")[0] == 1
+    if damage == "options":
+        folder.options.write_text("{}")
+    elif (folder.path / damage).is_dir():
+        shutil.rmtree(folder.path / damage)
+    else:
+        (folder.path / damage).unlink()
+    assert run(["train", "--resume", "--output-dir", str(folder.path)]) == 2
+    assert printed in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("inputs", ["--model {out}/checkpoint-5", "--data {out}/merged/chats.jsonl"])
+def test_force_removes_no_file_that_the_training_reads(
+    ask: Ask, model: Path, data: Path, tmp_path: Path, inputs: str
+) -> None:
+    """The model and the data of a training may be results of an earlier one."""
+    out = tmp_path / "out"
+    shutil.copytree(model, out / "checkpoint-5")
+    (out / "merged").mkdir()
+    shutil.copy(data, out / "merged")
+    before = sorted(out.rglob("*"))
+    code, _, error = ask(f"--force {inputs.format(out=out)}")
+    assert (code, sorted(out.rglob("*"))) == (2, before)
+    assert f"--force would remove {out}/" in error
+
+
+def test_printed_commands_can_be_pasted(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with a space in its name."""
+    folder = TrainingFolder(tmp_path / "my out")
+
+    def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
+        (folder.path / "checkpoint-3").mkdir()
+        return outcome_of(
+            request.folder, "lost_rank", failure=TrainingFailure(kind="lost_rank", rank=1, step=0, message="")
+        )
+
+    monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
+    (model / "model.safetensors").touch()
+    words = ["--model", str(model), "--data", str(data), "--output-dir", str(folder.path), "--no-check"]
+    assert run(["train", "--device", "cpu", "--strategy", "zero2", *words]) == 1
+    assert f"ds-advise train --resume --output-dir '{folder.path}'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -243,7 +319,9 @@ def test_fallback_goes_on_with_less_memory(
 
     def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
         launched.append(request)
-        assert folder.read_job().arguments == request.script.arguments, "what --resume goes on with"
+        kept = folder.read_job().arguments
+        assert set(kept) < set(request.script.arguments), "what --resume goes on with"
+        assert not any(str(folder.path) in word for word in kept), "a copy is not resumed in this folder"
         assert json.loads(folder.ds_config.read_text()) == request.run.config
         request.folder.mkdir(parents=True, exist_ok=True)
         checkpoint = folder.path / "checkpoint-3"
@@ -327,7 +405,7 @@ def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
     folder = TrainingFolder(tmp_path)
     folder.records.mkdir()
     folder.job.write_text('{"model": 1}')
-    with pytest.raises(ConfigFileError, match="not a training's job"):
+    with pytest.raises(ConfigFileError, match="not a record of a training"):
         folder.read_job()
 
 

@@ -1,1 +1,0 @@
-"""What is measured, and in which order."""

@@ -1,1 +1,0 @@
-"""The measurements, each a module with `measure(arguments, place)`, run in a process of its own (`__main__.py`)."""
