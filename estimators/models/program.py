@@ -89,7 +89,7 @@ class Derivative(NamedTuple):
     saves_weights: tuple[int, ...]
     saves_new: Quantity
     """Bytes of saved tensors that are neither input, output nor weight."""
-    passes: bool
+    reuses_gradient: bool
     """Whether the gradients of the inputs are views of the output's gradient."""
     workspace: Quantity
     """Bytes that the backward pass allocates in addition to the gradients of inputs and weights."""

@@ -82,7 +82,7 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
         product=True,
         moves=(tiles * forward_moved, tiles * (forward_moved + backward_moved)),
     )
-    return graph.apply("feed-forward output", (results,), passes=True)
+    return graph.apply("feed-forward output", (results,), reuses_gradient=True)
 
 
 def _gated(ops: Ops, shape: FeedForward, gate: Value, up: Value) -> Value:

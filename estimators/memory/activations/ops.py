@@ -49,7 +49,7 @@ class Ops(NamedTuple):
         return self.graph.apply(label or value.storage.label, (value,))
 
     def add(self, left: Value, right: Value, label: str = "sum") -> Value:
-        return self.graph.apply(label, (left, right), itemsize=max(left.itemsize, right.itemsize), passes=True)
+        return self.graph.apply(label, (left, right), itemsize=max(left.itemsize, right.itemsize), reuses_gradient=True)
 
     def multiply(self, left: Value, right: Value, label: str, *, itemsize: int | None = None) -> Value:
         # The derivative of a product reads the other factor, and only for a factor that needs a gradient.
@@ -185,8 +185,8 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
     """
     if ops.fused and variant in ("rms", "rms_plus_one", "rms_fp32"):
         scale = ops.graph.tensor(value.rows, heads, 4, "reciprocal RMS")
-        passes = variant != "rms_plus_one"
-        return ops.graph.apply(label, (value,), saves=(value, scale), passes=passes, trains=ops.trains)
+        in_place = variant != "rms_plus_one"
+        return ops.graph.apply(label, (value,), saves=(value, scale), reuses_gradient=in_place, trains=ops.trains)
     if variant == "layer":
         return _native(ops, ops.cast(value, 4) if ops.workload.autocasts else value, label, heads)
     if variant == "layer_bare":

@@ -171,7 +171,7 @@ def _run_backward(graph: AutogradGraph, live: LiveBytes, gradients: dict[int, _G
         if incoming:
             for value in node.inputs:
                 if value.needs_grad:
-                    gradient = incoming[0] if node.passes else live.gradient(value)
+                    gradient = incoming[0] if node.reuses_gradient else live.gradient(value)
                     gradient.users += 1
                     outgoing.append((value, gradient))
             live.mark(node.workspace)
@@ -230,7 +230,7 @@ def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
             continue
         moved[0] += node.moves[1]
         wanted = [value for value in node.inputs if value.needs_grad]
-        if not node.product and (node.saved or not node.passes):
+        if not node.product and (node.saved or not node.reuses_gradient):
             # A weight's gradient is a separate product if it has a workspace; a fused kernel reads once.
             readers = len(wanted) + (node.trains and node.workspace.per_sample > 0)
             for value in gradients:

@@ -75,7 +75,7 @@ class Replay:
         """Return a view instead of the copy, which is temporary in both passes."""
         rows = value._replace()
         copy = Size(0, value.size) if value.storage.fixed else Size(value.size, 0)
-        node = Node((value,), (rows,), passes=True, workspace=copy, forward_workspace=copy.per_sample)
+        node = Node((value,), (rows,), reuses_gradient=True, workspace=copy, forward_workspace=copy.per_sample)
         self.ops.graph.nodes.append(node)
         return rows
 
@@ -169,7 +169,7 @@ class Replay:
                 (*inputs, *(weight for weight in folded if weight)),
                 tuple(outputs),
                 tuple(dict.fromkeys(saved)),
-                passes=derivative is not None and derivative.passes,
+                reuses_gradient=derivative is not None and derivative.reuses_gradient,
                 workspace=workspace,
                 product=instruction.is_product,
                 trains=trains,
@@ -188,7 +188,7 @@ class Replay:
         tokens, keys = attention.tokens or self.seq_len, attention.keys or self.seq_len
         for value, rows in zip(inputs, (tokens, keys, keys, tokens), strict=False):
             views.append(Value(rows, value.rows * value.width // rows, value.itemsize, value.storage, value.needs_grad))
-            self.ops.graph.nodes.append(Node((value,), (views[-1],), passes=True))
+            self.ops.graph.nodes.append(Node((value,), (views[-1],), reuses_gradient=True))
         query, key, value, *biases = views
         kernel, mask = self.choose_kernel(attention)
         # A mask never needs a gradient; relative positions (T5's bias table) do.

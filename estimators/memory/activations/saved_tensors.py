@@ -55,7 +55,7 @@ class Node(NamedTuple):
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     saved: tuple[Storage, ...] = ()
-    passes: bool = False
+    reuses_gradient: bool = False
     """Whether the output's gradient is passed on (add, view) instead of a new tensor."""
     workspace: Size = ZERO
     forward_workspace: int = 0
@@ -111,7 +111,7 @@ class AutogradGraph:
         itemsize: int | None = None,
         saves: Iterable[Value] = (),
         saves_output: bool = False,
-        passes: bool = False,
+        reuses_gradient: bool = False,
         view: bool = False,
         trains: bool = False,
         workspace: int = 0,
@@ -146,7 +146,7 @@ class AutogradGraph:
                 tuple(inputs),
                 (output,),
                 saved,
-                passes or view,
+                reuses_gradient or view,
                 Size(workspace, fixed_workspace),
                 forward_workspace,
                 overwrites,
@@ -174,7 +174,7 @@ class AutogradGraph:
 
     def keep_alive(self, *values: Value) -> None:
         """Mark that local variables hold these tensors up to here, although no operation reads them any more."""
-        self.nodes.append(Node(values, (), passes=True))
+        self.nodes.append(Node(values, (), reuses_gradient=True))
 
     def gather(self, label: str, value: Value, index: Value, *, rows: int) -> Value:
         """Return value[index]. The index is saved; the gradient is scattered into zeros."""
