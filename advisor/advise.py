@@ -18,7 +18,7 @@ from ..probes.store_path import anything_kept
 from .answer.recommendation import Recommendation
 from .answer.what_if import changes
 from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
-from .question.model_source import is_user_module, load_model, options_of_module
+from .question.model_source import is_user_module, load_model, module_options
 from .question.options import OPTIONS, JobOptions, QuestionOptions, fill_defaults, names_in, plan_options
 from .question.question import Question
 from .question.rollouts import free_settings, rollout_assumptions
@@ -52,14 +52,14 @@ def build_question(
 
     Raises `DsAdviseError` for unknown, impossible or contradictory options.
     """
-    given = fill_defaults(options)
-    if given["seq_len"] == "max" and given["micro_batch"] == "max":
+    options = fill_defaults(options)
+    if options["seq_len"] == "max" and options["micro_batch"] == "max":
         raise WorkloadError(
             "--seq-len max and --micro-batch max contradict each other",
             why="only one value can be searched",
             fix="pass a number for the other",
         )
-    if given["seq_len"] == "max" and given["data"] is not None:
+    if options["seq_len"] == "max" and options["data"] is not None:
         raise WorkloadError(
             "--seq-len max and --data contradict each other",
             why="the data decide the sequence length",
@@ -67,66 +67,67 @@ def build_question(
         )
     if not isinstance(model, str | ModelShape) or (isinstance(model, str) and is_user_module(model)):
         # Imported here: it records with torch.
-        from .question.model_source import module_of_file, module_of_object
+        from .question.model_source import shape_from_file, shape_from_object
 
         if isinstance(model, str):
             say(f"recording {model} ...")
-            model = module_of_file(model, given)
+            model = shape_from_file(model, options)
         else:
-            model = module_of_object(model, example_inputs, loss_fn)
+            model = shape_from_object(model, example_inputs, loss_fn)
     if isinstance(model, ModelShape) and model.module:
-        given = cast("QuestionOptions", {**given, **options_of_module(model, given)})
-    cluster = build_cluster(given)
+        options = cast("QuestionOptions", {**options, **module_options(model, options)})
+    cluster = build_cluster(options)
     name = model if isinstance(model, str) else model.name
     shape = apply_model_options(
-        model if isinstance(model, ModelShape) else load_model(model, offline=given["offline"]), given
+        model if isinstance(model, ModelShape) else load_model(model, offline=options["offline"]), options
     )
-    micro_batch = None if given["micro_batch"] == "max" else given["micro_batch"]
-    chosen: dict[str, Any] = {**given}
-    if given["seq_len"] == "max":  # the starting length of the search for the longest
+    micro_batch = None if options["micro_batch"] == "max" else options["micro_batch"]
+    # `options` stay as the user gave them: `free_loss` and others ask what was left open.
+    chosen: dict[str, Any] = {**options}
+    if options["seq_len"] == "max":  # the starting length of the search for the longest
         is_limited = shape.fixed_len or shape.has_learned_positions
-        chosen["seq_len"] = None if is_limited else STEP * (1 + (given["document_len"] or 0) // STEP)
+        chosen["seq_len"] = None if is_limited else STEP * (1 + (options["document_len"] or 0) // STEP)
     job: dict[str, Any] = {}
-    if any(given[name] != OPTIONS[name].default for name in names_in(JobOptions)):  # type: ignore[literal-required]
+    if any(options[name] != OPTIONS[name].default for name in names_in(JobOptions)):  # type: ignore[literal-required]
         # Imported here: few questions are about a whole job.
         from .data.counting import derive_batch
         from .question.job import build_job, parse_price
 
-        asked = build_job(given, name, shape, seq_len=chosen["seq_len"])
-        job["price"] = None if given["price"] is None else parse_price(given["price"])
-        is_free = given["global_batch"] is None and OBJECTIVES[given["objective"]].rollouts is None
-        job["free_batch"] = is_free and given["micro_batch"] != "max"
-        if asked is not None:
-            job |= {"job": asked.job, "job_basis": asked.basis, "job_is_packed": given["packing"]}
-            chosen["seq_len"] = asked.seq_len or chosen["seq_len"]
-            if given["eval_logits"]:
-                chosen["eval_samples"] = given["eval_samples"] or asked.job.evaluation_samples or None
+        built = build_job(options, name, shape, seq_len=chosen["seq_len"])
+        job["price"] = None if options["price"] is None else parse_price(options["price"])
+        is_free = options["global_batch"] is None and OBJECTIVES[options["objective"]].rollouts is None
+        job["free_batch"] = is_free and options["micro_batch"] != "max"
+        if built is not None:
+            job |= {"job": built.job, "job_basis": built.basis, "job_is_packed": options["packing"]}
+            chosen["seq_len"] = built.seq_len or chosen["seq_len"]
+            if options["eval_logits"]:
+                chosen["eval_samples"] = options["eval_samples"] or built.job.evaluation_samples or None
             if job["free_batch"]:
-                chosen["global_batch"] = derive_batch(asked.job, ranks=cluster.world_size, micro_batch=micro_batch)
-            if given["packing"] and given["attention"] != "flash":
+                chosen["global_batch"] = derive_batch(built.job, ranks=cluster.world_size, micro_batch=micro_batch)
+            if options["packing"] and options["attention"] != "flash":
                 chosen["sequence_parallel_size"] = 1  # Ulysses drops the mask that separates packed samples
     question = Question(
         model=shape,
         workload=build_workload(chosen, shape, cluster.gpu),
         cluster=cluster,
         micro_batch_size=micro_batch,
-        free_loss=given["loss"] == "auto",
-        free_precision=given["precision"] == "auto",
-        free_rollouts=free_settings(given),
+        free_loss=options["loss"] == "auto",
+        free_precision=options["precision"] == "auto",
+        free_rollouts=free_settings(options),
         options=plan_options(chosen),
-        risk=given["risk"],
+        risk=options["risk"],
         **job,
     )
     if shape.quantized and question.workload.method != "qlora":
         say(
-            f"the weights of {shape.name} are quantized ({shape.quantized}), which transformers trains with adapters "
-            f"at most: they are counted as if they were not; --method qlora counts 4-bit and 8-bit ones"
+            f"the weights of {shape.name} are quantized ({shape.quantized}), and transformers trains those only with "
+            "adapters: the prediction is for unquantized weights; --method qlora predicts 4-bit and 8-bit weights"
         )
     if question.options["zeropp"] and question.obstacle_to_zeropp is not None:
         raise WorkloadError("ZeRO++ is not possible here", why=question.obstacle_to_zeropp, fix="leave --zeropp out")
-    if given["micro_batch"] == "max":
+    if options["micro_batch"] == "max":
         return largest_micro_batch_question(question)
-    return longest_sequence_question(question) if given["seq_len"] == "max" else question
+    return longest_sequence_question(question) if options["seq_len"] == "max" else question
 
 
 def _documented(function: _Function) -> _Function:
@@ -149,10 +150,11 @@ def _documented(function: _Function) -> _Function:
 def estimate(
     model: str | ModelShape | Any,
     *,
-    strategy: str,
+    strategy: str = "",
     settings: str | Mapping[str, Any] | None = None,
     example_inputs: Any = None,
     loss_fn: Callable[[Any, Any], Any] | None = None,
+    rung: str = "",
     **options: Unpack[QuestionOptions],
 ) -> Estimate:
     """Memory and time of one plan, whether it fits or not.
@@ -163,28 +165,26 @@ def estimate(
 
     model: as for `advise`.
     strategy: one of the eight strategies, or plain PyTorch: "fsdp2" (as accelerate starts it), "fsdp" (FSDP 1 in the
-    training
-        precision) or "torch".
+        training precision) or "torch".
     settings: fields of `Plan` that replace the strategy's presets: {"reduce_bucket_size": 200_000_000}, or the same as
         text, "reduce_bucket_size=2e8,overlap_comm=no".
+    rung: the earlier name of `strategy`.
 
     Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
     """
     question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, **options)
-    return strategy_candidate(question, strategy, settings).estimate
+    return strategy_candidate(question, strategy or rung, settings).estimate
 
 
 def strategy_candidate(question: Question, strategy: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
     """The best shape of a strategy, or of plain PyTorch, with these settings. Raises the errors of `estimate`."""
     if strategy not in PLANS:
-        raise WorkloadError(
-            f"unknown strategy {strategy[:40]!r}",
-            fix=f"pass one of {', '.join(PLANS)}",
-        )
+        raise WorkloadError(f"unknown strategy {strategy[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
     question, _ = choose_rollout(question)
     chosen = plan_settings(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
     if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":
         question = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
+        # A shape that is given completely is one plan, so the search must not add a dimension.
         chosen = {"zero_hpz_partition_size": 1} | chosen
     candidates, obstacle = strategy_candidates(strategy, question, settings=chosen)
     best = best_of_strategy(candidates, LEAST[question.risk])
@@ -213,14 +213,14 @@ def comparison_context(
     their own, so that of the job is left out. Raises the errors of `build_question`."""
     from .answer.comparison import ComparisonContext  # imported here: it reads the facts of DeepSpeed
 
-    given = fill_defaults(options)
-    question = build_question(load_model(model, offline=given["offline"]), say=say, **given)
+    options = fill_defaults(options)
+    question = build_question(load_model(model, offline=options["offline"]), say=say, **options)
     workload = replace(question.workload, global_batch_size=None)
     return ComparisonContext(
         question=replace(question, workload=workload, free_rollouts=()),
-        options={**given, "seq_len": workload.seq_len},
+        options={**options, "seq_len": workload.seq_len},
         gradient_accumulation_steps=accumulation,
-        gradient_checkpointing={"on": True, "off": False}.get(str(given["gradient_checkpointing"])),
+        gradient_checkpointing={"on": True, "off": False}.get(str(options["gradient_checkpointing"])),
     )
 
 
@@ -278,6 +278,7 @@ def predicted(question: Question) -> Recommendation:
     if offered is not None:
         own = fastest(question)
         if own is not None and best_over_losses(question, own) is not own:
+            # `offered` offers no further loss, so the recursion ends here.
             return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
@@ -300,7 +301,7 @@ def predicted(question: Question) -> Recommendation:
     return found
 
 
-def answer_with_proofs(
+def checked_answer(
     model: str,
     *,
     sharding: Literal["zero", "fsdp"],
@@ -315,7 +316,7 @@ def answer_with_proofs(
     if probe:
         cluster_here(options)  # raises ClusterError before anything is predicted
     recommendation = advise(model, sharding=sharding, deepspeed_estimate=False, say=say, **options)
-    # Imported where needed: an answer without proofs must not wait for these.
+    # Imported where needed: an answer without checks must not wait for these.
     if verify:
         from .verification.verify import verify as verified
 

@@ -210,6 +210,7 @@ def _about_any(model: str, table: PriceTable, question: dict[str, Any]) -> Quest
     """The question about one GPU of the table, or about the first machine for which it is possible. Raises
     DsAdviseError if it is possible for none."""
     clusters = list(dict.fromkeys(machine.cluster for machine in table.machines))
+    # bf16 first: a GPU without it would refuse a question that most machines can answer.
     alone = sorted((replace(cluster, gpus_per_node=1) for cluster in clusters), key=lambda one: not one.gpu.has_bf16)
     problem: DsAdviseError | None = None
     for cluster in (alone[0], *clusters):
@@ -228,6 +229,7 @@ def _market(question: Question, machines: Iterable[Machine], most_nodes: int) ->
     for machine in machines:
         nodes = 1
         while nodes <= min(most_nodes, machine.most_nodes):
+            # One machine alone has no network, so that rows with different networks share a search.
             network = machine.cluster.interconnect_bytes_per_s if nodes > 1 else None
             cluster = replace(machine.cluster, nodes=nodes, interconnect_bytes_per_s=network)
             if cluster not in found:

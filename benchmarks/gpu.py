@@ -204,7 +204,7 @@ def probe_words(probe: Probe, out: Path, device: str) -> list[str]:
         gradient_accumulation_steps=1,
         gradient_checkpointing=probe.checkpointing == "on",
     )
-    run = Run.of_plan(plan, shape, workload, cluster, description=description)
+    run = Run.from_plan(plan, shape, workload, cluster, description=description)
     if "--solo" in machine:
         machine += ["--rank", str(request_for(run, rank=None).rank)]  # the fullest, which is predicted
     config = out / "configs" / f"{probe.name}.json"

@@ -47,7 +47,7 @@ class Run:
     """One sample, for a FACTORY without `make_batch`."""
 
     @classmethod
-    def of_plan(
+    def from_plan(
         cls,
         plan: Plan,
         shape: ModelShape,

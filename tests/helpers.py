@@ -15,9 +15,12 @@ from typing import Any
 import psutil
 import pytest
 from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.document.terminal import print_document
+from ds_advise.advisor.document.translation import translated
 from ds_advise.advisor.launch.request import FailureKind, LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.launch.script_source import Script
-from ds_advise.advisor.render.answer import print_answer
+from ds_advise.advisor.render.answer import answer_document
+from ds_advise.advisor.text.language import Language
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.training_script import training_arguments
@@ -87,10 +90,11 @@ def h100s(count: int) -> Cluster:
     return Cluster(nodes=1, gpus_per_node=count, gpu=find_gpu("H100-80GB-SXM"))
 
 
-def printed(answer: Recommendation, *, width: int = 80, details: bool = False) -> str:
+def printed(answer: Recommendation, *, width: int = 80, details: bool = False, language: Language = "en") -> str:
     """An answer as the terminal shows it."""
     page = io.StringIO()
-    print_answer(answer, Console(file=page, width=width, highlight=False, color_system=None), details=details)
+    document = translated(answer_document(answer, details=details), language)
+    print_document(document, Console(file=page, width=width, highlight=False, color_system=None))
     return page.getvalue()
 
 

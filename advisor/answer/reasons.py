@@ -12,7 +12,7 @@ from ...estimators.plan import STRATEGIES, Plan
 from ...estimators.time.step_time import ratio_spread
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance
-from ..search.choice import COMFORTABLE, SAME_SPEED, closest, costly_features, taken_others
+from ..search.choice import COMFORTABLE, SAME_SPEED, closest, costly_features, other_taken_plans
 from ..text.labels import component_title, device_label
 from ..text.units import count, gib, percent, rate, times, whole_percents
 
@@ -39,7 +39,7 @@ def reasons(
 
 
 def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
-    others = taken_others(ladder, chosen)
+    others = other_taken_plans(ladder, chosen)
     if not others:
         return "No other strategy fits."
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
@@ -224,7 +224,7 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     """
     if chosen is None:
         return ()
-    cluster, plan, others = question.cluster, chosen.plan, taken_others(ladder, chosen)
+    cluster, plan, others = question.cluster, chosen.plan, other_taken_plans(ladder, chosen)
     cautions = (
         (plan.bf16_optimizer_states, ROUNDED),
         (plan.quantizes_collectives, SENT_IN_FEWER_BITS),

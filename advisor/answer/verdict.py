@@ -31,8 +31,6 @@ class Verdict:
     """Such as `zero3-offload fits`."""
     sentences: tuple[str, ...]
     """Sentences after the headline, in order."""
-    notes: tuple[str, ...]
-    """The `sentences` that no figure shows: the plan to try first and doubts, or the shortage of the closest plan."""
     try_first: str
     """The sentence in `sentences` on a plan that only likely fits."""
 
@@ -50,7 +48,6 @@ def answer_verdict(answer: Recommendation) -> Verdict:
     largest = _largest_found(question.largest, chosen)
     risk = () if risky is None else (_gain_of_risk(question, risky, chosen),)
     tone: Tone = "bad"
-    notes: tuple[str, ...] = ()
     if chosen is not None:
         tone = fit_tone(chosen.fit)
         headline, short = (fits_sentence(name, chosen.fit) for name in (plan_title(chosen.plan), chosen.strategy))
@@ -61,31 +58,28 @@ def answer_verdict(answer: Recommendation) -> Verdict:
             positions.append(
                 f"The model's configuration states {limit:,} positions; longer sequences need RoPE scaling."
             )
-        notes = (*positions, *_loss(answer), *risk, *answer.doubts)
+        doubts = (*positions, *_loss(answer), *risk, *answer.doubts)
         split = split_sentences(question, answer.other_rollouts)
         further = (*_reference(question, chosen), *_evaluation(question, chosen))
         figures = (*split, batch_sentence(question, chosen), need_sentence(question, chosen), *further)
-        sentences = (*largest, speed_sentence(question, chosen), *notes, *figures, *job)
+        sentences = (*largest, speed_sentence(question, chosen), *doubts, *figures, *job)
     elif failed := _first_failure(answer):
         headline = short = "No plan ran."
-        notes = (f"The first failure: {failed}",)
-        sentences = (*notes, *largest)
+        sentences = (f"The first failure: {failed}", *largest)
     elif risk:
-        tone, notes = "unsure", risk
+        tone = "unsure"
         headline = short = "No plan is sure to fit."
         sentences = (*largest, *risk)
     else:
         headline = short = "Nothing fits."
         missed = answer.closest
-        notes = () if missed is None else (what_lacks(question, missed), *_evaluation(question, missed))
-        notes = (*notes, *_loss(answer))
-        sentences = (*notes, *largest)
+        lacks = () if missed is None else (what_lacks(question, missed), *_evaluation(question, missed))
+        sentences = (*lacks, *_loss(answer), *largest)
     return Verdict(
         tone=tone,
         headline=headline,
         short=short.removesuffix("."),
         sentences=sentences,
-        notes=notes,
         try_first=risk[0] if risk else "",
     )
 

@@ -14,10 +14,11 @@ from ..text.output import Output
 from .options import (
     EMIT,
     FORCE,
+    LANG,
     MODEL_ARGUMENT,
     GroupedCommand,
-    given_by_user,
     output_options,
+    passed_options,
     question_options,
     report_options,
     warn_ignored,
@@ -53,7 +54,7 @@ from .options import (
 @click.option("--probe", is_flag=True, help="Run the best candidates for a few steps on this machine.")
 @click.option("--budget", metavar="TIME", default="30m", help="Time limit of --probe: 90s, 5m, 1h.")
 @report_options("the memory of all plans; scaling.svg: memory and speed against length, batch, GPUs", own_force=True)
-@click.option("--lang", "language", type=click.Choice(["en", "zh"]), help="Language.  [default: from the locale]")
+@LANG
 @output_options
 def advise(
     model: str,
@@ -70,7 +71,7 @@ def advise(
     plot: Path | None,
     language: Language | None,
     output: Output,
-    **proofs: Any,
+    **checks: Any,
 ) -> int:
     """Recommend the fastest DeepSpeed configuration that fits MODEL on the GPUs.
 
@@ -84,18 +85,18 @@ def advise(
     Exit code: 0 if a plan fits, 1 if none fits, 2 if the question cannot be answered.
     """
     # Imported here: `--help` needs none of it.
-    from ..advise import answer_with_proofs
+    from ..advise import checked_answer
     from ..render.deliver import Destination, deliver
 
     if output.mode == "json" and destination == "-":
         raise click.UsageError("--json and -o - both write to stdout; leave one out")
-    if no_write and "destination" in given_by_user():
+    if no_write and "destination" in passed_options():
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
     if emit and (no_write or destination == "-"):
         raise click.UsageError(
             "--emit writes files that refer to the configuration file; leave --no-write and -o - out"
         )
-    if not proofs["probe"]:
+    if not checks["probe"]:
         warn_ignored("budget", "without --probe")
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
@@ -104,21 +105,10 @@ def advise(
     if markdown and (output.mode != "human" or destination == "-" or details or all_candidates):
         raise click.UsageError("--markdown prints a summary; leave --json, --quiet, -o -, --details and --all out")
     shows_estimate = output.mode == "json" or details or html is not None
-    answer = answer_with_proofs(
-        model,
-        deepspeed_estimate=shows_estimate and not no_deepspeed_estimate,
-        say=output.say,
-        **proofs,
-        **question,
+    answer = checked_answer(
+        model, deepspeed_estimate=shows_estimate and not no_deepspeed_estimate, say=output.say, **checks, **question
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
-    if html or plot:
-        from ..html_report.report import write_report
-        from ..render.advice_report import advice_report
-
-        path = str(place) if isinstance(place, Path) else "ds_config.json"
-        picture = "" if plot is None else plot.stem
-        write_report(advice_report(answer, path, picture), html, output.say, plot=plot)
     return deliver(
         answer,
         place,
@@ -128,5 +118,7 @@ def advise(
         details=details,
         markdown=markdown,
         emit=emit,
+        html=html,
+        plot=plot,
         language=language or language_of_environment(),
     )

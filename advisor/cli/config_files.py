@@ -213,12 +213,12 @@ def compare(
     model, gpus = question.pop("model"), question.pop("gpus")
     check_job(question)
     if model is None:
-        for option, given in (
+        for option, is_set in (
             ("the duration of a job", has_amount(question)),
             ("--gpus", gpus is not None),
             ("--plot", plot is not None),
         ):
-            if given:
+            if is_set:
                 raise click.UsageError(f"{option} needs --model")
     question["gradient_checkpointing"] = question["gradient_checkpointing"] or "on"  # the same on both sides
     context = None if model is None else comparison_context(model, gpus=gpus or "auto", say=output.say, **question)
@@ -263,12 +263,7 @@ _UNSET = {"default": None, "default_text": "from the file"}
 @click.option("--no-write", is_flag=True, help="Write nothing, as without -o.")
 @output_options
 def from_file(
-    file: Path,
-    question: dict[str, Any],
-    destination: Path | None,
-    force: bool,
-    no_write: bool,
-    output: Output,
+    file: Path, question: dict[str, Any], destination: Path | None, force: bool, no_write: bool, output: Output
 ) -> int:
     """Check a configuration of another training tool, and write a better one in its format.
 

@@ -32,7 +32,6 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
 @question_options([name for name in OPTIONS if name not in names_in(CpuOptions)], searches=True)
 @click.option(
     "--strategy",
-    "--rung",
     metavar="NAME",
     help="Strategy, or plain PyTorch as fsdp2, fsdp or torch.  [default: the recommended plan's]",
 )
@@ -74,8 +73,8 @@ def explain(
     if settings is not None and strategy is None:
         raise click.UsageError("--set needs --strategy: name the plan to change")
     if settings is not None or strategy in get_args(PlainPyTorch):
-        asked = build_question(model, **question, say=output.say)
-        explanation = explain_plan(strategy_candidate(asked, strategy or "", settings))
+        built = build_question(model, **question, say=output.say)
+        explanation = explain_plan(strategy_candidate(built, strategy or "", settings))
     else:
         answer = advise(model, **question, deepspeed_estimate=False, say=output.say)
         explanation = explain_answer(answer, strategy=strategy)

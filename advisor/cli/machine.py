@@ -9,8 +9,9 @@ from typing import Literal
 import click
 
 from ...estimators.errors import DsAdviseError
+from ..text.language import Language, language_of_environment
 from ..text.output import Output
-from .options import COUNT, DEBUG, FORCE, PATH, output_options, warn_ignored
+from .options import COUNT, DEBUG, FORCE, LANG, PATH, output_options, warn_ignored
 
 
 @click.command()
@@ -62,12 +63,7 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     from ..render.deliver import show_document
     from ..render.history import bench_document
 
-    record = ask_bench(
-        device=device,
-        ranks=ranks,
-        nvme=nvme,
-        on_progress=lambda title: output.say(f"{title} ..."),
-    )
+    record = ask_bench(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))
     show_document(lambda: bench_document(record), output)
     return 0
 
@@ -169,8 +165,9 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the server; 0: any free port.")
 @click.option("--no-browser", is_flag=True, help="Print the address without opening a browser.")
+@LANG
 @DEBUG
-def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool) -> int:
+def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool, language: Language | None) -> int:
     """Open a page that updates the advice as GPUs, sequence, batch and RAM change.
 
     \b
@@ -195,7 +192,7 @@ def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool)
         raise click.UsageError("--pyodide needs --build")
     from ..page.serve import page_server
 
-    with page_server(port) as server:
+    with page_server(port, language or language_of_environment()) as server:
         address = f"http://127.0.0.1:{server.server_address[1]}/"
         click.echo(f"The page is at {address} until you press Ctrl-C.")
         if not no_browser:

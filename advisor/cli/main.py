@@ -87,6 +87,7 @@ class AdviseByDefault(click.Group):
         if name not in COMMANDS:
             return None
         module, function = COMMANDS[name][0].split(":")
+        # `main` pauses the collector; commands that train or serve run long and need it.
         if name not in PREDICTING:
             gc.enable()
         command: click.Command = getattr(import_module(f".{module}", __package__), function)
@@ -125,7 +126,12 @@ class AdviseByDefault(click.Group):
         formatter.write_text("ds-advise --help-all shows all options, ds-advise COMMAND --help those of a command.")
 
 
-_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
+_SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+    # --rung was the name of --strategy; this function also receives all other options, choices and commands.
+    "token_normalize_func": lambda token: "strategy" if token == "rung" else token,
+}
 
 
 @click.group(cls=AdviseByDefault, context_settings=_SETTINGS)
@@ -170,9 +176,10 @@ def run(args: list[str]) -> int:
             parameter.type is click.UNPROCESSED for parameter in getattr(command, "params", ())
         ):
             what = f"{what}; write -- before the script and its arguments"
-        _report(what, fix=_help_of(args))
+        _report(what, fix=_help_hint(args))
     except click.UsageError as error:
-        _report(_words_of(error), fix=_help_of(args))
+        message = error.format_message().rstrip(".")
+        _report(message[:1].lower() + message[1:], fix=_help_hint(args))
     except (click.Abort, KeyboardInterrupt):
         _report("interrupted")
         return INTERRUPTED
@@ -195,22 +202,10 @@ def run(args: list[str]) -> int:
     return UNANSWERED
 
 
-def _help_of(args: Sequence[str]) -> str:
+def _help_hint(args: Sequence[str]) -> str:
     """The help command that lists the options, of the command or of all."""
     command = next((f"{word} --help" for word in args[:1] if word in COMMANDS), "--help-all")
     return f"see ds-advise {command}"
-
-
-def _words_of(error: click.UsageError) -> str:
-    """Click's message, or the text of an option's own error."""
-    param = getattr(error, "param", None)
-    hint = param.get_error_hint(error.ctx) if param is not None else ""
-    if isinstance(error, click.MissingParameter) and param is not None and param.param_type_name == "argument":
-        return f"missing argument {hint}"
-    if isinstance(error, click.BadParameter) and hint and error.message:
-        return f"invalid value for {hint}: {error.message}"
-    message = error.format_message().rstrip(".")
-    return message[:1].lower() + message[1:]
 
 
 def _extra_with(module: str) -> str | None:

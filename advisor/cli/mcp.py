@@ -176,15 +176,16 @@ def command_line(name: str, command: click.Command, arguments: Mapping[str, Any]
     shown = _parameters(command)
     if unknown := sorted({*arguments} - {*shown}):
         raise ValueError(f"there is no argument {unknown[0]!r}; there are {', '.join(shown)}")
-    given = [(shown[each], arguments[each]) for each in shown if arguments.get(each) not in (None, False)]
+    pairs = [(shown[each], arguments[each]) for each in shown if arguments.get(each) not in (None, False)]
     options = [
         each.opts[-1] if value is True else f"{each.opts[-1]}={value}"
-        for each, value in given
+        for each, value in pairs
         if isinstance(each, click.Option)
     ]
     if "destination" not in arguments and any(each.name == "no_write" for each in command.params):
         options.append("--no-write")
-    words = [value if isinstance(value, list) else [value] for each, value in given if isinstance(each, click.Argument)]
+    words = [value if isinstance(value, list) else [value] for each, value in pairs if isinstance(each, click.Argument)]
+    # -- so that a value that begins with a dash is not read as an option.
     return [name, "--json", *options, "--", *map(str, chain(*words))]
 
 
@@ -217,7 +218,7 @@ def _description(command: click.Command) -> str:
 
 def _resources() -> dict[str, tuple[str, Callable[[], str]]]:
     """Address -> (title, text) of every resource: the pages of the manual, and the schemas of the results."""
-    from .schema import schema_of_command
+    from .schema import command_schema
 
     found: dict[str, tuple[str, Callable[[], str]]] = {}
     for page in sorted((_PACKAGE / "docs").glob("*.md")):
@@ -225,5 +226,5 @@ def _resources() -> dict[str, tuple[str, Callable[[], str]]]:
         found[f"ds-advise://manual/{page.stem}"] = title, partial(page.read_text, encoding="utf-8")
     for name in TOOLS:
         title = f"JSON Schema of the result of {name}"
-        found[f"ds-advise://schema/{name}"] = title, lambda name=name: json.dumps(schema_of_command(name))  # type: ignore[misc]
+        found[f"ds-advise://schema/{name}"] = title, lambda name=name: json.dumps(command_schema(name))  # type: ignore[misc]
     return found

@@ -34,15 +34,6 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             self.fail(error.args[0], param, ctx)
 
 
-class _Choice(click.Choice):  # type: ignore[type-arg,unused-ignore]
-    """Click choice whose refusal can be translated."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value not in self.choices:
-            self.fail("{value!r} is not one of {names}".format(value=value, names=", ".join(self.choices)), param, ctx)
-        return super().convert(value, param, ctx)
-
-
 class _CountOrMax(_Count):
     name = "N|max"
 
@@ -71,7 +62,7 @@ def complete_model(_context: click.Context, _parameter: click.Parameter, incompl
     if incomplete.startswith((".", "~", "/")):
         return []
     names = catalogue.names() if "/" in incomplete else [name.rpartition("/")[2] for name in catalogue.names()]
-    return _with_prefix(names, incomplete)
+    return _matching_names(names, incomplete)
 
 
 def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -82,11 +73,11 @@ def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomple
     numbers = next((index for index, count in enumerate(counts) if not count.isdigit()), len(counts))
     typed = "".join(f"{count}x" for count in counts[:numbers])
     names = [gpu.name.replace(" ", "-") for gpu in gpus()]
-    found = _with_prefix(names if typed else ["auto", *names], "x".join([*counts[numbers:], kind]))
+    found = _matching_names(names if typed else ["auto", *names], "x".join([*counts[numbers:], kind]))
     return [typed + name for name in found]
 
 
-def _with_prefix(names: Sequence[str], prefix: str) -> list[str]:
+def _matching_names(names: Sequence[str], prefix: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name.lower().startswith(prefix.lower())][:_MOST_COMPLETIONS]
 
 
@@ -104,7 +95,7 @@ def question_option(option: Option, *, searches: bool = False, **changes: Any) -
         return click.option(option.flag, is_flag=True, help=text)
     return click.option(
         option.flag,
-        type=_Choice(option.choices) if option.choices else _TYPES[option.kind],
+        type=click.Choice(option.choices) if option.choices else _TYPES[option.kind],
         default=option.default,
         metavar=option.metavar or None,
         help=text,
@@ -130,6 +121,7 @@ def question_options(
     """
     own = [question_option(declared[name], searches=searches, **changes.get(name, {})) for name in names]
     options = [*own, *extra]
+    # Click derives the parameters' names, so they are read from a command that does nothing.
     bare: Any = _decorated(lambda: 0, options)
     parameters = [parameter.name for parameter in bare.__click_params__]
 
@@ -151,11 +143,11 @@ def question_options(
 
 def warn_ignored(name: str, where: str) -> None:
     """Warn on stderr that an option has no effect, if the user passed it."""
-    if name in given_by_user():
+    if name in passed_options():
         to_stderr(f"--{name.replace('_', '-')} has no effect {where}")
 
 
-def given_by_user() -> set[str]:
+def passed_options() -> set[str]:
     """The parameters of the current command that the user passed."""
     context = click.get_current_context()
     return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
@@ -189,6 +181,8 @@ MODEL_ARGUMENT = click.argument("model", metavar="MODEL", shell_complete=complet
 DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 """The option --debug. `main.run` reads its value from the arguments."""
 
+LANG = click.option("--lang", "language", type=click.Choice(["en", "zh"]), help="Language.  [default: from the locale]")
+
 FORCE = click.option("--force", is_flag=True, help="Overwrite existing files.")
 
 ACCUMULATION = click.option(
@@ -202,9 +196,7 @@ def _job_kinds(_context: click.Context, _parameter: click.Parameter, values: Seq
     kinds = tuple(kind.strip() for value in values for kind in value.split(","))
     for kind in kinds:
         if kind not in JOB_KINDS:
-            raise click.BadParameter(
-                "{value!r} is not one of {names}".format(value=kind[:40], names=", ".join(JOB_KINDS))
-            )
+            raise click.BadParameter(f"{kind[:40]!r} is not one of {', '.join(map(repr, JOB_KINDS))}.")
     return kinds
 
 
@@ -248,7 +240,7 @@ def output_options(command: Command) -> Command:
     """Decorator that gives a command --json, --quiet and --debug, and passes their `Output` as `output`."""
 
     @functools.wraps(command)
-    def with_output(as_json: bool, quiet: bool, **values: Any) -> int:
+    def run_with_output(as_json: bool, quiet: bool, **values: Any) -> int:
         if as_json and quiet:
             raise click.UsageError("--json and --quiet contradict each other; leave one out")
         mode: OutputMode = "json" if as_json else "quiet" if quiet else "human"
@@ -256,7 +248,7 @@ def output_options(command: Command) -> Command:
 
     as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     quiet = click.option("--quiet", is_flag=True, help="Print nothing; the exit code is the answer.")
-    return _decorated(with_output, [as_json, quiet, DEBUG])
+    return _decorated(run_with_output, [as_json, quiet, DEBUG])
 
 
 def _decorated(command: Command, options: Sequence[Decorator]) -> Command:

@@ -31,9 +31,9 @@ from .options import (
     ROLLOUTS,
     TRAINING,
     Decorator,
-    given_by_user,
     model_option,
     output_options,
+    passed_options,
     question_options,
     report_options,
     warn_ignored,
@@ -190,7 +190,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     subject = read_run(config_file, **run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None))
     _warn_of_set_keys(subject)
     if run["micro_batch"] is None and subject.config.get("train_micro_batch_size_per_gpu") == "auto":
-        output.say("micro batch 1, for `auto` in the file; --micro-batch sets another")
+        output.say("`auto` filled with micro batch 1 (--micro-batch sets another)")
     answer = compared_probe(
         subject,
         device=machine["device"],
@@ -285,10 +285,10 @@ def launch(
     from ..render.deliver import show_document
     from ..render.launch import emit_jobs, session_document, show_dry
 
-    given = given_by_user() & run.keys()
+    passed = passed_options() & run.keys()
     if emit:
         place |= {"slurm": True, "launcher": "torchrun"}
-    request, remarks = launch_question(run, words, given=given, starts=not dry and not emit, **machine, **place)
+    request, remarks = launch_question(run, words, passed=passed, starts=not dry and not emit, **machine, **place)
     for remark in remarks:
         output.say(remark)
     if emit:
@@ -361,7 +361,7 @@ def train(
             options[name] = str(Path(options[name]).expanduser().absolute())
     controls = TrainingControls(output=output, fallback=fallback, verbose=verbose)
     if resume:
-        return resume_training({name: options[name] for name in given_by_user() & options.keys()}, folder, controls)
+        return resume_training({name: options[name] for name in passed_options() & options.keys()}, folder, controls)
     for name in ("model", "data"):
         if not options[name]:
             raise click.UsageError(f"--{name} is missing")

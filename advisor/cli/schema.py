@@ -74,11 +74,11 @@ def schema(command: str) -> int:
     Its $id ends in the version, which increases when a field is removed or changes its meaning. Exit code: 0, or 2 if
     the command has no schema.
     """
-    print(json.dumps(schema_of_command(command), indent=1))
+    print(json.dumps(command_schema(command), indent=1))
     return 0
 
 
-def schema_of_command(command: str) -> Schema:
+def command_schema(command: str) -> Schema:
     """The JSON Schema of a command's output with --json. Raises WorkloadError for a command without one."""
     if command not in _FORMS:
         raise WorkloadError(f"there is no schema of {command[:40]!r}", fix=f"pass one of {', '.join(NAMES)}")
@@ -98,6 +98,7 @@ def build_schema(forms: tuple[type, ...]) -> Schema:
     for form in forms:
         listed: Any = list[form]  # type: ignore[valid-type]  # a dataclass itself takes no config
         found = TypeAdapter(listed, config=config).json_schema(mode="serialization")
+        # Pydantic puts the dataclass itself among the definitions of the list; its fields move to the top.
         own = found["$defs"].pop(form.__name__)
         whole["properties"] |= {name: each for name, each in own["properties"].items() if name not in _LEFT_OUT}
         whole["required"] += [name for name in own["required"] if name not in _LEFT_OUT]

@@ -15,6 +15,7 @@ from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.time.job import PADDED_TO, Job, SamplesOfLength
 from ...estimators.workload import DEFAULT_SEQ_LEN
+from ..text.units import counted_noun
 from .formats import ROW_FORMATS
 from .tokenizing import load_tokenizer
 
@@ -76,32 +77,16 @@ class CountedData:
     @property
     def sentence(self) -> str:
         """A sentence on the contents of the file."""
-        truncated = self.samples.cuts.truncated
-        contents = (
-            f"{self.data.name}: {_rows(self.data.rows)} of {ROW_FORMATS[self.data.row_format].title} are "
-            f"{_samples(self.samples.train_samples, packed=self.samples.packing)} of at most {self.samples.seq_len:,} "
-            "tokens"
-        )
-        if truncated:
-            contents = f"{contents}; {_rows(truncated)} longer than that"
+        data, samples = self.data, self.samples
+        made = counted_noun(samples.train_samples, "packed sample" if samples.packing else "sample")
+        contents = f"{data.name}: {counted_noun(data.rows, 'row')} of {ROW_FORMATS[data.row_format].title} are {made}"
+        contents += f" of at most {samples.seq_len:,} tokens"
+        if samples.cuts.truncated:
+            contents += f"; {counted_noun(samples.cuts.truncated, 'row')} longer than that"
         how = "by the model's tokenizer"
         if not self.exact:
             how = f"estimated as {BYTES_PER_TOKEN} bytes a token, because the model's tokenizer is not on this machine"
-        tokens = f"{self.samples.tokens:,}"
-        return f"{contents}; {tokens} tokens, {how}."
-
-
-def _rows(count: int) -> str:
-    return f"{count} row" if count == 1 else f"{count:,} rows"
-
-
-def _samples(count: int, *, packed: bool) -> str:
-    number = f"{count:,}"
-    if packed:
-        one, more = f"{number} packed sample", f"{number} packed samples"
-    else:
-        one, more = f"{number} sample", f"{number} samples"
-    return one if count == 1 else more
+        return f"{contents}; {samples.tokens:,} tokens, {how}."
 
 
 def count_data(
@@ -124,6 +109,7 @@ def count_data(
     from .prepare import cut, prepare  # imports datasets
 
     check_causal(shape, fix="give the number of samples with --samples")
+    # A count must not download: without a local tokenizer it is an estimate.
     tokenizer = None
     with suppress(ModelConfigError, UnknownModelError, ModuleNotFoundError):
         tokenizer = load_tokenizer(model, shape, offline=True)
@@ -138,7 +124,7 @@ def count_data(
             evaluation_share=evaluation_share,
             seed=SEED,
         )
-        job = job_of_samples(samples, epochs)
+        job = samples_job(samples, epochs)
     return CountedData(data=data, samples=samples, job=job, exact=tokenizer is not None)
 
 
@@ -153,7 +139,7 @@ def check_causal(shape: ModelShape, *, fix: str) -> None:
         )
 
 
-def job_of_samples(samples: Samples, epochs: float) -> Job:
+def samples_job(samples: Samples, epochs: float) -> Job:
     """The job of prepared samples, with their lengths."""
     lengths = sorted(Counter(samples.lengths.tolist()).items())
     return Job(

@@ -88,6 +88,7 @@ def prepare(
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
+    # `map` without num_proc runs in this process, so its function can count here.
     renderer, counts = Renderer(tokenizer, system=system), Counter[str]()
     with TemporaryDirectory(dir=folder) as cache:
         read = read_rows(path, Path(cache))
@@ -97,7 +98,7 @@ def prepare(
         def render(batch: dict[str, list[Any]], numbers: list[int]) -> Iterator[Rendered]:
             if path.suffix.lower() == ".txt":  # one text, in pieces of a batch of lines
                 text = Completion("", "".join(batch["text"]))
-                yield renderer.render(text, path.name, goes_on=numbers[-1] < rows - 1)
+                yield renderer.render(text, path.name, continues=numbers[-1] < rows - 1)
                 return
             for number, values in zip(numbers, zip(*batch.values(), strict=True), strict=True):
                 place = f"{path.name}, row {number + 1}"
@@ -247,6 +248,7 @@ def cut_sequences(sequences: Dataset, file: Path, *, seq_len: int, divisible: bo
         return made
 
     found = _mapped(sequences, pieces, file, f"Cutting to {seq_len} tokens")
+    # Pieces before the filter, so that the difference is what was dropped.
     in_all = int((-(-lengths // seq_len)).sum()) if divisible else len(lengths)
     truncated = 0 if divisible else int((lengths > seq_len).sum())
     return found, Cuts(truncated=truncated, dropped=in_all - len(found))

@@ -112,9 +112,7 @@ def read_rows(path: Path, cache: Path) -> Dataset:
             raise no_rows(path) from None
         reason = (str(first).splitlines() or [type(first).__name__])[0][:200]
         raise DataError(
-            f"{path.name}: its rows cannot be read ({reason})",
-            why="every row must be one whole sample",
-            fix=_FIX,
+            f"{path.name}: its rows cannot be read ({reason})", why="every row must be one whole sample", fix=_FIX
         ) from problem
 
 

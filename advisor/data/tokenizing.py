@@ -114,15 +114,15 @@ class Renderer:
         """Number of earlier answers left out of the loss, because the template writes them differently once the
         conversation goes on: what is trained must be exactly the model's input."""
 
-    def render(self, sample: Sample, place: str, *, goes_on: bool = False) -> Rendered:
-        """The text of a sample, which ends with end-of-text unless it `goes_on` in the next one.
+    def render(self, sample: Sample, place: str, *, continues: bool = False) -> Rendered:
+        """The text of a sample, which ends with end-of-text unless it `continues` in the next one.
 
         Raises DataError with `place` if the template refuses the messages or leaves no answer in the text.
         """
         if isinstance(sample, Chat):
             return self._chat(sample, place)
         prompt = self._bos + sample.prompt
-        text = prompt + sample.completion + ("" if goes_on else self._tokenizer.eos_token)
+        text = prompt + sample.completion + ("" if continues else self._tokenizer.eos_token)
         return Rendered(text, [(len(prompt), len(text))])
 
     def _chat(self, chat: Chat, place: str) -> Rendered:

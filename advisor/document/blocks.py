@@ -1,15 +1,17 @@
-"""The result of a command as plain data: blocks that a terminal (`document.terminal`) and an HTML report
-(`html_report.report`) draw. Texts are English; a terminal translates each `Phrase`."""
+"""The result of a command as plain data: blocks that a terminal (`document.terminal`), an HTML report
+(`html_report.report`) and Markdown (`document.markdown`) draw. Texts are English; `document.translation` translates
+them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ..answer.verdict import Tone
-from .charts import Drawing
+from ..text.language import Language
+from .charts import Drawing, StackedBars
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,8 +21,8 @@ Style = Literal["", "bold", "dim", "yellow", "good", "unsure", "bad", "advice", 
 
 
 class Sentence(NamedTuple):
-    """A sentence. hang: indentation of its continuation lines on a terminal. mark: a word before the sentence that says
-    what it is, such as the code of a finding, in the style `mark_style`."""
+    """A sentence; leading spaces indent it on a terminal. hang: indentation of its continuation lines there. mark: a
+    word before the sentence that says what it is, such as the code of a finding, in the style `mark_style`."""
 
     text: str
     style: Style = ""
@@ -37,12 +39,13 @@ class Line(NamedTuple):
 
 
 class Heading(NamedTuple):
-    """The title of a section of a report. name: its anchor. A terminal shows an empty line, and the title if it is
-    `printed`."""
+    """The title of a section of a report. name: its anchor. A terminal shows an empty line if it has a `gap`, and the
+    title if it is `printed`."""
 
     title: str
     name: str
     printed: bool = True
+    gap: bool = True
 
 
 class Gap(NamedTuple):
@@ -56,7 +59,14 @@ class Figure(NamedTuple):
     value: float | None = None
 
 
-Cell: TypeAlias = str | Figure
+class Snippet(NamedTuple):
+    """Code in a cell, such as an option."""
+
+    text: str
+
+
+Cell: TypeAlias = str | Figure | Snippet
+"""Content of a table's cell; leading spaces indent it on a terminal."""
 
 NOTHING = "-"
 """Text of an unknown or zero figure."""
@@ -67,33 +77,40 @@ def make_figure(value: float | None, write: Callable[[Any], str]) -> Figure:
     return Figure(NOTHING if value is None else write(value), value)
 
 
+Look = Literal["", "chosen", "closest", "faded"]
+"""Look of a row: closest marks one where none can be chosen."""
+
+
 class Row(NamedTuple):
     """A row of a table; the last of fewer cells extends to the end of the row. remarks: sentences below the row."""
 
     cells: Sequence[Cell]
-    look: Literal["", "chosen", "faded"] = ""
+    look: Look = ""
     remarks: Sequence[str] = ()
 
 
 class Table(NamedTuple):
-    """A table. Columns with a `Figure` are aligned to the right. widths: least columns on a terminal."""
+    """A table. Columns with a `Figure` are aligned to the right. widths: least widths of the columns on a terminal.
+    gap: spaces between them."""
 
     head: Sequence[str]
     rows: Sequence[Row]
     widths: Sequence[int] = ()
+    gap: int = 2
 
     def is_numeric(self, column: int) -> bool:
         return any(len(row.cells) > column and isinstance(row.cells[column], Figure) for row in self.rows)
 
 
 class Code(NamedTuple):
-    """Lines to copy."""
+    """Lines to copy. file: name of the file that they are."""
 
     lines: Sequence[str]
+    file: str = ""
 
 
 class Commands(NamedTuple):
-    """Shell commands to copy. A terminal continues a long one after a backslash."""
+    """Shell commands or Python to copy. A terminal continues a long line after a backslash."""
 
     lines: Sequence[str]
 
@@ -125,17 +142,27 @@ class Diff(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart of a report. table: its figures, folded. printed: function that draws it on a terminal."""
+    """A chart of a report. table: its figures, folded. printed: what a terminal draws, bars or a function's output."""
 
     drawing: Drawing
     table: Table | None = None
-    printed: Callable[[Console], object] | None = None
+    printed: StackedBars | Callable[[Console], object] | None = None
+    table_title: str = "Figures as a table"
+
+
+class Tile(NamedTuple):
+    """A figure in a box, and a short text below. share: used part of a capacity, drawn as a meter."""
+
+    title: str
+    figure: str
+    words: str
+    share: float | None = None
 
 
 class Tiles(NamedTuple):
-    """Figures of a report in boxes: title, figure, and a short text below."""
+    """Boxes of a report; a terminal does not show them."""
 
-    tiles: Sequence[tuple[str, str, str]]
+    tiles: Sequence[Tile]
 
 
 class Folded(NamedTuple):
@@ -148,6 +175,9 @@ class Folded(NamedTuple):
 Block: TypeAlias = (
     Sentence | Line | Heading | Gap | Table | Code | Commands | Verbatim | Excerpt | Diff | Chart | Tiles | Folded
 )
+
+UNTRANSLATED = (Snippet, Code, Commands, Verbatim, Excerpt, Diff)
+"""Cells and blocks whose text is not prose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +192,19 @@ class Document:
     """None: the verdict is a title."""
     blocks: Sequence[Block]
     data: Any
-    """The data that `--json` prints; dataclasses become objects."""
+    """The data that `--json` prints, or a function that computes it; dataclasses become objects."""
     picture: Drawing | Sequence[Drawing] | None = None
     """The chart of `--plot`; None selects the first chart of the blocks."""
+    language: Language = "en"
+    """Language of the texts."""
+
+
+def sections(blocks: Iterable[Block]) -> list[tuple[Heading, list[Block]]]:
+    """Return the blocks by heading; those before the first one have an empty heading."""
+    found: list[tuple[Heading, list[Block]]] = [(Heading("", ""), [])]
+    for block in blocks:
+        if isinstance(block, Heading):
+            found.append((block, []))
+        else:
+            found[-1][1].append(block)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
@@ -71,9 +71,8 @@ class StackedBars:
     limit: Limit | None = None
     ends_at: float | None = None
     """End of the scale, at which longer bars are cut; None selects the longest bar."""
-    inks: tuple[str, ...] = ()
-    """Families in the order of the legend and of each bar's parts."""
-    has_legend: bool = True
+    families: Mapping[str, str] = field(default_factory=dict)
+    """Titles by ink, in the order of the legend and of each bar's parts; without them there is no legend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +100,8 @@ class Lines:
     """A label for each position, or none; None selects round numbers of `x_unit`."""
     x_unit: Unit = NUMBER
     x_limit: Limit | None = None
+    families: Mapping[str, str] = field(default_factory=dict)
+    """Titles by ink of the areas, in the order of the legend."""
     hints: Sequence[str] = ()
     """Text on hover for each position, which then has a point."""
     own: int | None = None

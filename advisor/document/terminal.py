@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ..text.language import translate
-from ..text.lines import NARROWEST, WIDTH, blank, commands, copyable, padded, row, sentence
+from ..text.lines import NARROWEST, WIDTH, bar, blank, commands, copyable, padded, row, sentence
 from .blocks import (
     Block,
+    Cell,
     Chart,
     Code,
     Commands,
     Diff,
     Document,
     Excerpt,
-    Figure,
     Gap,
     Heading,
     Line,
     Row,
     Sentence,
+    Snippet,
     Style,
     Table,
     Verbatim,
 )
+from .charts import StackedBars
 
-_LOOKS = {"": "", "chosen": "bold green", "faded": "dim"}
+_LOOKS = {"": "", "chosen": "bold green", "closest": "bold", "faded": "dim"}
 
 _STYLES: Mapping[Style, str] = {
     "": "",
@@ -45,9 +48,30 @@ _STYLES: Mapping[Style, str] = {
 
 _DIFF_STYLES = {"+": "green", "-": "red"}
 
+_MARKED = ("chosen", "closest")
+
+_LEAST_TEXT = 20
+"""Least columns in which the text of a last column is wrapped, on a terminal of 80 columns."""
+
+
+class _LineCounter:
+    """A console that counts lines instead of printing them: `text.lines` prints each by one call."""
+
+    width, encoding, lines = WIDTH, "utf-8", 0
+
+    def print(self, *_texts: object, **_options: object) -> None:
+        self.lines += 1
+
+
+def line_count(document: Document) -> int:
+    """Return the number of lines of a document on a terminal of 80 columns."""
+    counter = _LineCounter()
+    print_document(document, cast(Console, counter))
+    return counter.lines
+
 
 def print_document(document: Document, console: Console) -> None:
-    """Print the verdict and the blocks; charts and folded parts are left out."""
+    """Print the verdict and the blocks; charts without a printed form, tiles and folded parts are left out."""
     if document.verdict:
         sentence(console, document.verdict, style=_STYLES[document.tone or "bold"])
     print_blocks(document.blocks, console)
@@ -58,12 +82,13 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
     for block in blocks:
         match block:
             case Sentence(text, style, hang, mark, mark_style):
-                marked = Text.assemble((mark, _STYLES[mark_style]), (translate(text), _STYLES[style]))
+                marked = Text.assemble((mark, _STYLES[mark_style]), (text, _STYLES[style]))
                 sentence(console, marked, hang=hang)
             case Line(text, style):
                 row(console, text, style=_STYLES[style])
-            case Heading(title, printed=printed):
-                blank(console)
+            case Heading(title, printed=printed, gap=gap):
+                if gap:
+                    blank(console)
                 if printed:
                     sentence(console, title, style="bold")
             case Table():
@@ -81,52 +106,74 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
             case Verbatim(lines):
                 for line in lines:
                     row(console, Text(f"  {line}", style="dim"))
-            case Chart(printed=draw) if draw is not None:
+            case Chart(printed=StackedBars() as bars):
+                _print_bars(bars, console)
+            case Chart(printed=draw) if callable(draw):
                 draw(console)
             case Gap():
                 blank(console)
 
 
+def _print_bars(chart: StackedBars, console: Console) -> None:
+    for each in chart.bars:
+        sizes = Counter[str]()
+        for part in each.parts:
+            sizes[part.ink] += int(part.value)
+        bar({ink: sizes[ink] for ink in chart.families if sizes[ink]}, chart.families, console)
+
+
 def _print_table(table: Table, console: Console) -> None:
-    """Print a table in columns. A longer name in the first column stands above its figures; on a terminal too narrow
-    for the other columns, each row becomes a sentence."""
-    head, *lines = [_texts(cells) for cells in (table.head, *(each.cells for each in table.rows))]
-    indent = 2 if any(each.look == "chosen" for each in table.rows) else 1
-    columns = [
-        [line[column] for line in (head, *lines) if len(line) == len(head) or column + 1 < len(line)]
-        for column in range(len(head))
-    ]
-    widths = [
-        max(least, *map(cell_len, column))
-        for least, column in zip(table.widths or [0] * len(head), columns, strict=True)
-    ]
+    """Print a table in columns. Text in the last column is wrapped, and a longer name in the first column stands above
+    its figures; on a terminal too narrow for the other columns, each row becomes a sentence."""
     terminal = max(console.width, NARROWEST)
-    room = terminal - indent - sum(width + 2 for width in widths[1:])
+    indent = 2 if any(each.look in _MARKED for each in table.rows) else 1
+    lines = [[*map(_text, cells)] for cells in (table.head, *(each.cells for each in table.rows))]
+    widths = _widths(table, lines)
+    is_text = len(widths) > 1 and not table.is_numeric(len(widths) - 1)
+    needless = max(0, widths[-1] - _LEAST_TEXT) if is_text and terminal >= WIDTH else 0
+    room = terminal - indent - sum(width + table.gap for width in widths[1:]) + needless
     widths[0] = min(widths[0], room)
     aligned = [width if table.is_numeric(column) else -width for column, width in enumerate(widths)]
-    for line, (_, look, remarks) in zip((head, *lines), (Row(head), *table.rows), strict=True):
-        if not any(line) or (line is head and room < 0):
+    for line, (cells, look, remarks) in zip(lines, (Row(table.head), *table.rows), strict=True):
+        is_head = line is lines[0]
+        if not any(line) or (is_head and room < 0):
             continue
-        mark, style = (">" if look == "chosen" else "").ljust(indent), "bold" if line is head else _LOOKS[look]
+        mark, style = (">" if look in _MARKED else "").ljust(indent), "bold" if is_head else _LOOKS[look]
         name, *others = line
         if room < 0 or not others:
-            titles = (f"{title} " if width > 0 else "" for title, width in zip(head[1:], aligned[1:], strict=True))
-            words = ", ".join(f"{title}{text}" for title, text in zip(titles, others, strict=False) if text)
-            sentence(console, f"{mark[1:]}{name}{': ' if name and words else ''}{words}", style=style, hang=4)
+            titles = [f"{title} " if width > 0 else "" for title, width in zip(lines[0][1:], aligned[1:], strict=True)]
+            if len(line) < len(widths):
+                titles[len(others) - 1] = ""
+            words = ", ".join(f"{title}{text.strip()}" for title, text in zip(titles, others, strict=False) if text)
+            lead = "> " if look in _MARKED else mark[1:]
+            sentence(console, f"{lead}{name}{': ' if name and words else ''}{words}", style=style, hang=4)
         else:
             if cell_len(name) > widths[0]:
                 sentence(console, mark[1:] + name, style=style, hang=4)
                 mark, name = " " * indent, ""
-            extending = others.pop() if len(line) < len(head) else ""
-            cells = [padded(text, width) for text, width in zip((name, *others), aligned, strict=False)]
-            text = f"{mark}{'  '.join([*cells, extending])}".rstrip()
-            if extending and cell_len(text) > terminal:
-                sentence(console, text[1:], style=style, hang=4)
+            flowing = others.pop() if len(line) < len(widths) or is_text else ""
+            figures = [padded(text, width) for text, width in zip((name, *others), aligned, strict=False)]
+            before = mark + "".join(text + " " * table.gap for text in figures)
+            text = Text(f"{before}{flowing}".rstrip(), style=style)
+            if isinstance(cells[0], Snippet):
+                text.stylize("bold", 0, len(mark + figures[0]))
+            if cell_len(text.plain) > terminal:
+                words = flowing.lstrip()
+                sentence(console, text[1:], hang=cell_len(before) + len(flowing) - len(words) - 1)
             else:
-                row(console, text, style=style)
+                row(console, text)
         for remark in remarks:
-            sentence(console, f"    {translate(remark)}", style="dim", hang=6)
+            sentence(console, f"    {remark}", style="dim", hang=6)
 
 
-def _texts(cells: Sequence[str | Figure]) -> list[str]:
-    return [translate(cell.text if isinstance(cell, Figure) else cell) for cell in cells]
+def _widths(table: Table, lines: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of each column; a last cell that extends to the end of its row does not count."""
+    last = len(table.head) - 1
+    return [
+        max(least, *(cell_len(line[column]) for line in lines if column < len(line) - (len(line) <= last)))
+        for column, least in enumerate(table.widths or [0] * len(table.head))
+    ]
+
+
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell.text

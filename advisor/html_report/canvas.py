@@ -13,41 +13,38 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ..text.labels import MEMORY_FAMILIES, TIME_FAMILIES
-
 
 class Ink(NamedTuple):
-    """A named colour with its light and dark value."""
+    """Light and dark value of a named colour."""
 
-    title: str
     light: str
     dark: str
 
 
 INKS: Final[Mapping[str, Ink]] = {
-    "weights": Ink(MEMORY_FAMILIES["weights"], "#3f74b5", "#6ea3e0"),
-    "gradients": Ink(MEMORY_FAMILIES["gradients"], "#5a9a52", "#7fbf77"),
-    "optimizer": Ink(MEMORY_FAMILIES["optimizer"], "#d98c3a", "#e0a45e"),
-    "activations": Ink(MEMORY_FAMILIES["activations"], "#8a6fb0", "#ab93d0"),
-    "loss": Ink(MEMORY_FAMILIES["loss"], "#c4607f", "#dd87a2"),
-    "generation": Ink(MEMORY_FAMILIES["generation"], "#a08a2f", "#c9b45a"),
-    "buffers": Ink(MEMORY_FAMILIES["buffers"], "#3f9c9c", "#63bcbc"),
-    "runtime": Ink(MEMORY_FAMILIES["runtime"], "#8b929c", "#858d99"),
-    "compute": Ink(TIME_FAMILIES["compute"], "#3f74b5", "#6ea3e0"),
-    "memory": Ink(TIME_FAMILIES["memory"], "#5a9a52", "#7fbf77"),
-    "links": Ink(TIME_FAMILIES["links"], "#c4607f", "#dd87a2"),
-    "pcie": Ink(TIME_FAMILIES["pcie"], "#8a6fb0", "#ab93d0"),
-    "host": Ink(TIME_FAMILIES["host"], "#d98c3a", "#e0a45e"),
-    "nvme": Ink(TIME_FAMILIES["nvme"], "#3f9c9c", "#63bcbc"),
-    "launch": Ink(TIME_FAMILIES["launch"], "#8b929c", "#858d99"),
-    "other": Ink(TIME_FAMILIES["other"], "#b3b8bf", "#6a717b"),
-    "text": Ink("", "#1f2328", "#e6e9ed"),
-    "soft": Ink("", "#5f6873", "#9aa4b0"),
-    "grid": Ink("", "#e3e6ea", "#31363e"),
-    "band": Ink("", "#f0f4fa", "#1f2733"),
-    "paper": Ink("", "#ffffff", "#15181d"),
-    "good": Ink("", "#1f7a3d", "#5cc27e"),
-    "limit": Ink("", "#b3261e", "#ff8a80"),
+    "weights": Ink("#3f74b5", "#6ea3e0"),
+    "gradients": Ink("#5a9a52", "#7fbf77"),
+    "optimizer": Ink("#d98c3a", "#e0a45e"),
+    "activations": Ink("#8a6fb0", "#ab93d0"),
+    "loss": Ink("#c4607f", "#dd87a2"),
+    "generation": Ink("#a08a2f", "#c9b45a"),
+    "buffers": Ink("#3f9c9c", "#63bcbc"),
+    "runtime": Ink("#8b929c", "#858d99"),
+    "compute": Ink("#3f74b5", "#6ea3e0"),
+    "memory": Ink("#5a9a52", "#7fbf77"),
+    "links": Ink("#c4607f", "#dd87a2"),
+    "pcie": Ink("#8a6fb0", "#ab93d0"),
+    "host": Ink("#d98c3a", "#e0a45e"),
+    "nvme": Ink("#3f9c9c", "#63bcbc"),
+    "launch": Ink("#8b929c", "#858d99"),
+    "other": Ink("#b3b8bf", "#6a717b"),
+    "text": Ink("#1f2328", "#e6e9ed"),
+    "soft": Ink("#5f6873", "#9aa4b0"),
+    "grid": Ink("#e3e6ea", "#31363e"),
+    "band": Ink("#f0f4fa", "#1f2733"),
+    "paper": Ink("#ffffff", "#15181d"),
+    "good": Ink("#1f7a3d", "#5cc27e"),
+    "limit": Ink("#b3261e", "#ff8a80"),
 }
 """Colours by name. The components of a plan share seven hues, one per family."""
 
@@ -138,12 +135,15 @@ def is_narrow(width: int) -> bool:
 
 
 _WIDTHS = {**dict.fromkeys("iljtf.,:;|' -", 0.36), **dict.fromkeys("mwMW", 0.95)}
+_CHINESE = "\u3000"
+"""First of the characters that are as wide as high."""
 
 
 @lru_cache(maxsize=1024)
 def text_width(text: str, size: float = TEXT) -> float:
     """Return the width of a text in pixels: an upper estimate, since the browser's sans-serif font is unknown."""
-    return size * sum(_WIDTHS.get(char, 0.7 if char.isupper() else 0.62) for char in text)
+    widths = (_WIDTHS.get(char, 1.0 if char >= _CHINESE else 0.7 if char.isupper() else 0.62) for char in text)
+    return size * sum(widths)
 
 
 def fill(ink: str) -> dict[str, str]:
@@ -244,11 +244,12 @@ def vertical_limit(x: float, words: str, y: float, stretches: Sequence[tuple[flo
     )
 
 
-def legend(inks: Sequence[str], width: int) -> tuple[Markup, float]:
-    """Return (coloured squares with labels on one or more lines, the height of the legend)."""
+def legend(titles: Mapping[str, str], width: int) -> tuple[Markup | None, float]:
+    """Return (coloured squares with titles on one or more lines, the height of the legend). titles: by ink."""
+    if not titles:
+        return None, 0.0
     marks, x, y = [], 0.0, 0.0
-    for ink in inks:
-        words = INKS[ink].title
+    for ink, words in titles.items():
         taken = 16 + text_width(words, SMALL) + 14
         if x and x + taken > width:
             x, y = 0.0, y + 18

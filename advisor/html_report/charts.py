@@ -44,9 +44,8 @@ def _draw_bars(chart: StackedBars, width: int) -> Markup:
     left = 0.0 if narrow else min(280.0, 26 + max((svg.text_width(bar.label) for bar in chart.bars), default=0))
     right = 10 if narrow else 12 + max((svg.text_width(bar.note) for bar in chart.bars), default=0)
     row = 40 if narrow else 28
-    inks = [part.ink for bar in chart.bars for part in bar.parts if part.value > 0]
-    ordered = [ink for ink in dict.fromkeys((*chart.inks, *inks)) if ink in inks]
-    keys, used = svg.legend(ordered, width) if chart.has_legend else (None, 0.0)
+    inks = {part.ink for bar in chart.bars for part in bar.parts if part.value > 0}
+    keys, used = svg.legend({ink: title for ink, title in chart.families.items() if ink in inks}, width)
     top = used + (4 if limit is None else 20)
     tops = [top + row * index for index in range(len(chart.bars))]
     bottom = top + row * len(chart.bars)
@@ -60,7 +59,7 @@ def _draw_bars(chart: StackedBars, width: int) -> Markup:
         bottom + 24,
         keys,
         svg.horizontal_axis(values, x_of, top, bottom),
-        *(_row(bar, chart.inks, limit, x_of, y, width) for bar, y in zip(chart.bars, tops, strict=True)),
+        *(_row(bar, [*chart.families], limit, x_of, y, width) for bar, y in zip(chart.bars, tops, strict=True)),
         None if limit is None else svg.vertical_limit(x_of(limit.value), limit.words, top - 8, stretches, width),
     )
 
@@ -123,8 +122,7 @@ def _parts(bar: Bar, inks: Sequence[str], x_of: Scale, y: float, thick: float) -
 def _draw_lines(chart: Lines, width: int) -> Markup:
     """Return the panels, one below the other, with the names of stretches above them."""
     narrow, alone, right = svg.is_narrow(width), len(chart.panels) == 1, width - 12.0
-    areas = [ink for panel in chart.panels if panel.areas for ink in panel.layers]
-    keys, used = svg.legend(areas, width) if areas else (None, 0.0)
+    keys, used = svg.legend(chart.families, width)
     top = used + 24.0 + 24 * bool(chart.spans) + 14 * (chart.x_limit is not None)
     tall = (150.0 if narrow else 190.0) if alone else 110.0
     axes = [_panel_axis(panel, top + row * (tall + _GAP), tall, right) for row, panel in enumerate(chart.panels)]

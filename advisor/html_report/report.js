@@ -29,18 +29,7 @@ addEventListener("focusin", (event) => {
 addEventListener("focusout", hide);
 addEventListener("scroll", hide, { passive: true });
 addEventListener("keydown", (event) => event.key === "Escape" && hide());
-for (const button of document.querySelectorAll("button[data-copy]"))
-  button.addEventListener("click", async () => {
-    const code = button.parentElement.querySelector("code");
-    try {
-      await navigator.clipboard.writeText(code.textContent);
-    } catch {
-      getSelection().selectAllChildren(code);
-      document.execCommand("copy");
-    }
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = "Copy"), 1500);
-  });
+codeButtons(document, document.body.dataset);
 let opened = [];
 addEventListener("beforeprint", () => {
   opened = [...document.querySelectorAll("details:not([open]):not(figure details)")];

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,8 @@ from ...ds_configs.files import replace_file
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import to_json
 from ..document import blocks as doc
-from ..text.lines import WIDTH, glued
+from ..text.language import translate
+from ..text.units import glued
 from .canvas import NARROW, WIDE, Markup, dark_style, element, escaped, joined, standing_alone
 from .charts import draw
 
@@ -38,32 +39,41 @@ _CLASSES: Mapping[doc.Style, str] = {
     "unknown": "lead strong",
 }
 
+_EXCERPT_COLUMNS = 80
+
+_WORDS = {
+    "sections_title": "Sections",
+    "copy": "Copy",
+    "copied": "Copied",
+    "save": "Save",
+    "made_by": f"Made by ds-advise {__version__}.",
+    "loads_nothing": (
+        "This file loads nothing from elsewhere; its figures are those of --json and stand in it as data."
+    ),
+}
+"""Texts of the template."""
+
 _HINT = re.compile(r"<title>[^<]*</title>")
 
 
 def render_html(document: doc.Document) -> str:
     """Return the file's text. Its content security policy forbids the browser to load anything."""
-    sections: list[tuple[doc.Heading, list[doc.Block]]] = [(doc.Heading("", ""), [])]
-    for block in document.blocks:
-        if isinstance(block, doc.Heading):
-            sections.append((block, []))
-        else:
-            sections[-1][1].append(block)
-    (_, lead), *others = sections
-    drawn = [(heading, body) for heading, blocks in others if (body := _drawn(blocks))]
-    data = json.dumps(to_json(document.data), separators=(",", ":"))
+    (_, lead), *others = doc.sections(document.blocks)
+    drawn = [(heading, section) for heading, blocks in others if (section := draw_section(heading, blocks))]
+    form = document.data() if callable(document.data) else document.data
+    data = json.dumps(to_json(form), separators=(",", ":"))
     return Template(_text("report.html")).substitute(
+        **{name: escaped(translate(text, document.language)) for name, text in _WORDS.items()},
+        language=document.language,
         version=__version__,
         subject=escaped(document.subject),
         verdict=escaped(document.verdict),
         tone=document.tone,
-        lead=_drawn(lead),
+        lead=draw_blocks(lead),
         links=joined(*(element("a", heading.title, href=f"#{heading.name}") for heading, _ in drawn)),
-        sections=joined(
-            *(element("section", element("h2", heading.title), body, id=heading.name) for heading, body in drawn),
-        ),
+        sections=joined(*(section for _, section in drawn)),
         style=f"{_text('report.css')}\n{dark_style('screen and (prefers-color-scheme: dark)')}",
-        script=_text("report.js"),
+        script=_text("copy.js") + _text("report.js"),
         data=data.replace("<", "\\u003c").replace("&", "\\u0026"),  # keeps browsers from parsing it as markup
     )
 
@@ -72,7 +82,14 @@ def _text(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _drawn(blocks: Sequence[doc.Block]) -> Markup:
+def draw_section(heading: doc.Heading, blocks: Iterable[doc.Block]) -> Markup:
+    """Return the HTML of a section; empty without blocks to draw."""
+    body = draw_blocks(blocks)
+    return element("section", element("h2", heading.title), body, id=heading.name) if body else body
+
+
+def draw_blocks(blocks: Iterable[doc.Block]) -> Markup:
+    """Return the HTML of blocks."""
     return joined(*map(_block, blocks))
 
 
@@ -86,26 +103,30 @@ def _block(block: doc.Block) -> Markup | None:
         case doc.Table():
             return _table(block)
         case doc.Code(lines) | doc.Commands(lines):
-            button = element("button", "Copy", type="button", data_copy=True)
+            file = block.file if isinstance(block, doc.Code) else ""
+            button = element("button", type="button", data_copy=True)  # the script writes its text
+            save = element("button", type="button", data_save=file) if file else None
             code = element("pre", element("code", "\n".join(lines)), tabindex="0")
-            return element("div", button, code, class_="copy")
+            return element("div", element("span", button, save, class_="buttons"), code, class_="copy")
         case doc.Verbatim(lines):
             return element("pre", "\n".join(lines), tabindex="0")
         case doc.Excerpt(cut):
-            return element("pre", "\n".join(cut(WIDTH)), tabindex="0")
+            return element("pre", "\n".join(cut(_EXCERPT_COLUMNS)), tabindex="0")
         case doc.Diff():
             return element("pre", "\n".join(block.lines()), tabindex="0")
         case doc.Chart():
             return _figure(block)
         case doc.Tiles(tiles):
-            boxes = (
-                element("div", element("dt", title), element("dd", figure, element("small", words) if words else None))
-                for title, figure, words in tiles
-            )
-            return element("dl", *boxes, class_="tiles")
+            return element("dl", *map(_tile, tiles), class_="tiles")
         case doc.Folded(title, inner):
-            return element("details", element("summary", title), _drawn(inner)) if inner else None
+            return element("details", element("summary", title), draw_blocks(inner)) if inner else None
     return None
+
+
+def _tile(tile: doc.Tile) -> Markup:
+    words = element("small", tile.words) if tile.words else None
+    meter = None if tile.share is None else element("meter", value=tile.share, aria_hidden="true")
+    return element("div", element("dt", tile.title), element("dd", tile.figure, meter, words))
 
 
 def _figure(chart: doc.Chart) -> Markup:
@@ -114,7 +135,7 @@ def _figure(chart: doc.Chart) -> Markup:
     head, _, rest = draw(chart.drawing, NARROW).partition("</title>")
     narrow = Markup(f"{head}</title>{_HINT.sub('', rest)}")
     wide = element("div", draw(chart.drawing, WIDE), class_="wide")
-    table = None if chart.table is None else _block(doc.Folded("Figures as a table", [chart.table]))
+    table = None if chart.table is None else _block(doc.Folded(chart.table_title, [chart.table]))
     return element("figure", wide, element("div", narrow, class_="narrow"), table)
 
 
@@ -147,7 +168,8 @@ def _row(row: doc.Row, columns: int) -> Markup:
             exact = None if cell.value is None else repr(cell.value)
             cells.append(element("td", cell.text, class_="n", data_value=exact, colspan=span))
         else:
-            cells.append(element("td", cell.strip(), *([] if column else remarks), colspan=span))
+            text = element("code", cell.text.strip()) if isinstance(cell, doc.Snippet) else cell.strip()
+            cells.append(element("td", text, *([] if column else remarks), colspan=span))
     return element("tr", *cells, class_=row.look or None)
 
 

@@ -141,9 +141,7 @@ def _block(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = values.get(key)
     if value is not None and not isinstance(value, Mapping):
         raise ConfigFileError(
-            f"{key} contains {value!r}",
-            why="accelerate expects keys there",
-            fix="write them below it",
+            f"{key} contains {value!r}", why="accelerate expects keys there", fix="write them below it"
         )
     return value or {}
 

@@ -33,17 +33,16 @@ FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, OPE
 NAMES = tuple(form.name for form in FORMATS)
 
 
-def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
+def detect_format(path: Path, name: str | None = None) -> tuple[Source, Format]:
     """The file and its format, which is the named one or is recognised by content. A script that starts a tool with a
     configuration file leads to that file. Raises ConfigFileError for a file that cannot be read or has none of the
     formats."""
-    source = _followed(read_source(path, "shell" if name == "script" else None))
+    source = _named_configuration(read_source(path, "shell" if name == "script" else None))
     if name is not None:
         named = next(form for form in FORMATS if form.name == name)
         if source.line is not None and name != "script" and not named.matches(source):
             raise ConfigFileError(
-                f"{path} is a script whose training command is not that of {name}",
-                fix="leave --format out",
+                f"{path} is a script whose training command is not that of {name}", fix="leave --format out"
             )
         return source, named
     form = next((form for form in FORMATS if form.matches(source)), None)
@@ -56,12 +55,11 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
-        f"{source.path}: no known tool has its keys ({keys})",
-        fix=f"pass --format, one of {', '.join(NAMES)}",
+        f"{source.path}: no known tool has its keys ({keys})", fix=f"pass --format, one of {', '.join(NAMES)}"
     )
 
 
-def _followed(source: Source) -> Source:
+def _named_configuration(source: Source) -> Source:
     """The configuration file that a script's training command names, with the command's options; else the source
     itself."""
     name = source.line.configuration if source.line is not None else None
@@ -79,7 +77,7 @@ def _followed(source: Source) -> Source:
             why="it describes the training",
             fix="run this on the machine that has it, or pass that file",
         )
-    return read_source(path).handed_by(source)
+    return read_source(path).overridden_by(source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +136,7 @@ def import_file(
 
     Raises DsAdviseError for a file that cannot be read and for impossible options.
     """
-    source, known = recognised(path, format)
+    source, known = detect_format(path, format)
     if source.started_by is not None and destination is not None and destination.suffix != source.path.suffix:
         raise ConfigFileError(
             f"-o {destination} does not end in {source.path.suffix}",
@@ -153,8 +151,7 @@ def import_file(
         if run.gpus_per_node is not None:
             kind = f"{run.nodes or 1}x{run.gpus_per_node}x{kind}"
         elif gpus is not None and not run.obstacle:
-            assumed = f"the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})"
-            run.remarks.append(assumed)
+            run.remarks.append(f"the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})")
     figures: ImportFigures | None = None
     obstacle: DsAdviseError | None = None
     try:
@@ -197,8 +194,8 @@ def import_file(
 
 def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, overrides: Mapping[str, Any]) -> None:
     """Put the overrides into the run, with a remark for each assumed value."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
+    values = {name: value for name, value in overrides.items() if value is not None}
+    micro, checkpointing = values.pop("micro_batch", None), values.pop("gradient_checkpointing", None)
     by_script = run.micro_batch_size is None and run.framework != "deepspeed" and not run.obstacle
     if by_script and micro is None:
         run.remarks.append("the script sets the micro batch; 1 is assumed (--micro-batch)")
@@ -211,7 +208,7 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
         run.deepspeed = DeepSpeedPart(name=name, config=read_ds_config(ds_config), path=ds_config)
         run.sharding = "zero"
     run.model = model or run.model
-    run.training |= given
+    run.training |= values
     run.micro_batch_size = micro or run.micro_batch_size
     if checkpointing is not None:
         run.gradient_checkpointing = "offload" if checkpointing == "offload" else checkpointing == "on"

@@ -27,8 +27,8 @@ from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
 from ..question.workload import apply_model_options, configured_workload
 from ..search.candidate import LEAST, Candidate, predict
-from ..search.choice import as_fast
-from ..text.units import times
+from ..search.choice import is_as_fast
+from ..text.units import counted_noun, times
 from .imported_run import ImportedRun
 
 _LEAST_GAIN = 1.1
@@ -88,28 +88,23 @@ def import_figures(
     model = apply_model_options(model, options)
     workload = configured_workload(config, options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
-        raise WorkloadError(
-            f"not predicted: the optimizer {workload.optimizer[:40]}",
-            why="its states are not known",
-        )
+        raise WorkloadError(f"not predicted: the optimizer {workload.optimizer[:40]}", why="its states are not known")
     plan = _plan(run, config, model, workload, cluster)
     refusal = unsupported(model, workload, plan, cluster) or ""
     as_is = None if refusal else predict(model, workload, cluster, plan)
     if as_is is not None and as_is.plan.offload_optimizer != "none":
         gain = as_is.time.step_s / predict(model, workload, equal_parts, plan).time.step_s
         if gain >= _LEAST_GAIN:
-            count = f"{cluster.threads_per_rank} thread{'s' * (cluster.threads_per_rank != 1)}"
+            own = counted_noun(cluster.threads_per_rank or 1, "thread")
             remarks.append(
-                f"each rank's optimizer steps on the host with {count}: with OMP_NUM_THREADS="
-                f"{cores_per_rank(cluster)} the run as it is would be {times(gain)} as fast"
+                f"the optimizer runs on the host with {own} per rank: OMP_NUM_THREADS={cores_per_rank(cluster)} would "
+                f"make the run {times(gain)} as fast"
             )
     if run.training.get("seq_len") is None:
-        tokens = f"{workload.seq_len:,}"
-        remarks.append(f"the sample length is not given: {tokens} tokens are assumed (--seq-len)")
+        remarks.append(f"the sample length is not given: {workload.seq_len:,} tokens are assumed (--seq-len)")
     if run.tool == "python" and cluster.world_size > 1:
-        counts = f"--nproc_per_node {cluster.gpus_per_node}"
-        words = f"python alone starts one process; the prediction is for torchrun {counts}"
-        remarks.append(words)
+        processes = f"torchrun --nproc_per_node {cluster.gpus_per_node}"
+        remarks.append(f"python alone starts one process; the prediction is for {processes}")
     splits_layers = plan.autotp_size > 1  # the script's data loader depends on the groups
     samples = None if splits_layers else plan.samples_per_step(cluster.world_size)
     workload = replace(workload, global_batch_size=samples)
@@ -121,14 +116,13 @@ def import_figures(
         recommended, lacking = _best_plan(question, run, plan, offloads_checkpoints=offloads_checkpoints)
         command = _command(run, workload, model, cluster)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
-    is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
+    is_better = recommended is not None and (not fits or as_is is None or not is_as_fast(as_is, recommended))
     advised = recommended if is_better else as_is
     # For one process outside a process group DeepSpeed looks for MPI and stops (0.19.8 comm/comm.py `mpi_discovery`).
     # accelerate starts it in a group if its configuration uses DeepSpeed.
     in_group = cluster.world_size > 1 or (run.launcher == "accelerate" and run.sharding == "zero")
     if advised is not None and advised.plan.sharding == "zero" and run.one_process and not in_group:
-        how = run.one_process
-        remarks.append(f"DeepSpeed needs a launcher even for one process: start it with {how}")
+        remarks.append(f"DeepSpeed needs a launcher even for one process: start it with {run.one_process}")
     return ImportFigures(
         question=question,
         plan=plan,
@@ -172,24 +166,24 @@ def _recommended(
         best = searched.recommended
     if run.sharding == "zero":
         return best, searched
-    own = strategy_candidate(question, _plain(run, question.model, question.workload, question.cluster))
-    stays = own.fit.probability >= LEAST[question.risk] and (best is None or as_fast(own, best))
+    own = strategy_candidate(question, _plain_strategy(run, question.model, question.workload, question.cluster))
+    stays = own.fit.probability >= LEAST[question.risk] and (best is None or is_as_fast(own, best))
     return own if stays else best, searched
 
 
 def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: Cluster) -> str:
     """The command that asks about the same training on the same machines."""
-    asked = {name: value for name, value in run.training.items() if name != "software"}
-    asked |= {"precision": workload.precision, "optimizer": workload.optimizer, "seq_len": workload.seq_len}
+    options = {name: value for name, value in run.training.items() if name != "software"}
+    options |= {"precision": workload.precision, "optimizer": workload.optimizer, "seq_len": workload.seq_len}
     words = ["ds-advise", model.name, "--gpus", gpus_argument(cluster)]
     if cluster.host_memory_bytes_per_node is not None:
         words += ["--ram", f"{int(cluster.host_memory_bytes_per_node / GIB)}GiB"]
-    for name, value in {**asked, "global_batch": workload.global_batch_size}.items():
+    for name, value in {**options, "global_batch": workload.global_batch_size}.items():
         words += [f"--{name.replace('_', '-')}", ",".join(value) if isinstance(value, tuple | list) else str(value)]
     return shlex.join(words)
 
 
-def _plain(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Cluster) -> PlainPyTorch:
+def _plain_strategy(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Cluster) -> PlainPyTorch:
     """The strategy of plain PyTorch; FSDP 1 replaces FSDP2 if FSDP2 is not predicted."""
     if cluster.world_size == 1 or not run.is_fsdp:
         return "torch"
@@ -200,6 +194,7 @@ def _plain(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Clu
 def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
     micro, accumulation = run.micro_batch_size or 1, run.gradient_accumulation_steps
     if accumulation is None:
+        # ms-swift and OpenRLHF accumulate up to a global batch.
         accumulation = max(1, -(-(run.least_global_batch or 1) // (micro * cluster.world_size)))
     batch: dict[str, Any] = {
         "micro_batch_size": micro,
@@ -208,7 +203,7 @@ def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, worklo
     }
     offloads = run.gradient_checkpointing == "offload"
     if run.sharding != "zero":
-        strategy = _plain(run, model, workload, cluster)
+        strategy = _plain_strategy(run, model, workload, cluster)
         return replace(plan_for(strategy, model, workload, cluster, **batch), cpu_checkpointing=offloads)
     try:
         return plan_from_ds_config(config, model, cluster, cpu_checkpointing=offloads, **batch)

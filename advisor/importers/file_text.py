@@ -25,8 +25,7 @@ def edit_json(text: str, changes: Mapping[str, Value]) -> str:
             text, made = apply(document, [Remove((name,)) if value is None else Replace((name,), value)])
             if not made:
                 raise ConfigFileError(
-                    f"{name} cannot be removed without its comment",
-                    fix="remove the comment next to it",
+                    f"{name} cannot be removed without its comment", fix="remove the comment next to it"
                 )
         elif value is not None:
             end, blank = members[-1].value_end, document.text[document.start + 1 : members[0].start]
@@ -51,10 +50,7 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-        raise ConfigFileError(
-            f"{name}: not YAML: {problem.problem or problem.context}{where}",
-            fix=_FIX,
-        ) from problem
+        raise ConfigFileError(f"{name}: not YAML: {problem.problem or problem.context}{where}", fix=_FIX) from problem
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         raise ConfigFileError(f"{name}: not YAML that can be read", fix=_FIX) from problem
     if not isinstance(value, dict):
@@ -67,8 +63,9 @@ def edit_yaml(text: str, changes: Mapping[str, Value]) -> str:
     the form of the text does not allow it, such as a key that stands in several lines of a mapping in braces."""
     expected = yaml.safe_load(text)
     for name, value in changes.items():
-        text = _with_key(text, name, value)
+        text = _set_key(text, name, value)
         expected = {key: item for key, item in (expected | {name: value}).items() if item is not None or key != name}
+    # The edits are made on the text: only reading it again shows that no other value changed.
     try:
         done = yaml.safe_load(text) == expected
     except yaml.YAMLError:
@@ -81,7 +78,7 @@ def edit_yaml(text: str, changes: Mapping[str, Value]) -> str:
     return text
 
 
-def _with_key(text: str, name: str, value: Value) -> str:
+def _set_key(text: str, name: str, value: Value) -> str:
     entries = yaml.compose(text, Loader=yaml.SafeLoader).value
     index = next((index for index, (key, _) in enumerate(entries) if key.value == name), None)
     if index is None and value is None:

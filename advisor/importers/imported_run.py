@@ -153,6 +153,7 @@ def unused_keys(tool: str, unread: Iterable[str], *, has_own: bool = False) -> t
     uncounted, unknown = [], []
     for name in unread:
         if not has_own and name not in names:
+            # 0.85 lets one letter of a key differ, and keeps apart keys that share only a beginning.
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
             unknown.append(f"{name} (did you mean {near[0]}?)" if near else name)
         elif not harmless.fullmatch(name):

@@ -40,18 +40,18 @@ class SlurmJob:
 
 def read_slurm(text: str) -> SlurmJob | None:
     """The job of a script, None if it has no directives."""
-    given: dict[str, str] = {}
+    options: dict[str, str] = {}
     for directive in _DIRECTIVE.findall(text):
         for name, value in _OPTION.findall(directive):
-            given[_SHORT.get(name, name)] = value
-    if not given:
+            options[_SHORT.get(name, name)] = value
+    if not options:
         return None
-    nodes = _count(given.get("--nodes"))
-    gpus, gpu = _gpus(given.get("--gpus-per-node") or given.get("--gres", "").removeprefix("gpu:").split(",")[0])
-    if gpus is None and (total := _gpus(given.get("--gpus", ""))[0]):
-        gpus, gpu = max(1, total // (nodes or 1)), _gpus(given["--gpus"])[1]
-    tasks = _count(given.get("--ntasks-per-node"))
-    if tasks is None and (total_tasks := _count(given.get("--ntasks"))):
+    nodes = _count(options.get("--nodes"))
+    gpus, gpu = _gpus(options.get("--gpus-per-node") or options.get("--gres", "").removeprefix("gpu:").split(",")[0])
+    if gpus is None and (total := _gpus(options.get("--gpus", ""))[0]):
+        gpus, gpu = max(1, total // (nodes or 1)), _gpus(options["--gpus"])[1]
+    tasks = _count(options.get("--ntasks-per-node"))
+    if tasks is None and (total_tasks := _count(options.get("--ntasks"))):
         tasks = max(1, total_tasks // (nodes or 1))
     return SlurmJob(nodes=nodes, gpus_per_node=gpus, gpu=gpu, tasks_per_node=tasks)
 
@@ -133,8 +133,8 @@ class LaunchLine:
     def overrides(self) -> dict[str, str | list[str]]:
         """The options that take precedence over the configuration file. LLaMA-Factory takes them as `name=value`."""
         words = [word if word.startswith("-") or "=" not in word else f"--{word}" for word in self.arguments]
-        given = ScriptArguments(words[words[:1] == [self.configuration] :]).given
-        return {name: value for name, value in given.items() if name != "config"}
+        options = ScriptArguments(words[words[:1] == [self.configuration] :]).by_name
+        return {name: value for name, value in options.items() if name != "config"}
 
     def counts(self) -> tuple[int | None, int | None]:
         """(nodes, processes per node); None for a number that the command leaves open."""
@@ -161,6 +161,7 @@ def training_lines(commands: Sequence[Command]) -> list[LaunchLine]:
     """The commands that train: those of the tools, and scripts with training arguments. If there are none, scripts
     under a launcher."""
     lines = [line for command in commands if (line := _line(command)) is not None]
+    # Scripts also call python for downloads and conversions: training arguments tell them apart.
     sure = [line for line in lines if line.program != "script" or _has_training_arguments(line)]
     return sure or [line for line in lines if line.launcher]
 
@@ -204,16 +205,16 @@ def _by_python(command: Command, words: list[str]) -> LaunchLine | None:
 
 
 def _launched(command: Command, words: list[str], launcher: Launcher) -> LaunchLine | None:
-    given: list[str] = []
+    options: list[str] = []
     while words and words[0].startswith("-"):
         option = words.pop(0)
         if option in ("-m", "--module"):
             break
         name = option.lstrip("-").partition("=")[0].replace("-", "_")
-        given.append("--" + option.lstrip("-"))
+        options.append("--" + option.lstrip("-"))
         if "=" not in option and not _SWITCHES.fullmatch(name) and words and not words[0].startswith("--"):
-            given.append(words.pop(0))
-    return _program(command, words, launcher=launcher, options=given)
+            options.append(words.pop(0))
+    return _program(command, words, launcher=launcher, options=options)
 
 
 def _program(

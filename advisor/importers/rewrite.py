@@ -17,7 +17,7 @@ from ...validate.lint import LintReport, apply, lint, load_facts, read_document
 from ...validate.lint.document import Document
 from .figures import ImportFigures
 from .imported_run import DeepSpeedPart, ImportedRun
-from .source import Source, parsed
+from .source import Source, parse_source
 from .tool_format import Format
 
 _RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904")
@@ -53,13 +53,13 @@ def changed_files(
     if plan is not figures.plan or (run.faults and run.sharding == "zero"):
         text = _better_config(run, plan, figures, accelerate=form.name == "accelerate")
     else:
-        text = None if document is None or report is None else _corrected(document, report)
+        text = None if document is None or report is None else _corrected_text(document, report)
         if text is None:
             return ()
-    return written_as(source, form, run, plan, text, destination=destination)
+    return plan_files(source, form, run, plan, text, destination=destination)
 
 
-def written_as(
+def plan_files(
     source: Source, form: Format, run: ImportedRun, plan: Plan, config_text: str | None, *, destination: Path | None
 ) -> tuple[ChangedFile, ...]:
     """The files that run this plan. config_text: the DeepSpeed configuration; None for a plan without DeepSpeed. Raises
@@ -111,9 +111,10 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
             config.pop(name, None)
     if accelerate:
         config = _for_accelerate(config, own or {}, question.workload)
+    # The order of the user's file keeps the difference short.
     in_order = {name: config[name] for name in own or {} if name in config}
     document = read_document(config_text(in_order | config).encode(), name="the new configuration")
-    return _corrected(document, lint_part(document, "hf", figures)) or document.text
+    return _corrected_text(document, lint_part(document, "hf", figures)) or document.text
 
 
 def lint_part(document: Document, framework: Framework, figures: ImportFigures | None) -> LintReport:
@@ -138,20 +139,20 @@ def _for_accelerate(config: Mapping[str, Any], own: Mapping[str, Any], workload:
     return {**config, "gradient_accumulation_steps": accumulation}
 
 
-def _corrected(document: Document, report: LintReport) -> str | None:
+def _corrected_text(document: Document, report: LintReport) -> str | None:
     text, made = apply(document, report.edits)
     return text if made else None
 
 
 def _check(source: Source, form: Format, text: str, plan: Plan, *, has_config: bool) -> None:
     """Read the changed text again. Raises ConfigFileError if its run is not that of the plan."""
-    again = form.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
+    changed = form.read(parse_source(source.path, text, source.kind).overridden_by(source.started_by))
     accelerate = form.name == "accelerate"
     same = (
-        again.micro_batch_size in (None, plan.micro_batch_size)
-        and again.gradient_accumulation_steps in (plan.gradient_accumulation_steps, *([1] if accelerate else []))
-        and (accelerate or bool(again.gradient_checkpointing) == plan.gradient_checkpointing)
-        and (again.deepspeed is not None) == has_config
+        changed.micro_batch_size in (None, plan.micro_batch_size)
+        and changed.gradient_accumulation_steps in (plan.gradient_accumulation_steps, *([1] if accelerate else []))
+        and (accelerate or bool(changed.gradient_checkpointing) == plan.gradient_checkpointing)
+        and (changed.deepspeed is not None) == has_config
     )
     if not same:
         raise ConfigFileError(

@@ -75,7 +75,7 @@ class ScriptArguments:
         return cls(words)
 
     @property
-    def given(self) -> dict[str, str | list[str]]:
+    def by_name(self) -> dict[str, str | list[str]]:
         """Every option with its value: a list if it has several, "true" if it has none."""
         return {
             name: many if len(many := self._lists[name]) > 1 else value or "true"
@@ -109,8 +109,8 @@ class ScriptArguments:
     def texts(self, *names: str) -> list[str]:
         """All values of the first of these names that has any, separated by blanks or commas."""
         self._read.update(names)
-        given = next((self._lists[name] for name in names if self._lists.get(name)), [])
-        return [part for word in given for part in word.split(",") if part]
+        words = next((self._lists[name] for name in names if self._lists.get(name)), [])
+        return [part for word in words for part in word.split(",") if part]
 
     @property
     def adapts(self) -> bool:
@@ -151,8 +151,8 @@ class ScriptArguments:
         weights; None if not given."""
         flags = {name: self.flag(name) for name in ("bf16", "fp16")}
         types = {**PRECISIONS, "no": "fp32"}
-        given = [self.text(name) for name in ("mixed_precision", "torch_dtype", "dtype")]
-        named = [types.get(text, text) for text in given if text is not None]
+        texts = [self.text(name) for name in ("mixed_precision", "torch_dtype", "dtype")]
+        named = [types.get(text, text) for text in texts if text is not None]
         chosen = [*(name for name, flag in flags.items() if flag), *named]
         return next((text for text in chosen if text in ("bf16", "fp16", "fp32")), None)
 
@@ -227,7 +227,7 @@ class ScriptArguments:
         """Whether the script seems to parse TrainingArguments."""
         return sum(name in self._values for name in _TRAINING_ARGUMENTS) >= 2
 
-    def with_values(self, values: Mapping[str, str]) -> tuple[str, ...]:
+    def replace_values(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """The command line with these options at the end, replacing earlier ones of the same names."""
         return (*self.without(values), *(part for name, value in values.items() for part in (f"--{name}", value)))
 

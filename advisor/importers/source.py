@@ -49,7 +49,7 @@ class Source:
             ScriptArguments(self.line.arguments) if self.line is not None else ScriptArguments.from_values(self.values)
         )
 
-    def handed_by(self, script: Source | None) -> Source:
+    def overridden_by(self, script: Source | None) -> Source:
         """The file with the options of the script's command, which override its keys; unchanged if `script` is None."""
         if script is None or script.line is None:
             return self
@@ -65,14 +65,13 @@ class Source:
         if self.started_by is not None and self.started_by.line is not None:
             script, overrides = self.started_by.path, self.started_by.line.overrides
             if name := next((name for name in changes if name in overrides), None):
-                paths = {"path": script, "path2": self.path}
-                what = "the command in {path} sets {name}, which overrides {path2}".format(name=name, **paths)
+                what = f"the command in {script} sets {name}, which overrides {self.path}"
                 raise ConfigFileError(what, fix="set it only in that file")
         if self.line is None:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
         text = self.text
         for name, value in reversed(list(changes.items())):  # new options then stand in the order of the changes
-            text = _with_option(text, self.line, name, value)
+            text = _set_option(text, self.line, name, value)
         return text
 
 
@@ -84,10 +83,10 @@ def read_source(path: Path, kind: Kind | None = None) -> Source:
     if "\0" in text or not text.strip():
         problem = "not text" if text.strip() else "the file is empty"
         raise ConfigFileError(f"{path}: {problem}", fix=fix)
-    return parsed(path, text, kind or _kind(path, text))
+    return parse_source(path, text, kind or _kind(path, text))
 
 
-def parsed(path: Path, text: str, kind: Kind) -> Source:
+def parse_source(path: Path, text: str, kind: Kind) -> Source:
     """The text as values. Raises the errors of `read_source`."""
     if kind == "yaml":
         return Source(path=path, text=text, kind=kind, values=read_yaml(text, str(path)))
@@ -121,6 +120,7 @@ def _kind(path: Path, text: str) -> Kind:
 def find_file(name: str, folder: Path) -> Path | None:
     """The path of a named file; None if there is none. The search covers the working folder, the folder of the file
     that names it, and the parents of that folder, because tools are started from the root of their checkout."""
+    # The working folder first, as the tool itself would look.
     for place in (Path(), folder, *folder.resolve().parents[:5]):
         try:
             if (place / name).is_file():
@@ -140,13 +140,13 @@ _VALUE = r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|[^\s'";&|<>\\)])+"""
 _REFERENCE = re.compile(r"""["']?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\})["']?""")
 
 
-def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
+def _set_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
     """The script's text with an option of its training command set, or removed if the value is None. A value is
     replaced where it is written, which may be the assignment of a variable; a new option follows the last one. Raises
     ConfigFileError if the option is not written in one place."""
     new = shlex.quote(str(value).lower() if isinstance(value, bool) else str(value))
-    given = ScriptArguments(line.arguments).given
-    if name in given:
+    options = ScriptArguments(line.arguments).by_name
+    if name in options:
         found = _option(text, name)
         if found is not None and value is None:
             return text[: found.start()] + text[found.end() :]
@@ -157,7 +157,7 @@ def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
             return text[: span[0]] + new + text[span[1] :]
     elif value is None:
         return text
-    elif last := next(filter(None, (_option(text, each) for each in reversed(given))), None):
+    elif last := next(filter(None, (_option(text, each) for each in reversed(options))), None):
         return f"{text[: last.end()]} --{name} {new}{text[last.end() :]}"
     raise ConfigFileError(
         f"--{name} is composed of several parts of the script, so it cannot be changed there",

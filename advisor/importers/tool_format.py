@@ -108,14 +108,16 @@ class ToolFormat:
         options. Raises ConfigFileError if the DeepSpeed configuration that it names cannot be read."""
         arguments, folder = source.arguments, source.path.parent
         part = self.deepspeed(arguments, folder)
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             "micro_batch": arguments.number(*self.micro_batch),
             "accumulation": arguments.number(_ACCUMULATION),
             "gradient_checkpointing": self._checkpointing(arguments),
             "seq_len": arguments.number(*self.seq_len) if self.seq_len else arguments.seq_len,
             "precision": arguments.precision,
         }
-        checkpointing = self.checkpoints if given["gradient_checkpointing"] is None else given["gradient_checkpointing"]
+        checkpointing = (
+            self.checkpoints if values["gradient_checkpointing"] is None else values["gradient_checkpointing"]
+        )
         has_fsdp = any(arguments.flag(name) and arguments.text(name) not in ("[]", "{}") for name in self.fsdp)
         fsdp = _fsdp_settings(arguments, folder) if has_fsdp and part is None else {}
         version = arguments.text("fsdp_version") or fsdp.get("version", self.fsdp_version)
@@ -124,9 +126,9 @@ class ToolFormat:
             tool=self.tool or (source.line.launcher if source.line is not None else "") or "python",
             model=arguments.text(*self.model) if self.model else arguments.model,
             objective=objective or read_objective(arguments, target, str(source.path)),
-            assumed=tuple(name for name, value in given.items() if value is None),
-            micro_batch_size=given["micro_batch"] or self.default_micro_batch,
-            gradient_accumulation_steps=given["accumulation"] or self.default_accumulation,
+            assumed=tuple(name for name, value in values.items() if value is None),
+            micro_batch_size=values["micro_batch"] or self.default_micro_batch,
+            gradient_accumulation_steps=values["accumulation"] or self.default_accumulation,
             gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
             sharding="zero" if part is not None else parse_fsdp(version) if has_fsdp else "none",
             deepspeed=part,
@@ -135,14 +137,15 @@ class ToolFormat:
         optimizer, training = arguments.text(self.optimizer), run.training
         training.update(
             optimizer=_optimizer(run, optimizer),
-            precision=given["precision"] or self.default_precision,
-            seq_len=given["seq_len"] or self.default_seq_len,
+            precision=values["precision"] or self.default_precision,
+            seq_len=values["seq_len"] or self.default_seq_len,
             attention=_attention(arguments.text(*self.attention)),
             software={**self.software, **({"reentrant": True} if _is_reentrant(arguments) else {})} or None,
         )
         if arguments.switched(self.liger):
             training.update(kernels="liger", loss="fused")
         run.remarks.extend(text for text, keys in self.approximated.items() if arguments.switched(keys))
+        # After the common keys, because a tool's own rules replace their values.
         self.details(run, arguments, source)
         if training.get("framework") == "trl" and run.objective in OBJECTIVES:
             training["objective"] = run.objective if run.objective != NEXT_TOKEN else None  # the default
@@ -178,15 +181,15 @@ class ToolFormat:
         """
         if self.unwritable:
             raise ConfigFileError(self.unwritable, fix="set them yourself")
-        options = None if source.start is None else source.start.launcher_options
-        named = options is not None and (options.text("config_file") or options.flag("use_deepspeed"))
+        launcher = None if source.start is None else source.start.launcher_options
+        named = launcher is not None and (launcher.text("config_file") or launcher.flag("use_deepspeed"))
         if named and part is not None:
             raise ConfigFileError(
                 "the DeepSpeed configuration is in the options of accelerate launch, or in its --config_file",
                 fix="use that file: ds-advise from CONFIG_FILE --model MODEL",
             )
-        given = source.arguments.given
-        newer = "activation_checkpointing" in given  # transformers 5.23's name, which takes precedence
+        options = source.arguments.by_name
+        newer = "activation_checkpointing" in options  # transformers 5.23's name, which takes precedence
         key = "activation_checkpointing" if newer else "gradient_checkpointing"
         changed: dict[str, Value] = {}
         if run.micro_batch_size != plan.micro_batch_size:
@@ -200,13 +203,13 @@ class ToolFormat:
                 changed[key] = plan.gradient_checkpointing
         if self.offload is not None and plan.cpu_checkpointing != (run.gradient_checkpointing == "offload"):
             name, value = self.offload[0].format(key), self.offload[1]
-            if plan.cpu_checkpointing or name in given:
+            if plan.cpu_checkpointing or name in options:
                 changed[name] = value if plan.cpu_checkpointing else None
-            if str(given.get(key)).startswith("offload"):
+            if str(options.get(key)).startswith("offload"):
                 changed[key] = plan.gradient_checkpointing
         if part is not None:
             replaced = (*(_FSDP if run.is_fsdp else ()), *_IN_DEEPSPEED)
-            changed |= {name: None for name in replaced if name in given}
+            changed |= {name: None for name in replaced if name in options}
             is_inside = source.line is None and isinstance(source.values.get("deepspeed"), Mapping)
             changed["deepspeed"] = part.config if is_inside else part.name
         if _TWO_PRECISIONS in run.faults:
@@ -230,12 +233,12 @@ def _fsdp_settings(arguments: ScriptArguments, folder: Path) -> dict[str, object
         path = find_file(text, folder)
         text = "{}" if path is None else path.read_text(errors="replace")
     try:
-        given = json.loads(text)
+        config = json.loads(text)
     except ValueError:
-        given = {}
+        config = {}
     settings: dict[str, object] = {}
-    if isinstance(given, dict):
-        settings |= {name.removeprefix("fsdp_"): value for name, value in given.items()}
+    if isinstance(config, dict):
+        settings |= {name.removeprefix("fsdp_"): value for name, value in config.items()}
     words = set(" ".join(arguments.texts("fsdp")).lower().split())
     if "offload" in words:
         settings["cpu_offload"] = True
@@ -296,7 +299,7 @@ def read_objective(arguments: ScriptArguments, target: str, path: str) -> str:
         return preference if preference in ("orpo", "simpo") else _NAMES.get(named.lower(), named.lower()[:20])
     if match := _NAME.search(target):
         return _NAMES.get(match[1], match[1])
-    given = next((name for name, keys in _KEYS.items() for key in keys.split() if arguments.flag(key)), NEXT_TOKEN)
-    if given == "dpo" and (match := _NAME.search(path)):  # ORPO's and CPO's files have the same options
+    objective = next((name for name, keys in _KEYS.items() for key in keys.split() if arguments.flag(key)), NEXT_TOKEN)
+    if objective == "dpo" and (match := _NAME.search(path)):  # ORPO's and CPO's files have the same options
         return match[1]
-    return "dpo" if given == NEXT_TOKEN and target == "rlhf" else given  # ms-swift's default
+    return "dpo" if objective == NEXT_TOKEN and target == "rlhf" else objective  # ms-swift's default

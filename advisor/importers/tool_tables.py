@@ -78,7 +78,7 @@ def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Sour
         run.lacks("the configurations of LLaMA-Factory's v1")
     elif not arguments.flag("do_train"):
         run.add_obstacle("it does not train: do_train is not set")
-    elif arguments.text("tokenized_path") is not None and not _SCHEDULE & set(arguments.given):
+    elif arguments.text("tokenized_path") is not None and not _SCHEDULE & set(arguments.by_name):
         run.add_obstacle("it only tokenizes: it sets tokenized_path, but neither batch nor learning rate")
     elif method not in ("full", "lora"):
         run.lacks(f"finetuning_type {method[:20]}")

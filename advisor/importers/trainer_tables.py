@@ -35,14 +35,14 @@ def _training_arguments_details(run: ImportedRun, arguments: ScriptArguments, so
     tool = "" if line is None else line.tool_not_read
     is_open = arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None
     foreign = (*_OWN_LOOP, *_OWN_BATCH) if is_open and line is not None else _OWN_LOOP
-    own = next((name for name in foreign if name in arguments.given), None)
+    own = next((name for name in foreign if name in arguments.by_name), None)
     if is_open and not arguments.are_training_arguments and line is not None and line.program == "script":
         run.micro_batch_size = None
     if line is not None and tool:
         instead = "; ds-advise MODEL --objective grpo predicts TRL's GRPO instead" * (tool == "verl")
         run.add_obstacle(f"{tool} is not read: {line.target} has its own options for batch and precision{instead}")
     elif own is not None:
-        run.add_obstacle(f"not read: its options are its own, since the Trainer has no option {own}")
+        run.add_obstacle(f"not read: the script has options of its own (the Trainer has no option {own})")
     elif is_open and arguments.text("deepspeed_config") is not None:
         part = run.deepspeed
         run.framework = "deepspeed"
@@ -53,8 +53,8 @@ def _training_arguments_details(run: ImportedRun, arguments: ScriptArguments, so
         )
     elif run.micro_batch_size is None and line is not None and line.launcher != "accelerate":
         run.add_obstacle(
-            f"not read: {line.target[:80]} gets none of the Trainer's options, so that its batch, precision and "
-            "DeepSpeed configuration are in its code"
+            f"not read: {line.target[:80]} gets no options of the Trainer; its batch, precision and DeepSpeed "
+            "configuration are in its code"
         )
 
 

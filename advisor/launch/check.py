@@ -21,10 +21,10 @@ from ..advise import answer
 from ..question.question import Question, script_constraints
 from ..search.candidate import LIKELY, Candidate, chance
 from ..text.labels import checkpointing_title, plan_title
-from ..text.units import age, gib
+from ..text.units import age, counted_noun, gib
 from ..verification.dry_run import compared_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
-from ..verification.probe_order import as_measured
+from ..verification.probe_order import measured_estimate
 from .request import LaunchRequest
 from .script_source import how_to_update
 
@@ -47,13 +47,13 @@ def predict_run(run: Run) -> Estimate | None:
     estimate, past = run.estimate(), _past_probe(run)
     if estimate is None or past is None or past.result.failure is not None:
         return estimate
-    return as_measured(estimate, past.result)
+    return measured_estimate(estimate, past.result)
 
 
 def _past_probe(run: Run) -> PastProbe | None:
     if run.shape is None or not run.cluster.is_this_machine or not anything_kept():
         return None
-    return PastProbes(run.shape, run.workload, run.cluster).of(run)
+    return PastProbes(run.shape, run.workload, run.cluster).find(run)
 
 
 def plans_that_fit(run: Run) -> list[Candidate]:
@@ -78,7 +78,8 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
     """All reasons against starting the training; empty if it may start. Raises WorkloadError if the model is unknown,
     and DsAdviseError if the check itself fails."""
     run, script = request.run, request.script
-    outdated = script.source.outdated(script.target, script.options.given)
+    # Such a script stops at once, so nothing else needs a check.
+    outdated = script.source.outdated(script.target, script.options.by_name)
     if outdated:
         return [
             Objection(
@@ -88,13 +89,13 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
             for place, names in outdated.items()
         ]
     if request.other_loss is not None:
-        say(f"{request.other_loss} has another loss and may have further models: not predicted and not checked")
+        say(f"{request.other_loss} has another loss and may hold further models: its memory is not checked")
         return disk_objections(request, say)
     if not run.model:
         raise WorkloadError(
             "the model is not known, so the memory check is not possible",
             why="the script's arguments do not name a model",
-            fix="pass --model NAME, or FILE.py:FACTORY for a module of your own; --no-check starts without a check",
+            fix="pass --model NAME, or FILE.py:FACTORY for a module of your own, or use --no-check to start anyway",
         )
     _evaluation(request, say)
     found = [*disk_objections(request, say), *_resumption(request, say), *_loading(run, request.prediction)]
@@ -102,7 +103,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
     if run.workload.objective != NEXT_TOKEN:
         return [*found, *_dry_run(run, say)]  # a probe trains on the next token
     if check == "probe" or (check == "auto" and runs_here):
-        return [*found, *_probe(request, say, again=check == "probe")]
+        return [*found, *_probe(request, say, rerun=check == "probe")]
     return [*found, *_dry_run(run, say)]
 
 
@@ -112,8 +113,7 @@ def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
     probability = answer.fit.probability
     if probability >= LIKELY:
         if not answer.fit.fits:
-            odds = chance(probability)
-            say(f"by its dry run it fits with a probability of {odds}; the training starts")
+            say(f"by the dry run it fits with a probability of {chance(probability)}; the training starts")
         return []
     gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
     host_need_bytes = answer.required_host_bytes_per_node
@@ -125,10 +125,10 @@ def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
     return [Objection(what=what, fix=_other_plan(run))]
 
 
-def _probe(request: LaunchRequest, say: Callable[[str], None], *, again: bool) -> list[Objection]:
-    """again: whether to probe even if there is an earlier probe of the run."""
+def _probe(request: LaunchRequest, say: Callable[[str], None], *, rerun: bool) -> list[Objection]:
+    """rerun: whether to probe even if there is an earlier probe of the run."""
     run = request.run
-    past = None if again else _past_probe(run)
+    past = None if rerun else _past_probe(run)
     if past is None:
         title = "the probe"
         result = probe_and_keep(run, device=request.device, on_progress=lambda step: say(f"probe: {step} ..."))
@@ -139,9 +139,10 @@ def _probe(request: LaunchRequest, say: Callable[[str], None], *, again: bool) -
     failure = result.failure
     if failure is None:
         return []
+    # The kernel's OOM killer ends a rank by SIGKILL without a message.
     is_memory = failure.kind in ("out_of_memory", "killed")
     what = f"{title} failed in {failure.phase} on rank {failure.rank}: {failure.message}"
-    return [Objection(what=what, fix=_other_plan(run) if is_memory else "repair that first")]
+    return [Objection(what=what, fix=_other_plan(run) if is_memory else "fix this error first")]
 
 
 def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
@@ -161,9 +162,8 @@ def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
     need = 0 if prediction is None else prediction.memory.host_loading_bytes_per_node
     if available is None or need <= available:
         return []
-    what = f"loading the model takes {gib(need)} GiB of the host's {gib(available)}"
-    fix = "use ZeRO-3, which loads the model in shards, or fewer ranks on this node"
-    return [Objection(what=what, fix=fix)]
+    what = f"loading the model needs {gib(need)} GiB of the host's {gib(available)}"
+    return [Objection(what=what, fix="use ZeRO-3, which loads the model in shards, or fewer ranks on this node")]
 
 
 def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
@@ -173,16 +173,15 @@ def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
         return
     workload, have = run.workload, run.cluster.gpu.memory_bytes
     step = max(phase.allocated_bytes for phase in prediction.memory.phases if phase.name != "evaluation")
-    size = gib(prediction.memory.allocated_bytes_per_gpu)
-    parts = [f"evaluation takes {size} GiB of tensors, training {gib(step)}"]
+    need = gib(prediction.memory.allocated_bytes_per_gpu)
+    parts = [f"evaluation needs {need} GiB of tensors, training {gib(step)}"]
     if workload.eval_logits:
         parts.append(
             "each GPU keeps the logits of its batches for compute_metrics: reduce them in "
             "preprocess_logits_for_metrics, or set eval_accumulation_steps=1"
         )
     if prediction.memory.device_bytes_per_gpu > have:
-        gpu = run.cluster.gpu.name
-        parts.append(f"it is predicted to exceed the {gib(have)} GiB of the {gpu}")
+        parts.append(f"it is predicted to exceed the {gib(have)} GiB of the {run.cluster.gpu.name}")
     say("; ".join(parts))
 
 
@@ -205,7 +204,7 @@ def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[
                 f"{output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"
             )
         return []
-    needed = f"{count} checkpoint{'s' * (count > 1)} of {gib(one)} GiB"
+    needed = f"{counted_noun(count, 'checkpoint')} of {gib(one)} GiB"
     what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"
     fix = "free some space, name another --output_dir, or keep fewer with --save_total_limit 1"
     return [Objection(what=what, fix=fix)]
@@ -214,7 +213,7 @@ def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[
 def _other_plan(run: Run) -> str:
     plans = plans_that_fit(run)
     if not plans or run.shape is None:
-        return "no plan with this global batch is predicted to fit: a smaller model, LoRA or a shorter --seq-len might"
+        return "no plan with this global batch is predicted to fit; try LoRA, a shorter --seq-len or a smaller model"
     best = plans[0].estimate.plan
     return (
         f"{plan_title(best)} with micro batch {best.micro_batch_size} and {checkpointing_title(best)} is predicted to "

@@ -63,11 +63,11 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
 
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
     """(location, command line) of every node, as `launch` starts it. On one node `launch` uses a free port instead."""
-    rendezvous, given = request.rendezvous, launch_environment(request)
-    settings = [f"{name}={shlex.quote(value)}" for name, value in given.items() if name != "OMP_NUM_THREADS"]
-    if "OMP_NUM_THREADS" in given:  # computed from this machine's cores; other nodes may differ
+    rendezvous, environment = request.rendezvous, launch_environment(request)
+    settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items() if name != "OMP_NUM_THREADS"]
+    if "OMP_NUM_THREADS" in environment:  # computed from this machine's cores; other nodes may differ
         here = rendezvous is None or rendezvous.kind == "hostfile"
-        threads = f"OMP_NUM_THREADS={given['OMP_NUM_THREADS']}" if here else threads_setting(request.run.cluster)
+        threads = f"OMP_NUM_THREADS={environment['OMP_NUM_THREADS']}" if here else threads_setting(request.run.cluster)
         settings.append(threads)
     variables = "".join(f"{setting} " for setting in settings)
     if rendezvous is None or rendezvous.kind != "static":
@@ -77,9 +77,7 @@ def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
     lines = []
     for node in range(request.run.cluster.nodes):
         own = replace(
-            request,
-            rendezvous=rendezvous._replace(node_rank=str(node)),
-            folder=request.folder.with_name(f"node{node}"),
+            request, rendezvous=rendezvous._replace(node_rank=str(node)), folder=request.folder.with_name(f"node{node}")
         )
         lines.append((f"on node {node}", variables + shell_line(launch_line(own))))
     return lines

@@ -118,6 +118,7 @@ def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Ma
     raised = sorted((rank for rank in records.ranks if rank.error is not None), key=lambda rank: rank.error_at)
     own = [rank for rank in raised if not _PEER_LOST.search(_message(rank))]
     silent = [rank for rank in records.ranks if rank.error is None and "end" not in rank.latest]
+    # A killed rank leaves no record; only its launcher knows the signal.
     killed_by = _signal(tail(folder / "launcher.log"), exit_code)
     # The launcher ends the remaining ranks with SIGTERM.
     if not own and silent and killed_by is not None and killed_by != signal.SIGTERM:

@@ -39,16 +39,16 @@ class MemorySample(NamedTuple):
 def sample_memory(pid: int, *, gpus: bool) -> MemorySample:
     """The memory of this node. pid: the process whose descendants are the training. gpus: whether to sample the GPUs
     too."""
-    held, compiles = 0, False
+    host_bytes, compiles = 0, False
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(pid).children(recursive=True):
             status = read_pairs(Path(f"/proc/{process.pid}/status"))
             if status.get("Name", "").strip() in COMPILERS:
                 compiles = True
             else:
-                held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
+                host_bytes += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
     device = query_nvml(_most_used, None) if gpus else None
-    return MemorySample(held, device, compiles)
+    return MemorySample(host_bytes, device, compiles)
 
 
 def _most_used(nvml: Any) -> int | None:
@@ -133,7 +133,7 @@ class Display:
 def progress_line(
     step: int, total_steps: int | None, loss: float | None, tokens_per_s: float | None, step_s: float | None
 ) -> str:
-    parts = ["step {step}".format(step=f"{step}/{total_steps}" if total_steps else step)]
+    parts = [f"step {step}/{total_steps}" if total_steps else f"step {step}"]
     if loss is not None:
         parts.append(f"loss {loss:.4g}")
     if tokens_per_s is not None:
@@ -178,13 +178,13 @@ class Monitor:
         self._peak_device_bytes = 0
         self._output_shown = 0
         self._said_compiling = False
-        self._summed: dict[str, threading.Thread] = {}
+        self._checksum_threads: dict[str, threading.Thread] = {}
         """The checkpoints of this training -> the threads that write their checksums."""
 
     def look(self, pid: int) -> None:
         """Read the records and, once a second, the memory of the descendants of process `pid` and of the machine."""
         self.records.read()
-        self._sum_checkpoint()
+        self._start_checksums()
         now = time.monotonic()
         if now - self._sampled_at < _SAMPLE_S:
             return
@@ -233,9 +233,10 @@ class Monitor:
     def outcome(self, exit_code: int, failure: TrainingFailure | None, *, stopped: bool) -> LaunchOutcome:
         """The outcome of the training after its launcher has ended with `exit_code`. failure: the reason for ending it,
         if any."""
+        # The ranks have written events since the last look.
         self.records.read()
-        self._sum_checkpoint()
-        for name, thread in self._summed.items():
+        self._start_checksums()
+        for name, thread in self._checksum_threads.items():
             thread.join(_PATIENCE_S)
             if thread.is_alive():
                 self._display.say(f"ds-advise: writing the checksums of {name} ...")
@@ -274,7 +275,7 @@ class Monitor:
             warnings=tuple(self._warnings),
         )
 
-    def _sum_checkpoint(self) -> None:
+    def _start_checksums(self) -> None:
         """Start writing the checksums of the newest checkpoint once every rank has saved its part. On several nodes no
         checksums are written, because the state of the other nodes' ranks is unknown."""
         saved = {rank.latest.get("checkpoint") for rank in self.records.ranks}
@@ -282,9 +283,11 @@ class Monitor:
         if cluster.nodes > 1 or len(self.records.ranks) < cluster.gpus_per_node or len(saved) != 1:
             return
         [folder] = saved
-        if folder is not None and folder not in self._summed:
-            self._summed[folder] = threading.Thread(target=_write_checksums, args=(Path(folder),), daemon=True)
-            self._summed[folder].start()
+        if folder is not None and folder not in self._checksum_threads:
+            self._checksum_threads[folder] = threading.Thread(
+                target=_write_checksums, args=(Path(folder),), daemon=True
+            )
+            self._checksum_threads[folder].start()
 
     def _differences(self) -> tuple[str, ...]:
         """The engine's settings that differ from the plan, because the script may set them itself."""

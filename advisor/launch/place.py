@@ -91,15 +91,15 @@ def resolve_place(
 
 def _check_counts(gpus: str, nodes: int | None, source: str, count: int, gpus_per_node: int | None = None) -> None:
     """Raise ClusterError if `--gpus` or `--nodes` contradict the counts from the source of the nodes."""
-    given_nodes, given_gpus = counts_in(gpus)
-    for option, given, found, unit in (
-        ("--gpus", given_gpus, gpus_per_node, "GPUs a node"),
-        ("--gpus", given_nodes, count, "nodes"),
+    nodes_in_option, gpus_in_option = counts_in(gpus)
+    for option, stated, found, unit in (
+        ("--gpus", gpus_in_option, gpus_per_node, "GPUs a node"),
+        ("--gpus", nodes_in_option, count, "nodes"),
         ("--nodes", nodes, count, "nodes"),
     ):
-        if None not in (given, found) and given != found:
+        if None not in (stated, found) and stated != found:
             raise ClusterError(
-                f"{option} has {given} {unit}, {source} {found}",
+                f"{option} has {stated} {unit}, {source} {found}",
                 why="the plan must be checked for the GPUs of the training",
                 fix="make them agree, or name only the kind, such as --gpus H100",
             )

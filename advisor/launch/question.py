@@ -29,7 +29,7 @@ def launch_question(
     options: dict[str, Any],
     words: tuple[str, ...],
     *,
-    given: Collection[str],
+    passed: Collection[str],
     is_module: bool,
     launcher: Launcher | None,
     pass_config: bool | None,
@@ -39,8 +39,8 @@ def launch_question(
 ) -> tuple[LaunchRequest, list[str]]:
     """(the request, remarks on choices and assumptions).
 
-    options: the arguments of `read_run` except the cluster. Those `given` by the user take precedence over the script's
-        arguments, and these over the literal arguments in the script's text.
+    options: the arguments of `read_run` except the cluster. The options that the user `passed` precede the script's
+        arguments, and these the literal arguments in the script's text.
     words: the script and its arguments.
     place_options: the options of `resolve_place`.
 
@@ -51,13 +51,13 @@ def launch_question(
     script = Script(target=words[0], arguments=words[1:], is_module=is_module)
     source, arguments = script.source, script.described
     cluster, rendezvous = resolve_place(**place_options)
-    framework = options["framework"] if "framework" in given else detect_framework(config, source)
+    framework = options["framework"] if "framework" in passed else detect_framework(config, source)
     remarks: list[str] = []
     launcher = launcher_for(rendezvous, launcher)
     takes_from, _ = default_launcher(framework, source)
     if launcher is None:
         launcher, why = default_launcher(framework, source, rendezvous)
-        remarks.append(f"launcher {launcher}: {why}")
+        remarks.append(f"using {launcher}: {why}" if why else f"using {launcher}")
     passes, remark = config_passing(pass_config, config_file, config, framework=framework, script=script)
     remarks += [remark] * bool(remark)
     late, zero = source.late_arguments, config.get("zero_optimization")
@@ -67,24 +67,25 @@ def launch_question(
             "under ZeRO-3 every rank then holds the whole model in host memory; make the training arguments first"
         )
     objective = source.objective or NEXT_TOKEN
+    # The readers of `from` have the defaults of the Trainer and of TRL.
     form = TRL if framework == "trl" else TRAINING_ARGUMENTS
-    described = Source(path=Path(script.target), text="", kind="yaml", values=arguments.given)
+    described = Source(path=Path(script.target), text="", kind="yaml", values=arguments.by_name)
     written = form.read(described, objective)
     has_trainer = framework == "trl" or bool(source.trainer) or arguments.are_training_arguments
-    from_script, assumptions = _from_script(given, written, framework, has_trainer=has_trainer)
+    from_script, assumptions = _from_script(passed, written, framework, has_trainer=has_trainer)
     chosen = options | from_script | {"cluster": cluster, "framework": framework, "objective": objective}
     chosen["model"] = options["model"] or written.model
     if source.objective is not None and framework != "deepspeed":
         keeps = source.metrics_get_logits and objective == NEXT_TOKEN
         evaluation = arguments.evaluation(metrics_get_logits=keeps)
-        chosen |= {name: value for name, value in evaluation.items() if name not in given}
-    method = [] if "method" in given else [_method_remark(chosen, arguments, source)]
+        chosen |= {name: value for name, value in evaluation.items() if name not in passed}
+    method = [] if "method" in passed else [_method_remark(chosen, arguments, source)]
     del chosen["config_file"]
     run = None
     if chosen["model"] is not None:
         try:
             run = read_run(config, **chosen)
-            if run.shape is not None and "seq_len" not in {*given, *from_script}:
+            if run.shape is not None and "seq_len" not in {*passed, *from_script}:
                 assumptions.append(f"assumed samples of {run.workload.seq_len:,} tokens: pass --seq-len")
             remarks += [*assumptions, *method]
         except DsAdviseError as error:
@@ -92,6 +93,7 @@ def launch_question(
                 raise
             remarks.append(f"the script's model {chosen['model']} is not read ({error.what}): pass --model")
     if run is None:
+        # A launch without a model is not checked, but `check_device` needs its precision.
         precision = precision_in(config)
         is_fp16 = precision == "fp16" or (chosen["precision"] == "fp16" and precision != "bf16")
         workload = Workload(framework=framework, precision="fp16" if is_fp16 else "bf16")
@@ -128,17 +130,17 @@ def detect_framework(config: Mapping[str, Any], source: ScriptSource) -> Framewo
 def default_launcher(
     framework: Framework, source: ScriptSource, rendezvous: Rendezvous | None = None
 ) -> tuple[Launcher, str]:
-    """(the launcher, the reason): accelerate if the script takes the configuration from it; deepspeed if a plain script
-    may read `--local_rank`, which no other launcher passes; otherwise torchrun."""
+    """(the launcher, the reason; "" for the usual launcher): accelerate if the script takes the configuration from it;
+    deepspeed if a plain script may read `--local_rank`, which no other launcher passes; otherwise torchrun."""
     if source.makes_accelerator and not source.names_trainer:
-        return "accelerate", "the script uses Accelerator, which reads the configuration of its launcher"
+        return "accelerate", "the script uses Accelerator, which reads the configuration from its launcher"
     if framework != "deepspeed" and not source.takes_config:
-        return "accelerate", "the script reads no arguments; its Trainer takes the configuration from this launcher"
+        return "accelerate", "the script reads no arguments, so its Trainer takes the configuration from the launcher"
     if framework != "deepspeed":
-        return "torchrun", "the Trainer needs no other"
+        return "torchrun", ""
     if rendezvous is None:
-        return "deepspeed", "a script with deepspeed.initialize may read --local_rank, which only this launcher passes"
-    return "torchrun", "the nodes are started one by one; a script that reads --local_rank must use LOCAL_RANK"
+        return "deepspeed", "the script may read --local_rank, which only this launcher passes"
+    return "torchrun", "the nodes are started one by one; the script must read LOCAL_RANK, not --local_rank"
 
 
 _UNUSED = ("framework", "objective", "kernels", "quantization")
@@ -146,7 +148,7 @@ _UNUSED = ("framework", "objective", "kernels", "quantization")
 
 
 def _from_script(
-    given: Collection[str], written: ImportedRun, framework: Framework, *, has_trainer: bool
+    passed: Collection[str], written: ImportedRun, framework: Framework, *, has_trainer: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """(values for the options that the user left open, a remark on the defaults). The values are from the script's
     arguments, else the defaults of its Trainer."""
@@ -161,7 +163,7 @@ def _from_script(
     if framework == "deepspeed" or not has_trainer:  # a loop of its own, or with accelerate alone
         left_open = [name for name in written.assumed if framework == "deepspeed" or name == "precision"]
         found = {name: value for name, value in found.items() if name not in left_open}
-    found = {name: value for name, value in found.items() if name not in given}
+    found = {name: value for name, value in found.items() if name not in passed}
     titles = {"gradient_checkpointing": ("no checkpointing", "checkpointing")}
     shown = [
         titles[name][bool(found[name])] if name in titles else f"{name.replace('_', ' ')} {found[name]}"
@@ -171,7 +173,7 @@ def _from_script(
     if not shown:
         return found, []
     remark = (
-        f"assumed {', '.join(shown)}, the defaults of {'TRL' if framework == 'trl' else 'the Trainer'}: where the "
+        f"assumed {', '.join(shown)}, the defaults of {'TRL' if framework == 'trl' else 'the Trainer'}: if the "
         "script sets others, pass --micro-batch, --accumulation, --gradient-checkpointing, --precision"
     )
     return found, [remark]
@@ -184,9 +186,7 @@ def _method_remark(chosen: Mapping[str, Any], arguments: ScriptArguments, source
         where = "the script's arguments" if source.adapters is None else "its LoraConfig"
         return f"counted as LoRA of rank {chosen['lora_rank']} on {targets}, by {where}{bits}"
     if source.names_adapters:
-        return (
-            "counted as full fine-tuning, although the script names adapters: where it trains them, pass --method lora"
-        )
+        return "counted as full fine-tuning, although the script names adapters: if it trains them, pass --method lora"
     return "counted as full fine-tuning: for adapters pass --method lora"
 
 
@@ -195,12 +195,7 @@ _INITIALIZE_KEYWORDS, _INITIALIZE_POSITION = ("config", "config_params"), 10
 
 
 def config_passing(
-    requested: bool | None,
-    config_file: Path,
-    config: Mapping[str, Any],
-    *,
-    framework: Framework,
-    script: Script,
+    requested: bool | None, config_file: Path, config: Mapping[str, Any], *, framework: Framework, script: Script
 ) -> tuple[bool, str]:
     """(whether to pass the file to the script, a remark on it).
 

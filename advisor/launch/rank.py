@@ -45,18 +45,18 @@ therefore completed step s, in which it chose."""
 
 
 def main() -> None:
-    given = _parse(sys.argv[1:])
-    os.environ.update(variable.split("=", 1) for variable in given.set)
+    arguments = _parse(sys.argv[1:])
+    os.environ.update(variable.split("=", 1) for variable in arguments.set)
     number = os.environ.get("RANK", "0")
     with contextlib.suppress(OSError):
-        given.folder.mkdir(parents=True, exist_ok=True)
-        _redirect_output(given.folder / f"rank{number}.log")
-    events = EventLog(given.folder / f"rank{number}.jsonl")
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        _redirect_output(arguments.folder / f"rank{number}.log")
+    events = EventLog(arguments.folder / f"rank{number}.jsonl")
     events.note({"rank": int(number), "pid": os.getpid(), "host": socket.gethostname()})
     with contextlib.suppress(Exception):
-        install(events, given.folder)
+        install(events, arguments.folder)
     try:
-        _run(given)
+        _run(arguments)
     except SystemExit as error:
         code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
         events.note({"end": code})
@@ -92,16 +92,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--is-module", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="TARGET ARGUMENTS")
-    given = parser.parse_args(words)
-    if given.local_rank is not None:
-        given.command.insert(1, f"--local_rank={given.local_rank}")
-    return given
+    arguments = parser.parse_args(words)
+    if arguments.local_rank is not None:
+        arguments.command.insert(1, f"--local_rank={arguments.local_rank}")
+    return arguments
 
 
-def _run(given: argparse.Namespace) -> None:
-    target = given.command[0]
-    sys.argv = given.command
-    if given.is_module:
+def _run(arguments: argparse.Namespace) -> None:
+    target = arguments.command[0]
+    sys.argv = arguments.command
+    if arguments.is_module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:
         # `python script.py` imports from the script's folder; `python -m`, which started this, from the working folder.
@@ -258,12 +258,12 @@ class _Stop:
 def observe(module: Any, events: EventLog) -> None:
     """Wrap the methods of the engine class in `deepspeed.runtime.engine`."""
     engine_class, seen = module.DeepSpeedEngine, _EngineObserver(events)
-    engine_class.forward = _around(engine_class.forward, before=seen.before_forward)
-    engine_class.backward = _around(engine_class.backward, before=seen.before_backward)
-    engine_class.step = _around(engine_class.step, before=seen.before_step, after=seen.after_step)
+    engine_class.forward = _wrap(engine_class.forward, before=seen.before_forward)
+    engine_class.backward = _wrap(engine_class.backward, before=seen.before_backward)
+    engine_class.step = _wrap(engine_class.step, before=seen.before_step, after=seen.after_step)
 
 
-def _around(method: Any, *, before: Callable[..., None], after: Callable[[Any], None] = lambda _: None) -> Any:
+def _wrap(method: Any, *, before: Callable[..., None], after: Callable[[Any], None] = lambda _: None) -> Any:
     @functools.wraps(method)
     def wrapped(engine: Any, *args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(Exception):

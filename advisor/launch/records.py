@@ -127,6 +127,7 @@ class Records:
         included; the ranks of other nodes are assumed to have as many. Seconds: those of the slowest rank.
         """
         done = [list(rank.steps.values()) for rank in self.ranks if len(rank.steps) > 1]
+        # One more than `last`: n end times have n - 1 intervals.
         steps = [each[-last - 1 if last else 0 :] for each in done]
         if not steps:
             return None, None

@@ -83,6 +83,7 @@ def _ranks(request: LaunchRequest) -> Iterator[subprocess.Popen[bytes]]:
     ends all remaining processes. If the supervisor itself was killed, this process ends them. Raises OSError if the
     supervisor cannot be started."""
     words = launch_line(request, port=None if request.rendezvous else free_port())
+    # Children that exist now are not the training's, and are not ended with it.
     others = frozenset(child.pid for child in psutil.Process().children())
     adopt_orphans(True)
     environment = {**os.environ, "PATH": search_path(), **launch_environment(request)}

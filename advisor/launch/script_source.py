@@ -264,7 +264,7 @@ class Script:
         """The script's arguments, completed by the literal arguments in its text and by its LoraConfig."""
         adapters = self.source.adapters
         peft = {} if adapters is None else {"use_peft": True, **adapters}
-        return ScriptArguments.from_values(self.source.arguments | self.options.given | peft)
+        return ScriptArguments.from_values(self.source.arguments | self.options.by_name | peft)
 
 
 def _module_file(name: str) -> Path:

@@ -71,23 +71,26 @@ def reduce_memory(
     run, failed, failure = request.run, request.prediction, outcome.failure
     assert failure is not None, "a training that failed"
     if failed is None:
-        reason = "the model is not known" if request.other_loss is None else f"{request.other_loss} is not predicted"
-        fix = ": pass --model" * (request.other_loss is None)
-        return Continuation(description=f"{reason}, so neither is a plan that takes less{fix}")
+        if request.other_loss is not None:
+            return Continuation(description=f"{request.other_loss} is not predicted, so no smaller plan can be named")
+        return Continuation(description="the model is not known, so no smaller plan can be named: pass --model")
     had = tensor_bytes(failed, failure.kind, run.cluster)
     needs = [(tensor_bytes(each.estimate, failure.kind, run.cluster), each.estimate) for each in plans_that_fit(run)]
     smaller = [(need, estimate) for need, estimate in needs if need <= _LESS[0] * had]
     if not smaller:
-        description = "no other plan with this global batch is predicted to take at least 5 % less"
-        return Continuation(description=f"{description}: a shorter sequence, LoRA or a smaller model would")
+        return Continuation(
+            description="no other plan with this global batch is predicted to need at least 5 % less memory; try LoRA, "
+            "a shorter sequence or a smaller model"
+        )
     layout = _LAYOUTS[failed.plan.zero_stage]
     readable = [pair for pair in smaller if checkpoint is None or _LAYOUTS[pair[1].plan.zero_stage] == layout]
     if not readable:
         return Continuation(
-            description=f"{plan_title(smaller[0][1].plan)} would fit, but DeepSpeed cannot load {checkpoint} "
-            "under it, converted or not (ZeRO-3 keeps the states otherwise): start again with its weights, which "
-            "ds-advise checkpoint --to-hf writes"
+            description=f"{plan_title(smaller[0][1].plan)} would fit, but it cannot load the optimizer states of "
+            f"{checkpoint} (ZeRO-3 stores them in another layout): export its weights by ds-advise checkpoint --to-hf "
+            "and start from them"
         )
+    # Each failure shows that the prediction is too low, so the next plan leaves more room.
     most = _LESS[min(request.fallbacks, len(_LESS) - 1)] * had
     _, chosen = next((pair for pair in readable if pair[0] <= most), min(readable, key=lambda pair: pair[0]))
     plan, planned = chosen.plan, run.replace_plan(chosen.plan)
@@ -137,7 +140,7 @@ def next_launch(
         return Continuation(
             description=f"{plan_title(prediction.plan)} with micro batch {run.micro_batch_size} x "
             f"{run.gradient_accumulation_steps} and checkpointing {'on' if run.gradient_checkpointing else 'off'} is "
-            "predicted to fit; how this script takes them and resumes cannot be known, so it is not started"
+            "predicted to fit; it is not started, because how the script takes these settings is not known"
         )
     make_folder(folder, "the next plan's configuration is written there")
     path = folder / "ds_config.json"
@@ -152,7 +155,7 @@ def next_launch(
     values |= dict.fromkeys(arguments.configs, str(path))
     if checkpoint is not None:
         values["resume_from_checkpoint"] = str(checkpoint)
-    script = replace(request.script, arguments=arguments.with_values(values))
+    script = replace(request.script, arguments=arguments.replace_values(values))
     return replace(following, request=replace(following.request, script=script, config_path=path))
 
 
@@ -181,8 +184,8 @@ class Session:
         if self.following.request is None:
             return ended(capitalised(description))
         if len(self.attempts) == _MAX_ATTEMPTS:
-            return f"Memory ran out under {_MAX_ATTEMPTS} plans, so --fallback ended; the next one is {description}:"
-        return f"--fallback would go on with {description}:"
+            return f"Memory ran out under {_MAX_ATTEMPTS} plans, so --fallback ended; the next plan is {description}:"
+        return f"--fallback would continue with {description}:"
 
 
 def run_session(
@@ -201,9 +204,9 @@ def run_session(
     """
     variables = launch_environment(request)
     if variables:
-        output.say("sets {settings}".format(settings=" ".join(f"{name}={value}" for name, value in variables.items())))
+        output.say(f"setting {' '.join(f'{name}={value}' for name, value in variables.items())}")
     if kept := kept_settings(request):
-        output.say(f"keeps {', '.join(kept)}")
+        output.say(f"keeping {', '.join(kept)}")
     if check is not None:
         if against := objections(request, check, output.say):
             return Session(objections=tuple(against))

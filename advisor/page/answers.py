@@ -1,18 +1,16 @@
-"""Requests of the page and their answers, as JSON texts with all content of the page. The worker of a static page calls
-these functions under Pyodide; `ds-advise page` calls them in its local server."""
+"""Requests of the page and their answers, as JSON texts; the answer itself is the HTML of its document. The worker of a
+static page calls these functions under Pyodide; `ds-advise page` calls them in its local server."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...ds_configs.files import config_text
 from ...ds_configs.job import JOB_KINDS
-from ...ds_configs.training_script import script_lines, trainer_lines
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware import gpus
 from ...estimators.json_form import to_json
@@ -22,12 +20,20 @@ from ..answer.advice import build_advice
 from ..answer.jobs import build_jobs
 from ..answer.recommendation import Recommendation
 from ..answer.scaling import build_scaling
-from ..answer.start import plan_config, start_commands, start_settings
-from ..answer.view import AnswerView
-from ..html_report.canvas import NARROW, WIDE, dark_rules
+from ..answer.verdict import answer_verdict
+from ..document.blocks import Block, Chart, Code, Commands, Folded, Sentence, sections
+from ..document.charts import Drawing
+from ..document.translation import translated
+from ..html_report.canvas import NARROW, WIDE, dark_rules, joined
 from ..html_report.charts import draw
+from ..html_report.report import draw_blocks, draw_section
+from ..render.answer import answer_document, change_blocks
 from ..render.plans import best_plans, host_bars, memory_bars, series_chart, speed_against_memory, time_bars
 from ..search.candidate import LIKELY
+from ..text.labels import device_label
+from ..text.language import Language, translate
+from ..text.language import catalogue as translations
+from ..text.units import gib, rate
 from .options import OPTIONS, State, default_text, option_words, options_in, state_command, state_model, state_question
 
 if TYPE_CHECKING:
@@ -42,18 +48,6 @@ PICTURES = ("memory", "ram", "time", "scatter")
 """Charts of each answer: memory and host RAM of every strategy's best plan, time of the plans that may fit, and all
 plans."""
 
-COLUMNS = {
-    "strategy": "strategy",
-    "tokens_per_s": "tokens/s",
-    "verdict": "verdict",
-    "gpu_gib": "GPU GiB",
-    "ram_gib": "RAM GiB",
-    "nvme_gib": "NVMe GiB",
-    "batch": "batch",
-    "checkpointing": "checkpointing",
-}
-"""Titles of the table's columns by field of `LadderRow`; the first three fit on a phone."""
-
 _EXCERPT_COLUMNS = 60
 """Columns per line of a configuration excerpt; a phone shows 40 and scrolls."""
 
@@ -61,8 +55,11 @@ MEMORY_SIZES_GB = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 """Memory sizes of GPUs that are offered by memory alone."""
 
 
-def choices() -> str:
-    """Return the values to choose from, and the style rules of charts on a dark screen."""
+def choices(request: str = "{}") -> str:
+    """Return the values to choose from, the style rules of charts on a dark screen, and the texts of the page in the
+    language of the request."""
+    language = asked_language(json.loads(request))
+    known = {} if language == "en" else translations(language)
     return json.dumps(
         {
             "version": __version__,
@@ -70,71 +67,92 @@ def choices() -> str:
             "gpus": [*(f"{size}GB" for size in MEMORY_SIZES_GB), *(gpu.name.replace(" ", "-") for gpu in gpus())],
             "options": {name: list(option_words(option)) for name, option in OPTIONS.items()},
             "defaults": {name: default_text(option) for name, option in OPTIONS.items()},
-            "columns": list(COLUMNS.values()),
+            "texts": {text: translation for text, translation in known.items() if "{" not in text},
             "dark_rules": dark_rules(),
         }
     )
 
 
-def answer(request: str) -> Iterator[str]:
-    """Yield the parts of the answer to `{"state": {...}, "picture": name, "width": pixels}`; each part is shown at
-    once.
+def asked_language(asked: Mapping[str, Any]) -> Language:
+    """Return the language of a request."""
+    return "zh" if asked.get("language") == "zh" else "en"
 
-    "answer" holds everything but the changes, with the named chart; "pictures" holds the other charts; "pause" is
-    empty, and a caller with a newer question stops there; "whole" holds the changes, the job files, and the answer as
-    `ds-advise --json` prints it. "error" comes alone, with the reason why there is no answer.
+
+def answer(request: str) -> Iterator[str]:
+    """Yield the parts of the answer to `{"state": {...}, "picture": name, "width": pixels, "language": "en"}`; each
+    part is shown at once.
+
+    "answer" holds everything but the changes as HTML, with the named chart; "pictures" holds the other charts; "pause"
+    is empty, and a caller with a newer question stops there; "whole" holds the changes, the job files, and the answer
+    as `ds-advise --json` prints it. "error" comes alone, with the reason why there is no answer.
     """
     asked = json.loads(request)
-    state, width = asked["state"], int(asked["width"])
+    language, draw_picture = asked_language(asked), partial(picture, width=int(asked["width"]))
     try:
-        recommendation = predicted(state_question(state))
+        found = predicted(state_question(asked["state"]))
     except DsAdviseError as error:
         yield json.dumps(_error(error))
         return
-    first = {asked["picture"]: picture(recommendation, asked["picture"], width)}
-    yield json.dumps({"part": "answer", "command": state_command(state), **_shown(recommendation), "pictures": first})
-    others = {name: picture(recommendation, name, width) for name in PICTURES if name not in first}
+    first = {asked["picture"]: draw_picture(found, asked["picture"], language=language)}
+    command: list[Block] = [Sentence("The same question in a terminal:"), Commands([state_command(asked["state"])])]
+    yield json.dumps(
+        {
+            "part": "answer",
+            **_shown(found, language),
+            "command": draw_blocks(translated(command, language)),
+            "pictures": first,
+        }
+    )
+    others = {name: draw_picture(found, name, language=language) for name in PICTURES if name not in first}
     yield json.dumps({"part": "pictures", "pictures": others})
-    while recommendation.changes.try_next():
+    while found.changes.try_next():
         yield '{"part": "pause"}'
-    jobs = []
-    for kind in JOB_KINDS:
-        with suppress(DsAdviseError, ImportError):  # SkyPilot has no name for some GPUs, a static page no PyYAML
-            for file in build_jobs(recommendation, (kind,), CONFIG_FILE):
-                jobs.append({"file": file.path.name, "title": file.title, "text": file.text})
-    changes = [
-        {"flags": change.flags, "outcome": change.outcome, "options": options_in(change.flags)}
-        for change in recommendation.changes
-    ]
-    form = json.dumps(to_json(build_advice(recommendation)), indent=2)
-    yield json.dumps({"part": "whole", "changes": changes, "jobs": jobs, "json": form})
+    _, *changed = sections(translated([*change_blocks(found, details=True)], language))
+    yield json.dumps(
+        {
+            "part": "whole",
+            "changes": joined(*(draw_section(heading, blocks) for heading, blocks in changed)),
+            "options": {change.flags: options_in(change.flags) for change in found.changes},
+            "files": draw_blocks(translated([*_files(found)], language)),
+        }
+    )
 
 
-def _shown(answer: Recommendation) -> dict[str, Any]:
-    view, chosen = AnswerView(answer, CONFIG_FILE, details=True), answer.recommended
-    used = {"seq-len": str(answer.question.workload.seq_len)}  # options that the advice may choose
+def _shown(answer: Recommendation, language: Language) -> dict[str, Any]:
+    """Return the document's parts as HTML; charts are drawn by `picture`."""
+    question, chosen = answer.question, answer.recommended
+    document = translated(answer_document(answer, CONFIG_FILE, details=True, changes=False), language)
+    (_, lead), *others = sections(block for block in document.blocks if not isinstance(block, Chart))
+    used, figures = {"seq-len": str(question.workload.seq_len)}, ""  # options that the advice may choose
     if chosen is not None:
         used["micro-batch"] = str(chosen.plan.micro_batch_size)
-    assumed = [f"Assumed: {'; '.join(answer.assumptions)}."] if answer.assumptions else []
+        sizes = f"{gib(chosen.device_bytes)} of {gib(question.cluster.gpu.memory_bytes)} GiB"
+        figures = f"{rate(chosen.tokens_per_s)} {question.model.unit}/s · {sizes} per {device_label(question.cluster)}"
     return {
         "used": used,
-        "verdict": asdict(view.verdict),
-        "subject": " · ".join(view.subject),
-        "figures": [asdict(figure) for figure in view.figures],
-        "table": [
-            {
-                "cells": [getattr(row, name) for name in COLUMNS],
-                "chosen": row.is_chosen and chosen is not None,
-                "fits": row.fits or row.is_chosen,
-            }
-            for row in view.ladder
-        ],
-        "why": [text for text in (view.time, *view.phases, *answer.reasons, *assumed) if text],
-        "start": _start(answer),
+        "verdict": document.verdict,
+        "tone": document.tone,
+        "subject": document.subject,
+        "short": translate(answer_verdict(answer).short, language),
+        "figures": translate(figures, language),
+        "lead": draw_blocks(lead),
+        "sections": joined(*(draw_section(heading, blocks) for heading, blocks in others)),
     }
 
 
-def picture(answer: Recommendation, name: str, width: int) -> str:
+def _files(answer: Recommendation) -> Iterator[Block]:
+    """Yield the job files, and the answer as JSON."""
+    jobs = list[Block]()
+    for kind in JOB_KINDS:
+        with suppress(DsAdviseError, ImportError):  # SkyPilot has no name for some GPUs, a static page no PyYAML
+            for file in build_jobs(answer, (kind,), CONFIG_FILE):
+                jobs += [Sentence(f"{file.title}:"), Code(file.text.rstrip("\n").split("\n"), file.path.name)]
+    yield Folded("Job files", jobs)
+    form = json.dumps(to_json(build_advice(answer)), indent=2)
+    yield Folded("The answer as JSON", [Code(form.splitlines(), "answer.json")])
+
+
+def picture(answer: Recommendation, name: str, *, width: int, language: Language = "en") -> str:
     """Return one of `PICTURES` as SVG, at most `width` pixels wide; "" if there is nothing to draw."""
     cluster, width = answer.question.cluster, min(max(width, NARROW), WIDE)
     plans = best_plans(answer)
@@ -142,12 +160,14 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
         plans = {strategy: plan for strategy, plan in plans.items() if plan.fit.probability >= LIKELY}
     if not plans:
         return ""
+    drawing: Drawing
     if name == "scatter":
-        return draw(speed_against_memory(answer.candidates, cluster, answer.recommended), width)
-    if name == "time":
-        return draw(time_bars(plans, chosen=answer.shown), width)
-    bars = host_bars if name == "ram" else memory_bars
-    return draw(bars(plans, cluster, chosen=answer.shown), width)
+        drawing = speed_against_memory(answer.candidates, cluster, answer.recommended)
+    elif name == "time":
+        drawing = time_bars(plans, chosen=answer.shown)
+    else:
+        drawing = (host_bars if name == "ram" else memory_bars)(plans, cluster, chosen=answer.shown)
+    return draw(translated(drawing, language), width)
 
 
 def scaling(request: str) -> str:
@@ -158,25 +178,8 @@ def scaling(request: str) -> str:
     question, chosen = recommendation.question, recommendation.recommended
     series = () if chosen is None else build_scaling(question, chosen)
     width = min(max(int(asked["width"]), NARROW), WIDE)
-    charts = [series_chart(each, question.cluster) for each in series]
+    charts = translated([series_chart(each, question.cluster) for each in series], asked_language(asked))
     return json.dumps({"part": "scaling", "picture": draw(charts, width) if charts else ""})
-
-
-def _start(answer: Recommendation) -> dict[str, Any] | None:
-    chosen, question = answer.recommended, answer.question
-    if chosen is None:
-        return None
-    workload, plan = question.workload, chosen.plan
-    exports = [f"export {setting}" for setting, _ in start_settings(answer, chosen)]
-    script = script_lines(question.model, workload, plan, question.cluster, CONFIG_FILE)
-    if later := trainer_lines(question.model, workload, plan):
-        script += ["", "# once the Trainer is made, before trainer.train():", *later]
-    commands = start_commands(answer, chosen, CONFIG_FILE)
-    return {
-        "config": config_text(plan_config(answer, chosen)),
-        "script": "\n".join(script),
-        "commands": {name: "\n".join([*exports, *lines]) for name, lines in commands.items()},
-    }
 
 
 def judge(request: str) -> str:
@@ -236,7 +239,7 @@ def _sentence(text: str, *, capital: bool = True) -> str:
 
 
 REQUESTS: Mapping[str, Callable[[str], Iterator[str]]] = {
-    "choices": lambda _request: iter((choices(),)),
+    "choices": lambda request: iter((choices(request),)),
     "answer": answer,
     "scaling": lambda request: iter((scaling(request),)),
     "judge": lambda request: iter((judge(request),)),

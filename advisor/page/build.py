@@ -19,6 +19,8 @@ from typing import Literal
 import packaging
 
 from ...estimators.errors import DsAdviseError
+from .. import html_report
+from ..text.language import Language
 from .answers import FIRST
 
 VERSION = "314.0.7"
@@ -37,6 +39,7 @@ TYPES = {
     "index.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
+    "copy.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 """Media types of the page's own files."""
@@ -77,16 +80,31 @@ _MARK = "built-by-ds-advise"
 
 
 def page_file(
-    name: str, *, answers: Literal["worker", "server"], build: str = "", kept: str = "[]", shown: str = "null"
+    name: str,
+    *,
+    answers: Literal["worker", "server"],
+    language: Language | None = None,
+    build: str = "",
+    kept: str = "[]",
+    shown: str = "null",
 ) -> bytes:
-    """Return one of the page's own files as served. answers: where the answers are computed. build: name of this
-    build's cache. kept: JSON, the files in the cache. shown: JSON, the content of the page before Python runs."""
-    raw = files(__package__).joinpath("static", name).read_bytes()
+    """Return one of the page's own files as served. answers: where the answers are computed. language: None selects
+    the browser's. build: name of this build's cache. kept: JSON, the files in the cache. shown: JSON, the content of
+    the page before Python runs."""
+    folder = files(html_report) if name == "copy.js" else files(__package__).joinpath("static")
+    raw = folder.joinpath(name).read_bytes()
     if name not in TEMPLATES:
         return raw
     text = raw.decode()
     shown = shown.replace("<", "\\u003c")  # "</script>" would end the script element around it
-    values = {"answers": answers, "build": build, "files": kept, "first": json.dumps(FIRST), "shown": shown}
+    values = {
+        "answers": answers,
+        "language": language or "",
+        "build": build,
+        "files": kept,
+        "first": json.dumps(FIRST),
+        "shown": shown,
+    }
     return re.sub(r"{{(\w+)}}", lambda key: values[key[1]], text).encode()
 
 
@@ -233,7 +251,7 @@ def _packed_files() -> Iterator[tuple[str, Path]]:
     for layer in ("estimators", "ds_configs", "probes", "validate", "advisor"):
         for file in sorted((root / layer).rglob("*")):
             name = file.relative_to(root).as_posix()
-            if file.suffix in (".py", ".json", ".gz", ".csv") and not name.startswith(_LEFT_OUT):
+            if file.suffix in (".py", ".json", ".gz", ".csv", ".po") and not name.startswith(_LEFT_OUT):
                 yield f"ds_advise/{name}", file
     for file in sorted(Path(packaging.__file__).parent.glob("*.py")):
         yield f"packaging/{file.name}", file

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from ...estimators.errors import DsAdviseError
+from ..text.language import Language
 from .answers import REQUESTS
 from .build import TYPES, page_file
 
@@ -18,10 +21,11 @@ _MOST_BYTES = 4 * 2**20
 """Largest request in bytes; a pasted configuration has a few kilobytes."""
 
 
-def page_server(port: int) -> ThreadingHTTPServer:
-    """Return a server at a port of this machine; 0 selects a free port. Raises DsAdviseError if the port is in use."""
+def page_server(port: int, language: Language = "en") -> ThreadingHTTPServer:
+    """Return a server at a port of this machine; 0 selects a free port. language: of the page. Raises DsAdviseError if
+    the port is in use."""
     try:
-        return ThreadingHTTPServer((ADDRESS, port), _Handler)
+        return ThreadingHTTPServer((ADDRESS, port), partial(_Handler, language))
     except (OSError, OverflowError) as error:
         raise DsAdviseError(
             f"port {port} cannot be used ({error})",
@@ -36,12 +40,16 @@ class _Handler(BaseHTTPRequestHandler):
     turn = threading.Lock()
     """Lock that serializes questions, since two concurrent ones slow each other down."""
 
+    def __init__(self, language: Language, *connection: Any) -> None:
+        self.language = language
+        super().__init__(*connection)
+
     def do_GET(self) -> None:
         name = self.path.split("?")[0].removeprefix("/") or "index.html"
         if name not in TYPES or not self._is_ours():
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        body = page_file(name, answers="server")
+        body = page_file(name, answers="server", language=self.language)
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", TYPES[name])
         self.send_header("Content-Length", str(len(body)))

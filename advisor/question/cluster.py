@@ -33,7 +33,8 @@ _NAME_AND_SIZE = re.compile(
 between counts. A longer number, or one before an x (not that of 7900XT), is no name but a wrong count."""
 
 _OTHER_ORDER = re.compile(
-    r"(?P<kind>.*\d[a-z]*)\s*[x*:]\s*(?P<count>\d{1,4})|(?P<before>\d{1,4})\s*[*:]\s*(?P<behind>.+)", re.IGNORECASE
+    r"(?P<kind>.*\d[a-z]*)\s*[x*:]\s*(?P<count>\d{1,4})|(?P<count_first>\d{1,4})\s*[*:]\s*(?P<kind_last>.+)",
+    re.IGNORECASE,
 )
 """Other orders of kind and count: `H100x8`, `H100:8`, `8*H100`. The kind has a digit, so that the x in RTX9090 is not
 parsed as a separator."""
@@ -123,10 +124,10 @@ def parse_cluster(
             cluster, nvme_path=path, nvme_bytes_per_node=parse_size("--nvme", size, least=10**9, most=10**15)
         )
     if cluster.is_this_machine:
-        from .this_machine import as_measured, measured_hardware
+        from .this_machine import measured_cluster, measured_hardware
 
         known = measured_hardware("cuda")
-        cluster = cluster if known is None else as_measured(cluster, known)
+        cluster = cluster if known is None else measured_cluster(cluster, known)
         if cluster.gpu.assumed:
             cluster = _assuming(cluster, f"{cluster.gpu.name} as fast as a known card of its size")
     if interconnect is None:
@@ -205,7 +206,7 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
             return _gpu_of_name_and_memory(named[1], float(named[2]))
         other = _OTHER_ORDER.fullmatch(gpus.strip())
         if other is not None and kind == gpus.strip():  # no count was found
-            count, kind = other["count"] or other["before"], other["kind"] or other["behind"]
+            count, kind = other["count"] or other["count_first"], other["kind"] or other["kind_last"]
             fix = f"write --gpus {count}x{kind.strip()}"
             raise ClusterError(f"--gpus {gpus!r} has the count in the wrong place", fix=fix) from None
         raise

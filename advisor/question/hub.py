@@ -53,7 +53,7 @@ def config_from_hub(hub_id: str, *, offline: bool) -> Path:
 
     name = f"models--{hub_id.replace('/', '--')}"
     own = store_path().parent / "hub" / name / "config.json"
-    for cached in (_in_cache_of_hub(name), own):
+    for cached in (_hub_cache_path(name), own):
         if cached is not None and cached.is_file():
             return cached
     variable = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")
@@ -65,7 +65,7 @@ def config_from_hub(hub_id: str, *, offline: bool) -> Path:
         )
     no_network = "; ".join([_OTHERWISE, "--offline does not use the hub"])
     try:
-        return _in_time(lambda: _download(hub_id, own), f"asking the hub for the config.json of {hub_id} ...")
+        return _call_within_limit(lambda: _download(hub_id, own), f"asking the hub for the config.json of {hub_id} ...")
     except HTTPError as error:
         code = error.headers.get("X-Error-Code", "")
         if code in _REFUSALS or error.code in (401, 404):
@@ -81,14 +81,14 @@ def config_from_hub(hub_id: str, *, offline: bool) -> Path:
         raise unknown(what, no_network) from error
 
 
-def _home_of_hub() -> Path:
+def _hub_home() -> Path:
     return Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
 
 
-def _in_cache_of_hub(name: str) -> Path | None:
+def _hub_cache_path(name: str) -> Path | None:
     """The path of the newest version in the hub's cache; None if the cache has no version."""
     chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    folder = Path(chosen or _home_of_hub() / "hub").expanduser() / name
+    folder = Path(chosen or _hub_home() / "hub").expanduser() / name
     try:
         return folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip() / "config.json"
     except OSError:
@@ -96,10 +96,10 @@ def _in_cache_of_hub(name: str) -> Path | None:
 
 
 def _token() -> str:
-    if given := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
-        return given.strip()
+    if token := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return token.strip()
     try:
-        return Path(os.environ.get("HF_TOKEN_PATH") or _home_of_hub() / "token").expanduser().read_text("utf-8").strip()
+        return Path(os.environ.get("HF_TOKEN_PATH") or _hub_home() / "token").expanduser().read_text("utf-8").strip()
     except OSError:
         return ""
 
@@ -123,10 +123,10 @@ def _download(hub_id: str, to: Path) -> Path:
     to.parent.mkdir(parents=True, exist_ok=True)
     partial = to.with_name(f"{to.name}.{os.getpid()}")
     partial.write_bytes(content)
-    return partial.replace(to)
+    return partial.replace(to)  # atomic, because another process may read the file
 
 
-def _in_time(download: Callable[[], Path], waiting: str) -> Path:
+def _call_within_limit(download: Callable[[], Path], waiting: str) -> Path:
     """The result of a download within `_LIMIT_S`, because the socket's timeout restarts with every byte. waiting: the
     line printed on stderr after `_PATIENCE_S`. Raises the errors of `download`, or TimeoutError."""
     done: SimpleQueue[Path | BaseException] = SimpleQueue()

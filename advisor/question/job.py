@@ -29,7 +29,7 @@ _PRICE = re.compile(
 )
 
 
-class AskedJob(NamedTuple):
+class QuestionJob(NamedTuple):
     """The job of a question, and the settings that follow from its data."""
 
     job: Job
@@ -46,29 +46,29 @@ def has_amount(options: Mapping[str, Any]) -> bool:
 
 def check_job(options: Mapping[str, Any]) -> None:
     """Raise WorkloadError for options of the job that contradict each other or are out of range."""
-    given = {name: options[name] for name in names_in(JobOptions) if options.get(name) is not None}
-    amounts = [f"--{name}" for name in ("data", "samples", "tokens") if name in given]
+    job_options = {name: options[name] for name in names_in(JobOptions) if options.get(name) is not None}
+    amounts = [f"--{name}" for name in ("data", "samples", "tokens") if name in job_options]
     if len(amounts) > 1:
         both = f"{' and '.join(amounts)} both set the amount of training"
         raise WorkloadError(both, fix="leave all but one out")
     for name in ("epochs", "price", "eval_split"):
-        if given.get(name) and not amounts:
+        if job_options.get(name) and not amounts:
             raise WorkloadError(
                 f"--{name.replace('_', '-')} needs the amount of training",
                 why="duration and cost are computed for a whole job",
                 fix="add --data FILE, --samples N or --tokens 1B",
             )
-    if given.get("packing") and "data" not in given:
+    if job_options.get("packing") and "data" not in job_options:
         raise WorkloadError(
             "--packing needs --data",
             why="the rows per sample are counted from the data",
             fix="add --data FILE, or give the number of packed samples with --samples",
         )
-    if "tokens" in given and "epochs" in given:
+    if "tokens" in job_options and "epochs" in job_options:
         raise WorkloadError("--tokens counts all epochs", fix="leave --epochs out, or give --samples")
-    if "tokens" in given and given.get("eval_split"):
+    if "tokens" in job_options and job_options.get("eval_split"):
         raise WorkloadError("--eval-split is a fraction of the samples", fix="give --samples instead of --tokens")
-    check_epochs(given.get("epochs"), given.get("eval_split", 0.0))
+    check_epochs(job_options.get("epochs"), job_options.get("eval_split", 0.0))
 
 
 def check_epochs(epochs: float | None, eval_split: float) -> None:
@@ -77,21 +77,11 @@ def check_epochs(epochs: float | None, eval_split: float) -> None:
         fix = "pass a share such as --eval-split 0.05"
         raise WorkloadError(f"--eval-split is {eval_split:g}", why="it is a share below 1", fix=fix)
     if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
-        fix = "pass a number such as --epochs 3"
-        raise WorkloadError(
-            f"--epochs is {epochs:g}",
-            why=f"it must be above 0 and at most {_MOST_EPOCHS}",
-            fix=fix,
-        )
+        why, fix = f"it must be above 0 and at most {_MOST_EPOCHS}", "pass a number such as --epochs 3"
+        raise WorkloadError(f"--epochs is {epochs:g}", why=why, fix=fix)
 
 
-def build_job(
-    options: QuestionOptions,
-    model: str,
-    shape: ModelShape,
-    *,
-    seq_len: int | None,
-) -> AskedJob | None:
+def build_job(options: QuestionOptions, model: str, shape: ModelShape, *, seq_len: int | None) -> QuestionJob | None:
     """The job of a question, with its data counted for the model; None if the options give no amount of training.
 
     seq_len: None for that of the data.
@@ -102,17 +92,14 @@ def build_job(
     if not has_amount(options):
         return None
     if options["tokens"] is not None:
-        return AskedJob(job=Job(tokens=parse_amount("tokens", options["tokens"])), seq_len=None)
-    epochs = options["epochs"]
-    basis: tuple[str, ...] = ()
-    if epochs is None:
-        epochs = EPOCHS
-        basis = (f"{EPOCHS:g} epochs are assumed (--epochs).",)
+        return QuestionJob(job=Job(tokens=parse_amount("tokens", options["tokens"])), seq_len=None)
+    epochs = EPOCHS if options["epochs"] is None else options["epochs"]
+    basis = (f"{EPOCHS:g} epochs are assumed (--epochs).",) if options["epochs"] is None else ()
     if options["samples"] is not None:
         samples = parse_amount("samples", options["samples"])
         held_out = round(samples * options["eval_split"])
         job = Job(samples=max(1, samples - held_out), epochs=epochs, evaluation_samples=held_out)
-        return _of_completions(AskedJob(job=job, seq_len=None, basis=basis), build_rollouts(options))
+        return _count_completions(QuestionJob(job=job, seq_len=None, basis=basis), build_rollouts(options))
     assert options["data"] is not None
     counted = count_data(
         Path(options["data"]).expanduser(),
@@ -123,21 +110,23 @@ def build_job(
         epochs=epochs,
         evaluation_share=options["eval_split"],
     )
-    asked = AskedJob(job=counted.job, seq_len=counted.samples.seq_len, basis=(counted.sentence, *basis))
     rollouts = build_rollouts(options)
-    if rollouts is not None and seq_len is None and asked.seq_len is not None:
-        asked = asked._replace(seq_len=asked.seq_len + rollouts.max_completion_length)
-    return _of_completions(asked, rollouts)
+    data_len = counted.samples.seq_len
+    if rollouts is not None and seq_len is None:  # the data are prompts
+        data_len += rollouts.max_completion_length
+    found = QuestionJob(job=counted.job, seq_len=data_len, basis=(counted.sentence, *basis))
+    return _count_completions(found, rollouts)
 
 
-def _of_completions(asked: AskedJob, rollouts: Rollouts | None) -> AskedJob:
+def _count_completions(prompts: QuestionJob, rollouts: Rollouts | None) -> QuestionJob:
     """The job in completions if the samples are prompts. Each completion counts with the maximum length."""
-    if rollouts is None or asked.job.samples is None:
-        return asked
+    if rollouts is None or prompts.job.samples is None:
+        return prompts
     each = rollouts.num_generations * rollouts.num_iterations
-    job = replace(asked.job, samples=each * asked.job.samples, lengths=())
+    # The lengths are those of prompts; completions count with their maximum.
+    job = replace(prompts.job, samples=each * prompts.job.samples, lengths=())
     basis = f"Each sample is a prompt, which is trained {each} times."
-    return asked._replace(job=job, basis=(*asked.basis, basis))
+    return prompts._replace(job=job, basis=(*prompts.basis, basis))
 
 
 def parse_amount(of: str, text: int | str) -> int:

@@ -73,7 +73,7 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     except (OSError, RuntimeError, ValueError):  # too long for a path, the home of an unknown user, a null byte
         is_folder = False
     can_only_be_a_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..")
-    if can_only_be_a_path or name.endswith(".json") or name.count("/") > 1:
+    if can_only_be_a_path or name.endswith(".json") or name.count("/") > 1:  # a hub id has one slash
         raise UnknownModelError(
             f"{name}: no config.json in this folder" if is_folder else f"{name}: no such file or folder",
             fix="give the folder that holds the model's config.json, a catalogue name, or a hub id",
@@ -101,22 +101,22 @@ def is_user_module(model: str) -> bool:
     return ".py:" in model
 
 
-def parse_inputs(shapes: str | None, types: str | None) -> tuple[Input, ...]:
+def parse_inputs(text: str | None, types: str | None) -> tuple[Input, ...]:
     """The inputs in `3,32,32+scalar` and `float+int64`; empty for None. Raises WorkloadError for any other text."""
-    if shapes is None:
+    if text is None:
         if types is not None:
             raise WorkloadError("--input-dtype needs --input-shape", fix="pass --input-shape, such as 3,32,32")
         return ()
     names = [name.strip() for name in (types or "float").split("+")]
-    given = shapes.split("+")
-    names = names * len(given) if len(names) == 1 else names
-    if len(names) != len(given) or not {*names} <= {*_TYPES}:
+    shapes = text.split("+")
+    names = names * len(shapes) if len(names) == 1 else names
+    if len(names) != len(shapes) or not {*names} <= {*_TYPES}:
         raise WorkloadError(
-            f"--input-dtype {types!r:.40} does not fit --input-shape {shapes!r:.40}",
+            f"--input-dtype {types!r:.40} does not fit --input-shape {text!r:.40}",
             why=f"it is one type for all inputs or one type per input, from {', '.join(_TYPES)}",
             fix="write it as int64, or float+int64",
         )
-    return tuple(Input(_sizes(text), name) for text, name in zip(given, names, strict=True))
+    return tuple(Input(_sizes(text), name) for text, name in zip(shapes, names, strict=True))
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -132,13 +132,13 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def options_of_module(shape: ModelShape, given: Mapping[str, Any]) -> dict[str, Any]:
+def module_options(shape: ModelShape, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that follow from a module. Raises WorkloadError for options that do not apply to a module."""
     assert shape.module is not None
-    checkpointing = given["gradient_checkpointing"]
-    if given["method"] != "full":
+    checkpointing = options["gradient_checkpointing"]
+    if options["method"] != "full":
         raise WorkloadError(
-            f"--method {given['method']} does not apply to a module of your own",
+            f"--method {options['method']} does not apply to a module of your own",
             why="its own code creates the adapters",
             fix="let the function return get_peft_model(...), and leave --method out",
         )
@@ -154,34 +154,36 @@ def options_of_module(shape: ModelShape, given: Mapping[str, Any]) -> dict[str, 
     return {"framework": "deepspeed", "seq_len": None, "gradient_checkpointing": checkpointing}
 
 
-def module_of_file(model: str, given: Mapping[str, Any]) -> ModelShape:
+def shape_from_file(model: str, options: Mapping[str, Any]) -> ModelShape:
     """The shape of the module of FILE.py:FUNCTION, recorded in a subprocess. Raises DsAdviseError."""
     from ...probes.dry_run.run import DryRunError
     from ...probes.model_recorder.recorded_model import record_module
 
-    inputs = parse_inputs(given["input_shape"], given["input_dtype"])
-    seq_len = given["seq_len"] if isinstance(given["seq_len"], int) else DEFAULT_SEQ_LEN
+    inputs = parse_inputs(options["input_shape"], options["input_dtype"])
+    seq_len = options["seq_len"] if isinstance(options["seq_len"], int) else DEFAULT_SEQ_LEN
     try:
         return record_module(UserModule(model, inputs), seq_len)
     except DryRunError as error:
-        raise _cannot(model, f"{error.what}, {error.why}" if error.why else error.what, error.fix) from error
+        raise _not_recordable(model, f"{error.what}, {error.why}" if error.why else error.what, error.fix) from error
 
 
-def module_of_object(model: Any, example_inputs: Any, loss_fn: Any) -> ModelShape:
+def shape_from_object(model: Any, example_inputs: Any, loss_fn: Any) -> ModelShape:
     """The shape of a torch.nn.Module, or of one that a function returns. Raises ModelConfigError if it cannot be
     recorded."""
     from ...probes.model_recorder.module import recorded_object
 
     name = getattr(model, "__name__", type(model).__name__)
     if example_inputs is None:
-        raise _cannot(name, "the shapes of its inputs are not known", "pass example_inputs, the arguments of `forward`")
+        raise _not_recordable(
+            name, "the shapes of its inputs are not known", "pass example_inputs, the arguments of `forward`"
+        )
     try:
         return recorded_object(model, example_inputs, loss_fn)
     except Exception as error:  # the module's code raises anything
-        raise _cannot(name, f"{type(error).__name__}: {error}"[:300], "") from error
+        raise _not_recordable(name, f"{type(error).__name__}: {error}"[:300], "") from error
 
 
-def _cannot(name: str, why: str, fix: str) -> ModelConfigError:
+def _not_recordable(name: str, why: str, fix: str) -> ModelConfigError:
     return ModelConfigError(
         f"{name} cannot be recorded",
         why=why,

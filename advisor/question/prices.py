@@ -115,11 +115,8 @@ def read_prices(path: Path) -> PriceTable:
             raise ConfigFileError(f"{where}: {own[:20]!r} is not a currency", fix=fix)
         currency = currency or own
         if own != currency:
-            fix = "give all of them in one currency"
-            raise ConfigFileError(
-                f"{where}: prices in {currency} and {own} cannot be compared",
-                fix=fix,
-            )
+            what = f"{where}: prices in {currency} and {own} cannot be compared"
+            raise ConfigFileError(what, fix="give all of them in one currency")
         machines += _machines(row, where)
     if currency is None:
         raise ConfigFileError(f"{path.name} lists no machine", fix=_EXAMPLE)
@@ -134,11 +131,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             unknown = [name for name in cells if name not in COLUMNS]
             if unknown or "gpus" not in cells:
                 what = f"has a column {unknown[0][:40]!r}" if unknown else "has no column gpus"
-                raise ConfigFileError(
-                    f"{path.name} {what}",
-                    why=f"the columns are {', '.join(COLUMNS)}",
-                    fix=_EXAMPLE,
-                )
+                raise ConfigFileError(f"{path.name} {what}", why=f"the columns are {', '.join(COLUMNS)}", fix=_EXAMPLE)
             if any(cells.values()):
                 yield row.place, cells
     except DataError as error:
@@ -151,8 +144,7 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
     sizes = [int(count) for count in counts.split("/")]
     if len(sizes) > 1 and row.get("price_per_machine"):
         raise ConfigFileError(
-            f"{where}: machines of {counts} GPUs have the same price",
-            fix="use price_per_gpu, or a row for each size",
+            f"{where}: machines of {counts} GPUs have the same price", fix="use price_per_gpu, or a row for each size"
         )
     nodes = _number(row, "nodes", where, most=MOST_NODES) if row.get("nodes") else 1
     for size in sizes:
@@ -172,6 +164,7 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) 
     per GPU in a row of several sizes."""
     try:
         alone = parse_cluster(gpus, ram=row.get("ram") or None)
+        # Two nodes, because `parse_cluster` reads an interconnect only between nodes.
         network = parse_cluster(f"2x{gpus}", interconnect=row.get("interconnect") or None)
     except ClusterError as error:
         raise ClusterError(f"{where}: {error.what}", why=error.why, fix=error.fix) from None

@@ -118,6 +118,7 @@ class Question:
             )
         has_kernels = workload.kernels != "liger" or supports(model, "liger")
         unpatched = f"it does not patch {model.model_type} models"
+        # The obstacles to AutoEP do not depend on the size of its groups: two stands for all.
         spread = Plan(
             zero_stage=1,
             micro_batch_size=1,
@@ -177,12 +178,9 @@ class Question:
                 fix=f"{fix} or {lower}" if lower else fix,
             )
         each = global_batch // ranks
-        fields = {"batch": global_batch, "ranks": ranks, "each": each, "size": self.micro_batch_size or 1}
         return WorkloadError(
-            (
-                "a global batch of {batch} over {ranks} GPUs is {each} samples per GPU, which is not a multiple of "
-                "micro batch {size}"
-            ).format(**fields),
+            f"a global batch of {global_batch} over {ranks} GPUs is {each} samples per GPU, which is not a multiple of "
+            f"micro batch {self.micro_batch_size or 1}",
             why="global batch = micro batch x accumulation steps x GPUs",
             fix=f"pass a --micro-batch that divides {each}, or another --global-batch",
         )
@@ -207,6 +205,7 @@ class Question:
             zero_stage=3,
             micro_batch_size=1,
             zero_quantized_weights=True,
+            # The 4-bit gradients of ZeRO++ are for the network between nodes.
             zero_quantized_gradients=self.cluster.nodes > 1,
         )
         return unsupported(self.model, self.workload, plan, self.cluster)

@@ -21,30 +21,30 @@ EVEN = 16
 """The assumed batch has a multiple of this number of completions per GPU, so that many micro batches divide it."""
 
 
-def build_rollouts(given: Mapping[str, Any]) -> Rollouts | None:
+def build_rollouts(options: Mapping[str, Any]) -> Rollouts | None:
     """The rollout settings from the options; None for an objective without completions. Settings left to the search
     have TRL's defaults. Raises DsAdviseError for options of another objective, for impossible values, and for a reward
     model that cannot be read."""
-    spec = OBJECTIVES[given["objective"]]
+    spec = OBJECTIVES[options["objective"]]
     defaults = spec.rollouts
-    named = [name for name in names_in(RolloutOptions) if given[name] not in (None, "auto", "on")]
+    named = [name for name in names_in(RolloutOptions) if options[name] not in (None, "auto", "on")]
     foreign = [name for name in named if defaults is None or name in spec.lacks]
     if foreign:
         raise WorkloadError(
-            f"--{foreign[0].replace('_', '-')} is not possible with --objective {given['objective']}",
+            f"--{foreign[0].replace('_', '-')} is not possible with --objective {options['objective']}",
             why="it generates no completions" if defaults is None else "its trainer has no such setting",
             fix="pass --objective grpo, or leave it out" if defaults is None else "leave it out",
         )
     if defaults is None:
         return None
     known = {field.name for field in fields(Rollouts)}
-    chosen: dict[str, Any] = {name: given[name] for name in named if name in known}
+    chosen: dict[str, Any] = {name: options[name] for name in named if name in known}
     for name in ("vllm_enable_sleep_mode", "ds3_gather_for_generation"):
-        chosen[name] = given[name] == "on"
+        chosen[name] = options[name] == "on"
     if isinstance(chosen.get("reward_model"), str):
         from .model_source import load_model  # imported here: it reads files
 
-        shape = load_model(chosen["reward_model"], offline=given["offline"])
+        shape = load_model(chosen["reward_model"], offline=options["offline"])
         chosen["reward_model"] = trained_model(shape, "reward")
     rollouts = replace(defaults, **chosen)
     if not 0 < rollouts.vllm_gpu_memory_utilization <= 1:
@@ -58,14 +58,14 @@ def build_rollouts(given: Mapping[str, Any]) -> Rollouts | None:
     return rollouts
 
 
-def free_settings(given: Mapping[str, Any]) -> tuple[str, ...]:
+def free_settings(options: Mapping[str, Any]) -> tuple[str, ...]:
     """The rollout settings that are left to the search. A server's GPUs always are, because the cluster includes
     them."""
-    spec = OBJECTIVES[given["objective"]]
+    spec = OBJECTIVES[options["objective"]]
     if spec.rollouts is None:
         return ()
     names = {"rollout", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode"} - spec.lacks
-    return tuple(sorted({"server_gpus", *(name for name in names if given[name] in (None, "auto"))}))
+    return tuple(sorted({"server_gpus", *(name for name in names if options[name] in (None, "auto"))}))
 
 
 def rollout_choices(question: Question) -> list[Question]:
@@ -82,7 +82,7 @@ def rollout_choices(question: Question) -> list[Question]:
             workload = replace(workload, global_batch_size=batch)
             found.append(replace(question, workload=workload, cluster=cluster, free_rollouts=()))
         except WorkloadError:  # a batch that this many GPUs do not divide
-            if cluster is question.cluster:
+            if cluster is question.cluster:  # no GPU was taken away: the batch itself is impossible
                 raise
     if not found:
         raise WorkloadError(
@@ -123,8 +123,7 @@ def _settings(question: Question, rollouts: Rollouts, free: tuple[str, ...]) -> 
     if "vllm-server" in tries:
         for training, gpus in _splits(cluster, rollouts.server_gpus):
             local = min(gpus, cluster.gpus_per_node)
-            apart = cluster.nodes > 1
-            engine = replace(rollouts, rollout="vllm-server", server_gpus=gpus, server_has_node=apart)
+            engine = replace(rollouts, rollout="vllm-server", server_gpus=gpus, server_has_node=cluster.nodes > 1)
             yield from ((training, settings) for settings in _engines(question, engine, local, only=False))
 
 
@@ -147,7 +146,7 @@ def _engines(question: Question, rollouts: Rollouts, gpus: int, *, only: bool) -
         if gpus % rollouts.vllm_tensor_parallel_size == 0:
             yield rollouts
         return
-    for ranks in (1, 2, 4, 8, 16):
+    for ranks in (1, 2, 4, 8, 16):  # vLLM divides the attention heads, which are mostly powers of two
         settings = replace(rollouts, vllm_tensor_parallel_size=ranks)
         workload, model = replace(question.workload, rollouts=settings), question.model
         can_split = gpus % ranks == 0 and all(block.attention.heads % ranks == 0 for block in model.blocks)

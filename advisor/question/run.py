@@ -46,32 +46,33 @@ def read_run(
     """
     if not isinstance(config, Mapping):
         config = read_ds_config(Path(config))
-    given = fill_defaults(options)
-    description = model if is_user_module(model) else load_config(model, offline=given["offline"])
+    options = fill_defaults(options)
+    description = model if is_user_module(model) else load_config(model, offline=options["offline"])
     shape = None
     if not isinstance(description, str):
         try:
-            shape = apply_model_options(model_shape(description, name=model), given)
+            shape = apply_model_options(model_shape(description, name=model), options)
         except ModelConfigError:
             shape = None  # no closed forms; the model can run if transformers can build it
-    checkpointing = given["gradient_checkpointing"]
+    checkpointing = options["gradient_checkpointing"]
     return Run(
         config=config,
         model=description,
         model_name=model,
         shape=shape,
         cluster=cluster,
-        workload=configured_workload(config, given, shape, cluster.gpu),
-        micro_batch_size=int(given["micro_batch"] or 0) or _default(config, "train_micro_batch_size_per_gpu"),
+        workload=configured_workload(config, options, shape, cluster.gpu),
+        micro_batch_size=int(options["micro_batch"] or 0) or _default(config, "train_micro_batch_size_per_gpu"),
         gradient_accumulation_steps=accumulation or _default(config, "gradient_accumulation_steps"),
         gradient_checkpointing=checkpointing != "off",
         cpu_checkpointing=checkpointing == "offload",
-        inputs=parse_inputs(given["input_shape"], given["input_dtype"]),
+        inputs=parse_inputs(options["input_shape"], options["input_dtype"]),
     )
 
 
 def _default(config: Mapping[str, Any], key: str) -> int | None:
     """1, or None if DeepSpeed derives the absent key from the file's train_batch_size."""
+    # An `auto` is filled with 1, an absent key by DeepSpeed: only then does train_batch_size decide.
     derived = config.get(key) is None and isinstance(config.get("train_batch_size"), int)
     return None if derived else 1
 
@@ -86,5 +87,5 @@ def build_run(question: Question, plan: Plan, *, offline: bool = False) -> Run:
             fix="write a function that returns it to a file, and pass it: train.py:build_model",
         )
     model = load_config(question.model.name, offline=offline) if module is None else module.factory
-    run = Run.of_plan(plan, question.model, question.workload, question.cluster, description=model)
+    run = Run.from_plan(plan, question.model, question.workload, question.cluster, description=model)
     return run if module is None else replace(run, inputs=module.inputs)

@@ -76,7 +76,7 @@ def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None
     return None
 
 
-def as_measured(cluster: Cluster, known: MeasuredHardware) -> Cluster:
+def measured_cluster(cluster: Cluster, known: MeasuredHardware) -> Cluster:
     """The cluster with the speeds of a benchmark."""
     gpu, names = _measured_gpu(cluster.gpu, known.result)
     changes, more = _measured_node(cluster, known.result)
@@ -94,6 +94,7 @@ def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
         ("PCIe", up and down, {"pcie_bytes_per_s": min(up or 0, down or 0) / PINNED_SHARE}),
         ("collectives", links, {"peer_bytes_per_s": (links or 0) / link_share(gpu)}),
     )
+    # A card of unknown speed: the measured rates replace the assumed data sheet as well.
     if gpu.assumed and fp16 and memory:
         changes |= {
             "bf16_flops_per_s": bf16 / BEST_OF_PEAK if bf16 else None,
@@ -160,12 +161,12 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
     if known is not None:
         result = known.result
 
-        def of_all_ranks(rate: float | None, otherwise: float) -> float:
+        def total_rate(rate: float | None, otherwise: float) -> float:
             return rate * result.ranks if rate else otherwise  # they were measured at the same time
 
-        bf16 = of_all_ranks(result.best("matrix_product", how="bf16"), bf16)
-        fp32 = of_all_ranks(result.best("matrix_product", how="fp32"), fp32)
-        memory = of_all_ranks(result.memory_bytes_per_s, memory)
+        bf16 = total_rate(result.best("matrix_product", how="bf16"), bf16)
+        fp32 = total_rate(result.best("matrix_product", how="fp32"), fp32)
+        memory = total_rate(result.memory_bytes_per_s, memory)
         links = result.links_bytes_per_s or links
         attention = _attention_speeds(result, result.ranks / ranks)
         assumed = []

@@ -45,42 +45,42 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
 
     Raises WorkloadError for unknown, impossible or contradictory options.
     """
-    given = fill_defaults(options)
-    rollouts = build_rollouts(given)
-    asked_len: Any = given["seq_len"]
-    if asked_len is None and rollouts is not None:
-        asked_len = PROMPT_LEN + rollouts.max_completion_length
-    seq_len = sequence_length(model, asked_len)
+    options = fill_defaults(options)
+    rollouts = build_rollouts(options)
+    wanted_len: Any = options["seq_len"]
+    if wanted_len is None and rollouts is not None:
+        wanted_len = PROMPT_LEN + rollouts.max_completion_length
+    seq_len = sequence_length(model, wanted_len)
     if model is not None:
         check_image_tokens(model, seq_len)
-    dropout = _dropout(given["lora_dropout"])
-    adapted = given["method"] != "full"
-    settings = plan_settings(Software, given["software"] or {}, option="--software")
-    chosen, step = _optimizer(given["optimizer"])
+    dropout = _dropout(options["lora_dropout"])
+    adapted = options["method"] != "full"
+    settings = plan_settings(Software, options["software"] or {}, option="--software")
+    chosen, step = _optimizer(options["optimizer"])
     software = Software(**({"optimizer_step": step} | settings))
-    saved = _names("--modules-to-save", given["modules_to_save"], "leave it out") if adapted else None
-    objective = OBJECTIVES[given["objective"]]
+    saved = _names("--modules-to-save", options["modules_to_save"], "leave it out") if adapted else None
+    objective = OBJECTIVES[options["objective"]]
     if adapted and objective.labels:  # peft trains the new head whole (`task_type="SEQ_CLS"`)
-        head = "summary" if given["loss"] == "value-head" else "score"
+        head = "summary" if options["loss"] == "value-head" else "score"
         saved = tuple(dict.fromkeys((*(saved or ()), head)))
-    framework = "trl" if objective.trainer else given["framework"]
+    framework = "trl" if objective.trainer else options["framework"]
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
-        "lora_targets": _names("--lora-targets", given["lora_targets"], "leave it out for all linear layers"),
+        "lora_targets": _names("--lora-targets", options["lora_targets"], "leave it out for all linear layers"),
         "modules_to_save": saved or (),
-        "freeze": select_parts(model, _frozen_parts(given)) if model is not None else (),
+        "freeze": select_parts(model, _frozen_parts(options)) if model is not None else (),
         "seq_len": seq_len,
         "rollouts": rollouts and _within(rollouts, seq_len),
-        "document_len": _document_length(given["document_len"], seq_len),
-        "precision": resolve_precision(given["precision"], gpu),
+        "document_len": _document_length(options["document_len"], seq_len),
+        "precision": resolve_precision(options["precision"], gpu),
         "optimizer": chosen,
         "software": software,
         "framework": framework,
-        "loss": _loss(given, framework, software),
-        "global_batch_size": given["global_batch"],
-        "eval_batch": _evaluation_batch(given),
+        "loss": _loss(options, framework, software),
+        "global_batch_size": options["global_batch"],
+        "eval_batch": _evaluation_batch(options),
     }
-    return Workload(**{name: given[name] for name in _SHARED} | converted)  # type: ignore[literal-required]
+    return Workload(**{name: options[name] for name in _SHARED} | converted)  # type: ignore[literal-required]
 
 
 def configured_workload(
@@ -90,14 +90,15 @@ def configured_workload(
     block the training script makes the optimizer. The optimizer keeps its name in the file, because the closed forms do
     not cover every class of torch.optim."""
     precision = precision_in(config)
-    asked = options.get("precision", "auto")
+    requested = options.get("precision", "auto")
     if (
         options.get("framework") != "deepspeed"
-        and asked in ("bf16", "fp16")
-        and asked not in config
+        and requested in ("bf16", "fp16")
+        and requested not in config
         and precision == "fp32"
     ):
         precision = "auto"  # accelerate adds the block (1.15.0 `DeepSpeedPlugin.set_mixed_precision`)
+    # The file decides, so the option must not be refused for a GPU without bf16.
     if precision != "auto":
         options = {**options, "precision": "fp32"}  # every GPU supports it
     workload = build_workload(options, model, gpu)
@@ -168,10 +169,7 @@ def plan_settings(
     for name, value in settings.items():
         field = str(name).replace("-", "_").lower()
         if field not in types:
-            raise WorkloadError(
-                f"{option} has no setting {str(name)[:40]!r}",
-                fix=f"set one of {', '.join(types)}",
-            )
+            raise WorkloadError(f"{option} has no setting {str(name)[:40]!r}", fix=f"set one of {', '.join(types)}")
         found[field] = _typed(f"{option} {name}", value, types[field])
     return found
 
@@ -196,39 +194,34 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return int(version[1]), int(version[3] or 0)
     elif value in choices:
         return value
-    raise WorkloadError(
-        f"{name} is {str(value)[:40]!r}",
-        fix=f"pass one of {', '.join(choices)}",
-    )
+    raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass one of {', '.join(choices)}")
 
 
-def _loss(given: Mapping[str, Any], framework: Framework, software: Software) -> LossKernel:
+def _loss(options: Mapping[str, Any], framework: Framework, software: Software) -> LossKernel:
     """The loss, by default that of the objective and the framework. Raises WorkloadError for an unsupported loss."""
-    objective, asked = given["objective"], given["loss"]
+    objective, loss = options["objective"], options["loss"]
     own = framework_loss(objective, framework, software)
-    if asked in ("auto", own):
+    if loss in ("auto", own):
         return own
     possible = OBJECTIVES[objective].losses
-    if asked not in possible:
+    if loss not in possible:
         raise WorkloadError(
-            f"--loss {asked} cannot be used with --objective {objective}",
-            why=f"it has {own}",
-            fix="leave --loss out",
+            f"--loss {loss} cannot be used with --objective {objective}", why=f"it has {own}", fix="leave --loss out"
         )
-    return cast(LossKernel, asked)
+    return cast(LossKernel, loss)
 
 
-def _evaluation_batch(given: Mapping[str, Any]) -> int | None:
+def _evaluation_batch(options: Mapping[str, Any]) -> int | None:
     """Samples per GPU of an evaluation. If only other evaluation options are given, it is the Trainer's default. Raises
     WorkloadError for logits of trainers whose metrics have none."""
-    if given["eval_logits"] and OBJECTIVES[given["objective"]].trainer:
+    if options["eval_logits"] and OBJECTIVES[options["objective"]].trainer:
         raise WorkloadError(
-            f"--eval-logits cannot be used with --objective {given['objective']}",
+            f"--eval-logits cannot be used with --objective {options['objective']}",
             why="its trainer's metrics are computed batch by batch",
             fix="leave --eval-logits out",
         )
-    asked = given["eval_logits"] or given["eval_new_tokens"]
-    return given["eval_batch"] or (EVALUATION_BATCH if asked else None)
+    evaluates = options["eval_logits"] or options["eval_new_tokens"]
+    return options["eval_batch"] or (EVALUATION_BATCH if evaluates else None)
 
 
 def _document_length(document_len: int | None, seq_len: int) -> int | None:
@@ -253,20 +246,20 @@ def _dropout(probability: float) -> float:
     return probability
 
 
-def _names(option: str, given: str | Sequence[str] | None, fix: str) -> tuple[str, ...] | None:
+def _names(option: str, names: str | Sequence[str] | None, fix: str) -> tuple[str, ...] | None:
     """Names from a list, or from a text separated by commas; empty for None. Raises WorkloadError for a text without a
     name."""
-    if given is None:
+    if names is None:
         return None
-    listed = given.split(",") if isinstance(given, str) else given
-    names = tuple(name.strip() for name in listed if name.strip())
-    if not names and isinstance(given, str):
+    listed = names.split(",") if isinstance(names, str) else names
+    found = tuple(name.strip() for name in listed if name.strip())
+    if not found and isinstance(names, str):
         raise WorkloadError(f"{option} names no module", fix=fix)
-    return names or None
+    return found or None
 
 
-def _frozen_parts(given: Mapping[str, Any]) -> tuple[str, ...]:
-    names = _names("--freeze", given.get("freeze"), "leave it out") or ()
+def _frozen_parts(options: Mapping[str, Any]) -> tuple[str, ...]:
+    names = _names("--freeze", options.get("freeze"), "leave it out") or ()
     return tuple(name.replace("_", "-") for name in names)
 
 

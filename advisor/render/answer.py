@@ -1,185 +1,307 @@
-"""The answer on a terminal: verdict, ladder, memory, reasons, and next commands."""
+"""The answer as a document: verdict, next steps, every strategy, memory and time, reasons, changes and evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
-
-from ..answer.evidence import dry_run_sentence, probe_table
+from ...estimators.objectives import OBJECTIVES
+from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
+from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_table
+from ..answer.phases import phase_sentences
+from ..answer.reasons import time_shares
 from ..answer.recommendation import Recommendation
-from ..answer.view import AnswerView, LadderRow
-from ..document.blocks import Sentence
-from ..document.terminal import print_blocks
-from ..text.language import translate
-from ..text.lines import WIDTH, bar, blank, commands, padded, row, sentence
+from ..answer.start import next_steps, recommended_config
+from ..answer.verdict import answer_subject, answer_verdict
+from ..document import blocks as doc
+from ..document.blocks import Gap, Heading, Sentence
+from ..search.candidate import candidate_duration, chance
+from ..text.job import hours, money, parts_sentences, price_label
+from ..text.labels import checkpointing_label, device_label, phase_title, plan_title
+from ..text.units import amount, gib, percent, rate, rough_rate, seconds
+from .configuration import configuration
+from .ladder import ladder_notes, ladder_table
+from .plans import best_plans, memory_bar, memory_chart
 
-_WIDTHS = {
-    "strategy": -19,
-    "batch": 5,
-    "checkpointing": 4,
-    "gpu_gib": 7,
-    "ram_gib": 7,
-    "tokens_per_s": 8,
-}
-"""Widths of the ladder's columns; a negative width aligns to the left."""
+if TYPE_CHECKING:
+    from ..answer.advice import Advice
 
-_FEW_CHANGES = 4
-"""Changes that are printed without `details`."""
-
-_MOST_LINES = 45
+MOST_LINES = 45
 """Largest number of lines of an answer without `details`, on a terminal of 80 columns."""
 
 _GIVE_WAY = ("time", "memory", "phases", "ladder")
 """Parts that are left out, in this order, if the script needs many lines; the ladder loses the plans that do not
 fit."""
 
+_FEW_CHANGES = 4
+"""Changes that are shown without `details`."""
 
-def print_answer(
+_LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
+"""Least share of a step's time that is named without `details`, and with `details`."""
+
+
+def answer_document(
     answer: Recommendation,
-    console: Console,
-    *,
     config_path: str = "ds_config.json",
-    all_candidates: bool = False,
+    *,
     details: bool = False,
-) -> None:
-    """Print the answer: the verdict and next steps, then the plans and the reasons.
+    all_candidates: bool = False,
+    charts: bool = False,
+    changes: bool = True,
+) -> doc.Document:
+    """Return the answer, with at most `MOST_LINES` lines unless `details`.
 
-    details: also print the reasons, DeepSpeed's own estimate, the assumptions, and all lines of the script.
+    config_path: the configuration file that commands name, whether written or not. details: include the reasons,
+    smaller shares of the step's time, all lines of the script, every launcher's command, DeepSpeed's own estimate and
+    the assumptions. all_candidates: show every predicted plan instead of each strategy's best. charts: include the
+    charts of a report. changes: try what would change the answer (`change_blocks`), which takes longer than the answer.
     """
-    view = AnswerView(answer, config_path, all_candidates=all_candidates, details=details)
-    for count in range(len(_GIVE_WAY) + 1):
-        with console.capture() as printed:
-            _print_view(view, console, left_out=_GIVE_WAY[:count])
-        if details or console.width < WIDTH or printed.get().count("\n") <= _MOST_LINES:
-            break
-    console.file.write(printed.get())
+    verdict, more_charts = answer_verdict(answer), list[doc.Block]()
+    if charts:
+        from .answer_charts import chart_blocks  # imported here: few answers are a report
 
+        more_charts += chart_blocks(answer)
 
-def _print_view(view: AnswerView, console: Console, *, left_out: Sequence[str]) -> None:
-    verdict, answer, details = view.verdict, view.answer, view.details
-    print_blocks([Sentence(verdict.headline, verdict.tone)], console)
-    for line in verdict.sentences:
-        sentence(console, line, style="bold yellow" if line == verdict.try_first else "")
-    changes_first = not view.figures
-    if changes_first:
-        _print_changes(view, console)
-    _print_steps(view, console)
-    paragraph(console, *view.subject)
-    _print_ladder(view, console, only_fitting="ladder" in left_out)
-    if view.memory and "memory" not in left_out:
-        paragraph(console, view.memory)
-        bar(view.memory_parts, console)
-    for line in view.phases if "phases" not in left_out else ():
-        sentence(console, line)
-    if view.time and "time" not in left_out:
-        sentence(console, view.time)
-    job = view.job if details else ()
-    reasons = answer.reasons if details or not view.figures else ()
-    utilization = view.utilization if details and not job else ""
-    title = "The whole job" if job else ""
-    paragraph(console, *job, utilization, *reasons, view.pytorch_baseline, title=title)
-    for run in answer.verifications:
-        paragraph(console, dry_run_sentence(run))
-    _print_probes(answer, console)
+    def data() -> Advice:
+        from ..answer.advice import build_advice  # imported here: a terminal does not need it
+
+        return build_advice(answer, all_candidates=all_candidates)
+
+    def document(left_out: Collection[str] = ()) -> doc.Document:
+        start = _start(answer, config_path, details=details)
+        changed = [*change_blocks(answer, details=details)] if changes else []
+        blocks = [
+            *(Sentence(line, "unsure" if line == verdict.try_first else "") for line in verdict.sentences),
+            *_tiles(answer),
+            *(() if answer.recommended else changed),
+            *start,
+            *_ladder(answer, details=details, all_candidates=all_candidates, only_fitting="ladder" in left_out),
+            *_memory_and_time(answer, details=details, charts=charts, left_out=left_out),
+            *more_charts,
+            *_reasons(answer, details=details),
+            *_runs(answer, details=details),
+            *(changed if answer.recommended else ()),
+            *_evidence(answer, config_path, details=details),
+        ]
+        return doc.Document(
+            subject=" · ".join(answer_subject(answer.question)),
+            verdict=verdict.headline,
+            tone=verdict.tone,
+            blocks=blocks,
+            data=data,
+        )
+
+    whole = document()
     if details:
-        paragraph(console, view.deepspeed_estimate)
-    if not changes_first:
-        _print_changes(view, console)
-    assumed = ""
-    if details and answer.assumptions:
-        assumed = f"Assumed: {'; '.join(answer.assumptions)}."
-    paragraph(console, *view.evidence, assumed, style="dim")
+        return whole
+    from ..document.terminal import line_count  # imported here: the page has no terminal library
+
+    shorter = (document(_GIVE_WAY[:count]) for count in range(1, len(_GIVE_WAY) + 1))
+    while line_count(whole) > MOST_LINES and (next_one := next(shorter, None)) is not None:
+        whole = next_one
+    return whole
 
 
-def _print_steps(view: AnswerView, console: Console) -> None:
-    """Print the written files and the next steps."""
-    if view.steps:
-        blank(console)
-    files = view.answer.files
-    written = [f"Wrote {', '.join(files)}."] if files else []
-    for block in view.steps:
-        sentence(console, " ".join([*map(translate, written), translate(block.text)]))
-        written.clear()
-        commands(console, block.code)
+def _tiles(answer: Recommendation) -> Iterator[doc.Block]:
+    """Yield the headline figures of the recommended plan."""
+    question, chosen = answer.question, answer.recommended
+    if chosen is None:
+        return
+    plan, memory, cluster = chosen.plan, chosen.memory, question.cluster
+    ranks, device, have = cluster.world_size, device_label(cluster), cluster.host_memory_bytes_per_node
+    between, duration, price = chosen.time.tokens_per_s_range, candidate_duration(question, chosen), question.price
+    samples, steps = plan.samples_per_step(ranks), plan.gradient_accumulation_steps
+    host, nvme = memory.host_bytes_per_node, memory.nvme_bytes_per_node
+    sample = OBJECTIVES[question.workload.objective].sample
+    batch = f"micro batch {plan.micro_batch_size}" + (f" x {steps} steps" if steps > 1 else "")
+    cost = "" if duration is None or price is None else money(duration.cost(price), price.currency)
+
+    def tile(title: str, value: str, *notes: str, share: float | None = None) -> doc.Tile:
+        return doc.Tile(title, value, " · ".join(filter(None, notes)), share)
+
+    tiles = [
+        tile(
+            "Speed",
+            rate(chosen.tokens_per_s),
+            f"{question.model.unit}/s",
+            f"{rough_rate(between[0])} to {rough_rate(between[1])}" if between else "",
+            f"{rate(chosen.tokens_per_s / ranks)} per {device}" if ranks > 1 else "",
+        ),
+        tile(
+            f"Memory per {device}",
+            gib(chosen.device_bytes),
+            f"of {gib(cluster.gpu.memory_bytes)} GiB",
+            f"fits with {chance(chosen.fit.probability)}",
+            share=chosen.device_bytes / cluster.gpu.memory_bytes,
+        ),
+        tile(
+            "Host RAM per node" if cluster.nodes > 1 else "Host RAM",
+            gib(host),
+            "GiB" if have is None else f"of {gib(have)} GiB",
+            f"{gib(nvme)} GiB of NVMe" if nvme else "required: the RAM is unknown" if have is None else "",
+            share=None if have is None else host / have,
+        ),
+        tile(
+            "Batch",
+            f"{samples:,}",
+            f"{sample}{'s' * (samples != 1)} a step",
+            batch + (f", shared by {plan.ranks_per_sample}" if plan.ranks_per_sample > 1 else ""),
+            f"checkpointing {checkpointing_label(plan)}",
+        ),
+        tile("One step", seconds(chosen.time.step_s), f"{chosen.time.tokens_per_step:,} {question.model.unit}"),
+    ]
+    if duration is not None:
+        note = f"{cost} at {price_label(price)}" if price is not None else f"{duration.steps:,} steps"
+        tiles.append(tile("The whole job", hours(duration.duration_s), note))
+    yield doc.Tiles(tiles)
 
 
-def paragraph(console: Console, *lines: str, title: str = "", style: str = "") -> None:
-    """Print sentences after an empty line; nothing if all are empty."""
-    if any(lines):
-        blank(console)
-        for line, own in ((title, "bold"), *((line, style) for line in lines)):
-            if line:
-                sentence(console, line, style=own)
+def _start(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[doc.Block]:
+    """Yield the written files and the next steps."""
+    written = f"Wrote {', '.join(answer.files)}. " if answer.files else ""
+    for index, step in enumerate(next_steps(answer, config_path, details=details)):
+        if index == 0:
+            yield Heading("Start it", "start", printed=False)
+        yield Sentence(f"{'' if index else written}{step.text}")
+        if step.code:
+            yield doc.Commands(step.code)
 
 
-def _print_ladder(view: AnswerView, console: Console, *, only_fitting: bool) -> None:
-    """Print a row for each strategy, or a sentence if the terminal is too narrow. Empty columns are left out."""
-    ladder = [step for step in view.ladder if step.tokens_per_s or not only_fitting]
-    titles = {name: translate(title) for name, title in view.columns.items()}
-    widths = {name: width for name, width in _WIDTHS.items() if any(getattr(step, name) for step in ladder)}
-    lines = ["" if step.candidate is None else _ladder_line(step, widths) for step in ladder]
-    as_rows = max(map(cell_len, lines), default=0) <= console.width
-    if as_rows:
-        header = " ".join(padded(titles[name], width) for name, width in widths.items())
-        row(console, f"  {header}", style="bold")
-    previous = ""
-    for step, line in zip(ladder, lines, strict=True):
-        chosen = "bold green" if view.figures else "bold"
-        style = chosen if step.is_chosen else "" if step.fits else "dim"
-        if step.candidate is None:
-            reason = "the same" if step.verdict == previous else step.verdict
-            sentence(console, f" {step.strategy:<19} {translate(reason)}", style="dim", hang=21)
-        elif as_rows:
-            row(console, line, style=style)
-        else:
-            names = [name for name in widths if name != "strategy"] if step.tokens_per_s else ["gpu_gib"]
-            parts = [f"{titles[name]} {translate(value)}" for name in names if (value := getattr(step, name))]
-            mark = ">" if step.is_chosen else " "
-            text = f"{mark} {', '.join([step.strategy, *parts])}: {translate(step.verdict)}"
-            sentence(console, text, style=style, hang=4)
-        previous = "" if step.candidate else step.verdict
-    left_out = ["--details shows the plans that need more memory"] if only_fitting else []
-    for note in (*view.ladder_notes, *left_out):
-        sentence(console, f" {translate(note)}", style="dim")
+def _ladder(answer: Recommendation, *, details: bool, all_candidates: bool, only_fitting: bool) -> Iterator[doc.Block]:
+    yield Heading("Every strategy", "ladder", printed=False)
+    yield from map(Sentence, answer_subject(answer.question))
+    yield ladder_table(answer, all_candidates=all_candidates, only_fitting=only_fitting)
+    for note in ladder_notes(answer, all_candidates=all_candidates, details=details):
+        yield Sentence(f" {note}", "dim")
+    if only_fitting:
+        yield Sentence(" --details shows the plans that need more memory", "dim")
 
 
-def _ladder_line(step: LadderRow, widths: dict[str, int]) -> str:
-    """Return a row with its verdict. For a plan that does not fit, the verdict starts in the last column, since it has
-    no speed."""
-    values = {name: translate(getattr(step, name)) for name in widths}
-    if not values.get("tokens_per_s"):
-        values.pop("tokens_per_s", None)
-    mark = ">" if step.is_chosen else " "
-    line = " ".join([mark, *(padded(value or "-", widths[name]) for name, value in values.items())])
-    reason = translate(step.verdict).replace("likely fits", "likely")
-    if step.fits and step.nvme_gib:
-        reason += f", NVMe {step.nvme_gib} GiB"
-    return f"{line}{'  ' if cell_len(line) + cell_len(reason) + 2 <= WIDTH else ' '}{reason}"
+def _memory_and_time(
+    answer: Recommendation, *, details: bool, charts: bool, left_out: Collection[str]
+) -> Iterator[doc.Block]:
+    shown, chosen, device = answer.shown, answer.recommended, device_label(answer.question.cluster)
+    if shown is not None and "memory" not in left_out:
+        title = "Memory" if shown.measured_bytes is None else "Predicted memory"
+        need, moment = gib(shown.memory.device_bytes_per_gpu), phase_title(shown.memory.peak.name)
+        yield Heading("Memory and time", "memory", printed=False)
+        yield Sentence(f"{title} of {shown.strategy}: {need} GiB per {device} (peak: {moment})")
+        bar = memory_bar(shown.memory.components)
+        if charts:
+            yield Sentence(
+                f"The best plan of every strategy. The dashed line is the memory of the {device}; longer bars are cut. "
+                "Hover over a part for its bytes, formula and source.",
+                "dim",
+            )
+        chart = memory_chart(best_plans(answer), answer.question.cluster, chosen=shown) if charts else doc.Chart(bar)
+        yield chart._replace(printed=bar)
+    if chosen is None:
+        return
+    if "phases" not in left_out:
+        yield from map(Sentence, phase_sentences(answer.question, chosen))
+    if "time" not in left_out:
+        shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
+        yield Sentence(f"Step time, {seconds(chosen.time.step_s)}: {shares}.")
 
 
-def _print_probes(answer: Recommendation, console: Console) -> None:
-    title, rows, end = probe_table(answer)
-    paragraph(console, title, style="bold")
-    for strategy, batch, checkpointing, outcome in rows:
-        line = f"  {strategy:<19} {batch:>5} {padded(translate(checkpointing), 4)}  {translate(outcome)}"
-        sentence(console, line, hang=34)
+def _reasons(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
+    """Yield the whole job, and the reasons for the plan or against all plans."""
+    question, chosen = answer.question, answer.recommended
+    duration = None if chosen is None or not details else candidate_duration(question, chosen)
+    if duration is not None:
+        yield Heading("The whole job", "job")
+        yield from map(Sentence, question.job_basis)
+        packing_helps = bool(question.job and question.job.lengths) and not question.job_is_packed
+        yield from map(Sentence, parts_sentences(duration, packing_helps=packing_helps))
+    sentences = [
+        utilization_sentence(answer) if details else "",
+        *(answer.reasons if details or chosen is None else ()),
+        _baseline(answer),
+    ]
+    if any(sentences):
+        yield Heading("Reasons", "reasons", printed=False, gap=duration is None)
+        yield from map(Sentence, filter(None, sentences))
+
+
+def utilization_sentence(answer: Recommendation) -> str:
+    """Return the model FLOPs utilization (MFU); "" if no peak is published."""
+    model, workload, cluster = answer.question.model, answer.question.workload, answer.question.cluster
+    chosen, peak = answer.recommended, peak_flops_per_s(cluster.gpu, workload.matmul_precision)
+    if chosen is None or peak is None or cluster.gpu.is_cpu:
+        return ""
+    share = model_flops_utilization(model, workload, cluster, chosen.plan, chosen.time)
+    if share is None:
+        return ""
+    return (
+        f"{rate(chosen.tokens_per_s / cluster.world_size)} tokens/s per {device_label(cluster)} at full length are "
+        f"{percent(share)} of the data sheet's {amount(peak, 'flop/s')} for {workload.matmul_precision} (MFU)."
+    )
+
+
+def _baseline(answer: Recommendation) -> str:
+    """Return what plain PyTorch needs; "" without a baseline."""
+    plain, chosen = answer.pytorch_baseline, answer.recommended
+    if plain is None:
+        return ""
+    text = f"{plan_title(plain.plan)} needs {gib(plain.device_bytes)} GiB per GPU"
+    if plain.fit.fits:
+        share = "" if chosen is None else percent(plain.tokens_per_s / chosen.tokens_per_s)
+        text = f"{text} and would run at {share} of the speed" if share else f"{text} and fits"
+    if plain.plan.sharding == "fsdp2":
+        return f"{text}. --emit accelerate writes its configuration, too." if plain.fit.fits else f"{text}."
+    return f"{text}. It has no fp32 master weights and is only a comparison: no configuration is written for it."
+
+
+def _runs(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
+    """Yield dry runs, probes, and DeepSpeed's own estimate."""
+    for run in answer.verifications:
+        yield Gap()
+        yield Sentence(dry_run_sentence(run))
+    title, probes, end = probe_table(answer)
+    if title:
+        yield Heading(title, "probes")
+        rows = [
+            doc.Row([f"  {strategy}", doc.Figure(batch), doc.Figure(checkpointing), f" {outcome}"])
+            for strategy, batch, checkpointing, outcome in probes
+        ]
+        yield doc.Table([""] * 4, rows, [21, 5, 4, 0], gap=1)
     if end:
-        sentence(console, end)
+        yield Sentence(end)
+    if details and answer.deepspeed_estimate is not None and answer.shown is not None:
+        yield Gap()
+        yield Sentence(deepspeed_sentence(answer.deepspeed_estimate, answer.shown.device_bytes))
 
 
-def _print_changes(view: AnswerView, console: Console) -> None:
-    changes, title = view.answer.changes, view.changes
-    shown = tuple(islice(changes, None if view.details else _FEW_CHANGES))
-    if shown and not changes.are_all_tried:
+def change_blocks(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
+    """Yield the changes of the question that would change the answer, or that there are none."""
+    shown = [*islice(answer.changes, None if details else _FEW_CHANGES)]
+    if not shown and answer.recommended is None:
+        yield Gap()
+        yield Sentence(
+            "Other methods and a shorter sequence do not make it fit."
+            if answer.question.cluster.gpu.is_cpu
+            else "Other methods, a shorter sequence, and more or larger GPUs do not make it fit."
+        )
+    if not shown:
+        return
+    title = "What would change the answer" if answer.recommended else "What would make it fit"
+    if answer.probe_series or answer.past_probes:
+        title = f"{title} (predicted, not corrected by probes)"
+    if not answer.changes.are_all_tried:
         title = f"{title} (--details tries more)"
-    paragraph(console, title)
-    is_wide = console.width >= WIDTH
-    width = max((len(change.flags) for change in shown), default=0) * is_wide
-    for change in shown:
-        flags = (f"{change.flags:<{width}}", "bold")
-        outcome = f"  {translate(change.outcome)}"
-        sentence(console, Text.assemble("  ", flags, outcome), hang=width + 4 if is_wide else 5)
+    yield Heading(title, "changes")
+    rows = [doc.Row([doc.Snippet(f"  {change.flags}"), change.outcome]) for change in shown]
+    yield doc.Table(["", ""], rows)
+
+
+def _evidence(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[doc.Block]:
+    config = recommended_config(answer) if details else None
+    if config is not None:
+        yield Heading("The configuration", "configuration", printed=False, gap=False)
+        yield from configuration(config, config_path)
+    yield Heading("Evidence", "evidence", printed=False)
+    for sentence in evidence_sentences(answer):
+        yield Sentence(sentence, "dim")
+    if details and answer.assumptions:
+        yield Sentence(f"Assumed: {'; '.join(answer.assumptions)}.", "dim")

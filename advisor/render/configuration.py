@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ...ds_configs.config_keys import meaning
 from ...ds_configs.files import config_text
-from ..document.blocks import Block, Code, Folded, Row, Table
+from ..document.blocks import Block, Code, Folded, Row, Snippet, Table
 from ..text.units import printable
 
 _LONGEST_VALUE = 24
@@ -16,9 +17,9 @@ _LONGEST_VALUE = 24
 def configuration(config: Mapping[str, Any], name: str) -> list[Block]:
     """Return the blocks of a report on a configuration: the text to copy, and the meaning of its keys."""
     known = ((path, value, words) for path, value in _flat(config) if (words := meaning(path)))
-    rows = [Row([path, value_label(value)], remarks=[words]) for path, value, words in known]
+    rows = [Row([Snippet(path), value_label(value)], remarks=[words]) for path, value, words in known]
     keys = Table(["key and meaning", "value"], rows)
-    text = Code(config_text(config).splitlines())
+    text = Code(config_text(config).splitlines(), Path(name).name)
     return [Folded(f"{name}, to copy", [text]), Folded("What its keys decide", [keys])]
 
 

@@ -3,7 +3,6 @@ command's document."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -15,19 +14,14 @@ from ...ds_configs.job import JobKind
 from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
 from ..answer.start import plan_config, recommended_config
-from ..text.language import Language, in_language
+from ..text.language import SAMPLES, Language, can_encode
 from ..text.output import Output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..answer.advice import Advice
-    from ..answer.view import AnswerView
     from ..document.blocks import Document
-
-_SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
-
-_ALIGNMENT = ("---", "---", "---:", "---:", "---:", "---")
 
 Destination = Path | Literal["-"] | None
 """Destination of the configuration: a file, stdout, or none."""
@@ -43,15 +37,19 @@ def deliver(
     details: bool = False,
     markdown: bool = False,
     emit: tuple[JobKind, ...] = (),
+    html: Path | None = None,
+    plot: Path | None = None,
     language: Language = "en",
 ) -> int:
-    """Write the recommended configuration, show the answer, and return the exit code. JSON, Markdown and files are
-    English.
+    """Write the recommended configuration, show the answer, and return the exit code. JSON and files are English.
 
-    emit: job files to write next to the configuration.
+    emit: job files to write next to the configuration. html, plot: paths of the report and of its chart.
 
     If a file cannot be written, the answer is shown before the error is raised.
     """
+    path = str(destination) if isinstance(destination, Path) else "ds_config.json"
+    if html is not None or plot is not None:
+        _write_report(answer, path, output, html=html, plot=plot, language=language)
     config, failure = recommended_config(answer), None
     if isinstance(destination, Path):
         answer, failure = _written(answer, destination, emit, force=force)
@@ -63,23 +61,43 @@ def deliver(
 
         return build_advice(answer, all_candidates=all_candidates)
 
-    def print_all(console: Console) -> None:
-        path = str(destination) if isinstance(destination, Path) else "ds_config.json"
-        if markdown:
-            print(advice_markdown(answer, path), end="")
-            return
-        from .answer import print_answer  # imported here: JSON needs no terminal library
+    def render(console: Console) -> None:
+        # Imported here: JSON needs no sentences and no terminal library.
+        from ..document.terminal import print_document
+        from ..document.translation import translated
+        from .answer import answer_document
 
-        with in_language(console, language):
-            print_answer(answer, console, config_path=path, all_candidates=all_candidates, details=details)
+        document = answer_document(answer, path, details=details or markdown, all_candidates=all_candidates)
+        document = translated(document, language if can_encode(console, SAMPLES[language]) else "en")
+        if markdown:
+            from ..document.markdown import markdown_text  # imported here: few answers are Markdown
+
+            print(markdown_text(document), end="")
+        else:
+            print_document(document, console)
 
     if destination == "-" and output.mode == "human":
-        print_all(output.console(on_stderr=True))
+        render(output.console(on_stderr=True))
     else:
-        output.show(form, print_all)
+        output.show(form, render)
     if failure is not None:
         raise failure
     return 0 if answer.recommended is not None else 1
+
+
+def _write_report(
+    answer: Recommendation, path: str, output: Output, *, html: Path | None, plot: Path | None, language: Language
+) -> None:
+    # Imported here: few answers have a report.
+    from ..document.translation import translated
+    from ..html_report.report import write_report
+    from .answer import answer_document
+    from .answer_charts import answer_picture
+
+    document = answer_document(answer, path, details=True, charts=html is not None)
+    if plot is not None:
+        document = replace(document, picture=answer_picture(answer, plot.stem))
+    write_report(translated(document, language), html, output.say, plot=plot)
 
 
 def _written(
@@ -121,50 +139,3 @@ def show_document(
         print_document(made(), console)
 
     output.show(lambda: made().data, render)
-
-
-def advice_markdown(answer: Recommendation, config_path: str) -> str:
-    """Return the verdict, the ladder, what would change the answer, and, folded, configuration and commands."""
-    from ..answer.view import AnswerView  # imported here: JSON needs no sentences
-
-    view = AnswerView(answer, config_path, details=True)
-    steps = (line for block in view.steps for line in (block.text, *(f"   {code}" for code in block.code)))
-    parts = [
-        f"**{_plain(view.verdict.headline)}** {_plain(' '.join(view.verdict.sentences))}",
-        _plain(" · ".join(view.subject)),
-        _ladder(view),
-        f"{view.changes}:" if answer.changes else "",
-        "\n".join(f"- `{change.flags}`: {_plain(change.outcome)}" for change in answer.changes),
-        _folded("Configuration", "json", "" if view.config is None else config_text(view.config).rstrip()),
-        _folded("Script and commands", "text", "\n".join(steps)),
-        _folded("Assumed", "", "\n".join(f"- {_plain(text)}" for text in answer.assumptions)),
-        _plain(view.evidence[0]),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _ladder(view: AnswerView) -> str:
-    names = ("gpu_gib", "ram_gib", "tokens_per_s")
-    table = [(view.columns["strategy"], "shape", *(view.columns[name] for name in names), "verdict"), _ALIGNMENT]
-    for row in view.ladder:
-        if row.candidate is not None:
-            speed = row.tokens_per_s if row.fits else ""
-            cells = (row.strategy, row.shape, row.gpu_gib, row.ram_gib, speed, _plain(row.verdict))
-            table.append(tuple(f"**{cell}**" if row.is_chosen and cell else cell for cell in cells))
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in table)
-
-
-def _folded(title: str, language: str, text: str) -> str:
-    """Return a part that a click opens. With a language, the text stands in a fence that is longer than any fence in
-    it."""
-    if not text:
-        return ""
-    longest = max((len(found) for found in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    body = f"{fence}{language}\n{text}\n{fence}" if language else text
-    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
-
-
-def _plain(text: str) -> str:
-    """Return text with markup and mentions escaped."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

@@ -19,7 +19,7 @@ _STYLES: Mapping[FindingStatus, doc.Style] = {
     "unknown": "unknown",
     "ok": "good",
 }
-_STATUS_WIDTH = 8
+_STATUS_WIDTH = 9
 _CHECK_WIDTH = 19
 
 
@@ -53,7 +53,7 @@ def _finding(finding: DoctorFinding) -> Iterator[doc.Block]:
         f"{finding.check:<{_CHECK_WIDTH}}{printable(finding.what)}",
         "dim" if finding.status == "ok" else "",
         hang=_STATUS_WIDTH + _CHECK_WIDTH,
-        mark=finding.status.ljust(_STATUS_WIDTH),
+        mark=f" {finding.status}".ljust(_STATUS_WIDTH),
         mark_style=_STYLES[finding.status],
     )
     if finding.why:

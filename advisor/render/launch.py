@@ -112,7 +112,7 @@ def session_document(session: Session) -> doc.Document:
         for objection in session.objections:
             blocks.append(doc.Sentence(ended(capitalised(objection.what)), "bold"))
             blocks.append(doc.Sentence(ended(capitalised(objection.fix))))
-        blocks.append(doc.Sentence("--no-check starts it all the same."))
+        blocks.append(doc.Sentence("Use --no-check to start anyway."))
         return doc.Document(
             subject="Launch", verdict="It was not started.", tone="bad", blocks=blocks, data=launch_report(session)
         )
@@ -138,20 +138,20 @@ def _end(session: Session) -> Iterator[doc.Block]:
     if failure is not None:
         yield from _failure(failure)
     if checkpoint is not None and (failure is not None or outcome.status == "stopped"):
-        goes_on = "" if failure is not None else "; --resume_from_checkpoint goes on from it"
-        yield doc.Sentence(f"The last checkpoint is {checkpoint}{goes_on}.")
+        resume = "" if failure is not None else "; --resume_from_checkpoint continues from it"
+        yield doc.Sentence(f"The last checkpoint is {checkpoint}{resume}.")
     elif outcome.status == "stopped":
         yield doc.Sentence("No checkpoint of the Trainer was seen.")
     if failure is not None:
         log = outcome.folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
         yield doc.Verbatim([f"| {line}" for line in tail(log).splitlines()[-_TAIL_LINES:]])
         if request.passes_config and _REFUSED.search(failure.message):
-            yield doc.Sentence("The script does not accept the configuration: --no-pass-config does not pass it.")
+            yield doc.Sentence("The script does not accept the configuration as an argument: use --no-pass-config.")
     if outcome.last_step:
         yield doc.Heading("Measured and predicted", "figures", printed=False)
         yield from _figures(attempt)
     elif outcome.status == "finished":
-        yield doc.Sentence("DeepSpeed's engine was not seen to step: did the script take the configuration?")
+        yield doc.Sentence("No step of DeepSpeed's engine was seen: does the script use the configuration?")
     for warning in outcome.warnings:
         yield doc.Sentence(f"Warned: {warning}.")
     yield doc.Sentence(f"Output of the ranks: {outcome.folder}/rank*.log")
@@ -159,7 +159,7 @@ def _end(session: Session) -> Iterator[doc.Block]:
 
 def _next(session: Session) -> Iterator[doc.Block]:
     if session.following is not None:
-        yield doc.Heading("To go on", "next", printed=False)
+        yield doc.Heading("To continue", "next", printed=False)
         yield doc.Sentence(session.following_sentence)
         if session.following.command is not None:
             yield doc.Code([session.following.command])
@@ -183,7 +183,7 @@ def _end_sentence(outcome: LaunchOutcome) -> str:
     """Return `Finished after step 9, 12 s.`, or the failure with its rank and step."""
     if outcome.failure is not None:
         return _failure_sentence(outcome.failure, f", {seconds(outcome.seconds)}")
-    how = "Finished" if outcome.status == "finished" else "Stopped as asked"
+    how = "Finished" if outcome.status == "finished" else "Stopped on request"
     return f"{how} after step {outcome.last_step}, {seconds(outcome.seconds)}."
 
 
@@ -228,7 +228,7 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
             memory.allocated_bytes_per_gpu,
             attempt.request.predicted_host_bytes,
         )
-        by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for as many."
+        by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for the same number of tokens."
     yield _figures_table(outcome, predicted)
     if outcome.tokens_per_step is not None:
         yield doc.Sentence(f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")

@@ -123,7 +123,7 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> l
     if basis is not None:
         blocks.append(doc.Sentence(f"Predicted for {basis}.", "dim"))
     if report.batch.words:
-        blocks.append(doc.Sentence(f"Predicted with {report.batch.words}.", "dim"))
+        blocks.append(doc.Sentence(f"{report.batch.words}.", "dim"))
     explained: set[str] = set()
     for finding in report.findings:
         blocks += [doc.Gap(), *_finding(finding, report.document.text, why=finding.code not in explained)]

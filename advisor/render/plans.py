@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...estimators.estimate import MemoryTerm, TimeTerm
+from ...estimators.estimate import MemoryEstimate, MemoryTerm, TimeTerm
 from ...estimators.hardware import Cluster
 from ..answer.explanation import in_words
 from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series
-from ..answer.view import host_parts
 from ..document.blocks import Chart, Row, Table, make_figure
 from ..document.charts import GIB, Bar, Limit, Lines, Panel, Part, StackedBars, time_unit
 from ..search.candidate import Candidate
@@ -88,7 +87,21 @@ def _bar(
 def _sizes(title: str, bars: Sequence[Bar], limit: Limit | None) -> StackedBars:
     most = max((bar.value for bar in bars), default=0)
     end = most if limit is None else min(max(most, limit.value), MOST_MEMORY * limit.value / 1.02)
-    return StackedBars(title=title, bars=tuple(bars), limit=limit, ends_at=1.02 * end, inks=tuple(MEMORY_FAMILIES))
+    return StackedBars(title=title, bars=tuple(bars), limit=limit, ends_at=1.02 * end, families=MEMORY_FAMILIES)
+
+
+def memory_bar(components: Mapping[str, int]) -> StackedBars:
+    """Return bytes by component as one bar."""
+    bar = Bar(label="", parts=memory_parts(components), note=gib(sum(components.values())))
+    return StackedBars(title="Memory by what it holds, in GiB", bars=(bar,), families=MEMORY_FAMILIES)
+
+
+def host_parts(memory: MemoryEstimate) -> dict[str, int]:
+    """Return host RAM per node in bytes by component; the sum is `host_bytes_per_node`."""
+    sizes = Counter({"loading the model": memory.host_bytes_per_node - memory.host_training_bytes_per_node})
+    for term in (*memory.host_pinned_terms, *memory.host_pageable_terms):
+        sizes[term.name] += term.size_bytes
+    return +sizes
 
 
 def memory_parts(components: Mapping[str, int], terms: Iterable[MemoryTerm] = ()) -> tuple[Part, ...]:
@@ -122,7 +135,7 @@ def time_bars(
         bars=tuple(bars),
         unit=time_unit(end),
         ends_at=end,
-        inks=tuple(TIME_FAMILIES),
+        families=TIME_FAMILIES,
     )
 
 

@@ -57,7 +57,6 @@ def _chart(advice: RentAdvice) -> StackedBars:
         bars=tuple(bars),
         unit=Unit(advice.table.currency, 1),
         limit=None if advice.budget is None else Limit(advice.budget, money(advice.budget, sign)),
-        has_legend=False,
     )
 
 

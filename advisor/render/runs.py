@@ -21,12 +21,12 @@ from ..document.charts import GIB, Bar, Limit, Lines, Panel, StackedBars
 from ..search.candidate import Fit, chance
 from ..text.labels import MEMORY_FAMILIES, cluster_title, component_title, memory_by_family, versions_label
 from ..text.language import can_encode
-from ..text.lines import NARROWEST, bar, row, sentence
+from ..text.lines import NARROWEST, row, sentence
 from ..text.units import age, counted_noun, gib, percent, rate, seconds, whole_percents
 from ..verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ..verification.probe import ProbeAnswer
 from .configuration import configuration
-from .plans import chart_with_table, memory_parts
+from .plans import chart_with_table, memory_bar, memory_parts
 
 _SMALLEST_SHARE = 0.03
 """Parts of a step below this share are left out of the sentence about it."""
@@ -74,9 +74,8 @@ def dry_run_document(
     if answer.age_s is not None:
         when = f"This was run {age(answer.age_s)}; nothing has changed since."
         blocks.append(doc.Sentence(when, "dim"))
-    ranks = {"rank": result.rank, "ranks": result.world_size, "cluster": cluster_title(cluster)}
-    size = result.config["train_micro_batch_size_per_gpu"]
-    where = "Rank {rank} of {ranks} on {cluster}; micro batch {size}".format(**ranks, size=size)
+    micro_batch = result.config["train_micro_batch_size_per_gpu"]
+    where = f"Rank {result.rank} of {result.world_size} on {cluster_title(cluster)}; micro batch {micro_batch}"
     blocks += [doc.Heading("Phase by phase", "phases", printed=False), doc.Sentence(where), *_phases(answer)]
     if result.timeline:
         chart = doc.Chart(_timeline(answer), printed=partial(_print_timeline, result.timeline))
@@ -88,10 +87,8 @@ def dry_run_document(
         blocks.append(doc.Sentence(text))
     for feature in unmodeled_features(answer.run.config):
         blocks.append(doc.Sentence(f"{feature.name}: {feature.predicted}.", "yellow"))
-    evidence = {"versions": versions_label(result.versions), "time": seconds(result.seconds)}
-    blocks.append(
-        doc.Sentence("Evidence: dry run of the real engine ({versions}) in {time}.".format(**evidence), "dim")
-    )
+    versions, duration = versions_label(result.versions), seconds(result.seconds)
+    blocks.append(doc.Sentence(f"Evidence: dry run of the real engine ({versions}) in {duration}.", "dim"))
     return doc.Document(
         subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster)}",
         verdict=_verdict(answer.fit),
@@ -116,40 +113,34 @@ def _summary(answer: DryRunAnswer) -> list[str]:
     result, peak, cluster = answer.result, answer.result.peak, answer.run.cluster
     have, host = cluster.host_memory_bytes_per_node, answer.required_host_bytes_per_node
     needed = (
-        f"{gib(answer.required_device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per GPU are needed: "
-        f"{gib(peak.allocated_bytes_per_gpu)} allocated, the allocator's fragmentation, the CUDA context and NCCL."
+        f"Needs {gib(answer.required_device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per GPU "
+        f"({gib(peak.allocated_bytes_per_gpu)} allocated; rest: fragmentation, CUDA context, NCCL)."
     )
     for further in filter(None, (_cached(answer), _other_allocator(answer))):
         needed = f"{needed} {further}"
-    ram = f"{gib(host)} of {'' if have is None else gib(have)} GiB"
-    if have is None:
-        ram = f"{gib(host)} GiB (not checked: pass --ram)"
-    own = f"{gib(host - peak.host_bytes_per_node)} GiB of it for the processes themselves"
-    memory = ", ".join([f"Host RAM per node {ram}", own])
+    ram = f"{gib(host)} GiB (not checked: pass --ram)" if have is None else f"{gib(host)} of {gib(have)} GiB"
+    memory = f"Host RAM per node {ram}, {gib(host - peak.host_bytes_per_node)} GiB of it for the processes themselves"
     if result.nvme_bytes_per_rank:
-        memory = "; ".join([memory, f"NVMe {gib(result.nvme_bytes_per_rank)} GiB per GPU"])
-    sentences: list[str] = [needed, f"{memory}."]
+        memory += f"; NVMe {gib(result.nvme_bytes_per_rank)} GiB per GPU"
+    sentences = [needed, f"{memory}."]
     if answer.analytic is not None:
         predicted = answer.analytic.allocated_bytes_per_gpu
         error = predicted / peak.allocated_bytes_per_gpu - 1
-        more = f"{percent(error)} more"
-        if error < 0:
-            more = f"{percent(-error)} less"
-        text = f"The closed form predicts {gib(predicted)} GiB allocated, {more}."
-        sentences.append(text)
+        difference = f"predicts {gib(predicted)} GiB allocated, {percent(abs(error))} {'more' if error > 0 else 'less'}"
+        agrees = percent(abs(error)) == percent(0)
+        sentences.append(f"The closed form {f'agrees: {gib(predicted)} GiB allocated' if agrees else difference}.")
     if answer.step is None:
         return sentences
     step_s, links_s = answer.step.time.step_s, answer.step.links_busy_s
     takes = f"A step takes about {seconds(step_s)} in its recorded schedule"
     if answer.analytic_time is not None:
-        closed = f"the closed form predicts {seconds(answer.analytic_time.step_s)}"
-        takes = "; ".join([takes, closed])
+        takes += f"; the closed form predicts {seconds(answer.analytic_time.step_s)}"
     sentences.append(f"{takes}.")
     sentences.append(f"Its time: {time_shares(answer.step.time, least=_SMALLEST_SHARE)}.")
     computes = f"The GPU computes {percent(answer.step.gpu_busy_s / step_s)} of the time"
     if links_s:
-        busy = {"share": percent(answer.step.overlapped_s / links_s), "time": seconds(links_s)}
-        computes = "; ".join([computes, "{share} of the {time} of collectives overlap with computation".format(**busy)])
+        share = percent(answer.step.overlapped_s / links_s)
+        computes += f"; {share} of the {seconds(links_s)} of collectives overlap with computation"
     return [*sentences, f"{computes}."]
 
 
@@ -172,9 +163,7 @@ def _other_allocator(answer: DryRunAnswer) -> str:
     if gib(needed - required + other) == gib(needed):
         return ""
     size = gib(needed - required + other)
-    if plain:
-        return f"Without expandable_segments it needs {size}."
-    return f"With expandable_segments it needs {size}."
+    return f"{'Without' if plain else 'With'} expandable_segments it needs {size}."
 
 
 def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
@@ -228,6 +217,7 @@ def _timeline(answer: DryRunAnswer) -> Lines:
         xs=[point.event for point in points],
         panels=[panel],
         labels=(),
+        families={family: MEMORY_FAMILIES[family] for family in families},
         spans=[(first.begins, f"{phase} {iteration or ''}".strip()) for first, (iteration, phase) in begins],
     )
 
@@ -254,12 +244,11 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         bars=bars,
         limit=Limit(limit, f"{gib(limit)} GiB per GPU"),
         ends_at=1.05 * max((bar.value for bar in bars), default=1.0),
-        inks=tuple(MEMORY_FAMILIES),
+        families=MEMORY_FAMILIES,
     )
-    at_peak = {"size": gib(peak.allocated_bytes_per_gpu), "iteration": peak.iteration, "phase": peak.phase}
-    title = "Tensors of the {size} GiB at the peak (iteration {iteration}, {phase})".format(**at_peak)
-    yield doc.Heading(title, "peak")
-    yield chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=partial(bar, peak.by_category))
+    size = gib(peak.allocated_bytes_per_gpu)
+    yield doc.Heading(f"Tensors of the {size} GiB at the peak (iteration {peak.iteration}, {peak.phase})", "peak")
+    yield chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=memory_bar(peak.by_category))
     modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
     tensors = (
         (each.size_bytes, component_title(each.category), each.dtype, "x".join(map(str, each.shape)), each.module)
@@ -296,14 +285,12 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
         yield doc.Sentence(f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
         yield doc.Verbatim(failure.details.strip().splitlines()[-12:])
         return
-    fields = {"speed": rate(result.tokens_per_s), "time": seconds(result.step_s), "place": _place(answer)}
-    text = "{speed} tokens/s; {time} per optimizer step; {place}, {steps} steps.".format(
-        **fields, steps=len(result.ranks[0].losses)
+    yield doc.Sentence(
+        f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step; {_place(answer)}, "
+        f"{len(result.ranks[0].losses)} steps."
     )
-    yield doc.Sentence(text)
     if result.solo:
-        text = "Times exclude communication and memory excludes NCCL: there are no other ranks."
-        yield doc.Sentence(text)
+        yield doc.Sentence("Times exclude communication and memory excludes NCCL: there are no other ranks.")
     yield doc.Heading("Measured and predicted", "figures", printed=False)
     rows = []
     for figure in answer.figures:
@@ -360,5 +347,5 @@ def _step_parts(result: ProbeResult) -> str:
     forward, backward, optimizer, _ = whole_percents([*parts, max(0.0, 1 - sum(parts))])
     text = f"Step: {forward} % forward pass, {backward} % backward pass, {optimizer} % optimizer"
     if slowest.steps[0].waiting_s is not None:
-        text = "; ".join([text, f"{percent(share('waiting_s'))} of it in collectives"])
+        text += f"; {percent(share('waiting_s'))} of it in collectives"
     return f"{text}."

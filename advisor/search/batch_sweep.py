@@ -53,7 +53,7 @@ class BatchSweep:
         self.least = LEAST[question.risk]
         self.doubles = question.is_batch_free and len(self.shapes) > 1
         """Whether micro batches are doubled without accumulation, with optional refinement in between."""
-        self._of = question.model, question.workload, question.cluster_without_storage
+        self._inputs = question.model, question.workload, question.cluster_without_storage
         self._plans = {self.shapes[0]: self.smallest_plan}
         self._candidates: dict[tuple[int, int], Candidate] = {}
 
@@ -66,18 +66,18 @@ class BatchSweep:
         return self._plans[shape]
 
     def time(self, shape: tuple[int, int]) -> TimeEstimate:
-        return _time(*self._of, self.plan(shape))
+        return _time(*self._inputs, self.plan(shape))
 
     def candidate(self, shape: tuple[int, int]) -> Candidate:
         """Return the candidate of a batch shape; its time is computed on demand."""
         if shape not in self._candidates:
-            self._candidates[shape] = self._candidate_of(self.plan(shape))
+            self._candidates[shape] = self._predict(self.plan(shape))
         return self._candidates[shape]
 
-    def _candidate_of(self, plan: Plan) -> Candidate:
-        memory = _memory(*self._of, plan)
+    def _predict(self, plan: Plan) -> Candidate:
+        memory = _memory(*self._inputs, plan)
         # No reference to this object, which would be a reference cycle.
-        later = partial(_complete, memory, *self._of, plan)
+        later = partial(_complete_estimate, memory, *self._inputs, plan)
         return Candidate(plan=plan, memory=memory, fit=judge_fit(memory, self.question.cluster), make_estimate=later)
 
     @property
@@ -95,7 +95,7 @@ class BatchSweep:
     @cached_property
     def resident_bytes(self) -> int:
         """Bytes that stay on each GPU for any batch."""
-        return total_bytes(resident_terms(*self._of, self.smallest_plan))
+        return total_bytes(resident_terms(*self._inputs, self.smallest_plan))
 
     @cached_property
     def is_hopeless(self) -> bool:
@@ -103,8 +103,9 @@ class BatchSweep:
         offer = self.question.cluster.gpu.memory_bytes
         if self.resident_bytes > offer:  # cheaper to compute
             return True
+        # The last shape may have no accumulation, and then needs less than smaller ones.
         ends = dict.fromkeys((self.shapes[0], self.shapes[-1]))
-        return all(least_bytes(*self._of, self.plan(shape)) > offer for shape in ends)
+        return all(least_bytes(*self._inputs, self.plan(shape)) > offer for shape in ends)
 
     def known_fits(self) -> Iterator[Fit]:
         """Return the verdicts on the candidates computed so far."""
@@ -126,7 +127,7 @@ class BatchSweep:
             return fit.limit == self.candidate(self.shapes[0]).fit.limit
         return fit.probability >= self.least
 
-    def rising(self) -> list[Candidate]:
+    def rising_candidates(self) -> list[Candidate]:
         """Return the candidates by rising micro batch, up to the first that likely does not fit, and the one without
         accumulation if it likely fits."""
         found: list[Candidate] = []
@@ -142,6 +143,7 @@ class BatchSweep:
     def largest(self, near: float) -> list[Candidate]:
         """Return the largest doubled micro batch that is acceptable, the smaller ones that are as fast, and the next
         larger one; empty if the smallest is not acceptable. near: the micro batch at which the search begins."""
+        # `near` is an estimate: step down to the first acceptable shape, then up to the last one.
         index = max((index for index, (micro, _) in enumerate(self.shapes) if micro <= near), default=0)
         while index >= 0 and not self.acceptable(self.candidate(self.shapes[index]).fit):
             index -= 1
@@ -157,22 +159,22 @@ class BatchSweep:
             best = max(best, self.time(self.shapes[first]).tokens_per_s)
         return [self.candidate(shape) for shape in self.shapes[first : end + 1]]
 
-    def refined(self, found: Sequence[Candidate], least_speed: float) -> list[Candidate]:
+    def refine(self, found: Sequence[Candidate], least_speed: float) -> list[Candidate]:
         """Return candidates of doubled micro batches by rising size, those between the last acceptable one and the
         next, and the best one with a part of the offloaded optimizer on the GPU. least_speed: tokens per second below
         which micro batches in between are skipped."""
         if not self.question.is_batch_free:
             return list(found)
-        refined = list(found)
+        candidates = list(found)
         acceptable = [each for each in found if self.acceptable(each.fit)]
         if 0 < len(acceptable) < len(found):
             between = self._between(acceptable[-1], found[len(acceptable)], least_speed)
-            refined += (each for each in between if each.fit.gpu_likely_suffices)
-            refined.sort(key=lambda candidate: candidate.plan.micro_batch_size)
-        taken = [each for each in refined if each.fit.probability >= self.least]
+            candidates += (each for each in between if each.fit.gpu_likely_suffices)
+            candidates.sort(key=lambda candidate: candidate.plan.micro_batch_size)
+        taken = [each for each in candidates if each.fit.probability >= self.least]
         if taken:
-            refined += self._with_optimizer_on_gpu(max(taken, key=lambda candidate: candidate.tokens_per_s))
-        return refined
+            candidates += self._optimizer_on_gpu(max(taken, key=lambda candidate: candidate.tokens_per_s))
+        return candidates
 
     def _between(self, fits: Candidate, fails: Candidate, least_speed: float) -> Iterator[Candidate]:
         """Yield candidates of micro batches between an acceptable and a larger, unacceptable one, by bisection.
@@ -194,7 +196,7 @@ class BatchSweep:
             else:
                 too_many = candidate.plan.micro_batch_size
 
-    def _with_optimizer_on_gpu(self, fastest: Candidate) -> Iterator[Candidate]:
+    def _optimizer_on_gpu(self, fastest: Candidate) -> Iterator[Candidate]:
         """Yield the plan with the most sub-groups of its offloaded optimizer on the GPU that fit
         (`offload_optimizer.ratio`), if it is faster by more than `SAME_SPEED`."""
         question, plan = self.question, fastest.plan
@@ -205,19 +207,21 @@ class BatchSweep:
         sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
         groups = len(optimizer_group_numels(sharded, plan.sub_group_size))
 
-        def keeping(number: int) -> Plan:
+        def partly_offloaded(number: int) -> Plan:
             # The middle of the interval in which DeepSpeed's int((1 - ratio) groups) is this number.
             return plan.replace_fields(offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
 
-        if groups == 1 or unsupported(question.model, question.workload, keeping(1), cluster) is not None:
+        if groups == 1 or unsupported(question.model, question.workload, partly_offloaded(1), cluster) is not None:
             return
-        one, none = (total_bytes(resident_terms(*self._of, each)) for each in (keeping(1), plan))
+        one, none = (total_bytes(resident_terms(*self._inputs, each)) for each in (partly_offloaded(1), plan))
         most = min(groups - 1, (cluster.gpu.memory_bytes - fastest.device_bytes) // (one - none))
         # `most` fits with probability 1/2; fewer sub-groups fit with a higher one.
         numbers = range(1, most + 1)
-        number = bisect_left(numbers, 1, key=lambda each: not self.acceptable(self._candidate_of(keeping(each)).fit))
+        number = bisect_left(
+            numbers, 1, key=lambda each: not self.acceptable(self._predict(partly_offloaded(each)).fit)
+        )
         if share * number / groups > SAME_SPEED:
-            candidate = self._candidate_of(keeping(number))
+            candidate = self._predict(partly_offloaded(number))
             if candidate.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
                 yield candidate
 
@@ -230,5 +234,7 @@ class BatchSweep:
         return sum(term.seconds for term in time.terms if term.resource in ("cpu", "pcie")) / time.step_s
 
 
-def _complete(memory: MemoryEstimate, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Estimate:
+def _complete_estimate(
+    memory: MemoryEstimate, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan
+) -> Estimate:
     return Estimate(plan=plan, memory=memory, time=_time(model, workload, cluster, plan))

@@ -34,12 +34,6 @@ RAN_OUT, NEEDS_MORE, FAILED = "ran out of memory", "needs even more", "failed"
 NEEDS_RAM = "needs --ram"
 """Reason for a plan that needs more than `MOST_HOST_BYTES` if the RAM is unknown."""
 
-_VERDICTS = {
-    "likely fits": "likely fits",
-    "unlikely": "unlikely",
-    "does not fit": "does not fit",
-}
-
 
 class Fit(NamedTuple):
     """The verdict on one plan."""
@@ -92,6 +86,7 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     others = max(host if known or host > 1 else 0.0, disk)
     on_gpu = _on_gpu(probability, memory.device_bytes_per_gpu, cluster, others)
     refused = on_gpu._replace(probability=0.0)
+    # The GPU is named first: more RAM or NVMe would not help such a plan.
     if on_gpu.probability < LIKELY:
         return on_gpu
     if host > 1:
@@ -102,9 +97,10 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
         return refused._replace(reason="needs --nvme", limit="nvme", utilization=utilization)
     if disk > 1:
         return refused._replace(reason=f"needs {times(disk)} the NVMe", limit="nvme")
+    # Nearly every host has as much RAM as its GPUs have memory; beyond that the verdict is conditional.
     if known is None and memory.host_bytes_per_node > cluster.gpus_per_node * cluster.gpu.memory_bytes:
         conditional = on_gpu._replace(assumed_host_bytes=memory.host_bytes_per_node)
-        return conditional._replace(reason="if RAM suffices") if on_gpu.fits else conditional
+        return conditional._replace(reason="if RAM allows") if on_gpu.fits else conditional
     return on_gpu
 
 
@@ -113,8 +109,7 @@ def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, clu
     held for the whole training."""
     host = _share(host_bytes, cluster.host_memory_bytes_per_node)
     if host > 1:
-        reason = f"needs {times(host)} the RAM"
-        return Fit(probability=0.0, reason=reason, utilization=host, limit="host")
+        return Fit(probability=0.0, reason=f"needs {times(host)} the RAM", utilization=host, limit="host")
     return _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster, host)
 
 
@@ -124,12 +119,9 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float
     utilization = max(share, others)
     if probability >= FIT_THRESHOLD:
         return Fit(probability=probability, reason="fits", utilization=utilization, limit="")
-    reason = f"{_VERDICTS[fit_verdict(probability)]}, {chance(probability)}"
+    reason = f"{fit_verdict(probability)}, {chance(probability)}"
     if probability < LIKELY and share > 1:
-        ratio = times(share)
-        reason = f"needs {ratio} the memory"
-        if cluster.gpu.is_cpu:
-            reason = f"needs {ratio} the limit"
+        reason = f"needs {times(share)} the {'limit' if cluster.gpu.is_cpu else 'memory'}"
     return Fit(probability=probability, reason=reason, utilization=utilization, limit="gpu")
 
 
@@ -150,16 +142,14 @@ def fits_sentence(plan: str, fit: Fit) -> str:
 
     A condition is added: `ZeRO-3 fits if the host has 353 GiB of RAM.`
     """
-    templates = {
+    text = {
         "fits": f"{plan} fits",
         "likely fits": f"{plan} probably fits ({chance(fit.probability)})",
         "unlikely": f"{plan} is unlikely to fit ({chance(fit.probability)})",
         "does not fit": f"{plan} does not fit",
-    }
-    text = templates[fit.verdict]
+    }[fit.verdict]
     if fit.assumed_host_bytes:
-        need = f"{whole_gib(fit.assumed_host_bytes):,}"
-        return f"{text} if the host has {need} GiB of RAM."
+        text += f" if the host has {whole_gib(fit.assumed_host_bytes):,} GiB of RAM"
     return f"{text}."
 
 
@@ -176,7 +166,7 @@ class Candidate:
     """Device memory measured by a probe; None without a probe."""
 
     @classmethod
-    def of(cls, estimate: Estimate, fit: Fit, *, measured_bytes: int | None = None) -> Candidate:
+    def from_estimate(cls, estimate: Estimate, fit: Fit, *, measured_bytes: int | None = None) -> Candidate:
         """Return the candidate of a complete estimate."""
         return cls(
             plan=estimate.plan,
@@ -215,7 +205,7 @@ class Candidate:
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
     """Return the candidate of one plan."""
     estimate = estimate_plan(model, workload, cluster, plan)
-    return Candidate.of(estimate, judge_fit(estimate.memory, cluster))
+    return Candidate.from_estimate(estimate, judge_fit(estimate.memory, cluster))
 
 
 def candidate_duration(question: Question, candidate: Candidate) -> JobDuration | None:
@@ -236,7 +226,7 @@ class LadderStep(NamedTuple):
     reason: str
 
     @classmethod
-    def of(cls, strategy: Strategy, candidate: Candidate, least: float) -> LadderStep:
+    def from_candidate(cls, strategy: Strategy, candidate: Candidate, least: float) -> LadderStep:
         """Return the step of a strategy. least: the probability of fitting required for `taken`."""
         return cls(strategy, candidate, candidate.fit.probability >= least, candidate.fit.reason)
 

@@ -65,6 +65,7 @@ def best_of_strategy(candidates: Sequence[Candidate], least: float) -> Candidate
 
 def _complexity(candidate: Candidate) -> tuple[int, int, bool, int, int]:
     plan = candidate.plan
+    # Tuples compare from the left: shared samples are the most complex, memory breaks ties.
     groups = plan.ranks_per_sample, plan.zero_hpz_partition_size
     return *groups, plan.quantizes_collectives, plan.micro_batch_size, candidate.device_bytes
 
@@ -78,6 +79,7 @@ def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
         return None
     enough = max(candidate.tokens_per_s for candidate in candidates) * (1 - SAME_SPEED)
     equals = [candidate for candidate in candidates if candidate.tokens_per_s >= enough]
+    # `equals` has the order of the ladder, whose first strategy is the simplest.
     lowest = costly_features(equals[0].plan)
     simple = (candidate for candidate in equals if costly_features(candidate.plan) <= lowest)
     return next((candidate for candidate in simple if candidate.fit.utilization <= COMFORTABLE), equals[0])
@@ -89,7 +91,7 @@ def closest(ladder: Iterable[LadderStep]) -> Candidate | None:
     return min(plans, key=lambda candidate: candidate.fit.utilization, default=None)
 
 
-def taken_others(ladder: Iterable[LadderStep], chosen: Candidate | None) -> list[Candidate]:
+def other_taken_plans(ladder: Iterable[LadderStep], chosen: Candidate | None) -> list[Candidate]:
     """Return the best plans of the other strategies that may be recommended."""
     return [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
 
@@ -99,14 +101,15 @@ def drop_dominated(plans: Iterable[PlanWithSpeed]) -> list[PlanWithSpeed]:
 
     The fastest kept plan is slower than the fastest of all by less than `LEAST_GAIN`.
     """
-    given = list(plans)
-    features = [costly_features(plan.plan) for plan in given]
+    choices = list(plans)
+    features = [costly_features(plan.plan) for plan in choices]
     kept: list[int] = []
-    for index in sorted(range(len(given)), key=lambda index: len(features[index])):
-        enough = given[index].tokens_per_s * (1 - LEAST_GAIN)
-        if not any(given[rival].tokens_per_s >= enough and features[rival] < features[index] for rival in kept):
+    # A plan is dominated only by plans with fewer features, so those are decided first.
+    for index in sorted(range(len(choices)), key=lambda index: len(features[index])):
+        enough = choices[index].tokens_per_s * (1 - LEAST_GAIN)
+        if not any(choices[rival].tokens_per_s >= enough and features[rival] < features[index] for rival in kept):
             kept.append(index)
-    return [given[index] for index in sorted(kept)]
+    return [choices[index] for index in sorted(kept)]
 
 
 def costly_features(plan: Plan) -> frozenset[str]:
@@ -134,10 +137,10 @@ def worth_trying_first(
     if best is None:
         return None
     sure = best.fit.probability - SAME_PROBABILITY
-    return next(each for each in likely if as_fast(each, best) and each.fit.probability >= sure)
+    return next(each for each in likely if is_as_fast(each, best) and each.fit.probability >= sure)
 
 
-def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
+def is_as_fast(candidate: Candidate, fastest: Candidate) -> bool:
     """Whether a candidate is as fast as the fastest within `SAME_SPEED`, or within `LEAST_GAIN` if the fastest has more
     costly features."""
     return candidate.tokens_per_s >= fastest.tokens_per_s * (1 - tolerance(fastest.plan, candidate.plan))

@@ -53,19 +53,19 @@ def largest_micro_batch_question(question: Question) -> Question:
     With a global batch, the search covers the divisors of each GPU's part.
     """
 
-    def with_size(size: int) -> Question:
+    def resized(size: int) -> Question:
         return replace(question, micro_batch_size=size)
 
     sizes: Sequence[int] = range(1, LARGEST_MICRO_BATCH + 1)
     if question.workload.global_batch_size is not None:
         sizes = [micro for micro, _ in question.batch_shapes(question.sequence_parallel_sizes()[0])]
-    fits, fails = largest(lambda index: any_fits(with_size(sizes[index - 1])), len(sizes))
+    fits, fails = largest(lambda index: any_fits(resized(sizes[index - 1])), len(sizes))
     found = Largest(
         option="micro_batch",
         value=sizes[fits - 1] if fits else None,
         too_large=sizes[fails - 1] if fails <= len(sizes) else None,
     )
-    return replace(with_size(sizes[max(fits, 1) - 1]), largest=found)
+    return replace(resized(sizes[max(fits, 1) - 1]), largest=found)
 
 
 def longest_sequence_question(question: Question) -> Question:
@@ -75,23 +75,24 @@ def longest_sequence_question(question: Question) -> Question:
     the number of GPUs is not a power of two, lengths that any number of GPUs can share are searched separately.
     """
 
-    def with_length(seq_len: int) -> Question:
+    def at_length(seq_len: int) -> Question:
         return replace(question, workload=replace(question.workload, seq_len=seq_len))
 
     def searched(step: int, limit: int) -> tuple[int, int]:
         """Return (the longest multiple of the step that fits, or 0; a longer one that does not)."""
-        fits, fails = largest(lambda steps: any_fits(with_length(steps * step)), limit // step, parts=PARTS)
+        fits, fails = largest(lambda steps: any_fits(at_length(steps * step)), limit // step, parts=PARTS)
         return fits * step, min(limit, fails * step)
 
     model = question.model
     most = model.fixed_len or (model.max_positions if model.has_learned_positions else None)
-    if most is not None and any_fits(with_length(most)):
-        return replace(with_length(most), largest=Largest(option="seq_len", value=most, too_large=None))
+    if most is not None and any_fits(at_length(most)):
+        return replace(at_length(most), largest=Largest(option="seq_len", value=most, too_large=None))
     if model.fixed_len is not None:
         return replace(question, largest=Largest(option="seq_len", value=None, too_large=model.fixed_len))
     limit = most or LONGEST
+    # With a power of two of GPUs both steps are equal, and a set searches once.
     length, too_long = max(searched(step, limit) for step in {STEP, lcm(STEP, question.cluster.world_size)})
     if not length:
         length, too_long = searched(SHORT_STEP, min(limit, STEP))
     found = Largest(option="seq_len", value=length or None, too_large=too_long)
-    return replace(with_length(length or min(limit, SHORT_STEP)), largest=found)
+    return replace(at_length(length or min(limit, SHORT_STEP)), largest=found)

@@ -58,8 +58,7 @@ def filled_batch(
         return FilledBatch(1, gradient_accumulation_steps or 1, gradient_checkpointing is not False, "")
     chosen = best.plan
     steps = gradient_accumulation_steps or (chosen.gradient_accumulation_steps if auto_steps else None)
-    batch = f"micro batch {chosen.micro_batch_size}"
-    if steps and steps > 1:
-        batch = f"{batch} x accumulation {steps}"
-    words = f"{batch}, checkpointing {checkpointing_label(chosen)}: recommended, for `auto` in the file"
+    accumulation = f" x accumulation {steps}" if steps and steps > 1 else ""
+    words = f"`auto` filled with micro batch {chosen.micro_batch_size}{accumulation}"
+    words += f", checkpointing {checkpointing_label(chosen)}"
     return FilledBatch(chosen.micro_batch_size, steps, chosen.gradient_checkpointing, words)

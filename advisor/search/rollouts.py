@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
+from operator import attrgetter
 
 from ..question.question import Question
 from ..question.rollouts import rollout_choices
@@ -35,25 +36,22 @@ def choose_rollout(question: Question) -> tuple[Question, tuple[RolloutOutcome, 
     choices = rollout_choices(question)
     if len(choices) == 1:
         return choices[0], ()
-    outcomes = [_outcome(choice) for choice in choices if not _server_gpus(choice)]
-    servers = {_server_gpus(choice): choice for choice in choices if _server_gpus(choice)}
+    outcomes, servers = list[RolloutOutcome](), dict[int, Question]()
+    for choice in choices:
+        rollouts = choice.workload.rollouts
+        if rollouts is not None and rollouts.server_gpus:
+            servers[rollouts.server_gpus] = choice
+        else:
+            outcomes.append(_outcome(choice))
+    by_speed = attrgetter("tokens_per_s")
     if servers:
-        outcomes.append(_best_split(servers, max(outcomes, key=_speed, default=None)))
-    taken = max(outcomes, key=_speed)
+        outcomes.append(_best_split(servers, max(outcomes, key=by_speed, default=None)))
+    taken = max(outcomes, key=by_speed)
     return taken.question, tuple(outcome for outcome in outcomes if outcome is not taken)
 
 
 def _outcome(question: Question) -> RolloutOutcome:
     return RolloutOutcome(question=question, best=fastest(question))
-
-
-def _server_gpus(question: Question) -> int:
-    rollouts = question.workload.rollouts
-    return 0 if rollouts is None else rollouts.server_gpus
-
-
-def _speed(outcome: RolloutOutcome) -> float:
-    return outcome.tokens_per_s
 
 
 def _best_split(servers: dict[int, Question], other: RolloutOutcome | None) -> RolloutOutcome:

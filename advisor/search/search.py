@@ -40,12 +40,12 @@ def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candi
         found[strategy], obstacles[strategy] = strategy_candidates(strategy, question)
     if all(each.fit.limit == "gpu" for own in found.values() for each in own):
         for strategy, own in found.items():  # the plans with the least GPU memory show the shortage
-            own += search_stages(strategy, question)[-1].sweeps()[-1].rising()[:1] if own else []
+            own += search_stages(strategy, question)[-1].sweeps()[-1].rising_candidates()[:1] if own else []
     ladder = []
     for strategy, own in found.items():
         best = best_of_strategy(own, least)
         unable = LadderStep(strategy=strategy, candidate=None, taken=False, reason=obstacles[strategy])
-        ladder.append(unable if best is None else LadderStep.of(strategy, best, least))
+        ladder.append(unable if best is None else LadderStep.from_candidate(strategy, best, least))
     return tuple(ladder), tuple(each for own in found.values() for each in own)
 
 
@@ -59,11 +59,11 @@ def strategy_candidates(
         obstacle = None if candidates else sweeps[0].obstacle
         if obstacle is not None:
             return [], obstacle
-        found = {sweep: sweep.rising() for sweep in sweeps}
+        found = {sweep: sweep.rising_candidates() for sweep in sweeps}
         speeds = [each.tokens_per_s for sweep in sweeps for each in found[sweep] if sweep.acceptable(each.fit)]
         enough = max(speeds, default=0.0) * (1 - SAME_SPEED)
         for sweep in sweeps:
-            candidates += sweep.refined(found[sweep], enough)
+            candidates += sweep.refine(found[sweep], enough)
     return candidates, ""
 
 
@@ -95,6 +95,7 @@ def _until_memory_suffices(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]
     stage may fit."""
     last: list[BatchSweep] = []
     for number, stage in enumerate(stages):
+        # The look-ahead below has already built the last stage, with its predictions.
         sweeps = last if last and number == len(stages) - 1 else stage.sweeps()
         yield sweeps
         if any(fit.limit != "gpu" for sweep in sweeps for fit in sweep.known_fits()):
@@ -139,6 +140,7 @@ class _BranchAndBound:
         self.least = LEAST[question.risk]
         self.memory_bytes = question.cluster.gpu.memory_bytes
         self.enough = enough
+        # `fastest_that_fits` may take a plan that is slower than the fastest by both tolerances.
         self.least_speed = enough * (1 - max(LEAST_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
         self.pending = {strategy: _runnable(strategy, question) for strategy in STRATEGIES}
         self.found: dict[Strategy, list[Candidate]] = {strategy: [] for strategy in STRATEGIES}
@@ -160,7 +162,7 @@ class _BranchAndBound:
                 if bound < floor:
                     break
                 if not self._is_needless(strategy, sweep, bound):
-                    found = sweep.refined(sweep.largest(near) if sweep.doubles else sweep.rising(), floor)
+                    found = sweep.refine(sweep.largest(near) if sweep.doubles else sweep.rising_candidates(), floor)
                     self.found[strategy] += [each for each in found if each.fit.probability >= self.least]
         return fastest_that_fits(self._ladder())
 
@@ -228,4 +230,4 @@ class _BranchAndBound:
         for strategy, own in self.found.items():
             best = best_of_strategy(own, self.least)
             if best is not None:
-                yield LadderStep.of(strategy, best, self.least)
+                yield LadderStep.from_candidate(strategy, best, self.least)

@@ -134,14 +134,14 @@ def search_stages(
         gradient_accumulation_steps=1,
         gradient_checkpointing=False,
     )
-    asked = cast(CheckpointingChoice, question.options["gradient_checkpointing"])
+    requested = cast(CheckpointingChoice, question.options["gradient_checkpointing"])
     sizes = question.sequence_parallel_sizes()
     if "sequence_parallel_size" in settings or settings.get("autotp_size", 1) > 1:
         sizes = (settings.get("sequence_parallel_size", 1),)
-    on_gpu: tuple[CheckpointingChoice, ...] = ("off", "on") if asked == "auto" else (asked,)
+    on_gpu: tuple[CheckpointingChoice, ...] = ("off", "on") if requested == "auto" else (requested,)
     choices = [on_gpu]
     offloads = not question.cluster.gpu.is_cpu and question.model.module is None
-    if asked == "auto" and "cpu_checkpointing" not in settings and offloads:
+    if requested == "auto" and "cpu_checkpointing" not in settings and offloads:
         choices.append(("offload",))
     stages = [Stage(strategy, preset, question, settings, choice, size) for choice in choices for size in sizes]
     return stages if strategy in STRATEGIES else stages[:1]

@@ -1,17 +1,16 @@
 """The language of the answer: English, or Chinese.
 
-All code writes English. A text is translated when it is drawn, by the catalogue `zh.po` (gettext's format), whose keys
-are English texts with a `{name}` for each figure, name or part: `{need} of {have} GiB per {device}`. A text is matched
-against the keys, so no code has to mark its sentences; a part that is itself a text of the catalogue is translated
-too. English loads no catalogue.
+All code writes English. `document.translation` translates the texts of a document, by the catalogue `zh.po` (gettext's
+format), whose keys are English texts with a `{name}` for each figure, name or part: `{need} of {have} GiB per
+{device}`. A text is matched against the keys, so no code has to mark its sentences; a part that is itself a text of the
+catalogue is translated too. English loads no catalogue.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
@@ -37,7 +36,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 _WORD = r"[^\s()]*[^\s():;,.](?: [MBT]\b)?"
 
-_TEXT = r"(?:\([^()]*\)|(?![.;:] |, ).)+?"
+_TEXT = r"(?:\([^()]*\)|(?![.;:] |, | · ).)+?"
 """A text without separators, except in parentheses."""
 
 _FIELD_PATTERNS: Mapping[str, str] = {
@@ -60,13 +59,12 @@ _FIELD_PATTERNS: Mapping[str, str] = {
         _TEXT,
     ),
     **dict.fromkeys(("arguments", "names", "reason"), ".+?"),
+    "gib": r"[\d.,]+",
 }
 """What a field of this name matches. Any other field is a figure or a name without spaces."""
 
 _SEPARATORS: Mapping[str, str] = {" · ": " · ", ". ": "\u3002", "; ": "\uff1b", ": ": "\uff1a", ", ": "\uff0c"}
 """Where a text is divided if the catalogue does not have it as a whole, the strongest first, and the Chinese mark."""
-
-_language: Language = "en"
 
 
 class _Entry(NamedTuple):
@@ -125,27 +123,6 @@ def _entries(language: Language) -> list[_Entry]:
     return sorted(entries, key=lambda entry: -sum(map(len, entry.literals)))
 
 
-@contextmanager
-def use_language(language: Language) -> Iterator[None]:
-    """Translate texts into a language within the context."""
-    global _language
-    before, _language = _language, language
-    try:
-        yield
-    finally:
-        _language = before
-
-
-def is_translated(text: str) -> bool:
-    """Whether a displayed text has been translated from English, apart from names in it."""
-    return _language != "en" and any(char >= "\u3000" for char in text)
-
-
-def in_language(console: Console, language: Language) -> AbstractContextManager[None]:
-    """Return sentences in this language, or in English if the terminal cannot display it."""
-    return use_language(language if can_encode(console, SAMPLES[language]) else "en")
-
-
 def can_encode(console: Console, text: str) -> bool:
     try:
         text.encode(console.encoding)
@@ -154,11 +131,9 @@ def can_encode(console: Console, text: str) -> bool:
     return True
 
 
-def translate(text: str) -> str:
-    """Return a text in the current language. A part that the catalogue does not have stays English."""
-    if _language == "en" or is_translated(text):
-        return text
-    return _translated(text, _language)
+def translate(text: str, language: Language) -> str:
+    """Return an English text in a language. A part that the catalogue does not have stays English."""
+    return text if language == "en" else _translated(text, language)
 
 
 @cache
@@ -179,5 +154,5 @@ def _translated(text: str, language: Language) -> str:
         parts = re.split(rf"{re.escape(separator)}(?![^()]*\))", text)
         if len(parts) > 1:
             translations = [_translated(part, language) for part in parts]
-            return mark.join(translations) if translations != parts else text
+            return re.sub(_NEEDLESS_SPACES, "", mark.join(translations)) if translations != parts else text
     return text

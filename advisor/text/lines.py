@@ -10,9 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from .labels import MEMORY_FAMILIES, memory_by_family
-from .language import can_encode, is_translated, translate
-from .units import gib, printable
+from .language import can_encode
+from .units import FIRM, GLUE, gib, glued, printable
 
 WIDTH = 80
 """Width of tables and bars in columns; a narrower terminal folds them."""
@@ -21,11 +20,6 @@ LONGEST = 120
 """Largest width of sentences in columns: longer lines are hard to read."""
 
 NARROWEST = 40
-
-GLUE, FIRM = "\ue000", "\ue001"
-"""Non-breaking spaces, printed as spaces. A word with a firm one is never broken at all."""
-
-_UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|\u500d|s|ms|min|GiB|GB|tokens/s|samples/s)(?:\W|$))|(?<=batch) (?=\d)")
 
 _WIDE = "\u3000-\u9fff\uff00-\uffef"
 """Characters of two columns each, between which a line may be broken: Chinese characters and their punctuation."""
@@ -42,14 +36,9 @@ def _pieces(text: str) -> Iterator[re.Match[str]]:
     return re.finditer(_PIECES if has_wide else r"\s*\S+\s*", text)
 
 
-def glued(text: str, space: str = GLUE) -> str:
-    """Return the text with a non-breaking space between a figure and its unit."""
-    return _UNBREAKABLE.sub(space, text)
-
-
 def sentence(console: Console, text: str | Text, *, style: str = "", hang: int = 2) -> None:
     """Print a sentence, wrapped but not between a figure and its unit; continuation lines are indented by `hang`."""
-    styled = Text(translate(text), style=style) if isinstance(text, str) else text
+    styled = Text(text, style=style) if isinstance(text, str) else text
     styled.plain = glued(styled.plain)
     width = min(LONGEST, max(console.width, NARROWEST)) - 1
     if width < WIDTH - 1:  # a separate column for the names would leave too little for the text
@@ -142,7 +131,7 @@ def _continued(command: str, columns: int) -> list[str]:
 
 def row(console: Console, line: str | Text, *, style: str = "") -> None:
     """Print one line unwrapped; characters missing in the encoding are replaced by the nearest ASCII."""
-    text = Text(translate(line), style=style) if isinstance(line, str) else line
+    text = Text(line, style=style) if isinstance(line, str) else line
     text.plain = printable(text.plain.replace(GLUE, " ").replace(FIRM, " "))  # a name may have an escape byte
     if not can_encode(console, text.plain):
         plain = text.plain.replace("·", "|")
@@ -152,9 +141,7 @@ def row(console: Console, line: str | Text, *, style: str = "") -> None:
 
 def ended(text: str) -> str:
     """Return a sentence with a full stop, unless quoted text already ends it."""
-    if text.endswith((".", "!", "?")):
-        return text
-    return f"{text}\u3002" if is_translated(text) else f"{text}."
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def capitalised(text: str) -> str:
@@ -184,19 +171,19 @@ _LEAST_SHARE = 0.03
 """Families below this share are drawn as one if there are several: a bar has about 68 characters."""
 
 
-def bar(parts: Mapping[str, int], console: Console) -> None:
-    """Draw `parts` (bytes by component) as a bar of families, with their sizes below; small families count as other."""
-    sizes, has_blocks = memory_by_family(parts), can_encode(console, "".join(ink for ink, _ in _INKS.values()))
+def bar(sizes: Mapping[str, int], titles: Mapping[str, str], console: Console) -> None:
+    """Draw bytes by memory family as a bar, with their sizes below; small families count as other."""
+    shown, total = dict(sizes), sum(sizes.values())
+    has_blocks = can_encode(console, "".join(ink for ink, _ in _INKS.values()))
     drawn, legend, width = Text(" "), Text(), min(WIDTH, max(console.width, NARROWEST)) - 12
-    total = sum(sizes.values())
     small = [family for family, size in sizes.items() if size < _LEAST_SHARE * total]
-    if len(small) > 1 or "other" in sizes:
-        sizes["other"] = sum(sizes.pop(family) for family in small) + sizes.get("other", 0)
-    for family, size in sizes.items():
+    if len(small) > 1 or "other" in shown:
+        shown["other"] = sum(shown.pop(family) for family in small) + shown.get("other", 0)
+    for family, size in shown.items():
         block, style = _INKS[family]
         filling = block if has_blocks else family[0].upper()
-        drawn.append(filling * round(size / sum(sizes.values()) * width), style=style)
+        drawn.append(filling * round(size / total * width), style=style)
         legend.append(filling + FIRM, style=style)
-        legend.append(f"{translate(MEMORY_FAMILIES[family])} {gib(size)}".replace(" ", FIRM) + "  ")
+        legend.append(f"{titles[family]} {gib(size)}".replace(" ", FIRM) + "  ")
     row(console, drawn)
     sentence(console, legend)

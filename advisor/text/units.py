@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ...estimators.units import GIB as GIB
 from ...estimators.units import gib as gib
 from ...estimators.units import whole_gib as whole_gib
+
+GLUE, FIRM = "\ue000", "\ue001"
+"""Non-breaking spaces, printed as spaces. A word with a firm one is never broken at all."""
+
+_UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|\u500d|s|ms|min|GiB|GB|tokens/s|samples/s)(?:\W|$))|(?<=batch) (?=\d)")
+
+
+def glued(text: str, space: str = GLUE) -> str:
+    """Return the text with a non-breaking space between a figure and its unit."""
+    return _UNBREAKABLE.sub(space, text)
 
 
 def printable(text: str) -> str:

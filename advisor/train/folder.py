@@ -96,14 +96,13 @@ class TrainingFolder:
             raise ConfigFileError(
                 f"{self.path} has no whole checkpoint",
                 why=problems or "the training ended before the first one",
-                fix="start it again with --force and without --resume",
+                fix="start it again with --force instead of --resume",
             )
         for each in damaged:
             aside = each.folder.with_name(f"damaged-{each.folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
             each.folder.rename(aside)
-            name, problem = each.folder.name, each.problem
-            say(f"{name} is damaged: {problem}; it is now {aside.name}")
+            say(f"{each.folder.name} is damaged: {each.problem}; it is now {aside.name}")
         return usable
 
     def claim(self, *, force: bool, inputs: Collection[Path] = ()) -> None:
@@ -119,12 +118,12 @@ class TrainingFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             if self.lock.exists():
                 with self.lock.open("r+b") as lock:
-                    self._take(lock)
+                    self._acquire(lock)
             # The records of a training that was refused before its start (a broken row, nothing fits) are not needed.
             unused = self.records if self.options.exists() and not self.job.exists() else None
             used = any(path != unused for path in self.path.iterdir())
             if used and not force:
-                advice = "pass --resume to go on with it, " if self.job.exists() else "pass "
+                advice = "pass --resume to continue it, " if self.job.exists() else "pass "
                 raise ConfigFileError(
                     f"{self.path} is not empty",
                     why="its files may be lost",
@@ -148,7 +147,7 @@ class TrainingFolder:
             raise _unwritable(self.path, problem) from problem
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep other processes from training in the folder, including those of other hosts if the file system has
         locks. Raises ConfigFileError if another process trains in the folder or it cannot be written to."""
         try:
@@ -156,7 +155,7 @@ class TrainingFolder:
         except OSError as problem:
             raise _unwritable(self.path, problem) from problem
         with lock:
-            self._take(lock)
+            self._acquire(lock)
             lock.truncate(0)
             now = time.strftime("%Y-%m-%d %H:%M:%S")
             lock.write(f"process {os.getpid()} on {socket.gethostname()}, since {now}".encode())
@@ -166,7 +165,7 @@ class TrainingFolder:
             finally:
                 lock.truncate(0)
 
-    def _take(self, lock: BinaryIO) -> None:
+    def _acquire(self, lock: BinaryIO) -> None:
         try:
             taken = try_lock(lock.fileno())
         except OSError:  # a file system without locks
@@ -180,9 +179,9 @@ class TrainingFolder:
                 fix="wait for that training or stop it (Ctrl-C saves), or pass another --output-dir",
             )
 
-    def kept_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of the training to resume. given: options of this call. Raises ConfigFileError if there is no
-        training, or if a given option differs from the training's."""
+    def kept_options(self, passed: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of the training to resume. passed: options of this call. Raises ConfigFileError if there is no
+        training, or if a passed option differs from the training's."""
         if not self.job.exists():
             raise ConfigFileError(
                 f"{self.path} holds no training to resume",
@@ -190,13 +189,11 @@ class TrainingFolder:
                 fix="leave --resume out, or pass the --output-dir of the interrupted training",
             )
         kept = read_json_object(self.options, error=ConfigFileError, what="a training's options", fix=_REPAIR)
-        for name, value in given.items():
+        for name, value in passed.items():
             if json.loads(json.dumps(value)) != kept.get(name):
                 option = f"--{name.replace('_', '-')}"
-                raise ConfigFileError(
-                    f"{option} was {kept.get(name)} in the training to resume",
-                    fix=f"leave {option} out",
-                )
+                what = f"{option} was {kept.get(name)} in the training to resume"
+                raise ConfigFileError(what, fix=f"leave {option} out")
         return kept
 
     def write_job(self, job: TrainingJob) -> None:

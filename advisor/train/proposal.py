@@ -21,7 +21,7 @@ from ...probes.machine import installed_version
 from ...probes.run import Device, Run
 from ..advise import advise
 from ..answer.recommendation import Recommendation
-from ..data.counting import EPOCHS, check_causal, global_batch, job_of_samples, sequence_length
+from ..data.counting import EPOCHS, check_causal, global_batch, samples_job, sequence_length
 from ..data.prepare import DataFile, Samples, cut, prepare
 from ..data.tokenizing import load_tokenizer
 from ..importers.script_arguments import ScriptArguments
@@ -95,7 +95,7 @@ class Proposal:
     @property
     def training_s(self) -> float:
         """Predicted seconds of all steps, with the padding of samples that the ranks apply."""
-        question, job = self.answer.question, job_of_samples(self.samples, epochs=1.0)
+        question, job = self.answer.question, samples_job(self.samples, epochs=1.0)
         duration = job_duration(
             question.model, question.workload, question.cluster, self.chosen.plan, self.chosen.time, job
         )
@@ -104,7 +104,7 @@ class Proposal:
     @property
     def run(self) -> Run:
         question = self.answer.question
-        return Run.of_plan(self.chosen.plan, question.model, question.workload, question.cluster)
+        return Run.from_plan(self.chosen.plan, question.model, question.workload, question.cluster)
 
 
 def propose(
@@ -153,7 +153,7 @@ def propose(
     answer = _answer(settings, shape, {**question, "seq_len": samples.seq_len}, samples)
     workload = answer.question.workload
     assert workload.global_batch_size is not None, "the question has one"
-    job = job_of_samples(samples, settings.epochs or EPOCHS)
+    job = samples_job(samples, settings.epochs or EPOCHS)
     return Proposal(
         settings=settings,
         folder=folder,
@@ -270,7 +270,7 @@ def build_request(run: Run, prediction: Estimate | None, job: TrainingJob, folde
     )
 
 
-def request_of_proposal(proposal: Proposal, model: str, folder: TrainingFolder | None = None) -> LaunchRequest:
+def proposal_request(proposal: Proposal, model: str, folder: TrainingFolder | None = None) -> LaunchRequest:
     """The launch request of the recommended plan, in the proposal's folder or another."""
     folder, run = folder or proposal.folder, proposal.run
     job = TrainingJob(

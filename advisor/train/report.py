@@ -183,7 +183,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
     ]
 
 
-def render_proven(before: Proposal, after: Proposal, console: Console) -> None:
+def render_checked(before: Proposal, after: Proposal, console: Console) -> None:
     """Print the plan that passed the check, if it differs from the one printed before."""
     was, now = before.answer.recommended, after.answer.recommended
     if now is None and was is not None:
@@ -214,7 +214,7 @@ def render_trained(trained: Trained, console: Console) -> None:
             render_failure(outcome.failure, console, style="bold red")
         else:
             sentence(console, f"Stopped after step {outcome.last_step}.", style="bold")
-        _go_on(trained, console)
+        _resume_command(trained, console)
     if outcome.last_step:
         render_figures(trained.attempt, console)
     if trained.finished:
@@ -225,12 +225,12 @@ def _ended(trained: Trained) -> str:
     losses, evaluations = trained.folder.logged("loss"), trained.folder.logged("eval_loss")
     steps = losses[-1][0] - trained.attempt.request.resumes_after
     made = f"{steps:,} steps" if steps else f"all {losses[-1][0]:,} steps had been made; saved"
-    text = f"Finished: {made} in {seconds(trained.attempt.outcome.seconds)}"
-    text += f", loss {losses[0][1]:.3g} to {losses[-1][1]:.3g}"
+    text = f"Finished: {made} in {seconds(trained.attempt.outcome.seconds)}, "
+    text += f"loss {losses[0][1]:.3g} to {losses[-1][1]:.3g}"
     return text + (f", evaluation {evaluations[-1][1]:.3g}." if evaluations else ".")
 
 
-def _go_on(trained: Trained, console: Console) -> None:
+def _resume_command(trained: Trained, console: Console) -> None:
     checkpoint, failure = trained.folder.newest_checkpoint(), trained.attempt.outcome.failure
     logs = f"The ranks' output: {trained.attempt.outcome.folder}."
     if trained.session.following is not None:
@@ -238,24 +238,21 @@ def _go_on(trained: Trained, console: Console) -> None:
     if checkpoint is None:
         sentence(console, f"There is no checkpoint yet. {logs}")
         return
-    sentence(console, f"The last checkpoint is {checkpoint.name}; go on with:")
+    sentence(console, f"The last checkpoint is {checkpoint.name}. Resume with:")
     less = ["--fallback"] if failure is not None and failure.is_out_of_memory else []
     copyable(console, [shlex.join(["ds-advise", "train", "--resume", *less, "--output-dir", str(trained.folder.path)])])
     sentence(console, logs)
 
 
 def _where(trained: Trained, console: Console) -> None:
-    path, merged, is_full = (
-        trained.folder.path,
-        trained.folder.merged,
-        trained.attempt.request.run.workload.method == "full",
-    )
+    path, merged = trained.folder.path, trained.folder.merged
+    is_full = trained.attempt.request.run.workload.method == "full"
     if not trained.is_whole:
         last = trained.folder.newest_checkpoint()
         sentence(
             console,
-            f"The host has no room for all weights at once, so they are saved as ZeRO's shards in {last}. On a machine "
-            "with the room:",
+            f"The host's RAM does not hold all weights at once, so ZeRO's shards are saved in {last}. Merge them on a "
+            "machine with enough RAM:",
         )
         words = ["python", f"{last}/zero_to_fp32.py", str(last), str(path), "--safe_serialization"]
         copyable(console, [shlex.join(words)])

@@ -100,34 +100,34 @@ class Collator:
 def main() -> None:
     # TrainingArguments come before the model, so that transformers knows of ZeRO-3 and shards the model while it loads.
     parser = HfArgumentParser([ScriptArguments, TrainingArguments])  # type: ignore[list-item]
-    given, arguments = parser.parse_args_into_dataclasses()
+    options, arguments = parser.parse_args_into_dataclasses()
     arguments.per_device_eval_batch_size = arguments.per_device_eval_batch_size or arguments.per_device_train_batch_size
-    if given.sequence_parallel_size > 1:
-        arguments.parallelism_config = _sharing(given, arguments.world_size)
+    if options.sequence_parallel_size > 1:
+        arguments.parallelism_config = _sharing(options, arguments.world_size)
     set_seed(arguments.seed)
-    tokenizer = AutoTokenizer.from_pretrained(given.tokenizer_name, trust_remote_code=False)
-    model = load_model(given, arguments)
+    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name, trust_remote_code=False)
+    model = load_model(options, arguments)
     uses_cache = getattr(model.config, "use_cache", None)
     pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_file(given.train_file),
-        eval_dataset=Dataset.from_file(given.eval_file) if given.eval_file else None,
-        data_collator=Collator(pad_id=pad_id, seq_len=given.max_length, shared_by=given.sequence_parallel_size),
+        train_dataset=Dataset.from_file(options.train_file),
+        eval_dataset=Dataset.from_file(options.eval_file) if options.eval_file else None,
+        data_collator=Collator(pad_id=pad_id, seq_len=options.max_length, shared_by=options.sequence_parallel_size),
         processing_class=tokenizer,
         callbacks=[EndsAtLastStep()],
     )
-    if given.mlp_tiles:
-        tile_feed_forward(trainer.model, given.mlp_tiles)
-    if given.loss_tiles:
-        tile_loss(trainer.model, given.loss_tiles)
+    if options.mlp_tiles:
+        tile_feed_forward(trainer.model, options.mlp_tiles)
+    if options.loss_tiles:
+        tile_loss(trainer.model, options.loss_tiles)
     swanlab = start_swanlab() if "swanlab" in arguments.report_to and trainer.is_world_process_zero() else None
     with contextlib.suppress(AllStepsMadeError):
         trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
     state = trainer.state
     if state.global_step >= state.max_steps:
-        if given.eval_file and not any(
+        if options.eval_file and not any(
             "eval_loss" in log for log in state.log_history if log["step"] == state.max_steps
         ):
             trainer.evaluate()
@@ -147,10 +147,10 @@ def _is_zero3(arguments: TrainingArguments) -> bool:
     return config is not None and bool(config.is_zero3())
 
 
-def load_model(given: ScriptArguments, arguments: TrainingArguments) -> Any:
-    dtype = getattr(torch, given.dtype)
+def load_model(options: ScriptArguments, arguments: TrainingArguments) -> Any:
+    dtype = getattr(torch, options.dtype)
     more: dict[str, Any] = {}
-    if given.load_in_4bit:
+    if options.load_in_4bit:
         quantization = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
@@ -161,38 +161,38 @@ def load_model(given: ScriptArguments, arguments: TrainingArguments) -> Any:
         place = {} if _is_zero3(arguments) else {"device_map": {"": arguments.local_process_index}}
         more = {"quantization_config": quantization, **place}
     model = AutoModelForCausalLM.from_pretrained(
-        given.model_name_or_path,
+        options.model_name_or_path,
         dtype=dtype,
-        attn_implementation=given.attn_implementation,
+        attn_implementation=options.attn_implementation,
         trust_remote_code=False,
         use_safetensors=True,
         **more,
     )
-    if not given.lora_r:
+    if not options.lora_r:
         return model
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
-    if given.load_in_4bit:
+    if options.load_in_4bit:
         model = prepare_model_for_kbit_training(  # type: ignore[no-untyped-call]
             model,
             use_gradient_checkpointing=arguments.gradient_checkpointing,
             gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs,
         )
-    targets = given.lora_target_modules
+    targets = options.lora_target_modules
     config = LoraConfig(
-        r=given.lora_r,
-        lora_alpha=given.lora_alpha,
-        lora_dropout=given.lora_dropout,
+        r=options.lora_r,
+        lora_alpha=options.lora_alpha,
+        lora_dropout=options.lora_dropout,
         task_type="CAUSAL_LM",
         target_modules="all-linear" if targets == ["all-linear"] else targets,
-        modules_to_save=given.lora_modules_to_save or None,
+        modules_to_save=options.lora_modules_to_save or None,
     )
     # ZeRO-3 wants one type for all trained tensors (`ds_configs.training_script`).
-    in_fp32 = given.load_in_4bit and not given.lora_modules_to_save
+    in_fp32 = options.load_in_4bit and not options.lora_modules_to_save
     return get_peft_model(model, config, autocast_adapter_dtype=in_fp32)
 
 
-def _sharing(given: ScriptArguments, world_size: int) -> Any:
+def _sharing(options: ScriptArguments, world_size: int) -> Any:
     """accelerate's ParallelismConfig of Ulysses. DeepSpeed's loader is restarted in every epoch: the Trainer takes
     exactly as many batches as an epoch has, but the loader detects the end of an epoch only beyond its last batch, and
     every second epoch would be empty (deepspeed 0.19.8 ulysses_sp.py `UlyssesSPDataLoaderAdapter`)."""
@@ -209,10 +209,10 @@ def _sharing(given: ScriptArguments, world_size: int) -> Any:
     loader.__iter__ = begin
     return ParallelismConfig(
         sp_backend="deepspeed",
-        sp_size=given.sequence_parallel_size,
-        dp_shard_size=world_size // given.sequence_parallel_size,
+        sp_size=options.sequence_parallel_size,
+        dp_shard_size=world_size // options.sequence_parallel_size,
         sp_handler=DeepSpeedSequenceParallelConfig(
-            sp_seq_length_is_variable=True, sp_attn_implementation=given.attn_implementation
+            sp_seq_length_is_variable=True, sp_attn_implementation=options.attn_implementation
         ),
     )
 

@@ -15,7 +15,7 @@ from ..data.counting import SEED
 from ..question.job import check_epochs
 from ..question.options import LORA_METHODS, Option, declared
 
-Proof = Literal["probe", "dry-run", "none"]
+CheckKind = Literal["probe", "dry-run", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +53,18 @@ class TrainingSettings:
     ] = "auto"
     merge: Annotated[bool, Option("Also save the model with the LoRA adapters merged.", methods=LORA_METHODS)] = False
     strategy: Annotated[Strategy | None, Option("Strategy.", default_text="the fastest that fits")] = None
-    proof: Proof = "probe"
+    check: CheckKind = "probe"
     """How to check that the training fits; "none" skips the check of the disk too."""
     offline: bool = False
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> TrainingSettings:
+    def from_options(cls, options: Mapping[str, Any]) -> TrainingSettings:
         """The settings among the command's options. Raises WorkloadError for impossible ones."""
         own = {field.name: options[field.name] for field in fields(cls) if field.name in options}
         own["data"] = Path(own["data"])
         if own["eval_data"]:
             own["eval_data"] = Path(own["eval_data"])
-        own["proof"] = "none" if options["no_check"] else "dry-run" if options["no_probe"] else "probe"
+        own["check"] = "none" if options["no_check"] else "dry-run" if options["no_probe"] else "probe"
         return cls(**own)
 
     def __post_init__(self) -> None:

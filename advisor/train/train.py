@@ -35,11 +35,11 @@ from ..question.run import build_run, read_ds_config
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..verification.past_results import probe_and_keep
-from ..verification.probe_order import as_measured
+from ..verification.probe_order import measured_estimate
 from ..verification.verify import by_speed, verify
 from .folder import TrainingFolder, TrainingJob
-from .proposal import Proposal, build_request, propose, request_of_proposal
-from .report import Trained, render_proposal, render_proven, render_start, render_trained, training_report
+from .proposal import Proposal, build_request, proposal_request, propose
+from .report import Trained, render_checked, render_proposal, render_start, render_trained, training_report
 from .settings import TrainingSettings
 
 
@@ -64,19 +64,17 @@ def train_anew(
     cluster = cluster_here(options)
     inputs = [Path(path) for path in (settings.model, settings.data, settings.eval_data) if path]
     folder.claim(force=force, inputs=inputs)
-    with folder.held():
+    with folder.locked():
         write_config(options, folder.options, force=True)
         ready = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if ready.answer.recommended is not None:
-            proposed, ready = (
-                ready,
-                verify_proposal(ready, memory_limit_bytes=memory_limit_bytes(options), output=output),
-            )
+            proposed = ready
+            ready = verify_proposal(proposed, memory_limit_bytes=memory_limit_bytes(options), output=output)
             if output.mode == "human":
-                render_proven(proposed, ready, output.console())
+                render_checked(proposed, ready, output.console())
         if ready.answer.recommended is not None:
             weights = weights_folder(settings.model, shape, offline=settings.offline)
-            trained = _train(request_of_proposal(ready, str(weights)), folder, controls, merging=settings.merge)
+            trained = _train(proposal_request(ready, str(weights)), folder, controls, merging=settings.merge)
     return _show_end(trained, ready, output)
 
 
@@ -91,32 +89,32 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
         proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if proposed.answer.recommended is None:
             return _show_end(None, proposed, output)
-        request = request_of_proposal(proposed, settings.model, TrainingFolder(path))
+        request = proposal_request(proposed, settings.model, TrainingFolder(path))
         output.show(lambda: training_report(proposed, None), lambda console: render_start(request, console))
         return 0
 
 
-def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> int:
+def resume_training(passed: Mapping[str, Any], path: Path, controls: TrainingControls) -> int:
     """Resume the training in a folder from its last whole checkpoint, with its configuration, its data and its kept
-    options. The given options must equal the kept ones.
+    options. The options that the user `passed` must equal the kept ones.
 
     Raises ConfigFileError if there is no checkpoint or the training has ended, and ClusterError for another number of
     ranks, because a ZeRO checkpoint has one file per rank.
     """
     folder = TrainingFolder(path)
-    options = folder.kept_options(given)
+    options = folder.kept_options(passed)
     try:
         settings, shape = _read(options)
     except (KeyError, TypeError) as problem:
         raise folder.not_understood(folder.options) from problem
     cluster = cluster_here(options)
-    with folder.held():
+    with folder.locked():
         job = folder.read_job()
         if cluster.world_size != job.ranks:
             raise ClusterError(
-                f"the training had {job.ranks} ranks, and here are {cluster.world_size}",
+                f"the training has {job.ranks} ranks, not {cluster.world_size}",
                 why="each rank of a ZeRO checkpoint reads its own file",
-                fix=f"give it {job.ranks} again",
+                fix="resume with the same number of ranks",
             )
         if losses := folder.logged("loss"):
             raise ConfigFileError(
@@ -128,7 +126,7 @@ def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingCont
         checkpoint = folder.newest_usable(job.ranks, controls.output.say)
         arguments = ScriptArguments(job.arguments)
         if checkpoint_step(checkpoint) < (arguments.number("max_steps") or 0):
-            controls.output.say(f"going on from {checkpoint.name}")
+            controls.output.say(f"resuming from {checkpoint.name}")
         else:
             controls.output.say(f"all steps are made; saving from {checkpoint.name}")
         run = Run(
@@ -142,14 +140,14 @@ def resume_training(given: Mapping[str, Any], path: Path, controls: TrainingCont
             gradient_accumulation_steps=arguments.number("gradient_accumulation_steps"),
             gradient_checkpointing=bool(arguments.flag("gradient_checkpointing")),
         )
-        job = replace(job, arguments=arguments.with_values({"resume_from_checkpoint": str(checkpoint)}))
+        job = replace(job, arguments=arguments.replace_values({"resume_from_checkpoint": str(checkpoint)}))
         request = replace(build_request(run, predict_run(run), job, folder), resumes_after=checkpoint_step(checkpoint))
         trained = _train(request, folder, controls, merging=settings.merge)
     return _show_end(trained, None, controls.output)
 
 
 def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape]:
-    settings = TrainingSettings.of(options)
+    settings = TrainingSettings.from_options(options)
     return settings, load_model(settings.model, offline=settings.offline)
 
 
@@ -177,9 +175,9 @@ def verify_proposal(proposed: Proposal, *, memory_limit_bytes: int | None, outpu
     settings = proposed.settings
     if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the check
         weights_folder(settings.model, proposed.answer.question.model, offline=settings.offline)
-    if settings.proof == "none":
+    if settings.check == "none":
         return proposed
-    for objection in disk_objections(request_of_proposal(proposed, settings.model), output.say):
+    for objection in disk_objections(proposal_request(proposed, settings.model), output.say):
         raise ConfigFileError(
             objection.what,
             why="a full disk would end the training at a checkpoint",
@@ -199,7 +197,7 @@ def verify_answer(
 
     Raises WorkloadError if a probe fails for a reason other than memory, because the training would fail too.
     """
-    if settings.proof == "dry-run":
+    if settings.check == "dry-run":
         return verify(
             answer,
             offline=settings.offline,
@@ -209,24 +207,24 @@ def verify_answer(
         if candidate.estimate.evidence == "probe":  # it has already run on this machine
             return replace(answer, recommended=candidate)
         plan = candidate.plan
-        title, size = plan_title(plan), plan.micro_batch_size
-        output.say(f"probe of {title}, micro batch {size}: a few real steps ...")
+        output.say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}: a few real steps ...")
         result = probe_and_keep(
             build_run(answer.question, plan, offline=settings.offline),
             device=settings.device,
             memory_limit_bytes=memory_limit_bytes,
         )
         if result.failure is None:
-            speed = f"{result.tokens_per_s:,.0f}"
-            output.say(f"it ran, {speed} tokens/s with full sequences")
-            return replace(answer, recommended=candidate.replace_estimate(as_measured(candidate.estimate, result)))
+            output.say(f"it ran, {result.tokens_per_s:,.0f} tokens/s with full sequences")
+            return replace(
+                answer, recommended=candidate.replace_estimate(measured_estimate(candidate.estimate, result))
+            )
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
                 f"the probe failed: {result.failure.message}",
                 why="the training runs the same steps",
-                fix="repair that, or pass --no-check to start anyway",
+                fix="fix this error, or use --no-check to start anyway",
             )
-        output.say("out of memory; the next best")
+        output.say("out of memory; trying the next best plan")
     return replace(answer, recommended=None)
 
 

@@ -77,18 +77,15 @@ def _without_generation(memory: MemoryEstimate) -> tuple[MemoryEstimate, int]:
     generate."""
     rollouts = [phase for phase in memory.phases if phase.name.startswith("rollout")]
     others = tuple(phase for phase in memory.phases if phase not in rollouts)
+    # Overheads outside the allocated bytes are the same in every phase.
     beyond = memory.device_bytes_per_gpu - memory.allocated_bytes_per_gpu
     largest = max((phase.allocated_bytes for phase in rollouts), default=0)
     return replace(memory, phases=others), largest + beyond if rollouts else 0
 
 
 def no_such_rank(rank: int, world_size: int) -> WorkloadError:
-    fix = f"pass --rank {world_size - 1} or less"
-    return WorkloadError(
-        f"rank {rank} does not exist among {world_size} ranks",
-        why="ranks start at 0",
-        fix=fix,
-    )
+    what = f"rank {rank} does not exist among {world_size} ranks"
+    return WorkloadError(what, why="ranks start at 0", fix=f"pass --rank {world_size - 1} or less")
 
 
 def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tuple[str, str]:

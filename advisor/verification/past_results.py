@@ -49,16 +49,14 @@ def dry_run_once(
     """
     if isinstance(run.model, str):
         return dry_run(run, on_progress=on_progress, **settings), None
+    # Size and time stand for the content of the code, which would take longer to read.
     code = [
         (str(file), file.stat().st_size, file.stat().st_mtime_ns)
         for folder in ("estimators", "probes")
         for file in sorted((_PACKAGE / folder).rglob("*.py"))
     ]
     question = _digest(
-        asdict(replace(run, shape=None, model_name="")),
-        settings,
-        _versions(*LIBRARIES, "accelerate", "peft"),
-        code,
+        asdict(replace(run, shape=None, model_name="")), settings, _versions(*LIBRARIES, "accelerate", "peft"), code
     )
     nothing: list[Record] = []
     for record in try_store(lambda store: store.find(kind="dry-run", question=question, limit=1), nothing):
@@ -82,7 +80,7 @@ def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None)
     The configuration is stored as given, with its `auto` batch sizes filled. A successful result has it complete.
     """
     record = build_record(
-        run, "probe", result.to_json(), config=_with_batch(run), memory_limit_bytes=memory_limit_bytes
+        run, "probe", result.to_json(), config=_filled_config(run), memory_limit_bytes=memory_limit_bytes
     )
     return try_store(lambda store: store.add(record), None)
 
@@ -104,7 +102,7 @@ class PastProbes:
     """
 
     def __init__(self, shape: ModelShape, workload: Workload, cluster: Cluster) -> None:
-        self._of = shape, workload, cluster
+        self._inputs = shape, workload, cluster
         machine, key = this_machine(), model_key(shape)
         nothing: list[Record] = []
         self._records: dict[str, list[Record]] = {}
@@ -112,26 +110,26 @@ class PastProbes:
             same = _probe_digest(record.plan, record.workload, record.versions)
             self._records.setdefault(same, []).append(record)
 
-    def of_plan(self, plan: Plan) -> PastProbe | None:
+    def find_plan(self, plan: Plan) -> PastProbe | None:
         """Return the newest valid probe for a plan, in the configuration that is written for it."""
         if not self._records:
             return None
         try:
-            return self.of(Run.of_plan(plan, *self._of))
+            return self.find(Run.from_plan(plan, *self._inputs))
         except ClusterError:  # a plan that needs NVMe without a folder never ran
             return None
 
-    def of(self, run: Run) -> PastProbe | None:
+    def find(self, run: Run) -> PastProbe | None:
         """Return the newest valid probe for a run of this model."""
         for record in self._records.get(
-            _probe_digest(_with_batch(run), stored_workload(run), _versions(*LIBRARIES)), ()
+            _probe_digest(_filled_config(run), stored_workload(run), _versions(*LIBRARIES)), ()
         ):
             assert record.id is not None, "it is from the store"
             try:
                 result = from_json(ProbeResult, record.result)
             except (TypeError, AttributeError):  # written by another version of ds-advise
                 continue
-            if _answers(result, record.workload.get("memory_limit_bytes"), run.cluster):
+            if _is_valid(result, record.workload.get("memory_limit_bytes"), run.cluster):
                 return PastProbe(id=record.id, age_s=record.age_s, result=result)
         return None
 
@@ -139,11 +137,18 @@ class PastProbes:
 def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     """Return the digest of a probe. It excludes the batch (part of the configuration), the memory limit (compared by
     size), and the evaluation (not part of a probe)."""
-    apart = ("global_batch_size", "memory_limit_bytes", "eval_batch", "eval_logits", "eval_samples", "eval_new_tokens")
-    return _digest(config, {name: value for name, value in workload.items() if name not in apart}, versions)
+    left_out = (
+        "global_batch_size",
+        "memory_limit_bytes",
+        "eval_batch",
+        "eval_logits",
+        "eval_samples",
+        "eval_new_tokens",
+    )
+    return _digest(config, {name: value for name, value in workload.items() if name not in left_out}, versions)
 
 
-def _with_batch(run: Run) -> dict[str, Any]:
+def _filled_config(run: Run) -> dict[str, Any]:
     batch = {
         "train_micro_batch_size_per_gpu": run.micro_batch_size,
         "gradient_accumulation_steps": run.gradient_accumulation_steps,
@@ -152,7 +157,7 @@ def _with_batch(run: Run) -> dict[str, Any]:
     return {**run.config, **{key: batch[key] for key in open_keys}}
 
 
-def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:
+def _is_valid(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:
     """Whether a probe is valid for the question's cluster. limit_bytes: the probe's memory limit on the CPU; None means
     the rank's share of the RAM."""
     if result.solo or cluster.nodes > 1:  # a probe of all ranks covers this machine only
@@ -165,4 +170,4 @@ def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> 
         return True
     had = host_memory_bytes() // result.world_size if limit_bytes is None else limit_bytes
     limit = cluster.gpu.memory_bytes
-    return had <= limit if result.failure is None else had >= limit
+    return had <= limit if result.failure is None else had >= limit  # success holds for more memory, failure for less

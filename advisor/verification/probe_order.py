@@ -90,12 +90,13 @@ def calibration(result: ProbeResult, predicted: TimeEstimate) -> Calibration:
     return Calibration(**{kind: parts[kind] / expected[kind] if expected[kind] else whole for kind in parts})
 
 
-def as_measured(estimate: Estimate, result: ProbeResult) -> Estimate:
+def measured_estimate(estimate: Estimate, result: ProbeResult) -> Estimate:
     """Return a plan's estimate with the time that its probe measured, term by term. The spread is the middle 80 % of
     the slowest rank's steps."""
     slowest = max(result.ranks, key=lambda report: report.step_s)
     steps = sorted(step.total_s for step in slowest.steps)
     beyond = int(len(steps) / 10)
+    # Speed is the inverse of time: the longest steps give the low end.
     spread = Spread(low=slowest.step_s / steps[-1 - beyond], high=slowest.step_s / steps[beyond])
     time = replace(calibration(result, estimate.time).apply(estimate.time), spread=spread)
     return replace(estimate, time=time, evidence="probe")
@@ -253,6 +254,7 @@ class ProbeOrder:
     def _highest_speed(self, candidate: Candidate) -> float:
         nearest = self._nearest(candidate, "tokens_per_s")
         same_series = nearest is not None and _series(nearest) == _series(candidate)
+        # The less alike the probed plan, the more a candidate may exceed its prediction.
         above = UNKNOWN_MACHINE if nearest is None else SAME_SERIES if same_series else OTHER_STRATEGY
         return self.expected_time(candidate).tokens_per_s * (1 + above)
 

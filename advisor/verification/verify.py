@@ -23,13 +23,13 @@ from ..answer.what_if import changes
 from ..question.job import parse_duration
 from ..question.run import build_run
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, Fit, LadderStep
-from ..search.choice import SAME_SPEED, best_of_strategy, fastest_that_fits, taken_others, worth_trying_first
+from ..search.choice import SAME_SPEED, best_of_strategy, fastest_that_fits, other_taken_plans, worth_trying_first
 from ..text.labels import checkpointing_title, plan_title
 from ..text.units import rate, seconds
 from .dry_run import compared_dry_run
 from .past_results import PastProbes, probe_and_keep
 from .probe import cpu_rank_bytes
-from .probe_order import ProbeOrder, ProbeVerdict, as_measured, calibration
+from .probe_order import ProbeOrder, ProbeVerdict, calibration, measured_estimate
 
 _JUST_TOO_LARGE = 1.01
 """Utilization assigned to a plan that was predicted to fit and did not."""
@@ -56,18 +56,18 @@ def verify(
     for candidate in (*([answer.try_first] if answer.try_first else []), *by_speed(answer)):
         on_start(candidate)
         dry_runs.append(compared_dry_run(build_run(question, candidate.plan, offline=offline)))
-        proven = judged[candidate.plan] = replace(candidate, fit=dry_runs[-1].fit)
-        if proven.fit.probability >= least:
-            chosen = proven
+        checked = judged[candidate.plan] = replace(candidate, fit=dry_runs[-1].fit)
+        if checked.fit.probability >= least:
+            chosen = checked
             break
-        if candidate is answer.try_first and proven.fit.probability >= LIKELY:
-            try_first = proven
+        if candidate is answer.try_first and checked.fit.probability >= LIKELY:
+            try_first = checked
 
     ladder = []
     for step in answer.ladder:  # the chosen plan becomes the best of its strategy
         best = chosen if chosen is not None and chosen.strategy == step.strategy else step.candidate
         best = best and judged.get(best.plan)
-        ladder.append(LadderStep.of(step.strategy, best, least) if best else step)
+        ladder.append(LadderStep.from_candidate(step.strategy, best, least) if best else step)
     return replace(
         answer,
         candidates=tuple(judged.get(each.plan, each) for each in answer.candidates),
@@ -81,7 +81,7 @@ def verify(
 
 def by_speed(answer: Recommendation) -> list[Candidate]:
     """Return the recommended plan, then the best of each other strategy that fits, the fastest first."""
-    rivals = sorted(taken_others(answer.ladder, answer.recommended), key=lambda candidate: -candidate.tokens_per_s)
+    rivals = sorted(other_taken_plans(answer.ladder, answer.recommended), key=lambda candidate: -candidate.tokens_per_s)
     return rivals if answer.recommended is None else [answer.recommended, *rivals]
 
 
@@ -120,8 +120,7 @@ def probe_candidates(
         )
 
     if answer.past_probes:
-        count = len(answer.past_probes)
-        say(f"{count} of the plans ran before on this machine and are not run again (ds-advise history)")
+        say(f"{len(answer.past_probes)} plans ran before on this machine and are not run again (ds-advise history)")
     series, order = run_series(answer, probe_candidate, budget_s=budget_s, on_probe=on_probe)
     outcome, quickest_s = "no plan ran", order.quickest_s()
     if series.best is not None:
@@ -179,7 +178,7 @@ def after_series(answer: Recommendation, series: ProbeSeries, order: ProbeOrder)
     No plan is recommended if the series is settled and nothing ran. If the series ended early and nothing ran, the plan
     that is now predicted to be fastest is recommended.
     """
-    candidates = _corrected(answer, order, {probe.candidate.plan: probe.result for probe in series.probes})
+    candidates = _corrected_candidates(answer, order, {probe.candidate.plan: probe.result for probe in series.probes})
     chosen = _fastest_that_ran(candidates)
     if chosen is None and series.ended != "settled":
         chosen = fastest_that_fits(_ladder(candidates, answer))
@@ -194,7 +193,7 @@ def apply_past_probes(answer: Recommendation) -> Recommendation:
     question = answer.question
     past = PastProbes(question.model, question.workload, question.cluster)
     known = {
-        candidate.plan: probe for candidate in runnable(answer) if (probe := past.of_plan(candidate.plan)) is not None
+        candidate.plan: probe for candidate in runnable(answer) if (probe := past.find_plan(candidate.plan)) is not None
     }
     if not known:
         return answer
@@ -202,7 +201,7 @@ def apply_past_probes(answer: Recommendation) -> Recommendation:
     for candidate in answer.candidates:
         if candidate.plan in known:
             order.learn(candidate, verdict_on(candidate, known[candidate.plan].result, answer))
-    candidates = _corrected(answer, order, {plan: probe.result for plan, probe in known.items()})
+    candidates = _corrected_candidates(answer, order, {plan: probe.result for plan, probe in known.items()})
     chosen, ran = fastest_that_fits(_ladder(candidates, answer)), _fastest_that_ran(candidates)
     if ran is not None and (chosen is None or chosen.tokens_per_s <= ran.tokens_per_s * (1 + SAME_SPEED)):
         chosen = ran
@@ -235,13 +234,17 @@ def verdict_on(candidate: Candidate, result: ProbeResult, answer: Recommendation
         measured, predicted = result.highest("allocated_bytes"), memory.allocated_bytes_per_gpu
     return ProbeVerdict(
         tokens_per_s=result.tokens_per_s,
+        # A probe measures tensors or allocated bytes; the verdicts compare device memory.
         need_bytes=None if measured is None else round(memory.device_bytes_per_gpu * measured / predicted),
         calibration=calibration(result, candidate.time),
+        # What is not steps is the start: processes, libraries, engine.
         start_s=max(0.0, result.seconds - len(result.ranks[0].losses) * result.step_s),
     )
 
 
-def _corrected(answer: Recommendation, order: ProbeOrder, results: Mapping[Plan, ProbeResult]) -> list[Candidate]:
+def _corrected_candidates(
+    answer: Recommendation, order: ProbeOrder, results: Mapping[Plan, ProbeResult]
+) -> list[Candidate]:
     def corrected(candidate: Candidate) -> Candidate:
         result = results.get(candidate.plan)
         if result is None:
@@ -252,7 +255,7 @@ def _corrected(answer: Recommendation, order: ProbeOrder, results: Mapping[Plan,
             return _refused(candidate, RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
         ran = candidate.fit._replace(probability=1.0, reason="ran", limit="")
         need_bytes = order.verdicts[candidate.plan].need_bytes
-        return Candidate.of(as_measured(candidate.estimate, result), ran, measured_bytes=need_bytes)
+        return Candidate.from_estimate(measured_estimate(candidate.estimate, result), ran, measured_bytes=need_bytes)
 
     return [corrected(candidate) for candidate in answer.candidates]
 
@@ -276,7 +279,7 @@ def _ladder(
         best = (
             chosen if chosen is not None and chosen.strategy == step.strategy else best_of_strategy(of_strategy, least)
         )
-        ladder.append(step if best is None else LadderStep.of(step.strategy, best, least))
+        ladder.append(step if best is None else LadderStep.from_candidate(step.strategy, best, least))
     return tuple(ladder)
 
 

@@ -196,7 +196,7 @@ class Setting:
         fullest."""
         description = FAMILIES[self.case.model]
         return request_for(
-            Run.of_plan(self.plan, self.model, self.workload, self.cluster, description=description),
+            Run.from_plan(self.plan, self.model, self.workload, self.cluster, description=description),
             rank=self._fullest_rank(),
             iterations=ITERATIONS_ZERO3 if self.plan.zero_stage == 3 else ITERATIONS,
             expandable_segments=True,

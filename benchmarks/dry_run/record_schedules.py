@@ -40,7 +40,7 @@ def is_chosen(run: TimedRun) -> bool:
 def record(run: TimedRun) -> DryRunResult:
     """The dry run of the run's plan."""
     description = load_config(model_source(run.asked.model_name), offline=True)
-    return dry_run(Run.of_plan(run.plan, run.model, run.workload, run.cluster, description=description))
+    return dry_run(Run.from_plan(run.plan, run.model, run.workload, run.cluster, description=description))
 
 
 def main() -> int:

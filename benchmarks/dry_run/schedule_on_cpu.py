@@ -73,7 +73,7 @@ class Case:
             gradient_accumulation_steps=self.micro_batches,
             gradient_checkpointing=True,
         )
-        return Run.of_plan(plan, shape, workload, cluster, description=description)
+        return Run.from_plan(plan, shape, workload, cluster, description=description)
 
 
 CASES = tuple(

@@ -145,7 +145,7 @@ class Runs:
         question = prediction.question
         model = (MODELS | LARGER)[question.model.name][0]
         result = probe(
-            Run.of_plan(plan, question.model, question.workload, question.cluster, description=model),
+            Run.from_plan(plan, question.model, question.workload, question.cluster, description=model),
             device="cpu",
             steps=self._steps,
             memory_limit_bytes=limit_bytes,

@@ -9,7 +9,6 @@ from ds_advise.advisor.advise import answer, build_question
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.phases import phase_figures
 from ds_advise.advisor.answer.start import recommended_config
-from ds_advise.advisor.answer.view import AnswerView
 from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.advisor.search.search import fastest
 from ds_advise.ds_configs.training_script import script_lines, server_commands, training_arguments
@@ -27,7 +26,7 @@ from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_tim
 from ds_advise.estimators.unsupported import unsupported
 from ds_advise.estimators.workload import Workload
 
-from tests.helpers import h100s
+from tests.helpers import h100s, printed
 
 MODEL, CLUSTER = find("Qwen2.5-1.5B"), h100s(8)
 PLAN = Plan(zero_stage=3, micro_batch_size=4, gradient_accumulation_steps=8, gradient_checkpointing=True)
@@ -223,8 +222,7 @@ def test_ppo_trains_a_value_model_beside_the_policy_and_holds_two_more_models() 
 
 
 def test_ppo_is_started_by_accelerate_which_its_trainer_alone_listens_to() -> None:
-    found = AnswerView(answer(build_question(MODEL, gpus="8xH100", objective="ppo")))
-    shown = "\n".join(line for block in found.steps for line in (block.text, *block.code))
+    shown = printed(answer(build_question(MODEL, gpus="8xH100", objective="ppo")))
     assert "response_length=53" in shown and "gradient_checkpointing=" not in shown
     assert "value_model = (" in shown and "accelerate launch --use_deepspeed" in shown
     assert "--deepspeed ds_config.json" not in shown and "ds-advise launch" not in shown

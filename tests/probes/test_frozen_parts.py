@@ -74,7 +74,7 @@ def allocated(folder: Path, method: Method, parts: tuple[str, ...], **plan: Any)
     )
     shape = freeze_parts(shape_from_config(GEMMA, name="gemma"), parts)
     chosen = Plan(zero_stage=2, micro_batch_size=4, **plan)
-    run = Run.of_plan(chosen, shape, workload, cluster, description=f"{folder / 'model.py'}:build_model")
+    run = Run.from_plan(chosen, shape, workload, cluster, description=f"{folder / 'model.py'}:build_model")
     with dry_runs_in_forks():
         result = dry_run(run, rank=3)
     memory = estimate_plan(shape, workload, cluster, chosen).memory

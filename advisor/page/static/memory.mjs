@@ -12,7 +12,7 @@ import gc, json, sys
 sys.path.insert(0, "${FOLDER}")
 from ds_advise.advisor.page.answers import FIRST, REQUESTS
 request = {"state": FIRST, "picture": "memory", "width": ${WIDTH}}
-choices, answer = next(REQUESTS["choices"]("")), next(REQUESTS["answer"](json.dumps(request)))
+choices, answer = next(REQUESTS["choices"]("{}")), next(REQUESTS["answer"](json.dumps(request)))
 shown = f'{{"choices": {choices}, "answer": {answer}}}'
 del request, choices, answer, FIRST, REQUESTS
 gc.collect()

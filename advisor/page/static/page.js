@@ -8,6 +8,7 @@ const make = (name, properties = {}, ...children) => {
   return element;
 };
 const { answers: mode, first } = document.documentElement.dataset;
+const language = document.documentElement.dataset.language || (/^zh(-CN|-SG|-Hans.*)?$/i.test(navigator.language) ? "zh" : "en");
 const FIRST = JSON.parse(first), BUILT = JSON.parse(byId("given").textContent);  // BUILT: the build's answer to FIRST, or null
 const doubled = (from, to) => { const found = []; for (let size = from; size <= to; size *= 2) found.push(String(size)); return found; };
 const SLIDERS = {  // auto: an empty text leaves the value to the advice
@@ -21,7 +22,8 @@ const EXAMPLES = {
   "global-batch": "any", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "lora-targets": "all linear", "threads": "all cores",
   "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed", "software": "transformers=4.45",
 };
-let state = {}, defaults = {}, used = {}, pictures = {}, tab = "memory", texts = {}, asked = 0;
+let state = {}, defaults = {}, used = {}, pictures = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text
+const t = (text) => texts[text] ?? text;
 
 // The question: texts by option name, kept in the address without defaults.
 
@@ -53,10 +55,10 @@ function changed(near = []) {  // near: states that may be asked for next
 // The controls.
 
 function slider(box) {
-  const name = box.dataset.slider, { stops, unset = "", auto } = SLIDERS[name], id = `${name}-value`;
+  const name = box.dataset.slider, { stops, auto } = SLIDERS[name], id = `${name}-value`, unset = t(SLIDERS[name].unset ?? "");
   const text = make("input", { id, type: "text", placeholder: unset, autocomplete: "off", spellcheck: false });
   const range = make("input", { type: "range", min: 0, ariaLabel: box.dataset.label });
-  const back = make("button", { type: "button", textContent: "auto", ariaLabel: `auto: leave ${box.dataset.label} to the advice`, hidden: true });
+  const back = make("button", { type: "button", textContent: t("auto"), ariaLabel: `${box.dataset.label}: ${t("auto")}`, hidden: true });
   box.append(make("label", { htmlFor: id, textContent: box.dataset.label }), back, text, range);
   text.onchange = () => set(name, text.value);
   range.oninput = () => {
@@ -69,7 +71,7 @@ function slider(box) {
     box.stops = stops.includes(now) ? stops : [...stops, now].sort((one, other) => size(one) - size(other));
     range.max = box.stops.length - 1;
     range.value = box.at = box.stops.indexOf(now);
-    range.setAttribute("aria-valuetext", said || (auto ? `${now}, the recommended value` : unset));
+    range.setAttribute("aria-valuetext", said || (auto ? `${now}, ${t("the recommended value")}` : unset));
     back.hidden = !auto || !said;
     if (auto) text.placeholder = used[name] ?? "";
     if (document.activeElement !== text) text.value = said;
@@ -90,8 +92,8 @@ function choice(box, words) {
 }
 
 function moreOption(name, words) {
-  const id = `${name}-option`, title = name.replaceAll("-", " ");
-  const input = words.length ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word || "no" })))
+  const id = `${name}-option`, title = t(name.replaceAll("-", " "));
+  const input = words.length ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word || t("no") })))
     : make("input", { id, type: "text", placeholder: EXAMPLES[name] ?? "", autocomplete: "off", spellcheck: false });
   input.onchange = () => set(name, input.value);
   const box = make("div", {}, make("label", { htmlFor: id, textContent: title }), input);
@@ -99,14 +101,28 @@ function moreOption(name, words) {
   return box;
 }
 
+// Translates the texts and attributes that stand in the page.
+function translatePage() {
+  document.documentElement.lang = language;
+  document.title = t(document.title);
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, text = node.data?.trim().replace(/\s+/g, " ");
+    if (text && texts[text]) node.data = node.data.replace(/\S[^]*\S|\S/, texts[text]);
+    for (const name of ["aria-label", "placeholder", "data-label"])
+      if (node.hasAttribute?.(name)) node.setAttribute(name, t(node.getAttribute(name)));
+  }
+}
+
 let boxes = [];
 function makeControls(offered) {
-  defaults = offered.defaults;
+  ({ defaults, texts } = offered);
+  translatePage();
   byId("models").append(...offered.models.map((name) => make("option", { value: name })));
   byId("kinds").append(...offered.gpus.map((name) => make("option", { value: name })));
   byId("dark").textContent = `@media (prefers-color-scheme: dark) {${offered.dark_rules}}`;
   byId("version").textContent = `ds-advise ${offered.version}.`;
-  byId("table").tHead.rows[0].append(...offered.columns.map((title) => make("th", { scope: "col", textContent: title })));
+  document.querySelectorAll("[data-slider]").forEach(slider);
   const choices = [...document.querySelectorAll("[data-choice]")];
   for (const box of choices) choice(box, offered.options[box.dataset.choice]);
   const shown = new Set(["gpus", ...Object.keys(SLIDERS), ...choices.map((box) => box.dataset.choice)]);
@@ -119,7 +135,7 @@ function makeControls(offered) {
 function showControls() {
   for (const box of boxes) box.show?.();
   if (document.activeElement !== byId("model")) byId("model").value = state.config ? "" : state.model ?? "";
-  byId("model").placeholder = state.config ? "the pasted config.json" : "Qwen2.5-14B";
+  byId("model").placeholder = state.config ? t("the pasted config.json") : "Qwen2.5-14B";
   if (document.activeElement !== byId("config")) byId("config").value = state.config ?? "";
   if (document.activeElement !== byId("kind")) byId("kind").value = parsed().kind;
   document.querySelector("[data-slider=lora-rank]").hidden = value("method") === "full";
@@ -144,50 +160,26 @@ function showError(sentence) {
 }
 
 let sayTimer;
-function showAnswer({ used: taken, verdict, subject, figures, table, pictures: drawn, why, start, command }) {
+function showAnswer(part) {
   byId("error").hidden = byId("loading").hidden = true;
   byId("result").hidden = false;
-  used = taken;
-  for (const box of document.querySelectorAll("[data-slider]")) box.show();
+  used = part.used;
+  for (const box of document.querySelectorAll("[data-slider]")) box.show?.();
   byId("result").classList.remove("stale");
-  byId("verdict").className = verdict.tone;
-  byId("verdict").querySelector("h2").textContent = verdict.headline;
-  byId("verdict").querySelector(".notes").replaceChildren(...verdict.notes.map((note) => make("p", { textContent: note })));
-  byId("verdict").querySelector(".subject").textContent = subject;
-  byId("figures").replaceChildren(...figures.map(figure));
-  byId("table").tBodies[0].replaceChildren(...table.map(row));
-  pictures = { ...pictures, scaling: null, ...drawn };
+  byId("verdict").className = byId("summary").className = part.tone;
+  byId("verdict").querySelector("h2").textContent = part.verdict;
+  byId("verdict").querySelector(".subject").textContent = part.subject;
+  for (const name of ["lead", "sections", "command"]) fill(name, part[name]);
+  pictures = { ...pictures, scaling: null, ...part.pictures };
   showPicture();
-  byId("why").replaceChildren(...why.map((sentence) => make("li", { textContent: sentence })));
-  byId("recipe").hidden = start === null;
-  Object.assign(texts, { command, config: start?.config, script: start?.script, deepspeed: "", torchrun: "", accelerate: "", ...start?.commands });
-  showTexts();
   byId("changes").classList.add("stale");
-  const [speed, memory] = figures, short = speed ? `${speed.value} ${speed.unit} · ${memory.value} ${memory.unit} per GPU` : "";
-  byId("summary").replaceChildren(make("b", { textContent: verdict.short }), make("span", { textContent: short }));
-  byId("summary").className = verdict.tone;
+  byId("summary").replaceChildren(make("b", { textContent: part.short }), make("span", { textContent: part.figures }));
   clearTimeout(sayTimer);
-  sayTimer = setTimeout(() => { byId("live").textContent = `${verdict.headline} ${short}`; }, 700);
+  sayTimer = setTimeout(() => { byId("live").textContent = `${part.verdict} ${part.figures}`; }, 700);
 }
-
-function figure({ name, title, value: number, unit, note, more, share }) {
-  const box = make("div", { id: `figure-${name}` }, make("dt", { textContent: title }),
-    make("dd", { className: "value" }, make("b", { textContent: number }), ` ${unit}`));
-  if (share != null) {
-    const fill = make("i");
-    fill.style.width = `${Math.min(100, 100 * share)}%`;
-    box.append(make("dd", { className: share > 1 ? "meter over" : "meter", ariaHidden: "true" }, fill));
-  }
-  for (const text of [note, more]) if (text) box.append(make("dd", { className: "soft", textContent: text }));
-  return box;
-}
-
-function row({ cells, chosen, fits }) {
-  const line = make("tr", { className: chosen ? "chosen" : fits ? "" : "faded" });
-  cells.forEach((text, index) => line.append(make(index ? "td" : "th", { textContent: text || "–" })));
-  line.cells[0].scope = "row";
-  if (chosen) line.setAttribute("aria-current", "true");
-  return line;
+function fill(name, html) {  // html: blocks of a document, drawn and escaped by Python
+  byId(name).innerHTML = html;
+  codeButtons(byId(name), { copy: t("Copy"), copied: t("Copied"), save: t("Save") });
 }
 
 function showPicture() {
@@ -199,55 +191,25 @@ function showPicture() {
     button.hidden = !pictures[name] && name !== "scaling";
   }
   byId("picture").setAttribute("aria-labelledby", `tab-${shown}`);
-  byId("picture").innerHTML = (pictures[shown] ?? "Calculating …") || "No plan fits.";
+  byId("picture").innerHTML = (pictures[shown] ?? t("Calculating …")) || t("No plan fits.");
 }
 function askScaling() {
   if (tab !== "scaling" || pictures.scaling) return;
   const id = asked, width = byId("pictures").clientWidth;
-  request("scaling", { state: kept(), width }, ({ picture }) => { if (id === asked) { pictures.scaling = picture; showPicture(); } });
+  request("scaling", { state: kept(), language, width }, ({ picture }) => { if (id === asked) { pictures.scaling = picture; showPicture(); } });
 }
 
-function showWhole({ changes, jobs, json }) {
+function showWhole({ changes, options, files }) {
   byId("answer").setAttribute("aria-busy", "false");
   keepFiles();
-  byId("jobs").replaceChildren(...jobs.map(({ file, title }) => copyBox(make("div", { className: "copy" }), file, title, file)));
-  Object.assign(texts, { json }, Object.fromEntries(jobs.map(({ file, text }) => [file, text])));
-  showTexts();
-  const items = changes.map(({ flags, outcome, options }) => make("li", {},
-    make("button", { type: "button", textContent: flags, title: "Ask this", onclick: () => { Object.assign(state, options); changed(); } }),
-    make("span", { textContent: outcome })));
-  byId("changes").replaceChildren(...(items.length ? items : [make("li", { className: "soft", textContent: "None of the tried changes." })]));
+  fill("files", files);
+  fill("changes", changes || `<p class="note">${t("None of the tried changes.")}</p>`);
+  for (const code of document.querySelectorAll("#changes td code")) {
+    const flags = code.textContent, title = t("Ask this");
+    code.replaceWith(make("button", { type: "button", textContent: flags, title, onclick: () => { Object.assign(state, options[flags]); changed(); } }));
+  }
   byId("changes").classList.remove("stale");
   askScaling();
-}
-
-// Texts to copy.
-
-async function copied(text, button) {
-  let said = "Copied";
-  try { await navigator.clipboard.writeText(text); } catch { said = "Select and copy it"; }
-  const before = button.dataset.title ??= button.textContent;
-  button.textContent = said;
-  setTimeout(() => { button.textContent = before; }, 1500);
-}
-function copyBox(box, name, title, file) {
-  const button = make("button", { type: "button", textContent: "Copy", ariaLabel: `Copy: ${title}` }), buttons = make("span", {}, button);
-  box.dataset.copy = name;
-  button.onclick = () => copied(texts[name], button);
-  if (file) buttons.append(make("button", { type: "button", textContent: "Save", ariaLabel: `Save ${file}`, onclick: () => {
-    const link = make("a", { href: URL.createObjectURL(new Blob([texts[name]])), download: file });
-    link.click();
-    URL.revokeObjectURL(link.href);
-  } }));
-  box.append(make("h4", {}, title, buttons), make("pre", { tabIndex: 0, id: `text-${name}` }));
-  return box;
-}
-function showTexts() {
-  for (const box of document.querySelectorAll("[data-copy]")) {
-    const text = texts[box.dataset.copy] ?? "";
-    box.hidden = !text;
-    box.querySelector("pre").textContent = text;
-  }
 }
 
 // The source of answers: a worker that runs Python, or the local server of `ds-advise page`.
@@ -297,7 +259,7 @@ const failed = (name, sentence) => name === "judge" ? showFindings({ part: "erro
 let request;
 const ask = (near = []) => {
   const id = ++asked, width = byId("pictures").clientWidth || byId("answer").clientWidth;
-  const question = (options) => ({ state: kept(options), picture: tab === "scaling" ? "memory" : tab, width });
+  const question = (options) => ({ state: kept(options), language, picture: tab === "scaling" ? "memory" : tab, width });
   byId("answer").setAttribute("aria-busy", "true");
   request("answer", question(state), (part) => { if (id === asked) show(part); }, near.map(question));
 };
@@ -308,9 +270,9 @@ function loadFailed(reason) {
   byId("status").textContent = "Not loaded.";
 }
 function ready() {
-  if (mode === "server") { byId("status").textContent = "Answered by ds-advise on this machine."; return; }
-  byId("progress").textContent = "Calculating …";
-  byId("status").textContent = "Ready.";
+  if (mode === "server") { byId("status").textContent = t("Answered by ds-advise on this machine."); return; }
+  byId("progress").textContent = t("Calculating …");
+  byId("status").textContent = t("Ready.");
 }
 
 // Files are saved after the first answer, so that it does not wait for them; the browser asks the server again for each
@@ -322,7 +284,7 @@ async function keepFiles() {
   try {
     await navigator.serviceWorker.register("service_worker.js");
     await navigator.serviceWorker.ready;
-    byId("status").textContent = "Ready. Works offline from now on.";
+    byId("status").textContent = t("Ready. Works offline from now on.");
   } catch (error) { console.warn("nothing is kept for offline use:", error.message); }
 }
 
@@ -341,17 +303,14 @@ function obstacle() {
 async function begin() {
   const problem = obstacle();
   if (problem) { byId("status").textContent = "Cannot calculate here."; showError(problem); return; }
-  document.querySelectorAll("[data-copy]").forEach((box) => copyBox(box, box.dataset.copy, box.dataset.title, box.dataset.file));
-  document.querySelectorAll("[data-slider]").forEach(slider);
   state = fromAddress();
   request = mode === "worker" ? workerAnswers() : serverAnswers();
-  const offer = (choices) => { makeControls(choices); showControls(); };
-  if (BUILT) offer(BUILT.choices); else request("choices", {}, offer);
-  if (BUILT && JSON.stringify(kept()) === JSON.stringify(FIRST)) {
+  const offer = (choices) => { makeControls(choices); showControls(); ask(); }, isBuilt = BUILT && language === "en";
+  if (isBuilt) offer(BUILT.choices); else request("choices", { language }, offer);
+  if (isBuilt && JSON.stringify(kept()) === JSON.stringify(FIRST)) {
     show(BUILT.answer);
-    byId("status").textContent = "Loading Python for other questions (20 MB, once) …";
+    byId("status").textContent = t("Loading Python for other questions (20 MB, once) …");
   }
-  ask();
 
   byId("model").onchange = () => { delete state.config; set("model", byId("model").value); };
   byId("config").onchange = () => set("config", byId("config").value);
@@ -364,7 +323,9 @@ async function begin() {
   byId("reset").onclick = () => { state = { ...FIRST }; changed(); };
   byId("share").onclick = () => {
     history.replaceState(null, "", `#${new URLSearchParams(kept())}`);
-    copied(location.href, byId("share"));
+    navigator.clipboard?.writeText(location.href);
+    byId("share").textContent = t("Copied");
+    setTimeout(() => { byId("share").textContent = t("Copy link"); }, 1500);
   };
   addEventListener("hashchange", () => { state = fromAddress(); showControls(); ask(); });
   const tabs = [...document.querySelectorAll("[role=tab]")];

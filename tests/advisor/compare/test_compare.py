@@ -205,7 +205,10 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     found = {difference.key: difference for difference in comparison.differences}
     assert found["zero_optimization.reduce_bucket_size"].second.value == 3584**2
     assert found["train_micro_batch_size_per_gpu"].first.value == advised
-    assert comparison.sides[0].filled.startswith(f"micro batch {advised},") and not comparison.sides[1].filled
+    assert (
+        comparison.sides[0].filled.startswith(f"`auto` filled with micro batch {advised},")
+        and not comparison.sides[1].filled
+    )
     assert "train_batch_size" not in found  # it is derived, and no file has it
     assert "bf16.enabled" not in found
     filled = compare(files["offload"], files["zero3"], comparison_context("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))

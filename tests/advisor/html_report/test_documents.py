@@ -1,14 +1,19 @@
-"""A document on a terminal and as HTML: every block, and text that stays text."""
+"""A document on a terminal, as HTML and as Markdown: every block, and text that stays text."""
 
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 
 import pytest
 from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.document.charts import Bar, Lines, Panel, Part, StackedBars
-from ds_advise.advisor.document.terminal import print_document
+from ds_advise.advisor.document.markdown import markdown_text
+from ds_advise.advisor.document.terminal import line_count, print_document
+from ds_advise.advisor.document.translation import translated
 from ds_advise.advisor.html_report.canvas import escaped
+from ds_advise.advisor.html_report.charts import draw
 from ds_advise.advisor.html_report.report import render_html
 from rich.console import Console
 
@@ -38,7 +43,7 @@ def _document(text: str = "words", table: doc.Table = TABLE) -> doc.Document:
         tone="good",
         blocks=[
             doc.Sentence(text, "bold"),
-            doc.Tiles([(text, text, text)]),
+            doc.Tiles([doc.Tile(text, text, text, share=0.5)]),
             doc.Heading(f"Hours {text}", "hours"),
             table,
             doc.Code([text]),
@@ -70,8 +75,39 @@ def test_a_report_has_every_block_and_text_of_users_stays_text() -> None:
     assert [row[1] for row in page.sections["hours"][1:3]] == [("1.5", 1.5), ("20.0", 20.0)]
 
 
+def test_text_of_users_stays_text_in_markdown_and_a_fence_holds_any_code() -> None:
+    evil = "a | b\n# c @me <b>`x`"
+    document = _document(evil, doc.Table([evil, ""], [doc.Row([doc.Snippet("--a"), evil], "chosen"), doc.Row([evil])]))
+    text = markdown_text(replace(document, blocks=[*document.blocks, doc.Heading("code", "c"), doc.Code(["```", "x"])]))
+    outside = re.sub(r"(`{3,})\n.*?\n\1", "", text, flags=re.DOTALL)
+    assert not re.search(r"(?<!\\)[@#](?!##)|(?<!\\)<(?!/?(details|summary)>)", outside.replace("### ", ""))
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3} and "| **`--a`** |" in text
+    assert "````\n```\nx\n````" in text
+
+
+def test_every_text_of_a_document_is_translated_and_nothing_else() -> None:
+    """The catalogue's `weights` in each place that shows text; code, names and data stay."""
+    document = _document("weights", doc.Table(["weights"], [doc.Row([doc.Snippet("weights")])]))
+    chinese = translated(document, "zh")
+    assert chinese.data == document.data and chinese.language == "zh"
+    for drawn in (render_html(chinese), draw(chinese.blocks[5].drawing)):
+        assert "\u6743\u91cd" in drawn
+    kept = [block for block in chinese.blocks if isinstance(block, doc.Code | doc.Verbatim)]
+    assert [block.lines for block in kept] == [["weights"]] * 2
+    shown = re.sub(
+        "<script.*?</script>|<code>.*?</code>|<pre.*?</pre>|<style>.*?</style>|(Hours|more) weights|[fs]-weights",
+        "",
+        render_html(chinese),
+        flags=re.DOTALL,
+    )
+    assert "weights" not in shown
+    assert translated(document, "en") is document
+
+
 def test_a_terminal_shows_a_table_in_columns() -> None:
     lines = _printed(_document())
+    assert len(lines) == line_count(_document())
     assert lines[:5] == [
         " It fits. words",
         " words",

@@ -11,30 +11,31 @@ QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write", "--offline", "--no-
 
 
 def test_the_summary_has_verdict_ladder_and_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    """One table whose rows all have as many cells, with the figures of --json; the configuration is JSON in a fence."""
+    """Rows of the ladder all have as many cells, with the figures of --json; the configuration is JSON in a fence."""
     assert run([*QUESTION, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["recommended"]
     assert run([*QUESTION, "--markdown"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("**ZeRO-3 with optimizer and parameters in host RAM fits if the host has 353 GiB of RAM.**")
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + 8 and {row.count("|") for row in rows} == {7}
-    (row,) = [row for row in rows if "**if RAM suffices**" in row]
-    strategy, shape, gpu, ram, speed, _ = row.replace("**", "").strip("| ").split(" | ")
-    assert (strategy, shape) == (best["strategy"], f"micro batch {best['micro_batch_size']}, checkpointing on")
+    ladder = text.partition("### Every strategy")[2].partition("###")[0]
+    rows = [line for line in ladder.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 8 and {row.count("|") for row in rows} == {8}
+    (row,) = [row for row in rows if "**if RAM allows**" in row]
+    strategy, batch, _, gpu, ram, speed, _ = row.replace("**", "").strip("| ").split(" | ")
+    assert (strategy, batch) == (best["strategy"], str(best["micro_batch_size"]))
     assert (float(gpu), float(ram)) == pytest.approx(
         (best["device_bytes_per_gpu"] / 2**30, best["host_bytes_per_node"] / 2**30), abs=0.05
     )
     assert float(speed.replace(",", "")) == pytest.approx(best["tokens_per_second"], rel=0.01)
     config = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
     assert config["zero_optimization"]["stage"] == 3
-    assert "- `--method lora`: " in text and text.count("<details>") == text.count("</details>") == 3
+    assert "| `--method lora` | " in text and text.count("<details>") == text.count("</details>") == 3
 
 
 def test_where_nothing_fits_there_is_no_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["Qwen2.5-72B", "--gpus", "1x8GB", "--ram", "64GB", "--no-write", "--offline", "--markdown"]) == 1
     text = capsys.readouterr().out
-    assert text.startswith("**Nothing fits.") and "```json" not in text and "What would make it fit:" in text
+    assert text.startswith("**Nothing fits.") and "```json" not in text and "### What would make it fit" in text
 
 
 @pytest.mark.parametrize("other", ["--json", "--quiet", "--details", "--all", "-o-"])

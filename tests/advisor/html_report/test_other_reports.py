@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema import schema_of_command
+from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.html_report.report import render_html
 from ds_advise.advisor.launch.check import Objection
 from ds_advise.advisor.launch.request import Attempt, Peaks, TrainingFailure
@@ -60,7 +60,7 @@ def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failu
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
     page = Page(render_html(probe_document(answer)))
     assert page.data == json.loads(json.dumps(answer.to_json()))
-    assert schema_errors(page.data, schema_of_command("probe")) == []
+    assert schema_errors(page.data, command_schema("probe")) == []
     known = [value for found in answer.figures for value in (found.measured, found.analytic) if value is not None]
     assert exact(page, "figures")[: len(known)] == known
     assert "It runs." in page.text
@@ -90,7 +90,7 @@ def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run,
     page = Page(text)
     assert len(text) < MOST_BYTES
     assert page.data == to_json(launch_report(session))
-    assert schema_errors(page.data, schema_of_command("launch")) == []
+    assert schema_errors(page.data, command_schema("launch")) == []
     assert "Finished after step 9, " in page.text
     assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
     failure = TrainingFailure(kind="hang", rank=0, step=9, message="it broke")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.importers.answer import recognised
+from ds_advise.advisor.importers.answer import detect_format
 from ds_advise.advisor.importers.figures import ImportFigures, import_figures
 from ds_advise.advisor.importers.imported_run import ImportedRun
-from ds_advise.advisor.importers.rewrite import write_files, written_as
+from ds_advise.advisor.importers.rewrite import plan_files, write_files
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.emit import ds_config
@@ -36,7 +36,7 @@ def test_a_plan_that_is_written_is_read_again(name: str, tmp_path: Path, monkeyp
     """Every setting of it, in the tool's own form; what the tool leaves to its script is not in the file."""
     batch: Any = {"micro_batch_size": 3, "gradient_accumulation_steps": 5, "gradient_checkpointing": True}
     plan = plan_for("zero2" if len(name) % 2 else "zero3-offload", MODEL, WORKLOAD, CLUSTER, **batch)
-    source, form = recognised(EXAMPLES / name)
+    source, form = detect_format(EXAMPLES / name)
     assert form.name == _format(name)
     run = form.read(source)
     assert run.model is not None or form.name in ("accelerate", "script")
@@ -49,10 +49,10 @@ def test_a_plan_that_is_written_is_read_again(name: str, tmp_path: Path, monkeyp
         ("sp-alst.sh", "multinode_fsdp.sh", "fsdp_qlora/train.sh")
     ):  # the plan is in accelerate's own file
         with pytest.raises(ConfigFileError, match="--config_file"):
-            written_as(source, form, run, plan, config, destination=destination)
+            plan_files(source, form, run, plan, config, destination=destination)
         return
-    write_files(written_as(source, form, run, plan, config, destination=destination), force=False)
-    again, same_form = recognised(destination)
+    write_files(plan_files(source, form, run, plan, config, destination=destination), force=False)
+    again, same_form = detect_format(destination)
     assert same_form.name == form.name
     read = same_form.read(again)
     assert _plan(read) == plan
@@ -97,7 +97,7 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_an_example_has_the_plan_of_its_manual(name: str) -> None:
     """The plan and the training, as a reader of the tool's manual would put them."""
-    source, form = recognised(EXAMPLES / name)
+    source, form = detect_format(EXAMPLES / name)
     run = form.read(source)
     found: ImportFigures = import_figures(run, MODEL, CLUSTER, risk="safe", offloads_checkpoints=True)
     plan, workload = found.plan, found.question.workload

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from ds_advise.advisor.importers.answer import recognised
+from ds_advise.advisor.importers.answer import detect_format
 from ds_advise.advisor.importers.file_text import edit_json, edit_yaml, read_yaml
 from ds_advise.advisor.importers.imported_run import unused_keys
 from ds_advise.advisor.importers.launch_line import SlurmJob, read_slurm, training_lines
 from ds_advise.advisor.importers.shell_words import read_shell
-from ds_advise.advisor.importers.source import parsed
+from ds_advise.advisor.importers.source import parse_source
 from ds_advise.estimators.errors import ConfigFileError
 
 SHELL = {
@@ -185,24 +185,24 @@ torchrun t.py --output_dir out --batch $B \\
 
 def test_a_change_to_a_script_is_made_where_the_value_stands() -> None:
     """In the variable that is put in, within quotes, at the end of the command for what is new."""
-    source = parsed(Path("t.sh"), SCRIPT, "shell")
+    source = parse_source(Path("t.sh"), SCRIPT, "shell")
     text = source.edited({"batch": 2, "deepspeed": "c.json", "last": 7, "new": True, "flag": False})
     expected = SCRIPT.replace(":-4", ":-2").replace("'a b.json'", "c.json")
     expected = expected.replace("--last=1", "--last=7 --new true").replace("--flag", "--flag false")
     assert text == expected
-    without = parsed(Path("t.sh"), source.edited({"flag": None, "deepspeed": None}), "shell")
+    without = parse_source(Path("t.sh"), source.edited({"flag": None, "deepspeed": None}), "shell")
     assert without.arguments.text("deepspeed") is None
 
 
 def test_a_command_for_another_shell_is_changed_in_its_quotes() -> None:
     """What is new goes to the end of the command, in the variable that holds it."""
     script = 'ARGS="--batch 4 --bf16"\nsrun bash -c "torchrun --node_rank \\$I t.py --output_dir \'o\' $ARGS"\n'
-    text = parsed(Path("t.sh"), script, "shell").edited({"batch": 2, "output_dir": "p", "new": 1})
+    text = parse_source(Path("t.sh"), script, "shell").edited({"batch": 2, "output_dir": "p", "new": 1})
     assert text == script.replace("4 --bf16", "2 --bf16 --new 1").replace("'o'", "p")
     listed = "torchrun t.py --output_dir o --bf16 --targets q v 2> log"
-    text = parsed(Path("t.sh"), listed, "shell").edited({"new": 1})
+    text = parse_source(Path("t.sh"), listed, "shell").edited({"new": 1})
     assert text == listed.replace("q v", "q v --new 1")
-    source = parsed(Path("t.sh"), "A=1\ntorchrun t.py --output_dir o --bf16 --batch $A$A", "shell")
+    source = parse_source(Path("t.sh"), "A=1\ntorchrun t.py --output_dir o --bf16 --batch $A$A", "shell")
     with pytest.raises(ConfigFileError, match="several parts"):
         source.edited({"batch": 2})
 
@@ -222,7 +222,7 @@ def test_a_typing_error_is_listed_with_the_nearest_key(name: str, tmp_path: Path
     """Also where its beginning is that of a key which changes no figure."""
     text, meant = TYPED[name]
     Path(tmp_path, name).write_text(text)
-    source, form = recognised(tmp_path / name)
+    source, form = detect_format(tmp_path / name)
     assert [key.partition("(did you mean ")[2] for key in form.read(source).unknown] == [f"{meant}?)"]
 
 

@@ -228,7 +228,7 @@ def test_arguments_of_a_script() -> None:
     kept = ScriptArguments(["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"offload": true}'])
     assert (arguments.gradient_checkpointing, kept.gradient_checkpointing) == (None, "offload")
     replaced = "--bf16 --fp16 False --output_dir o --max_steps 9 --model_name_or_path n"
-    assert arguments.with_values({"max_steps": "9", "model_name_or_path": "n"}) == tuple(replaced.split())
+    assert arguments.replace_values({"max_steps": "9", "model_name_or_path": "n"}) == tuple(replaced.split())
     assert not ScriptArguments(["--output_dir", "o"]).are_training_arguments
     assert ScriptArguments([]).model is None
 
@@ -294,7 +294,7 @@ def test_an_evaluation_that_does_not_fit_is_warned_of(folder: Path, monkeypatch:
     evaluated = replace(run, cluster=cluster, workload=replace(run.workload, eval_batch=256))
     printed = list[str]()
     assert _objections(folder, evaluated, "probe", printed=printed) == []
-    assert "evaluation takes" in printed[0] and "predicted to exceed" in printed[0]
+    assert "evaluation needs" in printed[0] and "predicted to exceed" in printed[0]
     printed.clear()
     _objections(folder, replace(run, cluster=cluster), "probe", printed=printed)
     assert printed == []
@@ -368,7 +368,7 @@ def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatc
     [
         ("--output_dir out --max_steps 9 --save_steps 2", "out/checkpoint-4", "--resume_from_checkpoint"),
         ("--output_dir out --max_steps 9 --save_steps 2", None, "no checkpoint was saved"),
-        ("--epochs 3", None, "cannot be known"),
+        ("--epochs 3", None, "these settings is not known"),
     ],
 )
 def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpoint: str | None, expected: str) -> None:
@@ -388,7 +388,7 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     request = launch_request(run, folder, *arguments.split(), device="cpu", prediction=prediction)
     following = next_launch(request, outcome, folder / "next")
     assert expected in f"{following.description} {following.command}"
-    if "cannot be known" in expected:
+    if "these settings is not known" in expected:
         assert following.request is None
         return
     request = following.request
@@ -404,8 +404,8 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     assert written["scheduler"] == SCHEDULER
     attempt = Attempt(request=request, outcome=outcome)
     sentences = [Session(attempts=(attempt,) * made, following=following).following_sentence for made in (1, 4)]
-    assert sentences[0].startswith("--fallback would go on with ZeRO")
-    assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next one is ZeRO")
+    assert sentences[0].startswith("--fallback would continue with ZeRO")
+    assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next plan is ZeRO")
 
 
 def test_the_hosts_memory_of_a_small_model_on_the_cpu(folder: Path) -> None:
@@ -440,7 +440,7 @@ def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -
         assert run.samples_per_step == 32 == 2 * batches[-1] * prediction.plan.gradient_accumulation_steps
         following = reduce_memory(request, outcome, None, folder)
         request = following.request
-    assert "at least 5 % less: a shorter sequence" in following.description
+    assert "at least 5 % less memory; try LoRA" in following.description
     shares = [after / before for before, after in pairwise(sizes)]
     assert all(share <= most for share, most in zip(shares[:-1], (0.95, 0.75, 0.5), strict=False)), shares
     assert shares[-1] <= 0.95 and len(shares) >= 3

@@ -12,6 +12,7 @@ from ds_advise.advisor.importers.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.question import launch_question
 from ds_advise.advisor.launch.request import LaunchRequest
 from ds_advise.advisor.launch.script_source import ScriptSource
+from ds_advise.advisor.question.options import fill_defaults
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 
 PLACE = {
@@ -25,20 +26,10 @@ PLACE = {
     "slurm": False,
     "starts": False,
 }
-OPTIONS = {
+OPTIONS = {name: value for name, value in fill_defaults({}).items() if name not in PLACE} | {
     "config_file": Path("ds_config.json"),
     "model": "Qwen2.5-0.5B",
-    "seq_len": None,
-    "micro_batch": None,
     "accumulation": None,
-    "method": "full",
-    "lora_rank": 8,
-    "lora_dropout": 0.0,
-    "lora_targets": None,
-    "modules_to_save": None,
-    "framework": "hf",
-    "software": None,
-    "precision": "auto",
     "offline": True,
 }
 
@@ -52,13 +43,13 @@ def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     Path("ds_config.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     Path("train.py").write_text("from transformers import Trainer\n")
 
-    def ask(*words: str, given: tuple[str, ...] = (), **changes: object) -> tuple[LaunchRequest, list[str]]:
+    def ask(*words: str, passed: tuple[str, ...] = (), **changes: object) -> tuple[LaunchRequest, list[str]]:
         options = OPTIONS | {name: value for name, value in changes.items() if name in OPTIONS}
         place = PLACE | {name: value for name, value in changes.items() if name in PLACE}
         return launch_question(
             options,
             ("train.py", *words),
-            given=given,
+            passed=passed,
             is_module=False,
             launcher=None,
             pass_config=None,
@@ -98,7 +89,7 @@ def test_full_fine_tuning_is_assumed_with_a_remark(request_of: Request, words: l
     request, remarks = request_of(*words)
     assert request.run.workload.method == "full"
     assert "counted as full fine-tuning" in remarks[-1]
-    assert "full fine-tuning" not in " ".join(request_of(*words, given=("method",))[1])
+    assert "full fine-tuning" not in " ".join(request_of(*words, passed=("method",))[1])
     Path("train.py").write_text("from transformers import Trainer\nget_peft_model(model, LoraConfig())\n")
     assert "although the script names adapters" in request_of(*words)[1][-1]
 
@@ -290,7 +281,7 @@ def test_literals_of_the_script_are_read(request_of: Request) -> None:
     assert (workload.precision, run.gradient_checkpointing, request.total_steps) == ("bf16", True, 7)
     assert (workload.method, workload.lora_rank, workload.lora_targets) == ("lora", 16, ("q_proj", "v_proj"))
     assert [remark for remark in remarks if "assumed" in remark] == ["assumed samples of 2,048 tokens: pass --seq-len"]
-    request, _ = request_of("--per_device_train_batch_size", "1", model=None, accumulation=3, given=("accumulation",))
+    request, _ = request_of("--per_device_train_batch_size", "1", model=None, accumulation=3, passed=("accumulation",))
     assert (request.run.micro_batch_size, request.run.gradient_accumulation_steps) == (1, 3)
     Path("train.py").write_text(LITERALS.replace("model = get_peft", "if lora: model = get_peft"))
     assert request_of(model=None)[0].run.workload.method == "full"
@@ -352,7 +343,7 @@ def test_a_loop_of_its_own_has_no_defaults_of_the_trainer(request_of: Request) -
     """With deepspeed.initialize the batch is left to DeepSpeed; with accelerate alone the precision is not fp32."""
     Path("ds_config.json").write_text(json.dumps({"train_batch_size": 8}))
     Path("train.py").write_text("deepspeed.initialize(model=model)")
-    request, remarks = request_of(given=("framework",), framework="deepspeed")
+    request, remarks = request_of(passed=("framework",), framework="deepspeed")
     assert request.run.micro_batch_size is None and "the defaults of" not in " ".join(remarks)
     Path("ds_config.json").write_text(json.dumps({"bf16": {"enabled": "auto"}}))
     for text, precision in (("Accelerator()", "bf16"), ("Trainer(model)", "fp32")):
@@ -388,7 +379,7 @@ def test_a_model_that_zero3_does_not_shard_is_named(request_of: Request, first: 
 def test_arguments_of_transformers_4_are_named(text: str, words: str, named: str) -> None:
     """Those that the installed TrainingArguments and Trainer do not take, in the text and on the command line; not the
     script's own."""
-    found = ScriptSource(text).outdated("train.py", ScriptArguments(words.split()).given)
+    found = ScriptSource(text).outdated("train.py", ScriptArguments(words.split()).by_name)
     assert [f"{place}: {', '.join(names)}" for place, names in found.items()] == [named] * bool(named)
 
 

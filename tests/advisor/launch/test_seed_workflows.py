@@ -148,7 +148,7 @@ def test_lora_with_literal_arguments(launch: Launch) -> None:
     code, session, printed = launch("001 stage 3", "lora_math.py", "--seq-len", "51", "--no-check")
     attempt = trained(session, printed, zero_stage=3, micro_batch=16, accumulation=1)
     assert code == 0 and attempt["last_step"] == 3
-    assert "launcher accelerate" in printed and "counted as LoRA of rank 8" in printed
+    assert "using accelerate" in printed and "counted as LoRA of rank 8" in printed
 
 
 @pytest.mark.slow

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.answers import answer, choices, judge, scaling
 from ds_advise.advisor.page.options import options_in, state_command, state_question
 from ds_advise.ds_configs.job import JOB_KINDS
 
 from tests.helpers import TINY
+from tests.helpers import printed as printed_answer
 
 
 def parts(state: dict[str, str]) -> dict[str, Any]:
     found = [json.loads(text) for text in answer(json.dumps({"state": state, "picture": "memory", "width": 700}))]
     return {part["part"]: part for part in found}
+
+
+def code(html: str) -> dict[str, str]:
+    """The text of each piece of code that has a file's name."""
+    found = re.findall(r'data-save="([^"]*)".*?<code>(.*?)</code>', html, re.DOTALL)
+    return {name: unescape(text) for name, text in found}
+
+
+def asked_json(shown: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> tuple[Any, Any]:
+    """The JSON that the page has, and what the command on the page prints."""
+    command = unescape(re.findall("<code>(.*?)</code>", shown["answer"]["command"])[0])
+    return json.loads(code(shown["whole"]["files"])["answer.json"]), printed(command, capsys)
 
 
 def printed(command: str, capsys: pytest.CaptureFixture[str]) -> Any:
@@ -37,8 +53,8 @@ def printed(command: str, capsys: pytest.CaptureFixture[str]) -> Any:
 def test_json_on_the_page_is_that_of_the_command_line(
     state: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = parts(state)
-    assert json.loads(shown["whole"]["json"]) == printed(shown["answer"]["command"], capsys)
+    shown, expected = asked_json(parts(state), capsys)
+    assert shown == expected
 
 
 def test_a_pasted_config_is_asked_as_its_file_is(
@@ -47,7 +63,8 @@ def test_a_pasted_config_is_asked_as_its_file_is(
     shown = parts({"config": json.dumps(TINY), "gpus": "2x24GB"})
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     monkeypatch.chdir(tmp_path)
-    assert json.loads(shown["whole"]["json"]) == printed(shown["answer"]["command"], capsys)
+    in_page, expected = asked_json(shown, capsys)
+    assert in_page == expected
 
 
 def test_scaling_is_asked_alone_and_draws_every_series() -> None:
@@ -64,9 +81,8 @@ def test_job_files_on_the_page_are_those_that_emit_writes(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
 
     def jobs(gpus: str) -> dict[str, str]:
-        listed = parts({"model": "Qwen2.5-14B", "gpus": gpus})["whole"]["jobs"]
-        assert all(job["title"] for job in listed)
-        return {job["file"]: job["text"] for job in listed}
+        listed = code(parts({"model": "Qwen2.5-14B", "gpus": gpus})["whole"]["files"])
+        return {name: f"{text}\n" for name, text in listed.items() if name != "answer.json"}
 
     shown = jobs("2x8xH100-SXM5")
     assert run(["Qwen2.5-14B", "--gpus", "2x8xH100-SXM5", "--offline", "--emit", ",".join(JOB_KINDS)]) == 0
@@ -105,10 +121,11 @@ def test_a_question_that_cannot_be_answered_gets_a_sentence(state: dict[str, str
 def test_proposed_changes_are_valid_questions() -> None:
     """Every proposed change makes a question that can be answered."""
     state = {"model": "Llama-3.1-8B", "gpus": "1x24GB", "ram": "64GB"}
-    changes = parts(state)["whole"]["changes"]
-    assert any("/nvme:" in change["options"].get("nvme", "") for change in changes)
-    for change in changes:
-        state_question(state | change["options"])
+    whole = parts(state)["whole"]
+    assert any("/nvme:" in options.get("nvme", "") for options in whole["options"].values())
+    for flags, options in whole["options"].items():
+        assert f"<code>{flags}</code>" in whole["changes"]
+        state_question(state | options)
 
 
 def test_lint_judges_a_pasted_configuration() -> None:
@@ -124,6 +141,22 @@ def test_lint_judges_a_pasted_configuration() -> None:
         '{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1}', {"model": "Qwen2.5-14B", "gpus": "1x24GB"}
     )
     assert any("per GPU" in finding["what"] for finding in too_large["findings"])
+
+
+def test_the_page_draws_the_answer_of_the_terminal_in_its_language() -> None:
+    """Every row of the ladder; in Chinese with the texts of the page, and the same code."""
+    answers = {}
+    for language in ("en", "zh"):
+        request = {"state": {"model": "Qwen2.5-14B", "gpus": "2x32GB"}, "picture": "memory", "width": 700}
+        answers[language] = json.loads(next(answer(json.dumps(request | {"language": language}))))
+    lines = printed_answer(advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False)).splitlines()
+    texts = re.sub("<.*?>", " ", answers["en"]["sections"]).split()
+    rows = [line.strip("> ").split() for line in lines if re.match("[ >] (ddp|zero)", line)]
+    assert len(rows) == 8 and all(" ".join(row) in " ".join(texts) for row in rows)
+    assert re.search("[\u4e00-\u9fff]", answers["zh"]["verdict"] + answers["zh"]["pictures"]["memory"])
+    codes = [re.findall("<code>(.*?)</code>", each["sections"], re.DOTALL) for each in answers.values()]
+    assert codes[0] == codes[1]
+    assert not json.loads(choices())["texts"] and json.loads(choices('{"language": "zh"}'))["texts"]
 
 
 def test_everything_that_can_be_chosen_is_offered() -> None:

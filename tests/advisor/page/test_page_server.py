@@ -13,7 +13,7 @@ import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.html_report.report import write_report
 from ds_advise.advisor.page.serve import page_server
-from ds_advise.advisor.render.advice_report import advice_report
+from ds_advise.advisor.render.answer import answer_document
 from ds_advise.estimators.errors import DsAdviseError
 
 ASKED = json.dumps({"state": {"model": "Qwen2.5-7B", "gpus": "2x24GB"}, "picture": "memory", "width": 700})
@@ -75,12 +75,12 @@ def test_a_port_in_use_is_an_error(port: int) -> None:
 def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> None:
     """Commands and changes are folded, and no button stands on them."""
     answer = advise("gpt2", gpus="2x24GB", offline=True, deepspeed_estimate=False)
-    write_report(advice_report(answer, "ds_config.json"), tmp_path / "report.html", print)
+    write_report(answer_document(answer, details=True, charts=True), tmp_path / "report.html", print)
     page.set_viewport_size({"width": 390, "height": 740})
     page.goto((tmp_path / "report.html").as_uri())
     cut = "[...document.querySelectorAll('#start pre, #changes .scroll')].filter(b => b.scrollWidth > b.clientWidth)"
     assert page.evaluate(f"{cut}.map(b => b.textContent)") == []
-    assert page.evaluate("getComputedStyle(document.querySelector('#start button')).position") == "static"
+    assert page.evaluate("getComputedStyle(document.querySelector('#start .buttons')).position") == "static"
 
 
 def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
@@ -89,13 +89,13 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     page.wait_for_selector("#answer[aria-busy=false]")
     assert page.text_content("#verdict h2").endswith("fits.")
     page.get_by_role("slider", name="Sequence").press("ArrowRight")
-    page.wait_for_selector("text=--seq-len 3072")
+    page.wait_for_selector("#command:has-text('--seq-len 3072')")
     page.wait_for_selector("#answer[aria-busy=false]")
     page.wait_for_url(lambda url: "seq-len=3072" in url)
     first = page.locator("#changes button").first
     flags = first.text_content()
     first.click()
-    page.wait_for_selector(f"#text-command:has-text('{flags.split()[-1]}')")
+    page.wait_for_selector(f"#command:has-text('{flags.split()[-1]}')")
     page.get_by_label("Name").fill("no such model")
     page.get_by_label("Name").press("Enter")
     page.wait_for_selector("#error:not([hidden])")

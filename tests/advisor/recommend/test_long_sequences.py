@@ -202,7 +202,7 @@ def test_offloaded_layer_inputs_take_the_host_bytes_of_transformers(pinned: bool
     question |= {} if pinned else {"software": "pinned-inputs=no"}
     asked = advise(shape, **question, deepspeed_estimate=False).question
     found = estimate(shape, strategy="zero2", micro_batch=1, gradient_checkpointing="offload", **question)
-    run = Run.of_plan(found.plan, shape, asked.workload, asked.cluster, description=SMALL)
+    run = Run.from_plan(found.plan, shape, asked.workload, asked.cluster, description=SMALL)
     steps = dry_run(run, rank=0, iterations=2).phases
     held = max(step.host_held_peak_bytes for step in steps if step.phase == "backward")
     terms = found.memory.host_pinned_terms if pinned else found.memory.host_pageable_terms

@@ -237,7 +237,7 @@ def test_the_dry_run_takes_shapes_from_deepspeeds_sources_and_meets_the_closed_f
     shape = shape_from_config(tiny, name="tiny")
     asked = advise(shape, **SLOWER, offline=True, deepspeed_estimate=False, seq_len=512, loss="standard").question
     found = estimate(shape, settings=QUANTIZED, **SLOWER, **ONE_SHAPE, seq_len=512)
-    run = Run.of_plan(found.plan, shape, asked.workload, asked.cluster, description=tiny)
+    run = Run.from_plan(found.plan, shape, asked.workload, asked.cluster, description=tiny)
     tensors = dry_run(run, rank=1, iterations=3).peak.allocated_bytes_per_gpu
     assert found.memory.allocated_bytes_per_gpu == pytest.approx(tensors, rel=0.08)
 

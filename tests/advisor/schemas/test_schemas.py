@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema import NAMES, build_schema, schema_of_command
+from ds_advise.advisor.cli.schema import NAMES, build_schema, command_schema
 from ds_advise.estimators.json_form import to_json
 
 from tests.helpers import schema_errors
@@ -44,7 +44,7 @@ def test_printed_json_matches_its_schema(
     Path("prices.csv").write_text("gpus,price_per_gpu\n1/2xA100-80GB,1.39\n1x4GB,0.1\n")
     Path("axolotl.yaml").write_text("base_model: Qwen2.5-1.5B\ndeepspeed: a.json\nbf16: true\n")
     assert run([*COMMANDS[what].split(), "--json"]) in (0, 1)
-    form = schema_of_command(what.partition(",")[0])
+    form = command_schema(what.partition(",")[0])
     assert schema_errors(json.loads(capsys.readouterr().out), form) == []
 
 
@@ -54,7 +54,8 @@ def test_every_schema_is_printed_with_its_version(name: str, capsys: pytest.Capt
     assert run(["schema", name]) == 0
     text = capsys.readouterr().out
     form = json.loads(text)
-    assert form["$id"] == f"urn:ds-advise:{name}:2" and form["type"] == "object" and form["required"]
+    assert form["$id"] == f"urn:ds-advise:{name}:2" and form["type"] == "object"
+    assert sorted(form["required"]) == sorted(form["properties"])
     for part in text.split('"$ref": "#/$defs/')[1:]:
         assert part.partition('"')[0] in form["$defs"]
 

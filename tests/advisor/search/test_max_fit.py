@@ -74,17 +74,12 @@ def test_a_sequence_shorter_than_a_thousand_is_found_where_no_longer_fits() -> N
     cluster = parse_cluster("1xRTX3060-8GB")
     small = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=int(2.9 * 2**30)))
     most = found("Qwen2.5-0.5B", small, seq_len="max", loss="standard")
-    assert isinstance(most.value, int)
-    assert 128 <= most.value < 1024
-    assert most.too_large == most.value + 128
+    assert most.value is not None and 128 <= most.value < 1024 and most.too_large == most.value + 128
 
 
 def test_the_longest_sequence_of_five_gpus_is_shared_by_all() -> None:
     alone, shared = (found("llama-2-13b", gpus, seq_len="max").value for gpus in ("1x40GB", "5x40GB"))
-    assert isinstance(alone, int)
-    assert isinstance(shared, int)
-    assert shared > 2 * alone
-    assert shared % 5 == 0
+    assert alone is not None and shared is not None and shared > 2 * alone and shared % 5 == 0
 
 
 def test_a_model_whose_positions_are_learned_has_no_longer_sequence() -> None:
@@ -93,8 +88,7 @@ def test_a_model_whose_positions_are_learned_has_no_longer_sequence() -> None:
 
 def test_packed_documents_may_be_longer_than_the_first_length_tried() -> None:
     most = found("Qwen2.5-0.5B", "1x24GB", seq_len="max", document_len=3000, attention="flash")
-    assert isinstance(most.value, int)
-    assert most.value > 3000
+    assert most.value is not None and most.value > 3000
 
 
 @pytest.mark.parametrize("options", [{"micro_batch": "max"}, {"data": "rows.jsonl"}])

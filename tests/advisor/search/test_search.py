@@ -74,7 +74,7 @@ def test_without_accumulation_more_samples_at_a_time_may_need_less() -> None:
     sweep = search_stages("zero1", larger)[0].sweeps()[0]
     by_shape = {shape: sweep.candidate(shape).fit.probability for shape in sweep.shapes}
     assert by_shape[1, 2] < by_shape[2, 1]
-    assert sweep.rising()[-1].plan.gradient_accumulation_steps == 1
+    assert sweep.rising_candidates()[-1].plan.gradient_accumulation_steps == 1
 
 
 class Timed(NamedTuple):

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema import schema_of_command
+from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.validate.checkpoint import CHECKSUMS, checkpoints_in
 
@@ -224,7 +224,7 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     assert "--epochs was None in the training to resume" in capsys.readouterr().err
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
     resumed = capsys.readouterr()
-    assert f"going on from {last.name}" in resumed.err
+    assert f"resuming from {last.name}" in resumed.err
     assert "checkpoint-11 is damaged: the optimizer states of rank 0 is missing" in resumed.err
     assert losses(output) == losses(whole)
     first, second = weights(whole), weights(output)
@@ -376,6 +376,6 @@ def test_shared_and_tiled_samples_train(tmp_path: Path, model_folder: Path, caps
     assert train(model_folder, data, output, f"{options} --global-batch 4 --json") == 0
     assert_learned(output)
     assert json.loads((output / "ds_config.json").read_text())["sequence_parallel_size"] == 2
-    form, whole = json.loads(capsys.readouterr().out), schema_of_command("train")
+    form, whole = json.loads(capsys.readouterr().out), command_schema("train")
     assert schema_errors(form, whole) == []
     assert (form["finished"], form["model"], form["launched"]["last_step"]) == (True, str(output), STEPS)

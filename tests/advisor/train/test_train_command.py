@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema import schema_of_command
+from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.data import counting as defaults
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, TrainingFailure
 from ds_advise.advisor.train.folder import TrainingFolder
@@ -71,7 +71,7 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
 def test_programs_get_the_proposal_as_one_object(ask: Ask) -> None:
     """The JSON of --dry: data, plan and steps; nothing was started."""
     code, printed, _ = ask("--dry --json --eval-split 0.1 --epochs 2")
-    form, whole = json.loads(printed), schema_of_command("train")
+    form, whole = json.loads(printed), command_schema("train")
     assert code == 0 and schema_errors(form, whole) == []
     proposal = form["proposal"]
     assert (proposal["data"]["rows"], proposal["data"]["train_samples"], proposal["steps"]) == (40, 36, 18)
@@ -237,14 +237,14 @@ def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys:
     folder = TrainingFolder(tmp_path / "out")
     folder.job.write_text("{}")
     holder = f"is being trained in: process {os.getpid()} on {socket.gethostname()}, since "
-    with folder.held():
+    with folder.locked():
         before = sorted(folder.path.rglob("*"))
         code, _, error = ask("--force")
         assert (code, holder in error) == (2, True)
         assert run(["train", "--resume", "--output-dir", str(folder.path)]) == 2
         assert holder in capsys.readouterr().err
         assert sorted(folder.path.rglob("*")) == before
-    with folder.held():
+    with folder.locked():
         pass  # the lock was released
 
 

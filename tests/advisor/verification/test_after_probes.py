@@ -62,7 +62,7 @@ def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
 def keep(answer: Recommendation, candidate: Candidate, result: ProbeResult, limit: int | None = LIMIT) -> None:
     """Keep a result as a series of probes does."""
     question = answer.question
-    run = Run.of_plan(candidate.plan, question.model, question.workload, question.cluster)
+    run = Run.from_plan(candidate.plan, question.model, question.workload, question.cluster)
     keep_probe(result, run, memory_limit_bytes=limit)
 
 
@@ -152,8 +152,8 @@ def test_a_plan_that_swaps_to_an_unnamed_folder_never_ran(model: str) -> None:
     keep(answer, first(answer), ran(first(answer)))
     plan = replace(first(answer).estimate.plan, zero_stage=3, offload_optimizer="nvme", offload_param="nvme")
     kept = PastProbes(answer.question.model, answer.question.workload, answer.question.cluster)
-    assert kept.of_plan(first(answer).estimate.plan) is not None
-    assert kept.of_plan(plan) is None
+    assert kept.find_plan(first(answer).estimate.plan) is not None
+    assert kept.find_plan(plan) is None
 
 
 def test_a_climb_does_not_run_again_what_ran(model: str) -> None:

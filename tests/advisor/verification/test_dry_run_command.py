@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema import schema_of_command
+from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run.run import NeedsValuesError
@@ -77,7 +77,7 @@ def test_the_json_has_the_documented_form(folder: Path) -> None:
     assert answer["parameters"] > 0 and answer["world_size"] == 2 and {"torch", "deepspeed"} <= set(answer["versions"])
     assert answer["required_host_bytes_per_node"] == peak["host_bytes_per_node"] + 2 * PROCESS_BYTES
     assert "timeline" not in answer  # it has a file of its own
-    form = schema_of_command("dry-run")
+    form = command_schema("dry-run")
     assert schema_errors(answer, form) == []
 
 
@@ -173,7 +173,7 @@ def test_options_that_the_file_leaves_no_room_for_are_named(
     assert (
         run(["probe", "open.json", "--model", "gpt2", "--device", "cpu", "--ranks", "2", "--rank", "2", "--solo"]) == 2
     )
-    assert "micro batch 1, for `auto` in the file" in capsys.readouterr().err
+    assert "`auto` filled with micro batch 1" in capsys.readouterr().err
 
 
 def points(*phases: tuple[int, str, int, int]) -> list[TimelinePoint]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import random
 from dataclasses import replace
@@ -10,16 +9,14 @@ from dataclasses import replace
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import ProbeSeries, Recommendation
-from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
 from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict, calibration
 from ds_advise.advisor.verification.verify import after_series, probe_candidates, run_series
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
-from rich.console import Console
 
-from tests.helpers import failed_probe, ran
+from tests.helpers import failed_probe, printed, ran
 
 MEMORY = 79 * 2**30
 
@@ -128,9 +125,8 @@ def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> Non
     assert series.best is None and after_series(answer, series, order).recommended is None
     seen = {(trial.candidate.strategy, trial.candidate.estimate.plan.gradient_checkpointing) for trial in series.probes}
     assert len(seen) == len(series.probes), "a crash is not repeated with another batch"
-    page = io.StringIO()
-    print_answer(after_series(answer, series, order), Console(file=page, width=80))
-    assert "No plan ran.\n The first failure: no such library" in page.getvalue()
+    shown = printed(after_series(answer, series, order))
+    assert "No plan ran.\n The first failure: no such library" in shown
     failed = [
         candidate for candidate in after_series(answer, series, order).candidates if candidate.fit.reason == "failed"
     ]
@@ -145,9 +141,7 @@ def test_a_climb_stopped_before_any_run_leaves_the_prediction(answer: Recommenda
     final = after_series(answer, *run_series(answer, interrupt, budget_s=1e6))
     assert final.recommended is not None and answer.recommended is not None
     assert final.recommended.estimate == answer.recommended.estimate
-    page = io.StringIO()
-    print_answer(final, Console(file=page, width=80))
-    assert "no probe finished" in " ".join(page.getvalue().split())
+    assert "no probe finished" in " ".join(printed(final).split())
 
 
 def test_an_interrupt_and_the_budget_leave_the_best_so_far(answer: Recommendation) -> None:

@@ -274,7 +274,7 @@ def test_losses_of_other_libraries_meet_the_closed_form() -> None:
     workloads = [
         Workload(seq_len=8192, method=method, loss=loss, framework=framework) for framework, loss, method in asked
     ]
-    runs = [Run.of_plan(plan, shape, workload, cluster, description=description) for workload in workloads]
+    runs = [Run.from_plan(plan, shape, workload, cluster, description=description) for workload in workloads]
     found = ask_forks([request_for(run, rank=0, iterations=2) for run in runs])
     for workload, answer in zip(workloads, found, strict=True):
         memory = estimate_memory(shape, workload, cluster, plan)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import pytest
-from ds_advise.advisor.text.language import translate, use_language
 from ds_advise.validate.lint import RULES, apply, load_facts, read_document
 from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import REMOVAL, Rule
@@ -58,18 +56,6 @@ def test_names_of_types_are_deepspeeds() -> None:
 def test_words_for_true_and_false_are_pydantics() -> None:
     taken = TypeAdapter(bool)
     assert {word: taken.validate_python(word) for word in TRUTHS} == TRUTHS
-
-
-def test_a_finding_in_chinese_has_no_english_sentence() -> None:
-    """Title, reason and fix of every rule, and what is wrong in its bad example; names and Python's messages stay."""
-    english = re.compile(r"(?:\b[a-z']{2,},? ){4}")
-    with use_language("zh"):
-        for rule in RULES:
-            bad = judged(rule.example.bad, facts_for(rule), **rule.example.options)
-            found = [each for each in bad.findings if each.code == rule.code]
-            texts = {rule.title, rule.why, rule.fix, *(text for each in found for text in (each.what, each.fix))}
-            shown = {text: re.sub("`.*?`", "", translate(text)) for text in texts}
-            assert [text for text, chinese in shown.items() if english.search(chinese)] == [], rule.code
 
 
 def test_every_rule_has_a_code_and_names_files_that_deepspeed_has() -> None:

@@ -1,0 +1,87 @@
+"""The charts of an answer, with their figures as tables, and the source of every part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from ..answer.explanation import explain_plan
+from ..answer.recommendation import Recommendation
+from ..answer.scaling import Series, build_scaling
+from ..document.blocks import Block, Chart, Folded, Heading, Row, Sentence, Table, make_figure
+from ..document.charts import Drawing
+from ..text.units import gib, rate
+from .explanation import section_title, terms_table
+from .ladder import ladder_table
+from .plans import (
+    best_plans,
+    chart_with_table,
+    host_bars,
+    host_parts,
+    memory_bars,
+    series_chart,
+    speed_against_memory,
+    time_chart,
+)
+
+_note = partial(Sentence, style="dim")
+
+
+def answer_series(answer: Recommendation) -> Sequence[Series]:
+    """Return the scaling series; none if no plan fits."""
+    return () if answer.recommended is None else build_scaling(answer.question, answer.recommended)
+
+
+def answer_picture(answer: Recommendation, name: str) -> Drawing | Sequence[Drawing]:
+    """Return the chart of `--plot`: the scaling series if it is named `scaling` and there are any, otherwise the memory
+    of every plan."""
+    cluster = answer.question.cluster
+    series = answer_series(answer) if name == "scaling" else ()
+    if series:
+        return [series_chart(each, cluster) for each in series]
+    return memory_bars(best_plans(answer), cluster, chosen=answer.shown)
+
+
+def chart_blocks(answer: Recommendation) -> Iterator[Block]:
+    """Yield host RAM, time, speed against memory and scaling as charts, and the formula and source of every part."""
+    plans, cluster, chosen = best_plans(answer), answer.question.cluster, answer.shown
+    if chosen is None:
+        return
+    yield Heading("Host RAM", "ram")
+    yield _note(
+        "RAM of a node. PyTorch rounds pinned buffers up to powers of two. Loading is shown if it takes more than "
+        "training."
+    )
+    hosts = {name: host_parts(plan.memory) for name, plan in plans.items()}
+    yield chart_with_table(host_bars(plans, cluster, chosen=chosen), hosts, "GiB", gib)
+    yield Heading("Time of a step", "time")
+    yield _note("Per 1,000 tokens, so that plans with different batches can be compared.")
+    yield time_chart(plans, chosen=chosen)
+    yield Heading("Speed against memory", "speed")
+    yield _note("The Pareto-optimal plans, and, in green, the recommended one. The table has every plan.")
+    points = speed_against_memory(answer.candidates, cluster, answer.recommended)
+    yield Chart(points, ladder_table(answer, all_candidates=True))
+    yield from _scaling(answer)
+    explanation = explain_plan(chosen)
+    yield Heading("Where the figures come from", "figures")
+    yield _note(f"Every part of {chosen.strategy}: formula in words, numbers and source.")
+    for section in explanation.sections:
+        yield Folded(section_title(explanation, section), [terms_table(section)])
+
+
+def _scaling(answer: Recommendation) -> Iterator[Block]:
+    every_series = answer_series(answer)
+    if every_series:
+        yield Heading("Longer sequences, larger batches, more GPUs", "scaling")
+        yield _note(
+            "The fastest plan that fits for each value; for each micro batch the recommended plan. Green: this "
+            "question."
+        )
+    for series in every_series:
+        rows = []
+        for value, plan in zip(series.values, series.plans, strict=True):
+            figures = (None, None) if plan is None else (plan.tokens_per_s, plan.device_bytes)
+            speed, size = make_figure(figures[0], rate), make_figure(figures[1], gib)
+            rows.append(Row([value, "nothing fits" if plan is None else plan.strategy, speed, size]))
+        table = Table([series.title, "strategy", "tokens/s", "GPU GiB"], rows)
+        yield Chart(series_chart(series, answer.question.cluster), table)

@@ -1,0 +1,101 @@
+"""The table of the strategies, each with its best plan or its obstacle, and its notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
+from ..answer.recommendation import Recommendation
+from ..document.blocks import Figure, Look, Row, Table
+from ..search.candidate import NEEDS_RAM, Candidate
+from ..text.labels import batch_label, checkpointing_label, device_label
+from ..text.units import gib, rate
+
+
+class _Column(NamedTuple):
+    """A column of the table. value: exact value of its figure."""
+
+    title: str
+    width: int
+    text: Callable[[Candidate], str]
+    value: Callable[[Candidate], float | None] = lambda _: None
+
+
+def _columns(answer: Recommendation) -> list[_Column]:
+    """Return the columns between strategy and verdict."""
+    question = answer.question
+    memory, unit = "GiB" if question.cluster.gpu.is_cpu else "GPU GiB", question.model.unit
+    host_bytes = attrgetter("memory.host_bytes_per_node")
+    return [
+        _Column("batch", 5, lambda plan: batch_label(plan.plan)),
+        _Column("ckpt", 4, lambda plan: checkpointing_label(plan.plan)),
+        _Column(memory, 7, lambda plan: gib(plan.device_bytes), attrgetter("device_bytes")),
+        _Column("RAM GiB", 7, lambda plan: gib(host_bytes(plan)), host_bytes),
+        _Column(f"{unit}/s", 8, lambda plan: rate(plan.tokens_per_s), attrgetter("tokens_per_s")),
+    ]
+
+
+def ladder_table(answer: Recommendation, *, all_candidates: bool = False, only_fitting: bool = False) -> Table:
+    """Return per strategy its best plan, all predicted plans, or its obstacle; then plain PyTorch. only_fitting: leave
+    out plans that do not fit the GPU. Plans that do not fit it have no speed."""
+    steps: list[tuple[str, Candidate | None, str]] = []
+    for step in answer.ladder:
+        if step.candidate is None:
+            steps.append((step.strategy, None, step.reason))
+        else:
+            plans = answer.candidates if all_candidates else (step.candidate,)
+            steps += [(plan.strategy, plan, plan.fit.reason) for plan in plans if plan.strategy == step.strategy]
+    if (plain := answer.pytorch_baseline) is not None:
+        steps.append((plain.strategy, plain, plain.fit.reason))
+    if only_fitting:
+        steps = [step for step in steps if step[1] is not None and step[1].fit.gpu_likely_suffices]
+    columns = _columns(answer)
+    if not any(plan is not None and plan.fit.gpu_likely_suffices for _, plan, _ in steps):
+        columns.pop()
+    rows, previous = list[Row](), ""
+    for strategy, plan, reason in steps:
+        if plan is None:
+            rows.append(Row([strategy, "the same" if reason == previous else reason], "faded"))
+            previous = reason
+        else:
+            rows.append(_row(answer, plan, columns))
+            previous = ""
+    return Table(
+        ["strategy", *(column.title for column in columns), ""],
+        rows,
+        [19, *(column.width for column in columns), 0],
+        gap=1,
+    )
+
+
+def _row(answer: Recommendation, plan: Candidate, columns: list[_Column]) -> Row:
+    """Return a row. The verdict of a plan without a speed extends over its column."""
+    shown = columns if plan.fit.gpu_likely_suffices else columns[:4]
+    figures = [Figure(column.text(plan), column.value(plan)) for column in shown]
+    verdict = plan.fit.reason.replace("likely fits", "likely")
+    if plan.fit.fits and plan.memory.nvme_bytes_per_node:
+        verdict += f", NVMe {gib(plan.memory.nvme_bytes_per_node)} GiB"
+    look: Look = "" if plan.fit.fits else "faded"
+    if plan is answer.shown:
+        look = "closest" if answer.recommended is None else "chosen"
+    return Row([plan.strategy, *figures, f" {verdict}"], look)
+
+
+def ladder_notes(answer: Recommendation, *, all_candidates: bool, details: bool) -> Iterator[str]:
+    """Yield what the figures of the table are."""
+    cluster, length = answer.question.cluster, answer.question.model.fixed_len
+    best = [step.candidate for step in answer.ladder if step.candidate is not None]
+    plain = () if answer.pytorch_baseline is None else (answer.pytorch_baseline,)
+    shown = [*(answer.candidates if all_candidates else best), *plain]
+    if length and length > 1:
+        yield f"tokens/s: with {length} tokens per sample"
+    if any(plan.plan.ranks_per_sample > 1 for plan in shown):
+        yield f"batch: micro batch / {device_label(cluster)}s that share it x accumulation; RAM, NVMe: per node"
+    elif details:
+        yield "batch: micro batch x accumulation; ckpt: checkpointing; RAM, NVMe: per node"
+    if any(plan.fit.reason == NEEDS_RAM for plan in shown):
+        most = gib(cluster.most_host_bytes_per_node)
+        yield f"needs --ram: pass it if a host has more than {most} GiB"
+    if any(plan.fit.reason.endswith("%") for plan in shown):
+        yield "%: the probability that it fits (--risk)"
