@@ -55,6 +55,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return "an optimizer on NVMe needs ZeRO stage 3"
     if plan.offload_optimizer_ratio < 1 and (plan.zero_stage < 3 or plan.offload_optimizer != "cpu"):
         return "a partly offloaded optimizer needs ZeRO stage 3 with the rest in RAM"
+    # The GPU's part is stepped by torch.optim.AdamW, whatever optimizer is configured (stage3.py `backup_optimizer`).
     if plan.offload_optimizer_ratio < 1 and not spec.is_adam:
         return f"{workload.optimizer} does not run on both sides, only AdamW does"
     if (
@@ -210,6 +211,7 @@ def _why_no_generation(model: ModelShape, workload: Workload, plan: Plan, cluste
 def _why_no_swapping(sharded: ShardedTensors, plan: Plan, spec: OptimizerSpec) -> str | None:
     """Return why the plan would violate an assertion of DeepSpeed's NVMe swappers."""
     if plan.offload_optimizer == "nvme":
+        # The swapper takes all buffers of a sub-group at once, and asserts that it has them.
         needed = 2 + round((spec.cpu_state_bytes or 0) / 4)  # fp32 tensors per master weight
         if plan.optimizer_buffer_count < needed:
             return f"offload_optimizer.buffer_count must be at least {needed} (master, states, gradient)"

@@ -159,6 +159,7 @@ class Workload:
     """P, for one rank's part of a job under Ulysses (`rank_share`); `seq_len` is then S / P."""
 
     def rank_share(self, sequence_parallel_size: int) -> Workload:
+        # The global batch is dropped: the passes of a rank do not depend on it, and caches compare whole workloads.
         if sequence_parallel_size == 1 and self.global_batch_size is None:
             return self
         return replace(

@@ -38,6 +38,7 @@ def sub_groups(shards: tuple[int, ...], sub_group_size: int) -> tuple[range, ...
     """Return stage 3's sub-groups, as ranges of tensors. A sub-group closes with the tensor that reaches
     `sub_group_size`, so it may exceed it by one shard. Source: deepspeed 0.19.8 runtime/zero/stage3.py
     `_create_fp16_sub_groups`."""
+    # The usual case: the default of 1e9 is larger than a rank's shards, and a model has thousands of tensors.
     if sub_group_size >= sum(shards):
         return (range(len(shards)),)
     groups, first, filled = [], 0, 0

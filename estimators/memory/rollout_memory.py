@@ -174,6 +174,7 @@ def rollout_phases(
     if rollouts.rollout == "generate":
         whole = _whole_model(sharded, plan, persistent) if rollouts.ds3_gather_for_generation else in_scoring
         whole = resident + whole
+        # All prompts are computed in one pass, before the first completion token.
         first = unsaved(model, workload.at_length(prompt), at_once)
         logits = _NEXT_LOGITS.term(
             LOGIT_BYTES * at_once * model.vocab_size, k=LOGIT_BYTES, b=at_once, V=model.vocab_size
@@ -236,6 +237,7 @@ def _synchronized_weights(sharded: ShardedTensors, plan: Plan, persistent: int) 
         return ()
     if sharded.tensors.workload.method != "full":
         return _whole_model(sharded, plan, persistent)
+    # Weights are gathered and handed over one at a time, so the largest decides.
     numel, width = sharded.tensors.largest_trainable, sharded.tensors.workload.weight_bytes
     return _SYNCHRONIZED.term(width * numel, w=width, whole=numel)
 

@@ -137,6 +137,7 @@ class Fields:
 
     def labels(self) -> int:
         """Return the number of classes of a classification head; two by default, as in transformers."""
+        # transformers derives `num_labels` from the length of `id2label`, so the latter wins.
         names = self.section("id2label")
         if names is None:
             return self.size("num_labels", default=2)

@@ -281,6 +281,7 @@ def add_idle_tower(c: Fields, text: Body) -> Body:
     for layer in range(block.count):
         tower += tuple(each._replace(name=f"{block.prefix}.{layer}.{each.name}") for each in block.tensors)
     tower = tuple(tensor._replace(role="tower") for tensor in tower)
+    # Samples are text, so there is no encoder stream and no number of patches.
     return combine(c, text, (), tower, patches=1, tied=False)._replace(encoder_len_fixed=None, idle_tower=True)
 
 

@@ -94,6 +94,7 @@ class Streams:
     def finish(self, event: int | None = None) -> tuple[float, int]:
         """Simulate until the event is complete, or with None until everything is done. Return the time of that, and the
         span that determined it."""
+        # Number 0 stands for an event that was never recorded, which counts as complete.
         record = None if event is None else self._recorded.get(event, 0)
         self._begin()
         while self._running and (record is None or (record and record not in self._happened)):
@@ -114,6 +115,7 @@ class Streams:
     def _begin(self) -> None:
         """Advance every idle stream as far as possible."""
         happened = True
+        # An event may let other streams go on, so all idle ones are tried until none moves.
         while happened:
             happened = False
             for number in tuple(self._ready):

@@ -148,6 +148,7 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
     logits = micro_batch * workload.scored_len * model.vocab_size
     forward, backward = LOSSES[workload.loss].logit_bytes
     uncast = model.model_type == "gpt2" and workload.software.transformers < (4, 48) and workload.weight_bytes == 2
+    # GPT-2's head computed its loss in the model's own type, without an fp32 copy of the logits.
     if uncast and workload.loss == "standard":
         forward, backward = UNCAST_LOGIT_BYTES
     if model.logit_softcap and workload.loss in ("standard", "chunked", "chunked-softmax"):

@@ -187,6 +187,7 @@ def vllm_engine(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu
     decoded = compute_time(model, one_token, gpu, at_once, False).forward
     prefilled = compute_time(model, prompts, gpu, at_once, False)
     cached_bytes = sequences * element * cached_elements(model, prompt + length // 2, latent=by_vllm)
+    # `DynamicLayer.update` concatenates: keys and values are read, written and read again; repeated heads once more.
     copies = 1.0 if by_vllm else 3 + (2 * grouped_heads(model) if grouped_heads(model) > 1 else 0)
     computed_s = (decoded.total_s + copies * cached_bytes / bandwidth) / ranks
     layers, host_s = sum(block.count for block in model.blocks), 0.0

@@ -42,6 +42,7 @@ class PerBatchTerm(NamedTuple):
 
 def saved_term(name: str, saved: Sequence[Storage], *, count: int, rows: int) -> PerBatchTerm:
     """Return `count` times the storages of one graph, in bytes per token (per batch if independent of B)."""
+    # Per token, so that the printed formula shows the sizes of the layer's tensors and not those of the batch.
     tokens = " + ".join(f"{storage.size / rows:g} {storage.label}" for storage in saved if not storage.fixed)
     fixed = " + ".join(f"{storage.size} {storage.label}" for storage in saved if storage.fixed)
     sums = ((f"L B S ({tokens})", tokens), (f"L ({fixed})", fixed))
@@ -78,6 +79,7 @@ class Recording:
 
     @cached_property
     def forward(self) -> tuple[Size, ...]:
+        # A layer has hundreds of moments; only a few of them can be the peak for some batch.
         return frontier(forward_pass(self.graph).moments)
 
     @cached_property

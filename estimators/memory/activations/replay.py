@@ -115,6 +115,7 @@ class Replay:
         counted separately."""
         self.values[number] = value
         self.storages[self.program.slots[number].storage] = value.storage
+        # The training loop's variable holds these; `loss.output_terms` counts them.
         value.storage.outer |= number in self.program.output_slots
 
     def _itemsize(self, number: int) -> int:

@@ -164,6 +164,7 @@ class AutogradGraph:
         read = (value for node in inner.nodes if node.outputs for value in node.inputs)
         external_values = {id(value): value for value in read if id(value) not in made}
         storages = tuple(dict.fromkeys(value.storage for value in external_values.values()))
+        # The graph around the part keeps what the part reads, so the part must not count it again.
         inner.external = frozenset(storages)
         self.nodes.append(Node(tuple(external_values.values()), tuple(results), storages, recomputed=inner))
 
@@ -183,6 +184,7 @@ class AutogradGraph:
     def split(self, value: Value, widths: Sequence[int]) -> tuple[Value, ...]:
         """Return views of adjacent columns (`split`, `chunk`). Their gradients are joined in one new tensor."""
         parts = tuple(Value(value.rows, width, value.itemsize, value.storage, value.needs_grad) for width in widths)
+        # One node for all parts: their gradients are written into one new tensor.
         self.nodes.append(Node((value,), parts))
         return parts
 
