@@ -29,8 +29,6 @@ from .workload import NEXT_TOKEN, Framework, LossKernel, Objective, Software, Wo
 
 
 class LossSpec(NamedTuple):
-    """A loss kernel."""
-
     logit_bytes: tuple[int, int]
     """Bytes per logit that the forward and the backward pass move through GPU memory."""
     makes_logits: bool
@@ -134,8 +132,6 @@ def unusable_loss(model: ModelShape, loss: LossKernel) -> str | None:
 
 
 class ObjectiveSpec(NamedTuple):
-    """One objective."""
-
     sequences: int = 1
     """Sequences of a sample: 2 for a pair of a chosen and a rejected answer."""
     sample: str = "sample"
@@ -349,7 +345,6 @@ def reward_model(model: ModelShape, workload: Workload) -> ModelShape | None:
 
 
 def trained_config(config: Mapping[str, Any], shape: ModelShape | None, objective: Objective) -> dict[str, Any]:
-    """Return the transformers configuration of `trained_model`."""
     labels = OBJECTIVES[objective].labels
     if not labels or shape is None:
         return dict(config)

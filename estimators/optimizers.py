@@ -70,7 +70,6 @@ class OptimizerSpec:
 
     @property
     def has_cpu_kernel(self) -> bool:
-        """Whether DeepSpeed has a host kernel for it."""
         return self.cpu_class.startswith("DeepSpeedCPU")
 
 

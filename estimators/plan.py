@@ -238,7 +238,6 @@ class Plan(PlanSettings):
 
     @property
     def is_fsdp(self) -> bool:
-        """Whether PyTorch shards the weights."""
         return self.sharding in get_args(Fsdp)
 
     @property

@@ -102,7 +102,6 @@ def cache_terms(model: ModelShape, workload: Workload, samples: int, tokens: int
 
 
 def decoders(model: ModelShape) -> list[Block]:
-    """Return the kinds of layers that generate tokens."""
     return [block for block in model.blocks if block.stack == "decoder" and not block.tokens]
 
 

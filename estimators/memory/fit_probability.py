@@ -144,6 +144,5 @@ def fixed_segments_waste() -> list[tuple[float, float]]:
 
 @cache
 def _rows() -> list[tuple[str, float, float]]:
-    """Return the data as (name, value, share) rows."""
     with DATA.open(newline="", encoding="utf-8") as file:
         return [(row["name"], float(row["value"]), float(row["share"])) for row in csv.DictReader(file)]

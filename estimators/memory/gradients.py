@@ -50,8 +50,6 @@ _NORM_OR_CAST = Formula(
 
 
 class Stage12(GradientMemory):
-    """Gradients of stages 1 and 2."""
-
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         super().__init__(sharded, plan, optimizer, local_ranks)
         self.copied_width = self.width + (4 if plan.reduces_in_fp32 and self.width < 4 else 0)

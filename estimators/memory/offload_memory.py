@@ -117,7 +117,6 @@ def _shard_blocks(
 
 @lru_cache(maxsize=64)
 def _tensor_blocks(tensors: TensorSet, width: int) -> int:
-    """Return the bytes of pinned blocks of all trainable tensors, whole."""
     return _pinned(width * numel for numel in tensors.trainable)
 
 
@@ -147,7 +146,6 @@ def offloaded(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, loc
 
 
 def offloaded_parameters(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
-    """Return the parameters in host memory."""
     return _Offload(sharded, plan, local_ranks).parameters() if plan.offload_param == "cpu" else ()
 
 
@@ -223,7 +221,6 @@ class _Offload:
         return optimizer_group_numels(self.sharded, self.plan.sub_group_size)
 
     def _swapped_groups(self) -> list[int]:
-        """Return the elements of each sub-group on NVMe."""
         return [group for group in self._groups() if 4 * group >= SWAP_MIN_BYTES]
 
     def _gradient_sizes(self) -> list[int]:

@@ -136,7 +136,6 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
 
 
 def _add_terms(phases: tuple[Phase, ...], terms: Terms) -> tuple[Phase, ...]:
-    """Return the phases with `terms` added to each."""
     return tuple(Phase(name=phase.name, terms=phase.terms + terms) for phase in phases) if terms else phases
 
 

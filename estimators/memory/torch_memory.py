@@ -114,7 +114,6 @@ class TorchStep:
         self.resident = self._resident()
 
     def _part(self, name: str, text: str, size: float) -> Terms:
-        """Return a term with the inputs that all formulas share."""
         formula = Formula(name, text, _SOURCE, _SYMBOLS)
         return formula.term(size, t=self.trained, w=self.width, Pt=self.numel, N=self.shards)
 

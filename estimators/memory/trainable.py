@@ -94,7 +94,6 @@ class TensorSet:
 
     @cached_property
     def layer_numel(self) -> int:
-        """Elements of the largest layer."""
         return sum(self.layer_tensors)
 
     @property
@@ -352,7 +351,6 @@ def optimizer_groups(sharded: ShardedTensors, sub_group_size: int) -> tuple[Sequ
 
 @lru_cache(maxsize=256)
 def optimizer_group_numels(sharded: ShardedTensors, sub_group_size: int) -> tuple[int, ...]:
-    """Return the elements of each sub-group on one rank."""
     return tuple(sum([sharded.shards[index] for index in group]) for group in optimizer_groups(sharded, sub_group_size))
 
 

@@ -185,8 +185,6 @@ class Dims(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Attribute names of a model's parts."""
-
     base: str = "model"
     layers: str = "layers"
     embed: str = "embed_tokens"

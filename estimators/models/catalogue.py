@@ -96,7 +96,6 @@ def config(hub_id: str) -> dict[str, Any]:
 
 
 def nearest(name: str, n: int = 5) -> list[str]:
-    """Return the n most similar names of the catalogue."""
     from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
 
     wanted = _keys([_pieces(name.rpartition("/")[2])])[0][:100]  # the comparison takes quadratic time
@@ -113,7 +112,6 @@ def nearest(name: str, n: int = 5) -> list[str]:
 
 
 def names() -> list[str]:
-    """Return the hub id of every entry."""
     return [entry["id"] for entry in _entries()]
 
 
@@ -167,7 +165,6 @@ def _starts_with(key: str, start: str) -> bool:
 
 
 def _shared_shape(name: str, found: list[_Name]) -> ModelShape:
-    """Return the shape that all these names share."""
     entries = list(dict.fromkeys(known.entry for known in found))
     shapes = [_shape(entry) for entry in entries]
     if len({replace(shape, name="", source="", max_positions=None) for shape in shapes}) > 1:

@@ -157,7 +157,6 @@ def _is_int(value: object) -> TypeGuard[int]:
 
 
 def _short(value: object) -> str:
-    """Format a value for an error message, shortened if it is long."""
     if _is_int(value) and value.bit_length() > 64:
         return "a number of more than 64 bits"
     if not isinstance(value, (str, int, float)):

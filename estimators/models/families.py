@@ -57,8 +57,6 @@ utils/transformers_weight_conversion.py `_MOE_TARGET_MODULE_MAPPING`)."""
 
 
 class FamilySpec(NamedTuple):
-    """One model type of transformers."""
-
     stem: str
     """Prefix of its classes' names."""
     body: Callable[[Fields], Body]

@@ -56,7 +56,6 @@ def int8_bytes(tensor: Tensor) -> int:
 
 
 def in_int8(tensor: Tensor, workload: Workload) -> bool:
-    """Return whether the weight's matrix products run in int8."""
     return workload.quantization == "int8" and quantized(tensor, workload)
 
 

@@ -23,8 +23,6 @@ NormKind = Literal["rms", "layer"]
 
 
 class Tensor(NamedTuple):
-    """One parameter tensor."""
-
     name: str
     """The name in `named_parameters()`; inside a `Block` relative to the layer (`self_attn.q_proj.weight`)."""
     shape: tuple[int, ...]
@@ -136,8 +134,6 @@ class Input(NamedTuple):
 
 
 class UserModule(NamedTuple):
-    """A user's module."""
-
     factory: str
     """FILE.py:FUNCTION; "" for an object of the calling process."""
     inputs: tuple[Input, ...] = ()

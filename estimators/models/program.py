@@ -63,8 +63,6 @@ def value_at(coefficients: Coefficients, seq_len: int) -> int:
 
 
 class Slot(NamedTuple):
-    """One tensor of a program."""
-
     elements: Quantity
     width: int
     """Last dimension; 1 if it depends on the length."""
@@ -105,8 +103,6 @@ begin and end (with the results as inputs) of a part that gradient checkpointing
 
 
 class Instruction(NamedTuple):
-    """One operation."""
-
     kind: Kind
     name: str
     """torch's name of the operation, or the module of a linear layer."""
@@ -135,7 +131,6 @@ class Instruction(NamedTuple):
 
     @property
     def reads_weights(self) -> tuple[str, ...]:
-        """The parameters that it reads."""
         # `linear` is one instruction with its module's name, so that adapters and quantization can replace it.
         return (f"{self.name}.weight",) if self.kind == "linear" else self.weights
 
@@ -193,8 +188,6 @@ class Program(NamedTuple):
 
 
 class OuterPrograms(NamedTuple):
-    """Programs of a model around its layers."""
-
     prologue: tuple[Program, ...]
     """Programs before the first layer of each stack."""
     epilogue: Program

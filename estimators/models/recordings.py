@@ -28,7 +28,6 @@ def recording(model_type: str, hub_id: str) -> ModelShape:
 
 @cache
 def _groups(model_type: str) -> list[tuple[list[str], Any]]:
-    """Return the content of a type's file."""
     groups: list[tuple[list[str], Any]] = json.loads(gzip.decompress((FOLDER / f"{model_type}.json.gz").read_bytes()))
     return groups
 
