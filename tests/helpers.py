@@ -29,7 +29,7 @@ from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Framework, Workload
-from ds_advise.probes.dry_run.run import DryRunError, _error
+from ds_advise.probes.dry_run.run import DryRunError, _worker_error
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request, Run
@@ -208,7 +208,10 @@ def fork_outcomes(requests: Sequence[Request]) -> list[DryRunResult | DryRunErro
     """Dry runs side by side, in forks of one process of the session, because importing torch takes long."""
     from tests.training_scripts.forked_ranks import dry_runs
 
-    return [_error(each) if "error" in each else from_json(DryRunResult, each["result"]) for each in dry_runs(requests)]
+    return [
+        _worker_error(each) if "error" in each else from_json(DryRunResult, each["result"])
+        for each in dry_runs(requests)
+    ]
 
 
 def ask_forks(requests: Sequence[Request]) -> list[DryRunResult]:
@@ -225,7 +228,7 @@ def answer_of_fork(request: Request, *_: Any, **__: Any) -> dict[str, Any]:
 
     (answer,) = dry_runs([request])
     if "error" in answer:
-        raise _error(answer)
+        raise _worker_error(answer)
     result: dict[str, Any] = answer["result"]
     return result
 

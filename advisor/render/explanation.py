@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...estimators.estimate import MemoryTerm
-from ...validate.lint.values import shown
+from ...validate.lint.values import json_text
 from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import Explanation, Section, Term, head, in_words, number, substituted_formula
 from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Snippet, Table, make_figure
@@ -114,7 +114,7 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     if len(key.costs) > 1:
         rows = []
         for cost in key.costs:
-            value = f"{cost.value:,}" if type(cost.value) is int else shown(cost.value)
+            value = f"{cost.value:,}" if type(cost.value) is int else json_text(cost.value)
             sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
             rows.append(Row([value, *sizes, Figure(rate(cost.tokens_per_s))], "chosen" if cost.is_the_plans else ""))
         yield Table(["value", "GPU GiB", "RAM GiB", "tokens/s"], rows)

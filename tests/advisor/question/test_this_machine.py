@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -73,7 +73,7 @@ def _keep(
         versions={},
         seconds=1.0,
     )
-    Store().add(Record(kind="bench", machine=this_machine(), made_at=made_at, result=result.to_json()))
+    Store().add(Record(kind="bench", machine=this_machine(), made_at=made_at, result=asdict(result)))
 
 
 def test_the_estimators_reach_what_was_measured(driver: Driver) -> None:

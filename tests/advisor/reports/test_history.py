@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,18 @@ PROBE = Record(
 BENCH = Record(
     kind="bench",
     machine=MACHINE,
-    result=BenchResult(
-        version=BENCH_VERSION,
-        device="cuda",
-        ranks=2,
-        skipped=(),
-        nvme_mount="",
-        versions={},
-        seconds=1.0,
-        figures=(figure("matrix_product", "bf16", 4096, 1e14, [1.0], "flop/s"),),
-    ).to_json(),
+    result=asdict(
+        BenchResult(
+            version=BENCH_VERSION,
+            device="cuda",
+            ranks=2,
+            skipped=(),
+            nvme_mount="",
+            versions={},
+            seconds=1.0,
+            figures=(figure("matrix_product", "bf16", 4096, 1e14, [1.0], "flop/s"),),
+        )
+    ),
 )
 
 
