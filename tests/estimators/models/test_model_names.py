@@ -34,8 +34,11 @@ def test_a_usual_spelling_finds_its_model(spelling: str, hub_id: str) -> None:
 
 
 def test_every_published_name_finds_its_entry() -> None:
-    """Hub ids and aliases, as they are, in lower case, and without organisation."""
+    """Hub ids and aliases, as they are, in lower case, and without organisation. The count of parameters is that of
+    the transformers class, built on the meta device; each entry has its sources, and a row or a recording."""
     for entry in catalogue._entries():
+        assert entry["sources"] and all(entry["sources"])
+        assert catalogue.find(entry["id"]).source.startswith("catalogue: ")
         for name in (entry["id"], *entry["aliases"]):
             for spelling in (name, name.lower(), name.rpartition("/")[2]):
                 assert catalogue.find(spelling).parameters == entry["parameters"], spelling
@@ -97,7 +100,3 @@ def test_a_misspelt_name_is_answered_with_its_neighbours() -> None:
     assert catalogue.nearest("Qwen2.5-15B", 3) == ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-14B", "Qwen/Qwen2.5-0.5B"]
     assert "mistralai/Mixtral-8x7B-v0.1" in catalogue.nearest("mixtrl 8x7")
     assert len(catalogue.nearest("", 7)) == 7
-
-
-def test_names_are_the_hub_ids() -> None:
-    assert len(catalogue.names()) == len(set(catalogue.names())) == 290
