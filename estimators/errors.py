@@ -13,7 +13,13 @@ class DsAdviseError(Exception):
         self.what, self.why, self.fix = (_without_stop(part) for part in (what, why, fix))
 
     def __str__(self) -> str:
-        return "  ".join(part for part in (self.what, self.why, self.fix) if part)
+        return error_line(self.what, self.why, self.fix)
+
+
+def error_line(what: str, why: str = "", fix: str = "") -> str:
+    """The line of an error: `what: why; fix`, without the parts that are empty."""
+    line = f"{what}: {why}" if why else what
+    return f"{line}; {fix}" if fix else line
 
 
 def _without_stop(text: str) -> str:

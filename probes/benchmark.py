@@ -82,8 +82,9 @@ def run_benchmark(
 
     `skipped` names what cannot be measured (an extension that does not compile, a file system without direct access, a
     single device) with the reason. Raises ClusterError for more ranks than GPUs, for GPUs on a machine without any, and
-    for an unwritable folder.
+    for an unwritable folder, and PackageNotFoundError without torch or DeepSpeed.
     """
+    versions = {name: version(name) for name in ("torch", "deepspeed")}
     try:
         gpus = len(visible_gpus())
     except ClusterError:
@@ -130,7 +131,7 @@ def run_benchmark(
         figures=tuple(figures),
         skipped=tuple(skipped),
         nvme_mount=mount_point(nvme) if nvme is not None else "",
-        versions={name: version(name) for name in ("torch", "deepspeed")},
+        versions=versions,
         seconds=time.monotonic() - started,
     )
     record = Record(kind="bench", machine=this_machine(), result=asdict(result), versions=result.versions)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ... import __version__
-from ...estimators.errors import DsAdviseError
+from ...estimators.errors import DsAdviseError, error_line
 from ...probes.gc_pause import gc_paused
 from ..text.output import discard, readable, to_stderr
 from .options import complete_model, help_records
@@ -224,7 +224,5 @@ def _extra_with(module: str) -> str | None:
 
 def _report(what: str, why: str = "", fix: str = "") -> None:
     line = what if len(what) <= _LONGEST_TEXT else what[:_LONGEST_TEXT] + "..."
-    line = f"{line}: {why}" if why else line
-    line = f"{line}; {fix}" if fix else line
     with contextlib.suppress(OSError):  # stderr is full
-        to_stderr(line)
+        to_stderr(error_line(line, why, fix))

@@ -353,6 +353,15 @@ def train(
 
     Exit code: 0 if it trained and saved, 1 if it stopped, failed or does not fit, 2 if it cannot be started.
     """
+    if not resume:  # checked before the import, which needs the extra `train`
+        from ..data.rows import check_file
+
+        for name in ("model", "data"):
+            if not options[name]:
+                raise click.UsageError(f"--{name} is missing")
+        for name in ("data", "eval_data"):
+            if options[name]:
+                check_file(Path(options[name]).expanduser())
     from ..train.train import TrainingControls, resume_training, show, train_anew
 
     folder = Path(output_dir).expanduser().absolute()
@@ -362,9 +371,6 @@ def train(
     controls = TrainingControls(output=output, fallback=fallback, verbose=verbose)
     if resume:
         return resume_training({name: options[name] for name in passed_options() & options.keys()}, folder, controls)
-    for name in ("model", "data"):
-        if not options[name]:
-            raise click.UsageError(f"--{name} is missing")
     advice = {name: options[name] for name in _TRAINED}
     if dry:
         return show(options, advice, folder, output)

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
-from pydantic import ConfigDict, TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema
 
 from ...estimators.errors import WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION
@@ -79,9 +77,12 @@ def schema(command: str) -> int:
 
 
 def command_schema(command: str) -> Schema:
-    """The JSON Schema of a command's output with --json. Raises WorkloadError for a command without one."""
+    """The JSON Schema of a command's output with --json. Raises WorkloadError for a command without one, ModuleNotFoundError
+    without pydantic."""
     if command not in _FORMS:
         raise WorkloadError(f"there is no schema of {command[:40]!r}", fix=f"pass one of {', '.join(NAMES)}")
+    from pydantic.json_schema import GenerateJsonSchema  # imported here: `--help` works without the extra
+
     return {
         "$schema": GenerateJsonSchema.schema_dialect,
         "$id": f"urn:ds-advise:{command}:{SCHEMA_VERSION}",
@@ -93,6 +94,8 @@ def command_schema(command: str) -> Schema:
 def build_schema(forms: tuple[type, ...]) -> Schema:
     """The schema of one object with the fields of all forms, described by the docstrings under the fields. Every field
     is required. New fields may be added without a new version, so unknown fields are allowed."""
+    from pydantic import ConfigDict, TypeAdapter
+
     whole: Schema = {"type": "object", "properties": {}, "required": [], "$defs": {}}
     config = ConfigDict(use_attribute_docstrings=True, json_schema_serialization_defaults_required=True)
     for form in forms:

@@ -17,6 +17,7 @@ from ...estimators.time.job import PADDED_TO, Job, SamplesOfLength
 from ...estimators.workload import DEFAULT_SEQ_LEN
 from ..text.units import counted_noun
 from .formats import ROW_FORMATS
+from .rows import check_file
 from .tokenizing import load_tokenizer
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def count_data(
 
     Raises DataError for a file that cannot be read or trained on, ModelConfigError for a model that is not causal.
     """
+    check_file(path)
     from .prepare import cut, prepare  # imports datasets
 
     check_causal(shape, fix="give the number of samples with --samples")

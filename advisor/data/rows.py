@@ -72,12 +72,9 @@ _EMPTY = ("corresponds to no data", "at least one example")
 """Parts of the errors of `datasets` for a file without rows."""
 
 
-def read_rows(path: Path, cache: Path) -> Dataset:
-    """The rows, mapped into memory from the folder `cache`.
-
-    The suffix decides the format. A `.json` file holds a list of objects or one object per line. The rows of a `.txt`
-    file are its lines. Raises DataError for content that cannot be read.
-    """
+def check_file(path: Path) -> None:
+    """Raise DataError for a file of an unknown kind, or that cannot be opened: `datasets`, which may not be installed,
+    has one error for both a missing and an unreadable file."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(
@@ -85,12 +82,25 @@ def read_rows(path: Path, cache: Path) -> Dataset:
             why=f"the suffix {suffix or '(none)'} is not known",
             fix=f"rename it to end with one of {', '.join(SUFFIXES)}, as its content is",
         )
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as problem:
+        raise _unreadable(path, problem) from None
+
+
+def read_rows(path: Path, cache: Path) -> Dataset:
+    """The rows, mapped into memory from the folder `cache`.
+
+    The suffix decides the format. A `.json` file holds a list of objects or one object per line. The rows of a `.txt`
+    file are its lines. Raises DataError for content that cannot be read.
+    """
+    check_file(path)
     import datasets  # slow
 
+    suffix = path.suffix.lower()
     options: dict[str, Any] = {"cache_dir": str(cache)}
     try:
-        with path.open("rb"):  # for the reason: datasets has one error for a file that is missing or not readable
-            pass
         if suffix in _CSV:
             # Not by pandas, with which datasets reads CSV: it shifts the columns of rows that have a cell too many.
             rows = lambda: (row.fields for row in read_csv(path))  # noqa: E731

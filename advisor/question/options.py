@@ -9,6 +9,7 @@ is in `Question.options`, an option of the workload is a field of the same name 
 # Without `from __future__ import annotations`: the annotations are read when this module is imported.
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_args
@@ -67,16 +68,24 @@ class Option(NamedTuple):
         return f"{self.help} [default: {default}]" if default != "" else self.help
 
     def check(self, value: Any) -> None:
-        """Raise WorkloadError for a value that is not a choice of the option, or a count out of range."""
+        """Raise WorkloadError for a value that is not a choice or a number of the option, or a count out of
+        range."""
         if self.choices and value not in self.choices:
             fix = f"pass one of {', '.join(self.choices)}"
             raise WorkloadError(f"unknown {self.name} {str(value)[:40]!r}", fix=fix)
-        if self.kind.startswith("count") and value != "max" and not 0 < value <= LARGEST_COUNT:
-            raise WorkloadError(
-                f"{self.name} is {value}",
-                why=f"it must be between 1 and {LARGEST_COUNT}",
-                fix=f"pass another {self.flag}",
-            )
+        number = {"count": Integral, "count or max": Integral, "number": Real}.get(self.kind)
+        if number is None or (self.kind == "count or max" and value == "max"):
+            return
+        if not isinstance(value, number):
+            kind = "number" if number is Real else "whole number"
+            raise WorkloadError(f"{self.name} is {str(value)[:40]!r}", why=f"it must be a {kind}", fix=self._fix)
+        if number is Integral and not 0 < value <= LARGEST_COUNT:
+            why = f"it must be between 1 and {LARGEST_COUNT}"
+            raise WorkloadError(f"{self.name} is {value}", why=why, fix=self._fix)
+
+    @property
+    def _fix(self) -> str:
+        return f"pass another {self.flag}"
 
 
 def _declared(name: str, annotation: Any) -> Option:
@@ -450,7 +459,7 @@ def names_in(*groups: type, without: Sequence[str] = ()) -> tuple[str, ...]:
 
 def fill_defaults(options: Mapping[str, Any]) -> QuestionOptions:
     """All options, with defaults for the omitted ones. Raises TypeError for an unknown name, and WorkloadError for a
-    value that is not a choice of its option, or a count outside 1 to `LARGEST_COUNT`."""
+    value that is not a choice or a number of its option, or a count outside 1 to `LARGEST_COUNT`."""
     filled: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
     for name, value in options.items():
         if name not in OPTIONS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...estimators.estimate import MemoryTerm
 from ...validate.lint.values import json_text
@@ -85,6 +85,12 @@ def _details(term: Term) -> list[str]:
     return details
 
 
+def _where_used(stages: Sequence[int]) -> str:
+    if {*stages} == {0, 1, 2, 3}:
+        return "Used at every ZeRO stage."
+    return f"Used at ZeRO stage {', '.join(map(str, stages))}." if stages else "No stage uses it."
+
+
 def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     """Yield meaning, type, default, conditions, and the figures by value."""
     yield Sentence(key.path, "bold")
@@ -98,9 +104,8 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         facts.append(f"default {key.default}")
     if key.type or key.default:
         yield Sentence(ended(capitalised("; ".join(facts))))
-    stages = ", ".join(map(str, key.stages))
     if key.path.startswith("zero_optimization"):
-        yield Sentence(f"Used at ZeRO stage {stages}." if stages else "No stage uses it.")
+        yield Sentence(_where_used(key.stages))
     yield from map(Sentence, key.acts)
     if key.keys:
         yield Gap()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -24,7 +25,9 @@ from ..text.labels import cluster_title, method_title, plan_title
 from ..text.lines import blank, copyable, sentence
 from ..text.units import capitalised, counted_noun, ended, percent, seconds
 from .folder import TrainingFolder
-from .proposal import Proposal
+
+if TYPE_CHECKING:
+    from .proposal import Proposal  # imports datasets, which `ds-advise schema` does not need
 
 
 @dataclass(frozen=True, kw_only=True)

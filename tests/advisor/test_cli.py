@@ -331,3 +331,38 @@ def test_every_command_has_a_help_of_sentences(name: str, capsys: pytest.Capture
     assert command is not None
     helps = [option.help or "" for option in command.params if isinstance(option, click.Option) and not option.hidden]
     assert all(text[:1].isupper() and "." in text for text in helps), helps
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("gpt2 --gpus 24GB --no-write --data missing.jsonl", "missing.jsonl: cannot be read"),
+        ("train", "--model is missing"),
+        ("train --model gpt2 --data missing.jsonl", "missing.jsonl: cannot be read"),
+        ("bench", "this needs torch"),
+        ("schema advise", "this needs pydantic"),
+        ("schema --help", ""),
+        ("train --help", ""),
+    ],
+)
+def test_a_package_that_is_missing_is_named_last(tmp_path: Path, words: str, message: str) -> None:
+    """After the file and the option that are missing, and not by a help."""
+    hide = """import importlib.metadata, sys
+class Hidden:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("datasets", "pydantic", "torch", "deepspeed"):
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Hidden())
+found = importlib.metadata.version
+def version(name):
+    if name in ("torch", "deepspeed"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return found(name)
+importlib.metadata.version = version
+from ds_advise.advisor.cli.main import run
+sys.exit(run(sys.argv[1:]))"""
+    command = [sys.executable, "-c", hide, *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == (2 if message else 0), done.stderr
+    if message:
+        assert len(done.stderr.splitlines()) == 1 and message in done.stderr

@@ -40,6 +40,8 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == out
     assert run(["explain", "offload_optimizer.buffer_count", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert run(["explain", "zero_optimization"]) == 0
+    assert "Used at every ZeRO stage." in capsys.readouterr().out
     assert found["default"] == "4" and found["acts"] == ["It takes effect only with offload to NVMe."]
 
 
