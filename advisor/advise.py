@@ -22,7 +22,7 @@ from .question.model_source import is_user_module, load_model, module_options
 from .question.options import OPTIONS, JobOptions, QuestionOptions, fill_defaults, names_in, plan_options
 from .question.question import Question
 from .question.rollouts import free_settings, rollout_assumptions
-from .question.workload import apply_model_options, build_workload, plan_settings
+from .question.workload import absent_parts, apply_model_options, build_workload, plan_settings
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_strategy, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, largest_micro_batch_question, longest_sequence_question
@@ -48,7 +48,8 @@ def build_question(
 
     Only one of `micro_batch` and `seq_len` can be "max": the largest value with which a plan fits.
 
-    say: receives progress of recording a model, and a warning about quantized weights.
+    say: receives progress of recording a model, and warnings about quantized weights and parts to freeze that the model
+        does not have.
 
     Raises `DsAdviseError` for unknown, impossible or contradictory options.
     """
@@ -123,6 +124,8 @@ def build_question(
             f"the weights of {shape.name} are quantized ({shape.quantized}), and transformers trains those only with "
             "adapters: the prediction is for unquantized weights; --method qlora predicts 4-bit and 8-bit weights"
         )
+    if absent := absent_parts(shape, options):
+        say(f"--freeze {','.join(absent)} has no effect: {shape.name} has no such part")
     if question.options["zeropp"] and question.obstacle_to_zeropp is not None:
         raise WorkloadError("ZeRO++ is not possible here", why=question.obstacle_to_zeropp, fix="leave --zeropp out")
     if options["micro_batch"] == "max":

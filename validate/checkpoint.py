@@ -114,11 +114,12 @@ def newest_usable(
     return None, damaged
 
 
-def read_checkpoint(folder: Path, *, ranks: int | None = None) -> Checkpoint:
+def read_checkpoint(folder: Path, *, ranks: int | None = None, is_model: bool = False) -> Checkpoint:
     """Read every file of a checkpoint once and verify it by the stored checksums, or by its structure if there are
     none.
 
     ranks: number of ranks with a file of optimizer states each (ZeRO 1 to 3); None to infer it from the files.
+    is_model: whether the folder holds a model alone, so that no states are missing.
     """
     listed = _stored_checksums(folder)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -126,7 +127,8 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None) -> Checkpoint:
             files = [*pool.map(lambda name: _verify_checksum(folder, name, listed[name]), listed)]
             return Checkpoint(folder=folder, files=tuple(files), evidence="checksums")
         files = [*pool.map(lambda name: _verify_structure(folder, name), names_in(folder))]
-    return Checkpoint(folder=folder, files=(*files, *_missing(folder, files, ranks)), evidence="structure")
+    missing = [] if is_model else _missing(folder, files, ranks)
+    return Checkpoint(folder=folder, files=(*files, *missing), evidence="structure")
 
 
 def write_checksums(folder: Path) -> None:

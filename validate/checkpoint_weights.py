@@ -71,6 +71,12 @@ class CheckpointContents:
     weights: tuple[str, ...]
     """Safetensors files for `from_pretrained`; empty if ZeRO-3 saved the weights as shards."""
 
+    @property
+    def is_model(self) -> bool:
+        """Whether the folder holds a model alone, without states of a training and not by the name of a checkpoint."""
+        has_states = self.stage != "none" or self.tag or self.optimizer_bytes
+        return not has_states and not Path(self.folder).name.startswith("checkpoint-")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:

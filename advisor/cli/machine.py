@@ -143,7 +143,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     if not folder.is_dir():
         raise click.UsageError(f"{folder} is not a folder")
     contents = read_contents(folder)
-    found = read_checkpoint(folder)
+    found = read_checkpoint(folder, is_model=contents.is_model)
     conversion = None
     if to_hf and found.is_whole:
         conversion = write_model(contents, to_hf, dtype, force=force, say=output.say)  # type: ignore[arg-type]  # a choice

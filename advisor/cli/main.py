@@ -21,7 +21,7 @@ from ... import __version__
 from ...estimators.errors import DsAdviseError, error_line
 from ...probes.gc_pause import gc_paused
 from ..text.output import discard, readable, to_stderr
-from .options import complete_model, help_records
+from .options import complete_model, current_name, help_records
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -129,8 +129,7 @@ class AdviseByDefault(click.Group):
 _SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "show_default": True,
-    # --rung was the name of --strategy; this function also receives all other options, choices and commands.
-    "token_normalize_func": lambda token: "strategy" if token == "rung" else token,
+    "token_normalize_func": current_name,
 }
 
 

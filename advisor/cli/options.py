@@ -17,6 +17,13 @@ from ..text.output import Output, OutputMode, to_stderr
 Command = Callable[..., int]
 Decorator = Callable[[Any], Any]
 
+
+def current_name(name: str) -> str:
+    """The present name of an option: `rung` was the name of `strategy`. Click passes it all options, choices and
+    commands."""
+    return "strategy" if name == "rung" else name
+
+
 PATH = click.Path(path_type=Path)
 
 _MOST_COMPLETIONS = 200
@@ -134,6 +141,13 @@ def question_options(
                 effective = declared[name].methods if name in declared else ()
                 if method is not None and effective and method not in effective:
                     warn_ignored(name, f"with --method {method}")
+            model = values.get("model") or group.get("model")
+            if isinstance(model, str) and (shapes := [name for name in ("input_shape", "input_dtype") if group.get(name)]):
+                from ..question.model_source import is_user_module  # imported here: `--help` needs none of it
+
+                for name in shapes:
+                    if not is_user_module(model):
+                        warn_ignored(name, "without a module of your own, FILE.py:FUNCTION")
             return command(**{into: group}, **values)
 
         return _decorated(grouped, options)

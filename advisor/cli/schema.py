@@ -77,8 +77,8 @@ def schema(command: str) -> int:
 
 
 def command_schema(command: str) -> Schema:
-    """The JSON Schema of a command's output with --json. Raises WorkloadError for a command without one, ModuleNotFoundError
-    without pydantic."""
+    """The JSON Schema of a command's output with --json. Raises WorkloadError for a command without one, and
+    ModuleNotFoundError without pydantic."""
     if command not in _FORMS:
         raise WorkloadError(f"there is no schema of {command[:40]!r}", fix=f"pass one of {', '.join(NAMES)}")
     from pydantic.json_schema import GenerateJsonSchema  # imported here: `--help` works without the extra

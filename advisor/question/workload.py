@@ -258,6 +258,12 @@ def _names(option: str, names: str | Sequence[str] | None, fix: str) -> tuple[st
     return found or None
 
 
+def absent_parts(model: ModelShape, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parts in --freeze that the model does not have."""
+    parts = _frozen_parts(options)
+    return tuple(part for part in parts if part not in select_parts(model, parts))
+
+
 def _frozen_parts(options: Mapping[str, Any]) -> tuple[str, ...]:
     names = _names("--freeze", options.get("freeze"), "leave it out") or ()
     return tuple(name.replace("_", "-") for name in names)

@@ -50,16 +50,22 @@ def checkpoint_document(answer: CheckpointAnswer) -> doc.Document:
         blocks += _next_steps(contents)
     return doc.Document(
         subject=name,
-        verdict=f"{name} {'is damaged' if damaged else 'is whole'}, by the {answer.evidence} of its files.",
+        verdict=f"{name} {_verdict(answer)}, by the {answer.evidence} of its files.",
         tone="bad" if damaged else "good",
         blocks=blocks,
         data=answer,
     )
 
 
+def _verdict(answer: CheckpointAnswer) -> str:
+    if answer.contents.is_model:
+        return f"is a model folder, whose files are {'damaged' if answer.damaged else 'whole'}"
+    return "is damaged" if answer.damaged else "is whole"
+
+
 def _kind(contents: CheckpointContents) -> str:
     if contents.stage == "none":
-        return "No states of DeepSpeed" + (f"; weights in {', '.join(contents.weights)}" if contents.weights else "")
+        return f"No states to resume from; weights in {', '.join(contents.weights)}"
     ranks = f" of {contents.ranks} ranks" if contents.ranks else ""
     split = f", layers split by {contents.model_ranks}" if contents.model_ranks > 1 else ""
     step = "" if contents.step is None else f", step {contents.step}"

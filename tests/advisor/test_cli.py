@@ -237,6 +237,8 @@ def test_links_are_followed_and_kept(here: Path, capsys: pytest.CaptureFixture[s
         ("--quantization int8", "--quantization has no effect with --method full"),
         ("--method lora --quantization int8", "--quantization has no effect with --method lora"),
         ("--budget 5m", "--budget has no effect without --probe"),
+        ("--freeze vision-tower", "--freeze vision-tower has no effect: openai-community/gpt2 has no such part"),
+        ("--input-shape 3,32,32", "--input-shape has no effect without a module of your own, FILE.py:FUNCTION"),
     ],
 )
 def test_an_option_without_effect_warns(capsys: pytest.CaptureFixture[str], words: str, warning: str) -> None:

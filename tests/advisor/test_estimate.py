@@ -98,3 +98,11 @@ def test_older_software_holds_more_of_the_logits() -> None:
     peaks = [phases(strategy="zero1", software=how) for how in (None, "transformers=4.46", "deepspeed=0.18")]
     assert peaks[1]["loss_peak"] > peaks[0]["loss_peak"]
     assert "initialize" in peaks[0] and "initialize" not in peaks[2]
+
+
+@pytest.mark.parametrize(("name", "value", "kind"), [("seq_len", "x", "whole number"), ("epochs", "x", "number")])
+def test_a_number_of_another_type_is_an_error_of_one_line(name: str, value: str, kind: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(WorkloadError) as error:
+        ds_advise.advise(MODEL, gpus=GPUS, **{name: value})
+    assert str(error.value) == f"{name} is '{value}': it must be a {kind}; pass another {flag}"

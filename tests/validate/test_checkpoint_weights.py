@@ -167,6 +167,15 @@ def test_a_folder_is_described_without_torch(
         and "of rank 0 is missing" in out
         and not (tmp_path / "out").exists()
     )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert run(["checkpoint", "model"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "model is a model folder, whose files are whole" in out and "No states to resume from" in out
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"{}")
+    assert run(["checkpoint", "model"]) == 1
+    assert "model is a model folder, whose files are damaged" in " ".join(capsys.readouterr().out.split())
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "deep.json").write_text("[" * 100_000)
     for path, says in (
