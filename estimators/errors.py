@@ -19,6 +19,8 @@ class DsAdviseError(Exception):
 def error_line(what: str, why: str = "", fix: str = "") -> str:
     """The line of an error: `what: why; fix`, without the parts that are empty."""
     line = f"{what}: {why}" if why else what
+    if fix and line.endswith("?"):
+        return f"{line} {fix[0].upper()}{fix[1:]}"
     return f"{line}; {fix}" if fix else line
 
 

@@ -6,47 +6,50 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import ds_advise
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-NOT_PACKAGED = ("tests", "benchmarks", ".github")
+PACKAGED = ("advisor", "ds_configs", "estimators", "probes", "validate")
 
 
 STRAY = ("ds_config.json", "train.py", "estimators/data/rows.csv", "validate/lint/ds_config.json")
 """What users leave in a clone; README's first command writes `ds_config.json`."""
 
 
-def _tracked_files() -> set[str]:
-    listing = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+def _packaged_files(*listing: str) -> set[str]:
+    """The files of git that belong to the package: all in its folders, the manual, and the modules of the root."""
+    listed = subprocess.run(["git", "ls-files", *listing], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    root = ("__init__.py", "__main__.py", "py.typed")
     return {
         path
-        for path in listing.splitlines()
-        if path.split("/")[0] not in NOT_PACKAGED
-        and path.endswith(
-            (
-                ".py",
-                ".json",
-                ".json.gz",
-                ".jsonl",
-                ".csv",
-                ".css",
-                ".html",
-                ".js",
-                ".mjs",
-                ".svg",
-                ".po",
-                "py.typed",
-                ".md",
-            )
-        )
-        and path != "setup.py"
-        and (not path.endswith(".md") or "/" in path)
-        and not path.startswith(("docs/pictures", "docs/numbers.json"))
+        for path in listed.stdout.splitlines()
+        if path.split("/")[0] in PACKAGED or path in root or (Path(path).match("docs/*.md") and path.count("/") == 1)
     }
+
+
+def _unlisted(package_data: dict[str, list[str]]) -> set[str]:
+    """The files in the package's folders, of git or not yet, that are no module and that no pattern names."""
+    found = _packaged_files("--cached", "--others", "--exclude-standard")
+    patterns = [
+        f"{package.removeprefix('ds_advise').lstrip('.').replace('.', '/')}/{pattern}".lstrip("/")
+        for package, names in package_data.items()
+        for pattern in names
+    ]
+    return {path for path in found if not path.endswith(".py") and not any(fnmatch(path, each) for each in patterns)}
+
+
+def test_package_data_names_every_file_that_is_no_module() -> None:
+    """A file that the code reads and the wheel lacks fails in every installed package."""
+    package_data = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert _unlisted(package_data) == set()
+    package_data["ds_advise.advisor.html_report"].remove("copy.js")
+    assert _unlisted(package_data) == {"advisor/html_report/copy.js"}
 
 
 def test_the_wheel_holds_the_tracked_files_and_no_other(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ def test_the_wheel_holds_the_tracked_files_and_no_other(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packaged = {name.removeprefix("ds_advise/") for name in archive.namelist() if name.startswith("ds_advise/")}
-    assert packaged == _tracked_files()
+    assert packaged == _packaged_files()
 
 
 @pytest.mark.skipif("DS_ADVISE_TEST_WHEEL" not in os.environ, reason="only tests/run installs the wheel")

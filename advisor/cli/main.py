@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
@@ -106,6 +107,8 @@ class AdviseByDefault(click.Group):
         if args[:1] == ["--help-all"]:
             args = ["advise", "--help"]
         elif args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
+            if meant := _misspelled_command(context, args):
+                raise click.UsageError(f"no command or model {args[0][:40]!r}; did you mean {meant}?")
             args = ["advise", *args]
         return super().parse_args(context, args or ["--help"])
 
@@ -124,6 +127,17 @@ class AdviseByDefault(click.Group):
             formatter.write_dl([records[name] for name in COMMON])
         formatter.write_paragraph()
         formatter.write_text("ds-advise --help-all shows all options, ds-advise COMMAND --help those of a command.")
+
+
+def _misspelled_command(context: click.Context, args: Sequence[str]) -> str | None:
+    """The command that the first word is close to, if it is no model: no path, and no beginning of a name of the
+    catalogue unless a second word follows, which only commands take."""
+    close = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.7)
+    if not close or Path(args[0]).exists():
+        return None
+    follows = args[1:] and not args[1].startswith("-")
+    is_model = not follows and complete_model(context, context.command.params[0], args[0])
+    return None if is_model else close[0]
 
 
 _SETTINGS: dict[str, Any] = {
@@ -167,15 +181,17 @@ def run(args: list[str]) -> int:
     except DsAdviseError as error:
         _report(error.what, error.why, error.fix)
     except click.NoSuchOption as error:
-        what = f"no such option {error.option_name}"
-        if error.possibilities:
+        what, why, fix = f"no such option {error.option_name}", "", _help_hint(args)
+        if error.option_name == "--lang":
+            why = "only the answer (ds-advise MODEL) and the page have it"
+        elif error.possibilities:
             what = f"{what}; did you mean {error.possibilities[0]}?"
         command = error.ctx.command if error.ctx is not None else None
         if "--" not in args and any(
             parameter.type is click.UNPROCESSED for parameter in getattr(command, "params", ())
         ):
-            what = f"{what}; write -- before the script and its arguments"
-        _report(what, fix=_help_hint(args))
+            fix = f"write -- before the script and its arguments; {fix}"
+        _report(what, why, fix)
     except click.UsageError as error:
         message = error.format_message().rstrip(".")
         _report(message[:1].lower() + message[1:], fix=_help_hint(args))

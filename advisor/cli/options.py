@@ -142,7 +142,9 @@ def question_options(
                 if method is not None and effective and method not in effective:
                     warn_ignored(name, f"with --method {method}")
             model = values.get("model") or group.get("model")
-            if isinstance(model, str) and (shapes := [name for name in ("input_shape", "input_dtype") if group.get(name)]):
+            if isinstance(model, str) and (
+                shapes := [name for name in ("input_shape", "input_dtype") if group.get(name)]
+            ):
                 from ..question.model_source import is_user_module  # imported here: `--help` needs none of it
 
                 for name in shapes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -265,14 +266,29 @@ def test_quantized_weights_warn_unless_qlora_trains_them(tmp_path: Path, capsys:
 @pytest.mark.parametrize(("typed", "meant"), [("--gpu", "--gpus"), ("--methd", "--method"), ("--seqlen", "--seq-len")])
 def test_a_misspelled_option_is_corrected(capsys: pytest.CaptureFixture[str], typed: str, meant: str) -> None:
     assert run_here(["gpt2", typed, "1"]) == 2
-    error = f"ds-advise: no such option {typed}; did you mean {meant}?; see ds-advise --help-all\n"
+    error = f"ds-advise: no such option {typed}; did you mean {meant}? See ds-advise --help-all\n"
     assert capsys.readouterr().err == error
+
+
+@pytest.mark.parametrize("words", ["lnit ds_config.json", "lnit", "lnit --gpus 24GB"])
+def test_a_misspelled_command_is_corrected(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    """A word that begins a model's name is not: `bert` is close to `rent`."""
+    assert run_here(words.split()) == 2
+    assert capsys.readouterr().err.startswith("ds-advise: no command or model 'lnit'; did you mean lint? See")
+    assert run_here(["bert", "--gpus", "24GB"]) == 2
+    assert "is ambiguous" in capsys.readouterr().err
+
+
+def test_the_commands_with_a_language_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["lint", "ds_config.json", "--lang", "zh"]) == 2
+    error = "no such option --lang: only the answer (ds-advise MODEL) and the page have it; see ds-advise lint --help"
+    assert capsys.readouterr().err == f"ds-advise: {error}\n"
 
 
 @pytest.mark.parametrize("words", ["probe --foo", "train", "from acc.yaml --gpus 80GB --oflline", "launch ds.json"])
 def test_a_wrong_option_points_to_its_commands_help(capsys: pytest.CaptureFixture[str], words: str) -> None:
     assert run_here(words.split()) == 2
-    assert capsys.readouterr().err.endswith(f"; see ds-advise {words.split()[0]} --help\n")
+    assert re.search(rf"(; s|\? S)ee ds-advise {words.split()[0]} --help\n$", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("words", ["{} --gpus 80GB -o {}.json", "{}/x --gpus 80GB"])
