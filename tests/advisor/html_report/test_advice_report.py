@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.html_report import report
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
+from tests.advisor.page.browser import browser, chromium_path
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--offline", "--no-deepspeed-estimate"]
 
@@ -159,3 +161,33 @@ def test_a_picture_stands_alone(tmp_path: Path) -> None:
     assert {"zero3-offload", "28.1", "31.4 GiB per GPU"} <= set(texts)
     assert "Qwen2.5-14B" in (texts[0] or "")
     assert "prefers-color-scheme: dark" in path.read_text()
+
+
+COVERED = """() => [...document.querySelectorAll(".copy")].filter(each => each.checkVisibility()).map(each => {
+  const [code, buttons] = ["pre", ".buttons"].map(name => each.querySelector(name).getBoundingClientRect());
+  return code.left < buttons.right && buttons.left < code.right
+    && code.top < buttons.bottom && buttons.top < code.bottom;
+})"""
+"""Script: for each visible code with buttons, whether they overlap."""
+
+
+@pytest.mark.skipif(chromium_path() is None, reason="there is no Chromium")
+def test_the_buttons_do_not_cover_the_code(tmp_path: Path) -> None:
+    """A command that is longer than its box scrolls beside the buttons, or below them on a narrow screen."""
+    pytest.importorskip("playwright")
+    path = tmp_path / "report.html"
+    assert run([*QUESTION, "--no-write", "--quiet", "--html", str(path)]) == 0
+
+    def covered(widths: tuple[int, ...]) -> list[bool]:
+        with browser() as opened:
+            tab, found = opened.new_page(), []
+            tab.goto(path.as_uri())
+            for width in widths:
+                tab.set_viewport_size({"width": width, "height": 900})
+                found += tab.evaluate(COVERED)
+            return found
+
+    # In a thread of its own: Playwright keeps a loop running in the thread of the tests of the page.
+    with ThreadPoolExecutor(1) as thread:
+        overlaps = thread.submit(covered, (1200, 800, 400)).result()
+    assert overlaps and not any(overlaps)
