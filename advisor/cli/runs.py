@@ -359,9 +359,7 @@ def train(
         for name in ("model", "data"):
             if not options[name]:
                 raise click.UsageError(f"--{name} is missing")
-        for name in ("data", "eval_data"):
-            if options[name]:
-                check_file(Path(options[name]).expanduser())
+        check_file(Path(options["data"]).expanduser())
     from ..train.train import TrainingControls, resume_training, show, train_anew
 
     folder = Path(output_dir).expanduser().absolute()

@@ -73,7 +73,7 @@ class Option(NamedTuple):
         if self.choices and value not in self.choices:
             fix = f"pass one of {', '.join(self.choices)}"
             raise WorkloadError(f"unknown {self.name} {str(value)[:40]!r}", fix=fix)
-        number = {"count": Integral, "count or max": Integral, "number": Real}.get(self.kind)
+        number: Any = {"count": Integral, "count or max": Integral, "number": Real}.get(self.kind)
         if number is None or (self.kind == "count or max" and value == "max"):
             return
         if not isinstance(value, number):

@@ -381,7 +381,7 @@ def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
             check_packages(workload, report_to="auto", device="cuda")
     check_packages(Workload(), report_to="none", device="cuda")
     monkeypatch.setattr("ds_advise.advisor.train.proposal.installed_version", lambda _: "4.57.1")
-    with pytest.raises(WorkloadError, match=r"train needs transformers 5 or newer  4\.57\.1 is installed"):
+    with pytest.raises(WorkloadError, match=r"train needs transformers 5 or newer: 4\.57\.1 is installed"):
         check_packages(Workload(), report_to="none", device="cuda")
 
 
