@@ -155,7 +155,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
         ("--gpus 8xH100 -- python train.py", "pass only the Python script and its arguments"),
         ("--gpus 8xH100 -- -m train", "write it before: -m --"),
         ("--gpus 8xH100 -- run.sh", "run.sh is a program, not a training script"),
-        ("--gpus 8xH100 train.py --steps 3", "write -- before the script"),
+        ("--gpus 8xH100 train.py --steps 3", "? Write -- before the script"),
         ("--gpus 8xH100", "no script; write --"),
         ("--gpus 8xH100 --master a --nodes 2 --fallback -- train.py", "--fallback and --master contradict each other"),
         ("--gpus 8xH100 -- train.py", "pass --model NAME, or FILE.py:FACTORY"),
