@@ -76,7 +76,7 @@ def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
         ({"settings": "zero_stage=1"}, "no setting"),
         ({"settings": {"offload_optimizer": "disk"}}, "offload_optimizer"),
         ({"software": "python=3.11"}, "no setting"),
-        ({"software": "transformers=new"}, "a version such as"),
+        ({"software": "transformers=new"}, "pass a version such as"),
         ({"software": "reentrant=perhaps"}, "reentrant"),
         ({"software": "optimizer-step=slow"}, "optimizer-step"),
         ({"document_len": 512}, "--attention flash"),

@@ -139,4 +139,4 @@ def test_details_say_what_a_checkpoint_takes_before_a_training() -> None:
     assert "A checkpoint takes 192.6 GiB, and the Trainer keeps all of them; save_total_limit=1 needs" in text
     assert "with save_only_model=True each takes 27.5 GiB" in text
     text = " ".join(" ".join(_answer("gpt2 --device cpu --details")).split())
-    assert re.search(r"keeps all of them: \d+ fit into the [\d.]+ GiB free here", text)
+    assert re.search(r"keeps all of them: [\d,]+ fit into the [\d.]+ GiB free here", text)

@@ -79,7 +79,6 @@ def test_a_name_that_no_model_has_is_unknown(name: str) -> None:
         ),
         ("llama-3", ["meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-70B"]),
         ("whisper-large", ["openai/whisper-large-v2", "openai/whisper-large-v3", "openai/whisper-large-v3-turbo"]),
-        ("tinyllama", ["TinyLlama/TinyLlama-1.1B-Chat-v1.0"]),
         ("bert-large", ["google-bert/bert-large-uncased", "google-bert/bert-large-cased"]),
     ],
 )
@@ -88,6 +87,12 @@ def test_an_ambiguous_name_lists_its_candidates(name: str, candidates: list[str]
     with pytest.raises(UnknownModelError, match="is ambiguous") as caught:
         catalogue.find(name)
     assert caught.value.why == f"it matches: {', '.join(candidates)}"
+
+
+def test_a_name_without_its_size_that_matches_one_model_is_asked_back() -> None:
+    with pytest.raises(UnknownModelError) as caught:
+        catalogue.find("tinyllama")
+    assert caught.value.fix == "did you mean TinyLlama/TinyLlama-1.1B-Chat-v1.0?"
 
 
 def test_equal_shapes_with_other_lengths_have_no_length() -> None:
