@@ -111,8 +111,8 @@ def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu:
     if rollouts.rollout == "generate":
         return f"generate, {at_once} completions per GPU at once, {speed} tokens/s in total"
     return (
-        f"{counted_noun(engine.engines, 'vLLM engine')}, {min(at_once * engine.engines, total)} of {total} completions at a time, "
-        f"{speed} tokens/s in total"
+        f"{counted_noun(engine.engines, 'vLLM engine')}, {min(at_once * engine.engines, total)} of {total} completions "
+        f"at a time, {speed} tokens/s in total"
     )
 
 

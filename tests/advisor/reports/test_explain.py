@@ -12,7 +12,7 @@ from ds_advise.advisor.answer.explanation import Term, explain, in_words, substi
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.search.candidate import Candidate
-from ds_advise.estimators.estimate import Formula, MemoryTerm, term_symbols
+from ds_advise.estimators.estimate import Formula, MemoryTerm, TimeTerm, term_symbols
 from ds_advise.estimators.json_form import to_json
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
@@ -63,6 +63,9 @@ def test_every_term_has_a_formula_a_source_and_known_symbols(answers: list[Recom
                 assert term.formula and term.source, term
                 shorthand = set(re.findall(r"(?<![\w'.])[A-Z][a-z]?'{0,2}(?![\w'])", term.formula))
                 assert shorthand <= term_symbols(term).keys() | {"x"}, term.formula
+                if isinstance(term, TimeTerm) and term.symbols:
+                    words = set(re.findall(r"[A-Za-z_]\w*", term.formula.partition(": ")[0]))
+                    assert words <= term.symbols.keys() | {"min", "max", "sum", "ceil"}, term.formula
 
 
 RECOMPUTED = set(
