@@ -170,7 +170,8 @@ OPTIMIZER_RULES = section(
                 lambda config, path: config.number(path) not in (None, config.number("optimizer.params.lr"))
             ),
             lambda config, path: (
-                f"the optimizer's lr is {config.number('optimizer.params.lr'):g}, but warmup_max_lr is {config.number(path):g}"
+                f"the optimizer's lr is {config.number('optimizer.params.lr'):g}, but warmup_max_lr is "
+                f"{config.number(path):g}"
             ),
         ),
         why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",

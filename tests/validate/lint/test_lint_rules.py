@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -46,6 +47,23 @@ def test_a_rule_of_several_keys_finds_each(code: str, keys: dict[str, Any], what
     assert isinstance(rule.example.bad, dict)
     found = judged(rule.example.bad | keys, facts_for(rule), **rule.example.options).findings
     assert any(what in finding.what for finding in found if finding.code == code)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_keys_and_values_keep_their_case_at_the_start_of_a_sentence(rule: Rule) -> None:
+    example = rule.example.bad
+    text = example if isinstance(example, str) else json.dumps(example)
+    names = set(re.findall(r"\w+", text))
+    for finding in judged(example, facts_for(rule), **rule.example.options).findings:
+        first = finding.sentence.split(" ")[0]
+        assert finding.sentence == finding.sentence.strip()
+        assert first in names or first.lower() not in {name.lower() for name in names}, finding.sentence
+
+
+def test_an_unknown_optimizer_is_reported_once() -> None:
+    config = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    found = codes(judged({**config, "optimizer": {"type": "Foo", "params": {"lr": 1e-5}}}))
+    assert "DS501" in found and "DS414" not in found
 
 
 def test_names_of_types_are_deepspeeds() -> None:
