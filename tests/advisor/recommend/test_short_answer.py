@@ -69,6 +69,13 @@ def test_the_closest_plan_names_what_it_lacks(asked: str, lacks: str) -> None:
     assert "\n\n\n" not in "\n".join(lines)
 
 
+def test_where_nothing_fits_three_shortages_are_a_list_and_no_probe_is_advised() -> None:
+    text = " ".join(" ".join(_answer("Qwen2.5-7B --gpus 1x24GB --ram 32GB")).split())
+    assert re.search(r"\([\d.]+ available\), [\d.]+ GiB of RAM .* available\) and [\d.]+ GiB of NVMe", text)
+    on_cpu = _answer("Qwen2.5-14B --device cpu --ram 16GB")
+    assert on_cpu[0].strip() == "Nothing fits." and " Evidence: analytic." in on_cpu
+
+
 def test_a_comment_is_not_broken_by_a_backslash() -> None:
     """A shell takes the rest of a broken comment for a command."""
     lines = _answer("Llama-3.1-8B --gpus 2x8xA100-80GB", 40)
