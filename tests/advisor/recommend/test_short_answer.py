@@ -76,6 +76,12 @@ def test_where_nothing_fits_three_shortages_are_a_list_and_no_probe_is_advised()
     assert on_cpu[0].strip() == "Nothing fits." and " Evidence: analytic." in on_cpu
 
 
+def test_the_phases_of_a_step_with_rollouts_name_what_they_do() -> None:
+    text = " ".join(" ".join(_answer("Qwen2.5-1.5B --gpus 1xA100-80GB --objective grpo --beta 0.1")).split())
+    assert "; 1 vLLM engine, " in text
+    assert "; the policy's log-probabilities, the reference model's log-probabilities" in text
+
+
 def test_a_comment_is_not_broken_by_a_backslash() -> None:
     """A shell takes the rest of a broken comment for a command."""
     lines = _answer("Llama-3.1-8B --gpus 2x8xA100-80GB", 40)
