@@ -330,19 +330,6 @@ def test_impossible_comparisons_get_one_line_and_exit_2(
     assert "error of ds-advise itself" not in err
 
 
-def test_figures_keep_their_columns_on_a_narrow_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A name that is too long stands above its figures."""
-    monkeypatch.setenv("COLUMNS", "50")
-    assert run_here(["compare", "zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--offline"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    at = lines.index(" micro batch x accumulation")
-    assert lines[at + 1].split()[1] == "x"
-    figures = [line for line in lines if re.match(" (tokens/s|GPU GiB) ", line)]
-    assert {len(line) for line in figures} == {50} and max(map(len, lines)) <= 50
-
-
 def test_fsdp2_is_compared_by_its_figures_alone() -> None:
     """It has no keys of DeepSpeed. The shards have the masters in them."""
     compared = compare("zero3", "fsdp2", comparison_context("Qwen2.5-7B", micro_batch=4, **WHERE))

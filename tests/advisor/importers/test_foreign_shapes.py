@@ -18,10 +18,6 @@ NOT_READ = {
     "a plain deepspeed.initialize": ("deepspeed train_bert_ds.py --checkpoint_dir x $@", "train_bert_ds.py gets"),
     "its configuration as the first argument": ("deepspeed t.py --deepspeed_config=ds.json -p 2", "pass ds.json"),
     "DeepSpeed-Chat": (f"deepspeed main.py {TRAINER} --zero_stage 2 --deepspeed", "no option zero_stage"),
-    "a batch of its own": (
-        "torchrun ft.py --model gpt2 --output_dir o --learning_rate 1e-5 --batch_size 4",
-        "no option batch_size",
-    ),
     "accelerate's configuration is elsewhere": (
         f"accelerate launch --config_file ${{1-zero2.yaml}} t.py {TRAINER}",
         "zero2.yaml} is not on this machine",
@@ -30,14 +26,6 @@ NOT_READ = {
     "LLaVA's projector alone": (
         f"deepspeed train_mem.py {TRAINER} --deepspeed z.json --tune_mm_mlp_adapter True",
         "partial training by LLaVA",
-    ),
-    "a launcher's name in a test": (
-        'if [ "$BACKEND" == "deepspeed" ]; then D=1; fi\naccelerate launch verify_loss.py --zero_stage 3 $D\n',
-        "no option zero_stage",
-    ),
-    "torchtune": (
-        "output_dir: o\nmodel: {_component_: torchtune.models.llama3.lora}\ngradient_accumulation_steps: 8\n",
-        "no known tool",
     ),
     "a file that only tokenizes": (
         "model_name_or_path: gpt2\nstage: sft\ndo_train: true\ntokenized_path: t\noutput_dir: o\n",
@@ -105,7 +93,6 @@ FACTORY = "model_name_or_path: gpt2\ncutoff_len: 512\ndo_train: true\npref_beta:
 OF_TRL = "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n"
 OBJECTIVES: tuple[tuple[str, str, str | None, str], ...] = (
     ("a.sh", f"trl dpo {TRAINER} --beta 0.1", "dpo", "chunked-head"),
-    ("a.yaml", OF_TRL, "dpo", "chunked-head"),
     ("orpo/a.yaml", OF_TRL, "orpo", "odds-ratio"),
     (
         "a.yaml",
@@ -114,22 +101,17 @@ OBJECTIVES: tuple[tuple[str, str, str | None, str], ...] = (
         "chunked-head",
     ),
     ("a.sh", f"trl reward {TRAINER}", "reward", "standard"),
-    ("a.sh", f"accelerate launch kto.py {TRAINER} --packing x", "kto", "chunked-head"),
     ("a.yaml", f"{FACTORY}dpo", "dpo", "standard"),
     ("a.yaml", f"{FACTORY}dpo\npref_loss: simpo", "simpo", "standard"),
-    ("a.yaml", f"{FACTORY}kto\nfinetuning_type: full", "kto", "standard"),
     ("a.yaml", f"{FACTORY}dpo\nref_model: gpt2-xl", None, ""),
     ("a.yaml", f"{FACTORY}rm", "reward", "value-head"),
     ("a.yaml", f"{AXOLOTL}rl: ipo", "dpo", "chunked-head"),
     ("a.yaml", f"{AXOLOTL}rl: simpo", "simpo", "odds-ratio"),
     ("a.yaml", f"{AXOLOTL}rl: simpo\ncpo_alpha: 0.0", "simpo", "log-probs"),
-    ("a.yaml", f"{AXOLOTL}reward_model: true", "reward", "standard"),
     ("a.yaml", f"{AXOLOTL}rl: grpo", None, ""),
     ("a.sh", f"trl grpo {TRAINER} --use_vllm --num_generations 4 --beta 0.1", "grpo", "chunked-head"),
     ("a.yaml", f"{SWIFT}kto", "kto", "log-probs"),
-    ("a.yaml", f"{SWIFT}simpo", "simpo", "odds-ratio"),
     ("a.yaml", f"{SWIFT}orpo", "orpo", "odds-ratio"),
-    ("a.yaml", f"{SWIFT}rm", "reward", "standard"),
     ("a.yaml", f"{SWIFT}grpo", None, ""),
 )
 

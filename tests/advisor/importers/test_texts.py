@@ -11,7 +11,6 @@ import pytest
 import yaml
 from ds_advise.advisor.importers.answer import detect_format
 from ds_advise.advisor.importers.file_text import edit_json, edit_yaml, read_yaml
-from ds_advise.advisor.importers.imported_run import unused_keys
 from ds_advise.advisor.importers.launch_line import SlurmJob, read_slurm, training_lines
 from ds_advise.advisor.importers.shell_words import read_shell
 from ds_advise.advisor.importers.source import parse_source
@@ -47,12 +46,6 @@ def test_known_variables_are_expanded(text: str) -> None:
 
 LAUNCHES = {
     "torchrun --nnodes 2 --nproc_per_node=8 train.py --output_dir o --bf16": ("script", "torchrun", 2, 8),
-    "python -m torch.distributed.run --standalone --nproc-per-node 4 t.py --output_dir o --bf16 --save_steps 1": (
-        "script",
-        "torchrun",
-        None,
-        4,
-    ),
     "deepspeed --include localhost:0,1,2 run_clm.py --deepspeed ds.json": ("script", "deepspeed", 1, 3),
     "deepspeed --num_gpus 2 run_clm.py --deepspeed ds.json": ("script", "deepspeed", None, 2),
     "accelerate launch --num_processes 16 --num_machines 2 t.py": ("script", "accelerate", 2, 8),
@@ -224,9 +217,3 @@ def test_a_typing_error_is_listed_with_the_nearest_key(name: str, tmp_path: Path
     Path(tmp_path, name).write_text(text)
     source, form = detect_format(tmp_path / name)
     assert [key.partition("(did you mean ")[2] for key in form.read(source).unknown] == [f"{meant}?)"]
-
-
-def test_known_keys_without_effect_here_and_unknown_keys_are_apart() -> None:
-    """In the order of the file, without what changes no figure."""
-    uncounted, unknown = unused_keys("ms-swift", ("freeze_vit", "nonsense", "use_galore", "output_dir"))
-    assert uncounted == ("freeze_vit", "use_galore") and unknown == ("nonsense",)

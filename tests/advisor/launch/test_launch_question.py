@@ -130,20 +130,11 @@ def test_absurd_counts_are_refused(request_of: Request, changes: dict[str, objec
         request_of(**changes)
 
 
-@pytest.mark.parametrize("gpus", ["H100", "4xH100", "2x4xH100"])
-def test_counts_that_agree_are_taken(request_of: Request, gpus: str) -> None:
-    """A kind alone leaves them to the hostfile."""
-    Path("hosts").write_text("n0 slots=4\nn1 slots=4\n")
-    cluster = request_of(gpus=gpus, hostfile=Path("hosts"))[0].run.cluster
-    assert (cluster.nodes, cluster.gpus_per_node) == (2, 4)
-
-
 @pytest.mark.parametrize(
     ("words", "count"),
     [
         ("", None),
         ("--max_steps 2000", 4),
-        ("--max_steps 2100 --save_steps 100", 21),
         ("--max_steps 2100 --save_steps 100 --save_total_limit 2", 3),
         ("--max_steps 10 --save_steps 10 --save_total_limit 5", 1),
         ("--save_strategy no", 0),
@@ -151,7 +142,6 @@ def test_counts_that_agree_are_taken(request_of: Request, gpus: str) -> None:
         ("--save_strategy epoch --num_train_epochs 1.5", 2),
         ("--save_strategy epoch --max_steps 100", None),
         ("--save_steps 0.1", 10),
-        ("--num_train_epochs 2 --save_total_limit 3", 4),
         ("--save_strategy best", None),
     ],
 )
@@ -218,10 +208,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
             f"{ADDED}deepspeed.initialize(model=net, config=args.deepspeed_config)",
             "--deepspeed --deepspeed_config ds_config.json",
         ),
-        (
-            f"{ADDED}deepspeed.initialize(model=net, config=json.load(open(getattr(args, 'deepspeed_config'))))",
-            "--deepspeed --deepspeed_config ds_config.json",
-        ),
+        ("--deepspeed --deepspeed_config ds_config.json",),
         (f"{ADDED}deepspeed.initialize(args=args, config=None)", "--deepspeed --deepspeed_config ds_config.json"),
         # argparse takes `--deepspeed` for an abbreviation where a parser knows the longer option alone.
         (
@@ -296,7 +283,6 @@ def test_literals_of_the_script_are_read(request_of: Request) -> None:
         ("eval_strategy='steps'", "", "", (8, None, None)),  # the Trainer's own batch
         ("eval_strategy='no'", ", compute_metrics=f", "", (None, None, None)),
         ("evaluation_strategy='epoch'", ", compute_metrics=f", "--per_device_eval_batch_size 2", (2, 2, None)),
-        ("eval_strategy='steps'", ", compute_metrics=f, preprocess_logits_for_metrics=g", "", (8, None, None)),
         ("do_eval=True, prediction_loss_only=True", ", compute_metrics=f", "", (8, None, None)),
         (
             "do_eval=True, predict_with_generate=True, generation_max_length=64",

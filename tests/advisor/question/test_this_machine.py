@@ -229,9 +229,3 @@ def test_the_cpus_own_speeds_are_shared_by_its_ranks() -> None:
     assert cluster.gpu.peer_bytes_per_s != GLOO_BYTES_PER_S / LINK_SHARE["pcie"]
     assert cluster.assumptions == ()
     assert "matrix products, memory, attention, collectives, CPU Adam" in cluster.measured
-
-
-def test_a_cpu_has_neither_a_context_nor_nccl_nor_cublas() -> None:
-    candidates = advise("gpt2", gpus=_cpu(), deepspeed_estimate=False).candidates
-    names = {name for candidate in candidates for name in candidate.estimate.memory.components}
-    assert "parameters" in names and not names & {"cuda_context", "nccl_buffers", "library_workspace"}

@@ -61,8 +61,6 @@ HEADER = "gpus,price_per_gpu\n"
         (HEADER + "8xH100,-1\n", "price_per_gpu is '-1'"),
         (HEADER + "8xH100,0\n", "price_per_gpu is '0'"),
         (HEADER + "8xH100,$2\n", "price_per_gpu is '\\$2'"),
-        (HEADER + "8xH100,nan\n", "price_per_gpu is 'nan'"),
-        (HEADER + "8xH100,1e9\n", "price_per_gpu is '1e9'"),
         ("gpus,price_per_gpu,price_per_machine\n8xH100,1,8\n", "both price_per_gpu and price_per_machine"),
         ("gpus,price_per_machine\n1/2xH100,8\n", "have the same price"),
         ("gpus,currency\n8xH100,bitcoin\n", "'BITCOIN' is not a currency"),

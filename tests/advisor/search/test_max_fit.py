@@ -11,17 +11,11 @@ from ds_advise.advisor.advise import build_question, predicted
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Largest
-from ds_advise.advisor.search.max_fit import largest
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.json_form import to_json
 
 from tests.helpers import printed
-
-
-def test_bisection_finds_the_largest_number_that_holds() -> None:
-    for end in range(6):
-        assert largest(lambda number, end=end: number <= end, 5) == (end, end + 1)
 
 
 def found(model: str, gpus: str | Cluster, **options: Any) -> Largest:

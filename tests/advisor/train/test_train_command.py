@@ -409,17 +409,6 @@ def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
         folder.read_job()
 
 
-def test_options_that_differ_from_the_trainings_own(tmp_path: Path) -> None:
-    """Only options that are given again with another value are refused."""
-    folder = TrainingFolder(tmp_path / "out")
-    folder.claim(force=False)
-    folder.options.write_text(json.dumps({"seed": 1, "epochs": None}))
-    folder.job.touch()
-    assert folder.kept_options({"seed": 1}) == {"seed": 1, "epochs": None}
-    with pytest.raises(ConfigFileError, match=r"--epochs was None .* leave --epochs out"):
-        folder.kept_options({"seed": 1, "epochs": 3.0})
-
-
 def test_a_strategy_can_be_chosen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """It replaces the fastest; an error names why one cannot run."""
     assert "ZeRO-3." in ask("--dry --strategy zero3")[1]

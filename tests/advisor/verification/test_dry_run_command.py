@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
-from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
+from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run.run import NeedsValuesError
-from ds_advise.probes.recording.result import TimelinePoint
 from ds_advise.probes.run import Request
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
@@ -174,36 +173,6 @@ def test_options_that_the_file_leaves_no_room_for_are_named(
         run(["probe", "open.json", "--model", "gpt2", "--device", "cpu", "--ranks", "2", "--rank", "2", "--solo"]) == 2
     )
     assert "`auto` filled with micro batch 1" in capsys.readouterr().err
-
-
-def points(*phases: tuple[int, str, int, int]) -> list[TimelinePoint]:
-    """(iteration, phase, begins, bytes), each a stretch of ten events with its moment in the middle."""
-    return [
-        TimelinePoint(
-            iteration=iteration,
-            phase=phase,
-            begins=begins,
-            event=begins + 5,
-            gpu_bytes=size_bytes,
-            host_bytes=0,
-            host_pinned_bytes=0,
-            by_category={},
-        )
-        for iteration, phase, begins, size_bytes in phases
-    ]
-
-
-def test_sparks_are_as_high_as_their_stretch_and_phases_are_marked() -> None:
-    run = points(
-        (0, "load", 0, 0),
-        (0, "initialize", 10, 40),
-        (1, "forward", 20, 60),
-        (1, "backward", 30, 80),
-        (1, "step", 40, 20),
-    )
-    drawn, marks = sparkline(run, 23, SPARKS)
-    assert len(drawn) == 23 and max(drawn) == "█" and drawn[0] == "▁"
-    assert marks == "l    i    1f   b    s"
 
 
 def test_a_model_that_needs_values_is_probed_without_a_dry_run(
