@@ -318,12 +318,11 @@ def test_strange_files_are_compared_or_refused_in_one_line(
     ids=" ".join,
 )
 def test_impossible_comparisons_get_one_line_and_exit_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     (tmp_path / "zero3.json").write_text(json.dumps(FILES["zero3"]))
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "magic.json").write_text('{"optimizer": {"type": "OneBitAdam"}, "train_batch_size": 2}')
-    monkeypatch.chdir(tmp_path)
     assert run_here(["compare", *arguments, "--offline"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err

@@ -45,13 +45,10 @@ NOT_READ = {
 
 
 @pytest.mark.parametrize("what", NOT_READ)
-def test_unsupported_files_are_named_as_such(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unsupported_files_are_named_as_such(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No figure and no change, also with a model from the command line, and no remark on figures."""
     text, words = NOT_READ[what]
     name = "a.yaml" if text.endswith("\n") and ": " in text else "a.sh"
-    monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
     Path("olmo.yaml").write_text("run_name: r\nmodel: {d_model: 768}\n")
     assert run(["from", name, "--gpus", "2xA100-80GB", "--model", "gpt2", "--offline"]) == 2

@@ -35,10 +35,9 @@ CONFIG = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """The working folder: a checkout of LLaMA-Factory, and a script of one's own."""
     shutil.copytree(EXAMPLES / "LLaMA-Factory", tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
     Path("train.slurm").write_text(SCRIPT)
     Path("ds_z3.json").write_text(json.dumps(CONFIG))
     return tmp_path
@@ -187,11 +186,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_one_sentence(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_sentence(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     name, text, message = BAD[what]
-    monkeypatch.chdir(tmp_path)
     Path("bad.json").write_text("{")
     if text is not None:
         Path(name).write_text(text)

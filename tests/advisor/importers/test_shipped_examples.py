@@ -32,7 +32,7 @@ WORKLOAD = Workload()
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_plan_that_is_written_is_read_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_is_written_is_read_again(name: str) -> None:
     """Every setting of it, in the tool's own form; what the tool leaves to its script is not in the file."""
     batch: Any = {"micro_batch_size": 3, "gradient_accumulation_steps": 5, "gradient_checkpointing": True}
     plan = plan_for("zero2" if len(name) % 2 else "zero3-offload", MODEL, WORKLOAD, CLUSTER, **batch)
@@ -43,7 +43,6 @@ def test_a_plan_that_is_written_is_read_again(name: str, tmp_path: Path, monkeyp
     config = config_text(ds_config(plan, MODEL, WORKLOAD, CLUSTER, flavor="hf"))
     if form.name == "accelerate":
         config = config.replace('"gradient_accumulation_steps": "auto"', '"gradient_accumulation_steps": 5')
-    monkeypatch.chdir(tmp_path)
     destination = Path(f"new{source.path.suffix}")
     if name.endswith(
         ("sp-alst.sh", "multinode_fsdp.sh", "fsdp_qlora/train.sh")

@@ -49,7 +49,6 @@ SCHEDULER = {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a configuration, a script and a model."""
-    monkeypatch.chdir(tmp_path)
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS", "RANK"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "ds_config.json").write_text(json.dumps(AUTO))

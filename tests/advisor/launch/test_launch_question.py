@@ -37,9 +37,8 @@ Request = Callable[..., tuple[LaunchRequest, list[str]]]
 
 
 @pytest.fixture
-def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+def request_of() -> Request:
     """The launch of a script with these arguments, and the remarks on it."""
-    monkeypatch.chdir(tmp_path)
     Path("ds_config.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     Path("train.py").write_text("from transformers import Trainer\n")
 
@@ -179,9 +178,8 @@ Launched = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launched:
+def launched(capsys: pytest.CaptureFixture[str]) -> Launched:
     """Shows the launch of a script with this text."""
-    monkeypatch.chdir(tmp_path)
     Path("ds_config.json").write_text(json.dumps(FILE))
     Path("same.json").write_text(json.dumps(FILE, indent=4))
     Path("other.json").write_text(json.dumps(FILE | {"zero_optimization": {"stage": 3}}))
@@ -208,7 +206,6 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
             f"{ADDED}deepspeed.initialize(model=net, config=args.deepspeed_config)",
             "--deepspeed --deepspeed_config ds_config.json",
         ),
-        ("--deepspeed --deepspeed_config ds_config.json",),
         (f"{ADDED}deepspeed.initialize(args=args, config=None)", "--deepspeed --deepspeed_config ds_config.json"),
         # argparse takes `--deepspeed` for an abbreviation where a parser knows the longer option alone.
         (
@@ -332,9 +329,10 @@ def test_a_loop_of_its_own_has_no_defaults_of_the_trainer(request_of: Request) -
     request, remarks = request_of(passed=("framework",), framework="deepspeed")
     assert request.run.micro_batch_size is None and "the defaults of" not in " ".join(remarks)
     Path("ds_config.json").write_text(json.dumps({"bf16": {"enabled": "auto"}}))
-    for text, precision in (("Accelerator()", "bf16"), ("Trainer(model)", "fp32")):
+    for text, *expected in (("Accelerator()", "bf16", "accelerate"), ("Trainer(model)", "fp32", "torchrun")):
         Path("train.py").write_text(text)
-        assert request_of()[0].run.workload.precision == precision
+        request = request_of()[0]
+        assert [request.run.workload.precision, request.launcher] == expected
 
 
 @pytest.mark.parametrize(("first", "stage", "warned"), [("model", 3, True), ("model", 2, False), ("args", 3, False)])

@@ -251,7 +251,6 @@ def test_no_ranks_are_started_on_missing_gpus(
     gpus: list[str],
 ) -> None:
     """One line with the reason and the fix; nothing is stored or written."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "ds_config.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1}))
     (tmp_path / "train.py").write_text("import deepspeed\n")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')

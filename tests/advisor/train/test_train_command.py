@@ -109,9 +109,8 @@ def test_a_refused_training_does_not_block_the_next(ask: Ask, data: Path) -> Non
     assert "Nothing fits." in printed and "The closest plan, " in printed
 
 
-def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path) -> None:
     """--resume works from another folder."""
-    monkeypatch.chdir(tmp_path)
     options = "--model model --data chats.jsonl --output-dir out --device cpu --memory 10MB --no-check"
     assert run(["train", *options.split()]) == 1
     kept = json.loads((tmp_path / "out/training/asked.json").read_text())

@@ -159,10 +159,7 @@ def test_impossible_options_are_refused_before_anything_runs(
     assert (folder / "trace.json").read_bytes() == before
 
 
-def test_options_that_the_file_leaves_no_room_for_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_options_that_the_file_leaves_no_room_for_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("set.json").write_text(json.dumps(CONFIG | {"train_micro_batch_size_per_gpu": 8}))
     words = "dry-run set.json --model gpt2 --gpus 2x24GB --micro-batch 256 --accumulation 2 --rank 2"
     assert run(words.split()) == 2
@@ -176,12 +173,11 @@ def test_options_that_the_file_leaves_no_room_for_are_named(
 
 
 def test_a_model_that_needs_values_is_probed_without_a_dry_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def needs_values(*_: object) -> None:
         raise NeedsValuesError("its shapes depend on values", phase="forward", fix="run ds-advise probe")
 
-    monkeypatch.chdir(tmp_path)
     Path("ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2}))
     monkeypatch.setattr("ds_advise.probes.dry_run.run.answer", needs_values)
     probed = ran(1.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)

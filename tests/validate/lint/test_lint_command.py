@@ -30,9 +30,8 @@ BAD = """{
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A folder with a good configuration and a bad one."""
-    monkeypatch.chdir(tmp_path)
     Path("good.json").write_text(json.dumps(GOOD))
     Path("bad.json").write_text(BAD)
     return tmp_path
