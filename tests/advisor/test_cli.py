@@ -118,14 +118,12 @@ def test_nothing_fits_exits_1_and_writes_nothing(tmp_path: Path, capsys: pytest.
 
 BAD_LINES = [
     "gpt2 --gpus 2x32GB --seq-len 0",
-    "gpt2 --gpus 2x32GB --seq-len 1e3",
     "gpt2 --gpus 2x32GB --micro-batch -2",
     "gpt2 --gpus T4 --json -o -",
     "gpt2 --gpus T4 -o=",
     "gpt2 --gpus T4 -o no/such/folder/ds_config.json",
     "gpt2 gpt2 --gpus T4",
     f"{'a' * 5000} --gpus T4",
-    "~no-such-user/model --gpus T4",
     "not-json.json --gpus T4",
 ]
 
@@ -220,7 +218,6 @@ def test_links_are_followed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("words", "warning"),
     [
         ("--lora-rank 4", "--lora-rank has no effect with --method full"),
-        ("--quantization int8", "--quantization has no effect with --method full"),
         ("--method lora --quantization int8", "--quantization has no effect with --method lora"),
         ("--budget 5m", "--budget has no effect without --probe"),
     ],

@@ -30,7 +30,6 @@ OFFLOADED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "
     ("config", "options", "step"),
     [
         ({}, {}, "fused"),
-        ({}, {"software": "transformers=4.54"}, "fused"),
         ({}, {"software": "transformers=4.53"}, "foreach"),
         ({}, {"software": "transformers=4.53,optimizer-step=fused"}, "fused"),
         ({}, {"framework": "deepspeed"}, "foreach"),

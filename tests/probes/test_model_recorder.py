@@ -71,18 +71,6 @@ def test_the_second_answer_imports_no_torch(tmp_path: Path) -> None:
     assert imports_of(program, ("torch",)) == []
 
 
-def test_windows_are_those_of_the_configuration() -> None:
-    config = {
-        **NEMOTRON,
-        "model_type": "exaone4",
-        "sliding_window": 4096,
-        "sliding_window_pattern": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
-    }
-    shape = recorded_model(config, name="exaone4", source="")
-    assert [(block.count, block.attention.window) for block in shape.blocks] == [(1, 4096), (1, None)]
-
-
 def test_experts_are_adapted_as_peft_adapts_them() -> None:
     config = {
         **NEMOTRON,

@@ -33,7 +33,6 @@ def folder(tmp_path: Path) -> Path:
         (["good.json"], []),
         (["bad.json"], ["lint"]),
         (["good.json", "bad.json", *ON], ["lint"]),
-        (["good.json", *ON], []),
         (["good.json", "--model", "Qwen2.5-7B", "--gpus", "1x24GB", "--offline"], ["fits"]),
         (["good.json", *ON, "--max-memory", "70GiB", "--max-ram", "900GiB", "--min-tokens-per-second", "9e3"], []),
         (["good.json", *ON, "--max-memory", "9GiB", "--max-ram", "1GiB"], ["memory", "ram"]),
@@ -67,7 +66,6 @@ def test_the_exit_code_says_whether_all_requirements_are_met(
         (["good.json", *ON, "--max-memory", "9"], "not a size"),
         (["good.json", *ON, "--max-duration", "24h"], "--tokens"),
         (["good.json", *ON, "--tokens", "1B", "--max-cost", "5"], "--price"),
-        (["good.json", *ON, *JOB, "--max-duration", "soon"], "not a duration"),
         (["good.json", *ON, "--min-tokens-per-second", "-1"], "above 0"),
     ],
 )
@@ -84,7 +82,6 @@ def test_impossible_checks_are_one_line_and_code_2(
     [
         "Qwen2.5-32B --gpus 2xL40S --method qlora --seq-len 4096",
         "Qwen3-30B-A3B --gpus 2x16GB --ram 256GB --nvme /n:4TB --framework deepspeed",
-        "Llama-3.1-405B --gpus 2x8xH100 --ram 4000GiB",
     ],
 )
 def test_lint_finds_nothing_in_the_file_of_an_answer(question: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,6 @@ PLANS = {
     "LLaMA-Factory/examples/train_qlora/qwen3_lora_sft_otfq.yaml": ("torch", 1, 8, True, "qlora", 8, "bf16", "adamw"),
     "LLaMA-Factory/examples/extras/fsdp_qlora/train.sh": ("fsdp", 1, 8, True, "qlora", 8, "bf16", "adamw"),
     "axolotl/examples/llama-3/fft-8b-liger-fsdp.yaml": ("fsdp", 2, 4, True, "full", 8, "bf16", "adamw"),
-    "axolotl/examples/llama-2/lora.yml": ("torch", 2, 4, True, "qlora", 32, "bf16", "adamw_8bit"),
     "axolotl/examples/mistral/mixtral/mixtral.yml": ("zero2-offload", 1, 2, True, "qlora", 32, "bf16", "adamw_8bit"),
     "accelerate/examples/config_yaml_templates/deepspeed.yaml": ("zero1", 1, 1, False, "full", 8, "fp16", "adamw"),
     "ms-swift/examples/yaml/deepspeed/sft.sh": ("zero2", 1, 8, True, "lora", 8, "bf16", "adamw"),

@@ -97,7 +97,6 @@ def test_full_fine_tuning_is_assumed_with_a_remark(request_of: Request, words: l
     ("changes", "message"),
     [
         ({"gpus": "8xH100", "hostfile": Path("hosts")}, "--gpus has 8 GPUs a node, hostfile hosts 4"),
-        ({"gpus": "3x4xH100", "hostfile": Path("hosts")}, "--gpus has 3 nodes, hostfile hosts 2"),
         ({"gpus": "H100", "hostfile": Path("hosts"), "nodes": 4}, "--nodes has 4 nodes, hostfile hosts 2"),
         ({"gpus": "4x8xH100", "master": "n0", "nodes": 2}, "--gpus has 4 nodes, --nodes 2"),
         ({"gpus": "4x8xH100", "slurm": True}, "--gpus has 4 nodes, this Slurm allocation 2"),
@@ -303,7 +302,6 @@ def test_evaluations_of_the_script_are_predicted(
     ("trainer", "checkpointing", "predicted"),
     [
         ("SFTTrainer", True, True),
-        ("DPOTrainer", True, True),
         ("GRPOTrainer", True, True),
         ("PPOTrainer", True, False),
         ("Trainer", False, True),
@@ -349,7 +347,6 @@ def test_a_model_that_zero3_does_not_shard_is_named(request_of: Request, first: 
     ("text", "words", "named"),
     [
         ("TrainingArguments('out', warmup_ratio=0.1)", "", "train.py, line 1: warmup_ratio"),
-        ("TrainingArguments('out', no_such_argument=1, bf16=True)", "", "train.py, line 1: no_such_argument"),
         ("Trainer(model, tokenizer=tokenizer)", "", "train.py, line 1: tokenizer"),
         ("Own(model, tokenizer=tokenizer)\nTrainingArguments(**values)", "--overwrite_output_dir", ""),
         (

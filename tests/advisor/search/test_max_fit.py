@@ -33,7 +33,6 @@ def fits(model: str, gpus: str, **options: Any) -> bool:
     [
         ("Qwen2.5-0.5B", "1x16GB", {}),
         ("Qwen2.5-7B", "4x24GB", {"method": "lora"}),
-        ("gpt2", "2x8GB", {"global_batch": 48}),
         ("Llama-3.1-8B", "2xA100-80GB", {"ram": "256GB", "gradient_checkpointing": "on"}),
     ],
 )

@@ -211,8 +211,6 @@ def test_printed_commands_can_be_pasted(
     ("options", "printed"),
     [
         ("--eval-split 1.5", "--eval-split is 1.5"),
-        ("--epochs 0", "--epochs is 0"),
-        ("--learning-rate -1", "--learning-rate is -1"),
         ("--eval-split 0.1 --eval-data x.jsonl", "both select the rows to evaluate"),
         ("--method qlora", "--method qlora needs a GPU"),
         ("--report-to swanlab", "--report-to swanlab needs swanlab"),

@@ -299,11 +299,3 @@ def test_logits_for_metrics_end_in_host_ram_on_every_rank(
     kept = 8 * copies * (samples or 2 * 8 * 8) * workload.seq_len * model.vocab_size
     assert total(term for term in memory.host_pageable_terms if term.name == "evaluated_logits") == kept
     assert memory.host_bytes_per_node >= kept
-
-
-def test_bf16_needs_a_gpu_that_has_it() -> None:
-    """bf16 on a GPU without bf16 units is refused, fp16 is not."""
-    volta = replace(cluster(), gpu=replace(GPU, bf16_flops_per_s=None))
-    plan = Plan(zero_stage=0, micro_batch_size=1)
-    assert "bf16" in (unsupported(llama(), Workload(), plan, volta) or "")
-    assert unsupported(llama(), Workload(precision="fp16"), plan, volta) is None

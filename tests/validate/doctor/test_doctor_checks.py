@@ -186,7 +186,6 @@ CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     # check, status, words of the finding, changes
     ("driver", "note", "no NVIDIA GPU", {"files": NO_GPUS, "nvml": failing("NVML Shared Library Not Found")}),
     ("driver", "problem", "2 NVIDIA GPUs on the PCI bus, but", {"nvml": failing("Driver Not Loaded")}),
-    ("driver", "problem", "--gpus all", {"nvml": failing("NVML Shared Library Not Found")}),
     ("driver", "problem", "reboot", {"nvml": failing("an NVML/RM version mismatch.")}),
     ("torch", "problem", "pip install torch", {"packages": {"torch": None}, "cuda": ""}),
     ("torch", "problem", "without CUDA", {"cuda": ""}),
@@ -194,10 +193,8 @@ CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("deepspeed", "problem", "pip install deepspeed", {"packages": {"deepspeed": None}}),
     ("deepspeed", "note", "0.14.4", {"packages": {"deepspeed": "0.14.4"}}),
     ("compiler", "problem", "install g++", {"tools": {"c++ --version": None}}),
-    ("compiler", "problem", "ccache g++-99", {"environment": {"CXX": "ccache g++-99"}}),
     ("compiler", "problem", "c++20", {"tools": {"-fopenmp": _failed("error: unrecognized option -std=c++20")}}),
     ("compiler", "unknown", "three seconds", {"tools": {"-fopenmp": ProgramRun(code=None, late=True)}}),
-    ("compiler", "unknown", "does not print", {"tools": {"c++ --version": ProgramRun(code=None, late=True)}}),
     (
         "python-headers",
         "problem",
@@ -206,7 +203,6 @@ CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ),
     ("ninja", "problem", "pip install ninja", {"environment": {"PATH": ""}, "packages": {"ninja": None}}),
     ("ninja", "problem", "activate", {"environment": {"PATH": ""}}),
-    ("cuda-toolkit", "problem", "torch_adam", {"tools": {"nvcc --version": None}}),
     (
         "cuda-toolkit",
         "problem",
@@ -229,7 +225,6 @@ CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         "python (30.0 GiB), process 1",
         {"nvml": gpus(A100, ("NVIDIA A100-SXM4-80GB", 80, 50), processes=[(1, None), (77, 30 * GIB)])},
     ),
-    ("gpu-memory", "warning", "no visible process", {"nvml": gpus(A100, ("NVIDIA A100-SXM4-80GB", 80, 50))}),
     ("ram", "warning", "10.0 of 512.0", {"files": {"proc/meminfo": f"MemTotal: {2**29} kB\nMemFree: {10 * 2**20} kB"}}),
     (
         "memory-limit",
@@ -245,18 +240,6 @@ CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         },
     ),
     ("memory-limit", "warning", "2 processes", {"files": {f"{CGROUP}/memory.events": "oom 3\noom_kill 2\n"}}),
-    (
-        "memory-limit",
-        "note",
-        "--ram 1GiB",
-        {
-            "files": {
-                "proc/self/cgroup": "4:memory:/docker/ab\n1:cpu,cpuacct:/docker/ab\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
-                "sys/fs/cgroup/memory/docker/ab/memory.limit_in_bytes": str(GIB),
-            }
-        },
-    ),
     ("locked-memory", "problem", "8 MiB", {"ulimit": 8 * 2**20}),
     (
         "locked-memory",
@@ -272,17 +255,14 @@ CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("cores", "warning", "OMP_NUM_THREADS=4", {"files": {"sys/fs/cgroup/cpu.max": "800000 100000"}}),
     ("cores", "warning", "2 cores for 2 ranks", {"cores": 2}),
     ("swap-folder", "problem", "does not exist", {"nvme": "none"}),
-    ("swap-folder", "problem", "is not a folder", {"nvme": "hosts"}),
     ("swap-folder", "problem", "null", {"nvme": "a\0b"}),
     ("swap-folder", "problem", "in RAM", {"filesystem": "tmpfs"}),
     ("swap-folder", "warning", "network", {"filesystem": "nfs4"}),
     ("environment", "warning", "NCCL_P2P_DISABLE=1", {"environment": {"NCCL_P2P_DISABLE": "1"}}),
-    ("environment", "warning", "unset CUDA_LAUNCH_BLOCKING", {"environment": {"CUDA_LAUNCH_BLOCKING": "1"}}),
     ("environment", "warning", "cores per rank", {"environment": {"OMP_NUM_THREADS": "1"}}),
     ("names", "problem", "n2: the name is not found", {"tools": {"getent ahosts n2": ProgramRun(code=2)}}),
     ("names", "problem", "127.0.1.1", {"tools": {"getent ahosts n1": ProgramRun(code=0, out="127.0.1.1 STREAM")}}),
     ("ssh", "problem", "ssh-copy-id", {"tools": {"ssh": _failed("Warning: x\nPermission denied (publickey).\n")}}),
-    ("ssh", "problem", "accept its key", {"tools": {"ssh": _failed("Host key verification failed.")}}),
     ("rendezvous", "problem", "29501", {"port": "in use"}),
     ("rendezvous", "problem", "firewall", {"port": "no answer"}),
     ("rendezvous", "unknown", "does not answer", {"port": "no answer", "tools": {"ssh": _failed("timed out")}}),
