@@ -33,7 +33,8 @@ from .document import put
 ROOT = Path(__file__).resolve().parent.parent
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 DOCUMENTS = (*READMES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-PICTURE = ROOT / "docs" / "pictures" / "memory.svg"
+PICTURES = {"en": ROOT / "docs" / "pictures" / "memory.svg", "zh": ROOT / "docs" / "pictures" / "memory.zh.svg"}
+"""The chart of each README by its language."""
 QUESTION = ("Qwen2.5-14B", "--gpus", "2x32GB")
 DOTS = "..."
 
@@ -191,11 +192,12 @@ def _wording(line: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\d[\d,.x]*", "0", line.lstrip(" >")))
 
 
-def picture() -> str:
+def picture(language: str) -> str:
     """The picture, drawn again."""
     with tempfile.TemporaryDirectory() as folder:
         drawn = Path(folder, "memory.svg")
-        command = [sys.executable, "-m", "ds_advise", *QUESTION, "--no-write", "--quiet", "--plot", str(drawn)]
+        options = ["--no-write", "--quiet", "--lang", language, "--plot", str(drawn)]
+        command = [sys.executable, "-m", "ds_advise", *QUESTION, *options]
         subprocess.run(command, check=True)
         return drawn.read_text(encoding="utf-8")
 
@@ -231,11 +233,12 @@ def main() -> None:
         put("asking.md", "shown_output", option_table())
     elif option_table() not in asking.read_text(encoding="utf-8"):
         stale.append("docs/asking.md: the table of options is stale")
-    drawn = picture()
-    if write:
-        PICTURE.write_text(drawn, encoding="utf-8")
-    elif PICTURE.read_text(encoding="utf-8") != drawn:
-        stale.append(f"{PICTURE.name}: it is stale")
+    for language, path in PICTURES.items():
+        drawn = picture(language)
+        if write:
+            path.write_text(drawn, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != drawn:
+            stale.append(f"{path.name}: it is stale")
     if stale:
         sys.exit("\n".join(stale))
 

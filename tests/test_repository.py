@@ -13,6 +13,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted(path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+MANUAL = sorted((ROOT / "docs").glob("*.md"))
+FOLDERS = ("estimators", "ds_configs", "probes", "validate", "advisor", "benchmarks", "tests", "docs")
 MADE = ("dist/", "site", ".venv/")
 """Paths that a workflow makes."""
 
@@ -41,6 +43,15 @@ def test_every_path_that_a_document_names_exists(document: str) -> None:
     paths = re.findall(r"(?<![\w/.:~-])[a-z.][\w.*-]*/[\w.*/-]*\w/?|(?<=`)[\w-]+\.(?:md|txt|toml|yml)(?=`)", text)
     assert len(paths) > 20 or document != "CONTRIBUTING.md"
     assert _missing(paths) == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *MANUAL], ids=lambda path: path.name)
+def test_every_file_and_script_that_the_manual_names_exists(page: Path) -> None:
+    """In backticks and in commands: files of the repository's folders, and modules of `benchmarks`."""
+    text = page.read_text(encoding="utf-8")
+    modules = re.findall(r"python -m (benchmarks[\w.]*\w)", text)
+    assert _missing(re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]+)`", text)) == []
+    assert _missing([module.replace(".", "/") + "*" for module in modules]) == []
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)

@@ -61,7 +61,7 @@ _LEFT_OUT = (
     "advisor/launch",
     "advisor/page/static",
     "advisor/verification",
-    "advisor/rent",
+    "advisor/rent.py",
     "advisor/train",
     "estimators/schedule",
     "probes/dry_run",

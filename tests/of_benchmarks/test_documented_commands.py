@@ -16,7 +16,7 @@ from ds_advise.advisor.cli.main import run
 
 from benchmarks.shown_output import (
     DOCUMENTS,
-    PICTURE,
+    PICTURES,
     ROOT,
     Block,
     blocks,
@@ -199,9 +199,10 @@ def test_the_document_has_the_table_of_options() -> None:
     assert option_table() in (ROOT / "docs" / "asking.md").read_text(encoding="utf-8")
 
 
-def test_the_picture_of_the_readme_is_drawn_by_the_program() -> None:
+@pytest.mark.parametrize("language", PICTURES)
+def test_the_picture_of_the_readme_is_drawn_by_the_program(language: str) -> None:
     """The same command writes it; sums of floats differ between versions of Python in their last digit."""
-    kept, drawn = PICTURE.read_text(encoding="utf-8"), picture()
+    kept, drawn = PICTURES[language].read_text(encoding="utf-8"), picture(language)
     number = re.compile(r"\d+\.\d+")
     assert number.sub("#", kept) == number.sub("#", drawn)
     assert [*map(float, number.findall(kept))] == pytest.approx([*map(float, number.findall(drawn))], abs=0.011)

@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.cli.main import program
+from ds_advise.advisor.cli.schema import NAMES, Schema, command_schema
 from ds_advise.advisor.text.units import gib
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +34,47 @@ def test_the_manual_is_built_and_every_link_in_it_leads_somewhere(tmp_path: Path
     for page in (ROOT / "docs").glob("*.md"):
         assert f": {page.name}\n" in named, page.name
         assert (tmp_path / "site" / page.stem / "index.html").exists() or page.stem == "index"
+
+
+def keys(schema: Schema, part: Schema) -> Iterator[str]:
+    """Names of the fields of a part of a schema, and of the objects in it."""
+    for name, each in part.get("properties", {}).items():
+        yield name
+        yield from keys(schema, each)
+    if "$ref" in part:
+        yield from keys(schema, schema["$defs"][part["$ref"].removeprefix("#/$defs/")])
+    for each in (part.get("items"), part.get("additionalProperties"), *part.get("anyOf", ())):
+        if isinstance(each, dict):
+            yield from keys(schema, each)
+
+
+def described_fields() -> Iterator[tuple[str, str]]:
+    """The command of each section of docs/json.md, and the names in the first column of its tables of fields."""
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    page = page.replace("ds-advise MODEL", "ds-advise advise").replace("explain KEY", "explain-key")
+    for section in page.split("\n## ")[1:]:
+        command = re.findall(r"ds-advise ([\w-]+)", section.partition("\n")[0])[-1]
+        for rows in re.findall(r"\| field \| meaning \|\n\|---\|---\|\n((?:\|.*\n)+)", section):
+            for row in rows.splitlines():
+                yield from ((command, name) for name in re.findall(r"`(\w+)`", row.split("|")[1]))
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_the_manual_names_every_key_of_the_json(command: str) -> None:
+    """In backticks, anywhere on the page: several commands have the fields of a candidate."""
+    schema = command_schema(command)
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    known = {*keys(schema, schema)}
+    assert len(known) > 2
+    assert known - {*re.findall(r"`(\w+)`", page)} == set()
+
+
+def test_the_manual_names_no_key_that_the_json_lacks() -> None:
+    found = {*described_fields()}
+    assert {command for command, _ in found} == {*NAMES} - {"bench"}  # `history` has the same records
+    for command, name in found:
+        schema = command_schema(command)
+        assert name in {*keys(schema, schema)}, (command, name)
 
 
 def printed(*words: str) -> str:
@@ -60,7 +103,7 @@ def test_no_answer_contradicts_itself(question: str, tmp_path: Path) -> None:
     offer = answer["cluster"]["gpu_memory_bytes"]
     assert len(answer["candidates"]) > 10
     for plan in answer["candidates"]:
-        assert plan["device_bytes_per_gpu"] <= offer or plan["verdict"] not in ("fits", "likely fits"), plan["rung"]
+        assert plan["device_bytes_per_gpu"] <= offer or plan["verdict"] not in ("fits", "likely fits"), plan["strategy"]
     shown = answer["recommended"] or answer["try_first"]
     assert shown is not None
     page = tmp_path / "report.html"
