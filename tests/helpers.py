@@ -23,11 +23,13 @@ from ds_advise.advisor.render.answer import answer_document
 from ds_advise.advisor.text.language import Language
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.files import write_config
+from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.dry_run.run import DryRunError, _error
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
@@ -35,41 +37,31 @@ from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request, Run
 from rich.console import Console
 
+
+def sizes(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, **fields: Any) -> Any:
+    """The dimensions of a decoder, as `config.json` has them."""
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+        **fields,
+    }
+
+
 SMALL_LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
+    **sizes(256, 688, 2, 4, 2, 1000, max_position_embeddings=512, tie_word_embeddings=False),
 }
 """The config.json of a Llama that is dry-run in a second or two."""
 
-WIDE_LLAMA: dict[str, Any] = SMALL_LLAMA | {
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 4000,
-    "max_position_embeddings": 1024,
-}
+WIDE_LLAMA: dict[str, Any] = SMALL_LLAMA | sizes(512, 1024, 3, 8, 4, 4000, max_position_embeddings=1024)
 """Its logits are the largest tensor."""
 
-TINY_SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+TINY_SIZES: dict[str, Any] = sizes(64, 128, 2, 4, 2, 512, max_position_embeddings=4096, tie_word_embeddings=False)
 TINY: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **TINY_SIZES}
 """A transformers configuration of 100 thousand parameters."""
 
@@ -131,6 +123,21 @@ def processes_of(folder: Path | str) -> list[psutil.Process]:
         for process in psutil.process_iter(["cmdline"])
         if any(str(folder) in part for part in process.info["cmdline"] or ())
     ]
+
+
+def preset(
+    strategy: Strategy, model: ModelShape, workload: Workload, cluster: Cluster, micro: int = 2, steps: int = 2
+) -> Plan:
+    """A strategy's plan for micro batches of two and two of them in a step, with checkpointing."""
+    return plan_for(
+        strategy,
+        model,
+        workload,
+        cluster,
+        micro_batch_size=micro,
+        gradient_accumulation_steps=steps,
+        gradient_checkpointing=True,
+    )
 
 
 def launch_request(run: Run, folder: Path, *arguments: str, **changes: Any) -> LaunchRequest:

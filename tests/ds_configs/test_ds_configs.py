@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from ds_advise.ds_configs.emit import ds_config
-from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.estimators.errors import ClusterError, ConfigFileError, WorkloadError
@@ -20,6 +19,8 @@ from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import STRATEGIES, Plan, Strategy
 from ds_advise.estimators.workload import Framework, Precision, Software, Workload
 
+from tests.helpers import preset
+
 MODEL = find("Qwen2.5-7B")
 CLUSTER = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24), nvme_path="/local nvme", nvme_bytes_per_node=10**12)
 FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
@@ -28,15 +29,7 @@ FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
 def plan(
     strategy: Strategy, workload: Workload | None = None, cluster: Cluster = CLUSTER, model: ModelShape = MODEL
 ) -> Plan:
-    return plan_for(
-        strategy,
-        model,
-        workload or Workload(),
-        cluster,
-        micro_batch_size=2,
-        gradient_accumulation_steps=4,
-        gradient_checkpointing=True,
-    )
+    return preset(strategy, model, workload or Workload(), cluster, steps=4)
 
 
 def config(

@@ -17,19 +17,9 @@ from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.model_recorder.recorded_model import recorded_model
 
-from tests.helpers import imports_of
+from tests.helpers import imports_of, sizes
 
-NEMOTRON: dict[str, Any] = {
-    "model_type": "nemotron",
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "vocab_size": 32000,
-    "pad_token_id": 0,
-}
+NEMOTRON = sizes(1024, 4096, 2, 8, 2, 32000, model_type="nemotron", head_dim=128, pad_token_id=0)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ds_advise.advisor.importers.answer import detect_format
@@ -14,11 +13,12 @@ from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.files import config_text
-from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
+
+from tests.helpers import preset
 
 EXAMPLES = Path(__file__).parent / "examples"
 FILES = sorted(
@@ -34,8 +34,7 @@ WORKLOAD = Workload()
 @pytest.mark.parametrize("name", FILES)
 def test_a_plan_that_is_written_is_read_again(name: str) -> None:
     """Every setting of it, in the tool's own form; what the tool leaves to its script is not in the file."""
-    batch: Any = {"micro_batch_size": 3, "gradient_accumulation_steps": 5, "gradient_checkpointing": True}
-    plan = plan_for("zero2" if len(name) % 2 else "zero3-offload", MODEL, WORKLOAD, CLUSTER, **batch)
+    plan = preset("zero2" if len(name) % 2 else "zero3-offload", MODEL, WORKLOAD, CLUSTER, micro=3, steps=5)
     source, form = detect_format(EXAMPLES / name)
     assert form.name == _format(name)
     run = form.read(source)

@@ -14,14 +14,9 @@ from ds_advise.advisor.question.model_source import load_model
 from ds_advise.estimators.errors import ModelConfigError, UnknownModelError
 from ds_advise.estimators.models import catalogue
 
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 128,
-}
+from tests.helpers import sizes
+
+TINY = {"model_type": "llama", **sizes(64, 96, 2, 4, 4, 128)}
 
 
 class Hub(BaseHTTPRequestHandler):
