@@ -202,7 +202,6 @@ NVME = {"device": "nvme", "buffer_count": 9, "pin_memory": False}
         ),
         ({"train_batch_size": 24, "gradient_accumulation_steps": 4}, {"micro_batch_size": 3}),
         ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 3}, {"gradient_accumulation_steps": 4}),
-        ({"train_batch_size": 24}, {"micro_batch_size": 12, "gradient_accumulation_steps": 1}),
         (dict.fromkeys(BATCH_KEYS, "auto"), {"micro_batch_size": 8, "gradient_accumulation_steps": 1}),
         (
             with_stage(3, **dict.fromkeys(FILLED, "auto")),

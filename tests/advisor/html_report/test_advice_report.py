@@ -125,8 +125,6 @@ def test_other_answers_make_whole_reports_too(tmp_path: Path, question: str) -> 
         ("--html", "mine.svg", "--force"),
         ("--plot", "mine.svg", "--force"),
         ("--html", "missing/report.html", "--html"),
-        ("--html", "/proc/report.html", "--html"),
-        ("--html", ".", "--html"),
         ("--html", "mine.svg/report.html", "--html"),
         ("--plot", "memory.png", "ds-advise[png]"),
         ("--plot", "memory.pdf", "SVG and PNG"),

@@ -18,10 +18,6 @@ NOT_READ = {
     "a plain deepspeed.initialize": ("deepspeed train_bert_ds.py --checkpoint_dir x $@", "train_bert_ds.py gets"),
     "its configuration as the first argument": ("deepspeed t.py --deepspeed_config=ds.json -p 2", "pass ds.json"),
     "DeepSpeed-Chat": (f"deepspeed main.py {TRAINER} --zero_stage 2 --deepspeed", "no option zero_stage"),
-    "accelerate's configuration is elsewhere": (
-        f"accelerate launch --config_file ${{1-zero2.yaml}} t.py {TRAINER}",
-        "zero2.yaml} is not on this machine",
-    ),
     "a script for rewards": (f"torchrun examples/reward_modeling/reward.py {TRAINER}", "REWARD training"),
     "LLaVA's projector alone": (
         f"deepspeed train_mem.py {TRAINER} --deepspeed z.json --tune_mm_mlp_adapter True",
@@ -97,7 +93,6 @@ OBJECTIVES: tuple[tuple[str, str, str | None, str], ...] = (
         "grpo",
         "chunked-head",
     ),
-    ("a.sh", f"trl reward {TRAINER}", "reward", "standard"),
     ("a.yaml", f"{FACTORY}dpo", "dpo", "standard"),
     ("a.yaml", f"{FACTORY}dpo\npref_loss: simpo", "simpo", "standard"),
     ("a.yaml", f"{FACTORY}dpo\nref_model: gpt2-xl", None, ""),
@@ -157,7 +152,6 @@ def test_fsdp2_is_predicted_as_such_where_it_can_be(method: str, strategy: str, 
     [
         ("--fsdp", "fsdp2", ""),
         ("--fsdp --fsdp_config '{\"version\": 1}'", "fsdp", ""),
-        ("--fsdp 'full_shard auto_wrap'", "fsdp2", ""),
         ("--fsdp 'full_shard offload'", "fsdp2", "not predicted: cpu_offload: true"),
         ("--fsdp --fsdp_config '{\"reshard_after_forward\": false}'", "fsdp2", "reshard_after_forward: false"),
         ("--fsdp hybrid_shard", "fsdp2", "sharding_strategy: hybrid_shard"),

@@ -377,18 +377,6 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next plan is ZeRO")
 
 
-def test_the_hosts_memory_of_a_small_model_on_the_cpu(folder: Path) -> None:
-    """Two ranks took 0.98 GiB in all, with DeepSpeed's default buckets, whose written pages alone count; launch
-    shows that figure. No rank has CUDA's libraries, and its tensors are in the host's memory."""
-    config = folder / "model" / "config.json"
-    config.write_text(json.dumps(TINY | {"vocab_size": 2**14, "tie_word_embeddings": True}))
-    prediction = predict_run(_run(folder))
-    assert prediction is not None
-    request = launch_request(_run(folder), folder, device="cpu", prediction=prediction)
-    assert request.predicted_host_bytes == pytest.approx(0.98 * 2**30, rel=0.1)
-    assert prediction.memory.host_loading_bytes_per_node < prediction.memory.host_training_bytes_per_node
-
-
 @pytest.mark.parametrize("kind", ["host_out_of_memory", "gpu_out_of_memory"])
 def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -> None:
     """Also on the CPU, where the ranks' tensors are in the host's memory and the processes outweigh them. Each needs at

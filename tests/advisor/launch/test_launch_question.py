@@ -67,7 +67,6 @@ def request_of() -> Request:
         ("--use_peft_lora True --lora_r 16 --lora_target_modules all-linear", 16, None),
         ("--use_peft --lora_r=32 --lora_target_modules q_proj v_proj", 32, ("q_proj", "v_proj")),
         ("--finetuning_type lora --lora_target q_proj,v_proj", 8, ("q_proj", "v_proj")),
-        ("--train_type lora --lora_rank 4 --target_modules all-linear", 4, None),
         ("--lora_enable True --lora_r 128 --bits 4", 128, None),
     ],
 )
@@ -198,7 +197,6 @@ def launched(capsys: pytest.CaptureFixture[str]) -> Launched:
     [
         # As DeepSpeedExamples' training/cifar: DeepSpeed refuses a file in addition to a dictionary.
         (f"{ADDED}deepspeed.initialize(args=args, model=net, config=get_ds_config(args))", ""),
-        (f"{ADDED}deepspeed.initialize(args, net, config_params={{'train_batch_size': 4}})", ""),
         (f"{PARSER}import deepspeed as ds\nds.initialize(model=net, config='ds_config.json')", ""),
         # As its training/bf16_master_weight: the dictionary comes from the file.
         (
@@ -212,10 +210,6 @@ def launched(capsys: pytest.CaptureFixture[str]) -> Launched:
             "--deepspeed_config ds_config.json",
         ),
         ("from transformers import TrainingArguments\nTrainingArguments('out', deepspeed=settings())", ""),
-        (
-            "from transformers import TrainingArguments\nTrainingArguments('out', deepspeed=args.deepspeed)",
-            "--deepspeed ds_config.json",
-        ),
         ("import deepspeed\ndef broken(:\n", "--deepspeed --deepspeed_config ds_config.json"),
     ],
 )

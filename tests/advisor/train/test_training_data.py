@@ -115,7 +115,6 @@ GOOD = json.dumps(INSTRUCTION)
         ("a.jsonl", '{"colour": "red"}', "a.jsonl: fields colour match no known format"),
         ("a.json", '{"data": [{"instruction": "x", "output": "y"}]}', "a.json: fields data match no known format"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', "row 1: no message is the assistant's"),
-        ("a.jsonl", '{"messages": [{"role": "wizard", "content": "x"}]}', "row 1: message 1 has the role 'wizard'"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": null}]}', "row 1: message 1 has no text"),
         ("a.csv", "instruction,output\nx,y\nx\n", "a.csv, line 3: 1 field, but the header names 2"),
         ("a.csv", 'instruction,output\nx,"y" z\n', "a.csv, line 2: "),

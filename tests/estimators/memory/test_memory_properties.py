@@ -223,7 +223,6 @@ HALF = {"offload_optimizer": "cpu", "offload_optimizer_ratio": 0.5}
         ({"method": "qlora", "quantization": "int8"}, {"zero_stage": 3}, "int8"),
         ({"method": "qlora"}, {"zero_stage": 3, "offload_param": "cpu"}, "NF4"),
         ({}, {"zero_stage": 2, "offload_optimizer": "nvme"}, "stage 3"),
-        ({}, {"zero_stage": 2, "offload_param": "cpu"}, "stage 3"),
         ({}, {"zero_stage": 0, "offload_optimizer": "cpu"}, "stage 1"),
         ({}, {"zero_stage": 2, **HALF}, "stage 3"),
         ({"optimizer": "adagrad"}, {"zero_stage": 3, **HALF}, "only AdamW"),

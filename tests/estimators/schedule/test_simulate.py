@@ -127,15 +127,6 @@ def test_a_cpu_maps_new_pages_for_large_tensors() -> None:
     assert duration_s(large, replace(CLUSTER, new_memory_bytes_per_s=4e9)) == duration_s(KERNEL, CLUSTER)
 
 
-def test_groups_that_leave_a_node_together_share_its_adapters() -> None:
-    """Eight pairs over two nodes send through the same adapters as one group of all sixteen."""
-    nodes = replace(CLUSTER, nodes=2, gpus_per_node=8, interconnect_bytes_per_s=5e10)
-    pair, alone = (
-        duration_s(replace(GATHER, ranks=2, nodes=2), each) for each in (nodes, replace(nodes, gpus_per_node=1))
-    )
-    assert pair == pytest.approx(8 * alone, rel=0.05)
-
-
 RANKS, BUCKETS = 4, 8
 LINKS, COPIES = 1, 2
 REDUCE = RecordedOperation(kind="collective", name="c10d::allreduce_", size_bytes=10**8, ranks=RANKS)

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.emit import ds_config
@@ -108,14 +107,3 @@ def test_systematic_mutations_are_caught_with_the_right_code() -> None:
         assert code in found, (what, found)
         count += 1
     assert count >= 300
-
-
-@pytest.mark.parametrize(("ram", "found"), [("300GiB", set()), ("400GiB", {"DS415"}), (None, {"DS415"})])
-def test_pageable_offload_is_reported_where_the_ram_has_room_for_pinned(ram: str | None, found: set[str]) -> None:
-    """Qwen2.5-14B on two GPUs needs 353 GiB when page-locked: with less, the file is as this program writes it."""
-    cluster = parse_cluster("2x32GB", ram="300GiB")
-    model, workload = load_model("Qwen2.5-14B", offline=True), Workload()
-    plan = preset("zero3-offload", model, workload, cluster, micro=8, steps=1)
-    config = ds_config(plan, model, workload, cluster, flavor="hf")
-    report = judged(config, framework="hf", model="Qwen2.5-14B", gpus="2x32GB", ram=ram)
-    assert codes(report) & {"DS415"} == found
