@@ -14,7 +14,7 @@ from ..estimators.objectives import OBJECTIVES
 from ..estimators.plan import PLANS, Plan
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
-from ..probes.store_path import anything_kept
+from ..probes.store_path import store_exists
 from .answer.recommendation import Recommendation
 from .answer.what_if import changes
 from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
@@ -259,7 +259,7 @@ def advise(
 def answer(question: Question) -> Recommendation:
     """The recommendation for a question, corrected by past probes if it is about this machine."""
     recommendation = predicted(question)
-    if question.cluster.is_this_machine and anything_kept():
+    if question.cluster.is_this_machine and store_exists():
         # Imported here: few questions are about this machine.
         from .verification.verify import apply_past_probes
 

@@ -35,7 +35,7 @@ _FILLED_PARAMS = ("lr", "weight_decay")
 """Parameters that both the Trainer and accelerate fill in. For betas and eps accelerate refuses `auto`, and the Trainer
 reports differences from its own numbers."""
 
-_KEYS_OF_A_PLAN = (
+_PLAN_KEYS = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
@@ -77,7 +77,7 @@ def ds_config(
             # The Trainer would count every GPU's samples; accelerate sets the key later and knows the groups.
             del config["train_batch_size"]
     if workload.precision != "fp32":
-        config[workload.precision] = {"enabled": "auto" if auto else True} | _keys_of("bf16", plan)
+        config[workload.precision] = {"enabled": "auto" if auto else True} | _block_keys("bf16", plan)
     if plan.sequence_parallel_size > 1:
         config["sequence_parallel_size"] = plan.sequence_parallel_size
         # The type of the gradients without sequence parallelism; the default is fp32, twice the bytes.
@@ -103,7 +103,7 @@ def ds_config(
     return config
 
 
-def _keys_of(block: str, plan: Plan, *, nvme: bool = False) -> dict[str, Any]:
+def _block_keys(block: str, plan: Plan, *, nvme: bool = False) -> dict[str, Any]:
     """The keys of a block that are fields of the plan and used at its stage. nvme: include keys for NVMe only."""
     keys = {}
     for name, known in PLAN_FIELDS.items():
@@ -120,7 +120,7 @@ def _zero_optimization(plan: Plan, model: ModelShape, workload: Workload, cluste
     for name in ("offload_optimizer", "offload_param") if plan.zero_stage else ():
         if getattr(plan, name) != "none":
             zero[name] = _offload(name, plan, cluster)
-    zero |= _keys_of("zero_optimization", plan)
+    zero |= _block_keys("zero_optimization", plan)
     if plan.zero_stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = _can_gather(plan, model, workload, cluster)
         if OPTIMIZERS[workload.optimizer].per_matrix:
@@ -138,7 +138,7 @@ def _offload(name: str, plan: Plan, cluster: Cluster) -> dict[str, Any]:
             why="the plan keeps states there between uses",
             fix="pass --nvme PATH:SIZE with a folder on the local NVMe drive",
         )
-    block = _keys_of(f"zero_optimization.{name}", plan, nvme=nvme) | {"pin_memory": plan.pin_memory}
+    block = _block_keys(f"zero_optimization.{name}", plan, nvme=nvme) | {"pin_memory": plan.pin_memory}
     return block | ({"nvme_path": cluster.nvme_path} if nvme else {})
 
 
@@ -185,7 +185,7 @@ def merge_plan_into_config(own: Mapping[str, Any], written: Mapping[str, Any], p
     `_configure_optimizer`, zero_force_ds_cpu_optimizer), and `torch_adam`, which would select torch's, is left out.
     Gradients are clipped only if `own` clips them.
     """
-    kept = {name: value for name, value in own.items() if name not in _KEYS_OF_A_PLAN}
+    kept = {name: value for name, value in own.items() if name not in _PLAN_KEYS}
     config = {**written, **kept}
     if own and "gradient_clipping" not in own:
         config.pop("gradient_clipping", None)

@@ -12,30 +12,30 @@ from typing import Any
 
 from ..estimators.errors import ConfigFileError, DsAdviseError
 
-_MOST_JSON_BYTES = 10_000_000
+_MAX_JSON_BYTES = 10_000_000
 """Maximum size of a JSON file; a configuration has kilobytes."""
 
 
-def read_file(path: Path, most_bytes: int, *, fix: str, error: type[DsAdviseError] = ConfigFileError) -> bytes:
-    """Read at most `most_bytes` + 1 bytes of a regular file. Raises `error` for anything else (a pipe, a device)."""
+def read_file(path: Path, max_bytes: int, *, fix: str, error: type[DsAdviseError] = ConfigFileError) -> bytes:
+    """Read at most `max_bytes` + 1 bytes of a regular file. Raises `error` for anything else (a pipe, a device)."""
     try:
         if not path.is_file():
             if path.exists():
                 raise error(f"{path}: not a regular file", fix=fix)
             raise error(f"{path}: no such file", fix=fix)
         with path.open("rb") as stream:
-            return stream.read(most_bytes + 1)
+            return stream.read(max_bytes + 1)
     except (OSError, ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
         reason = os.strerror(problem.errno or 0) if isinstance(problem, OSError) else problem
         raise error(f"{path}: cannot be read ({reason})", fix=fix) from problem
 
 
-def read_text(path: Path, most_bytes: int, *, what: str, fix: str, error: type[DsAdviseError] = ConfigFileError) -> str:
+def read_text(path: Path, max_bytes: int, *, what: str, fix: str, error: type[DsAdviseError] = ConfigFileError) -> str:
     """Read the UTF-8 text of a regular file, without a byte order mark. Raises `error`, also if it is too large to be
     `what`."""
-    raw = read_file(path, most_bytes, fix=fix, error=error)
-    if len(raw) > most_bytes:
-        raise error(f"{path}: larger than {most_bytes:,} bytes, so it is not {what}", fix=fix)
+    raw = read_file(path, max_bytes, fix=fix, error=error)
+    if len(raw) > max_bytes:
+        raise error(f"{path}: larger than {max_bytes:,} bytes, so it is not {what}", fix=fix)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -45,7 +45,7 @@ def read_text(path: Path, most_bytes: int, *, what: str, fix: str, error: type[D
 def read_json_object(path: Path, *, error: type[DsAdviseError], what: str, fix: str) -> dict[str, Any]:
     """Read the object in a JSON file. Raises `error`, with `fix`, if the file cannot be read, is too large to be
     `what`, or does not hold an object."""
-    text = read_text(path, _MOST_JSON_BYTES, what=what, fix=fix, error=error)
+    text = read_text(path, _MAX_JSON_BYTES, what=what, fix=fix, error=error)
     return parse_json_object(text, name=str(path), error=error, fix=fix)
 
 

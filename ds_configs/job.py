@@ -84,8 +84,8 @@ class Job:
     @property
     def settings(self) -> list[str]:
         """`NAME=value` for every variable, in the syntax of a node's shell."""
-        given = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
-        return [*given, threads_setting(self.cluster)]
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        return [*variables, threads_setting(self.cluster)]
 
     def threads(self, cores: str) -> str:
         """OMP_NUM_THREADS: an equal part of the node's cores. cores: a number, or the name of the variable that holds

@@ -72,14 +72,13 @@ def hostfile(job: Job) -> str:
 
 def start_hostfile(job: Job, path: str) -> tuple[str, ...]:
     """Start lines of a hostfile. ssh passes no variables on; DeepSpeed's launcher passes those in `.deepspeed_env`."""
-    form = "echo {} >> .deepspeed_env" if job.cluster.nodes > 1 else "export {}"
+    several = job.cluster.nodes > 1
+    settings = [f"echo {each} >> .deepspeed_env" if several else f"export {each}" for each in job.settings]
     command = f"deepspeed --hostfile {path} {'--module ' * job.is_module}{shlex.join(job.target)}"
-    return (*(form.format(setting) for setting in job.settings), command)
+    return (*settings, command)
 
 
 class JobFile(NamedTuple):
-    """A job file."""
-
     title: str
     """The reader of the file."""
     path: Path

@@ -156,7 +156,6 @@ def launcher_words(
 
 
 def _options(**values: str | int) -> list[str]:
-    """`--name value` for each, as words."""
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
@@ -237,11 +236,7 @@ def read_hostfile(file: Path) -> dict[str, int]:
         else:
             nodes[match[1]] = int(match[2])
             continue
-        raise ConfigFileError(
-            f"hostfile {file}: {problem}",
-            why="DeepSpeed's launcher refuses it",
-            fix=_FIX,
-        )
+        raise ConfigFileError(f"hostfile {file}: {problem}", why="DeepSpeed's launcher refuses it", fix=_FIX)
     if not nodes:
         raise ConfigFileError(f"hostfile {file}: it names no node", why="DeepSpeed's launcher refuses it", fix=_FIX)
     return nodes

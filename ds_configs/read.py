@@ -115,7 +115,7 @@ def _value(block: Mapping[str, Any], known: ConfigKey, default: Any, hidden_size
     if isinstance(default, float):
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
             return float(value)
-        raise _refused(f"{owner}.{key}", value, "a number from 0 to 1")
+        raise _invalid_value(f"{owner}.{key}", value, "a number from 0 to 1")
     filled = known.filled_from_hidden_size
     auto = None if filled is None else filled(hidden_size)
     return _number(block, key, default=default, auto=auto, lowest=known.lowest, where=f"{owner}.")
@@ -302,15 +302,15 @@ def _device(block: Mapping[str, Any], key: str) -> Offload:
         return "cpu" if device == "cpu" else "nvme"
     if device in ("none", "auto", None):
         return "none"
-    raise _refused(f"zero_optimization.{key}.device", device, '"none", "cpu" or "nvme"')
+    raise _invalid_value(f"zero_optimization.{key}.device", device, '"none", "cpu" or "nvme"')
 
 
 def _batch(
-    config: Mapping[str, Any], ranks: int, given_micro: int | None, given_accumulation: int | None
+    config: Mapping[str, Any], ranks: int, micro_argument: int | None, accumulation_argument: int | None
 ) -> tuple[int, int]:
     """(micro batch, accumulation). Missing values are derived as in `DeepSpeedConfig._set_batch_related_parameters`."""
-    micro = _in_both(config, "train_micro_batch_size_per_gpu", given_micro, _TRAINER_MICRO_BATCH)
-    accumulation = _in_both(config, "gradient_accumulation_steps", given_accumulation, _TRAINER_ACCUMULATION)
+    micro = _in_both(config, "train_micro_batch_size_per_gpu", micro_argument, _TRAINER_MICRO_BATCH)
+    accumulation = _in_both(config, "gradient_accumulation_steps", accumulation_argument, _TRAINER_ACCUMULATION)
     total = _number(config, "train_batch_size", default=0, lowest=1, where="")
     if not micro and not total:
         raise ConfigFileError(
@@ -321,24 +321,21 @@ def _batch(
     micro = micro or total // ranks // (accumulation or 1)
     accumulation = accumulation or (total // micro // ranks if total and micro else 1)
     if total and micro * accumulation * ranks != total:
-        fields = {"total": total, "micro": micro, "accumulation": accumulation, "ranks": ranks}
         raise ConfigFileError(
-            (
-                "train_batch_size is {total}, but {micro} samples x {accumulation} accumulation steps x {ranks} GPUs "
-                "are {product}"
-            ).format(product=micro * accumulation * ranks, **fields),
+            f"train_batch_size is {total}, but {micro} samples x {accumulation} accumulation steps x {ranks} GPUs "
+            f"are {micro * accumulation * ranks}",
             why="DeepSpeed refuses the contradiction",
             fix="remove train_batch_size: it follows from the others",
         )
     return micro, accumulation
 
 
-def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_default: int) -> int:
+def _in_both(config: Mapping[str, Any], key: str, argument: int | None, trainer_default: int) -> int:
     """The value of a key that is also a field of TrainingArguments; 0 if neither has a value."""
-    value = _number(config, key, default=given or 0, auto=given or trainer_default, lowest=1, where="")
-    if given and value != given:
+    value = _number(config, key, default=argument or 0, auto=argument or trainer_default, lowest=1, where="")
+    if argument and value != argument:
         raise ConfigFileError(
-            f"{key} is {value}, but TrainingArguments has {given}",
+            f"{key} is {value}, but TrainingArguments has {argument}",
             why="the Trainer refuses the contradiction",
             fix=f'set {key} to "auto"',
         )
@@ -348,7 +345,7 @@ def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_def
 def _mapping(value: Any, key: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
-    raise _refused(key, value, "an object")
+    raise _invalid_value(key, value, "an object")
 
 
 def _flag(block: Mapping[str, Any], key: str, *, default: bool) -> bool:
@@ -357,7 +354,7 @@ def _flag(block: Mapping[str, Any], key: str, *, default: bool) -> bool:
         return default
     if isinstance(value, bool):
         return value
-    raise _refused(key, value, "true or false")
+    raise _invalid_value(key, value, "true or false")
 
 
 def _number(
@@ -379,10 +376,9 @@ def _number(
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or value % 1 or not lowest <= value <= highest:
         bounds = f"a whole number from {lowest}" + ("" if highest == _HIGHEST else f" to {highest}")
-        raise _refused(where + key, value, bounds)
+        raise _invalid_value(where + key, value, bounds)
     return int(value)
 
 
-def _refused(key: str, value: Any, wanted: str) -> ConfigFileError:
-    what, fix = f"{key} is {value!r}", f"set it to {wanted}"
-    return ConfigFileError(what, why="DeepSpeed refuses it", fix=fix)
+def _invalid_value(key: str, value: Any, wanted: str) -> ConfigFileError:
+    return ConfigFileError(f"{key} is {value!r}", why="DeepSpeed refuses it", fix=f"set it to {wanted}")

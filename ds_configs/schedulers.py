@@ -124,7 +124,7 @@ def skypilot_task(job: Job) -> str:
         "resources": resources,
         "workdir": ".",
         "envs": dict(job.variables),
-        "setup": f"pip install {shlex.join(['torch', 'deepspeed', *_OF_TRAINER, *job.packages])}\n",
+        "setup": f"pip install {shlex.join(['torch', 'deepspeed', *_TRAINER_PACKAGES, *job.packages])}\n",
         "run": "\n".join(run),
     }
     return yaml_text(
@@ -138,15 +138,15 @@ def skypilot_task(job: Job) -> str:
 
 def _prices(job: Job) -> str:
     """A line with the hourly price of all nodes together, from the cheapest to the most expensive cloud."""
-    asked, nodes, gpus = gpu_name(job.cluster), job.cluster.nodes, job.cluster.gpus_per_node
+    wanted, nodes, gpus = gpu_name(job.cluster), job.cluster.nodes, job.cluster.gpus_per_node
     found = []
     for offer in job.offers():
         with suppress(ClusterError):
-            is_it = offer.cluster.gpus_per_node == gpus and gpu_name(offer.cluster) == asked
-            if is_it and offer.provider in _SKYPILOT_CLOUDS and nodes <= offer.most_nodes:
+            matches = offer.cluster.gpus_per_node == gpus and gpu_name(offer.cluster) == wanted
+            if matches and offer.provider in _SKYPILOT_CLOUDS and nodes <= offer.most_nodes:
                 found.append((offer.per_hour * nodes, f"{offer.provider}, {offer.date}"))
     if not found:
-        return f"ds-advise has no price of {job.place} with {asked}; sky launch shows it before it rents."
+        return f"ds-advise has no price of {job.place} with {wanted}; sky launch shows it before it rents."
     ends = " to ".join(f"${amount:,.2f} ({where})" for amount, where in sorted({min(found), max(found)}))
     return f"Price of an hour, {job.place}: {ends}; sky launch shows today's before it rents."
 
@@ -227,7 +227,7 @@ def ray_script(job: Job) -> str:
     )
 
 
-_OF_TRAINER = ("transformers", "accelerate", "datasets")
+_TRAINER_PACKAGES = ("transformers", "accelerate", "datasets")
 """Packages that a script with the Trainer imports."""
 
 _POD_FOLDER = "/job"
@@ -237,7 +237,7 @@ _KUBEFLOW_IMAGE = "ghcr.io/kubeflow/trainer/deepspeed-runtime"
 """Image of the runtime for DeepSpeed (kubeflow/trainer manifests/base/runtimes/deepspeed_distributed.yaml). It has
 torch, DeepSpeed, transformers and datasets, but not accelerate (cmd/runtimes/deepspeed/requirements.txt)."""
 
-_OF_OPEN_MPI = {"RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK", "WORLD_SIZE": "SIZE", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
+_OPEN_MPI_NAMES = {"RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK", "WORLD_SIZE": "SIZE", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
 """torchrun's variables -> Open MPI's. DeepSpeed reads the latter by itself, transformers does not."""
 
 
@@ -315,8 +315,8 @@ def _in_pod(job: Job, word: str) -> str:
 
 
 def _exports(job: Job) -> list[str]:
-    given = [f"export {name}={shlex.quote(_in_pod(job, value))}" for name, value in job.variables.items()]
-    return [*given, f"export OMP_NUM_THREADS={job.threads('$(nproc)')}"]
+    variables = [f"export {name}={shlex.quote(_in_pod(job, value))}" for name, value in job.variables.items()]
+    return [*variables, f"export OMP_NUM_THREADS={job.threads('$(nproc)')}"]
 
 
 def _by_torchrun(job: Job) -> list[str]:
@@ -331,7 +331,7 @@ def _install(job: Job) -> str:
 def _by_mpirun(job: Job) -> list[str]:
     """Shell lines that start the ranks by mpirun. Open MPI's binding is disabled: it would limit each rank to one core
     or one NUMA node."""
-    ranks = " ".join(f"{name}=$OMPI_COMM_WORLD_{theirs}" for name, theirs in _OF_OPEN_MPI.items())
+    ranks = " ".join(f"{name}=$OMPI_COMM_WORLD_{theirs}" for name, theirs in _OPEN_MPI_NAMES.items())
     program = shlex.join(["python3", *["-m"] * job.is_module, *(_in_pod(job, word) for word in job.target)])
     each = "; ".join([*_exports(job), f"export {ranks} MASTER_PORT={PORT}", f"exec {program}"])
     return [

@@ -37,10 +37,10 @@ def tile_loss(model: Any, tiles: int) -> None:
     """
     for module in model.modules():
         if type(module).__module__.startswith("transformers.models") and hasattr(module, "lm_head"):
-            module.forward = MethodType(_forward_of(tiles), module)
+            module.forward = MethodType(_tiled_forward(tiles), module)
 
 
-def _forward_of(tiles: int) -> Any:
+def _tiled_forward(tiles: int) -> Any:
     import torch
     from deepspeed.runtime.sequence_parallel.ulysses_sp import sequence_tiled_compute
     from transformers.modeling_outputs import CausalLMOutputWithPast

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..estimators.hardware import Cluster
@@ -18,7 +18,7 @@ from ..estimators.workload import TORCH_DTYPES, Workload
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names of the attention kernels."""
 
-_OF_PPO = {"max_completion_length": "response_length", "beta": "kl_coef", "num_iterations": "num_ppo_epochs"}
+_PPO_NAMES = {"max_completion_length": "response_length", "beta": "kl_coef", "num_iterations": "num_ppo_epochs"}
 """PPOConfig's names for fields of GRPOConfig."""
 
 _CLASSES = {"parallelism_config": "ParallelismConfig", "sp_handler": "DeepSpeedSequenceParallelConfig"}
@@ -115,12 +115,12 @@ def _rollout_arguments(workload: Workload) -> dict[str, Any]:
     rollouts, default = workload.rollouts, OBJECTIVES[workload.objective].rollouts
     if rollouts is None or default is None:
         return {}
-    called = _OF_PPO if OBJECTIVES[workload.objective].value_model else {}
-    always = ["max_completion_length"] if called else ["num_generations", "max_completion_length"]
+    renamed = _PPO_NAMES if OBJECTIVES[workload.objective].value_model else {}
+    always = ["max_completion_length"] if renamed else ["num_generations", "max_completion_length"]
     changing = ["beta", "num_iterations", "steps_per_generation", "ds3_gather_for_generation"]
     changing.append("local_rollout_forward_batch_size")
     names = [*always, *(name for name in changing if getattr(rollouts, name) != getattr(default, name))]
-    arguments: dict[str, Any] = {called.get(name, name): getattr(rollouts, name) for name in names}
+    arguments: dict[str, Any] = {renamed.get(name, name): getattr(rollouts, name) for name in names}
     if rollouts.rollout == "generate":
         return arguments
     arguments |= {"use_vllm": True, "vllm_mode": rollouts.rollout.removeprefix("vllm-")}
@@ -149,8 +149,8 @@ def server_commands(workload: Workload, cluster: Cluster, model: str) -> list[st
 
 def script_makes_optimizer(workload: Workload, plan: Plan) -> bool:
     """Whether the optimizer is torch's Adam from the training script. With its states in host RAM it is DeepSpeed's."""
-    is_said = workload.software.optimizer_step != "auto" and optimizer(workload.optimizer).is_adam
-    return is_said and plan.offload_optimizer == "none"
+    has_torch_adam = workload.software.optimizer_step != "auto" and optimizer(workload.optimizer).is_adam
+    return has_torch_adam and plan.offload_optimizer == "none"
 
 
 def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]:
@@ -168,24 +168,18 @@ def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict
 
 
 def arguments_class(workload: Workload) -> str:
-    """The class of the Trainer's arguments."""
     by_trl = OBJECTIVES[workload.objective].config or "SFTConfig"
     by_trainer = "Seq2SeqTrainingArguments" if workload.eval_new_tokens else "TrainingArguments"
     return by_trl if workload.framework == "trl" else by_trainer
 
 
-def training_arguments_snippet(arguments: dict[str, Any], name: str = "TrainingArguments") -> str:
-    """Python source of the call, one argument per line. name: name of the class."""
-    source = "".join(f"\n{name}={_argument(name, value)},".replace("\n", "\n    ") for name, value in arguments.items())
-    return f"{name}({source}\n)"
-
-
-def _argument(name: str, value: Any) -> str:
-    """Python source of an argument; objects of accelerate's classes span several lines."""
-    if name not in _CLASSES:
-        return python_source(value)
-    inner = "".join(f"\n{key}={_argument(key, item)},".replace("\n", "\n    ") for key, item in value.items())
-    return f"{_CLASSES[name]}({inner}\n)"
+def training_arguments_snippet(arguments: Mapping[str, Any], class_name: str = "TrainingArguments") -> str:
+    """Python source of the call, one argument per line; objects of accelerate's classes span several lines."""
+    lines = ""
+    for name, value in arguments.items():
+        nested = training_arguments_snippet(value, _CLASSES[name]) if name in _CLASSES else python_source(value)
+        lines += f"\n{name}={nested},".replace("\n", "\n    ")
+    return f"{class_name}({lines}\n)"
 
 
 def python_source(value: Any, name: str = "") -> str:
@@ -237,7 +231,7 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
         if plan.sequence_parallel_size > 1:
             lines += _SHARING_IMPORTS
         lines += training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
-        return lines + _trainer_of_objective(workload)
+        return lines + _objective_trainer(workload)
     if model.module:
         return [*([model.module.checkpointing] if plan.gradient_checkpointing else []), *_MODULE_LINES]
     if plan.gradient_checkpointing:
@@ -253,7 +247,7 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
     return lines + _loss_lines(workload, "model") + _tiling_lines(model, plan, workload, "model")
 
 
-def _trainer_of_objective(workload: Workload) -> list[str]:
+def _objective_trainer(workload: Workload) -> list[str]:
     """Lines that create the objective's trainer, which loads the model and the reference model by itself."""
     spec = OBJECTIVES[workload.objective]
     if not spec.trainer:
@@ -290,9 +284,8 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
         arguments.append(f"    attn_implementation={json.dumps(ATTENTION[workload.attention])},")
     if workload.method == "qlora" and workload.quantization == "int8":
         arguments.append("    quantization_config=BitsAndBytesConfig(load_in_8bit=True),")
-    elif (
-        workload.method == "qlora" and workload.quantization == "nf4"
-    ):  # a GPTQ checkpoint has its own quantization_config
+    elif workload.method == "qlora" and workload.quantization == "nf4":
+        # A GPTQ checkpoint has its own quantization_config.
         arguments += [
             "    quantization_config=BitsAndBytesConfig(",
             '        load_in_4bit=True, bnb_4bit_quant_type="nf4",',
@@ -300,15 +293,15 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
             f"        bnb_4bit_compute_dtype=torch.{TORCH_DTYPES[workload.precision]}),",
         ]
     if OBJECTIVES[workload.objective].value_model:
-        return _models_of_ppo(workload, plan, [line.strip(" ,") for line in arguments])
+        return _ppo_model_lines(workload, plan, [line.strip(" ,") for line in arguments])
     lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
         fields = [f"r={workload.lora_rank}", f"target_modules={json.dumps(targets)}"]
         fields += [f"lora_dropout={workload.lora_dropout:g}"] * bool(workload.lora_dropout)
         if prefixes := frozen_prefixes(model):
-            apart = "|".join(prefix.replace(".", r"\.") + ".*" for prefix in prefixes)
-            fields.append(f'exclude_modules=r"{apart}"')
+            excluded = "|".join(prefix.replace(".", r"\.") + ".*" for prefix in prefixes)
+            fields.append(f'exclude_modules=r"{excluded}"')
         if workload.modules_to_save:
             fields.append(f"modules_to_save={json.dumps(workload.modules_to_save)}")
         if OBJECTIVES[workload.objective].labels:
@@ -324,29 +317,25 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
             arguments.append("autocast_adapter_dtype=False")
         lines += _call("model = get_peft_model", arguments)
     elif prefixes := frozen_prefixes(model):
-        given = ", ".join(map(json.dumps, prefixes))
+        frozen = ", ".join(map(json.dumps, prefixes))
         lines += [
             "for name, parameter in model.named_parameters():",
-            f"    parameter.requires_grad_(not name.startswith(({given},)))",
+            f"    parameter.requires_grad_(not name.startswith(({frozen},)))",
         ]
     return lines
 
 
-def _models_of_ppo(workload: Workload, plan: Plan, arguments: Sequence[str]) -> list[str]:
+def _ppo_model_lines(workload: Workload, plan: Plan, arguments: Sequence[str]) -> list[str]:
     """Lines for the four models of TRL's PPOTrainer, which does not enable checkpointing for any of them."""
     options = ", ".join((f"dtype=torch.{TORCH_DTYPES[workload.precision]}", *arguments))
     reward = workload.rollouts and workload.rollouts.reward_model
     lines = [f"options = dict({options})"]
-    for names, kind, given in (
+    source = json.dumps(reward.name) if reward else "..."
+    for names, kind, path in (
         ("model, ref_model", "AutoModelForCausalLM", "..."),
-        (
-            "reward_model, value_model",
-            "AutoModelForSequenceClassification",
-            json.dumps(reward.name) if reward else "...",
-        ),
+        ("reward_model, value_model", "AutoModelForSequenceClassification", f"{source}, num_labels=1"),
     ):
-        labels = ", num_labels=1" if "value" in names else ""
-        lines += [f"{names} = (", f"    {kind}.from_pretrained(", f"        {given}{labels}, **options)"]
+        lines += [f"{names} = (", f"    {kind}.from_pretrained(", f"        {path}, **options)"]
         lines += ["    for _ in range(2))"]
     if plan.gradient_checkpointing:
         lines += [f"{name}.gradient_checkpointing_enable()" for name in ("model", "value_model")]

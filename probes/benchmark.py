@@ -15,7 +15,7 @@ import psutil
 
 from ..estimators.errors import ClusterError
 from .benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, Skipped, merge_ranks
-from .machine import cpu_cores, host_memory_bytes, mount_point, this_machine, threads_of_a_rank, visible_gpus
+from .machine import cpu_cores, host_memory_bytes, mount_point, rank_threads, this_machine, visible_gpus
 from .real_run.watch import watch
 from .run import Device
 from .scratch import scratch
@@ -65,7 +65,7 @@ class Task:
     """Folder of the NVMe group, removed at the end."""
 
 
-def ask_bench(
+def run_benchmark(
     *,
     device: Device | None,
     ranks: int | None,
@@ -104,7 +104,7 @@ def ask_bench(
     figures: list[BenchFigure] = []
     with ExitStack() as stack:
         nvme_folder = "" if nvme is None else _nvme_folder(nvme, stack)
-        reasons = {group: _reason_against(group, device, ranks, nvme_folder) for group in GROUPS}
+        reasons = {group: _skip_reason(group, device, ranks, nvme_folder) for group in GROUPS}
         todo = [group for group in GROUPS if reasons[group] is None]
         measuring_s = total_s - _START_S * len(todo)
         shares = sum(GROUPS[group][1] for group in todo)
@@ -115,7 +115,7 @@ def ask_bench(
                 group=group,
                 device=device,
                 ranks=ranks if several else 1,
-                threads=threads_of_a_rank(ranks) if several else cpu_cores(),
+                threads=rank_threads(ranks) if several else cpu_cores(),
                 budget_s=max(1.0, measuring_s * GROUPS[group][1] / shares),
                 buffer_bytes=buffer_bytes,
                 nvme_folder=nvme_folder,
@@ -133,11 +133,11 @@ def ask_bench(
         versions={name: version(name) for name in ("torch", "deepspeed")},
         seconds=time.monotonic() - started,
     )
-    record = Record(kind="bench", machine=this_machine(), result=result.to_json(), versions=result.versions)
+    record = Record(kind="bench", machine=this_machine(), result=asdict(result), versions=result.versions)
     return replace(record, id=try_store(lambda store: store.add(record), None))
 
 
-def _reason_against(group: Group, device: str, ranks: int, nvme_folder: str) -> str | None:
+def _skip_reason(group: Group, device: str, ranks: int, nvme_folder: str) -> str | None:
     """Why a group is not measured here; "" if it does not apply, None if it is measured."""
     if group == "host_link" and device == "cpu":
         return ""

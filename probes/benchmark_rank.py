@@ -65,9 +65,9 @@ _MAX_FILE_BLOCKS = 1024
 class Stopwatch:
     """Timer of calls on a device, synchronized over all ranks."""
 
-    settle: Callable[[], None]
+    synchronize: Callable[[], None]
     """Waits until the device is idle."""
-    agree: Callable[[int], int]
+    broadcast: Callable[[int], int]
     """Returns rank 0's number on every rank, so that all make the same number of calls."""
     clock: Callable[[], float] = time.perf_counter
     """Clock in seconds; the processor time for a process of one thread that does not wait for others."""
@@ -76,7 +76,7 @@ class Stopwatch:
         """Seconds of one call on rank 0, returned on every rank. A warm-up call before it loads kernels and fills
         caches."""
         self._calls(action, 1)
-        return self.agree(math.ceil(self._calls(action, 1) * 1e9)) / 1e9
+        return self.broadcast(math.ceil(self._calls(action, 1) * 1e9)) / 1e9
 
     def samples(self, action: Callable[[], object], budget_s: float) -> list[float]:
         """Seconds of one call, measured `MIN_SAMPLES` to `MAX_SAMPLES` times, in about `budget_s`."""
@@ -87,14 +87,14 @@ class Stopwatch:
 
     def fits(self, once_s: float, budget_s: float) -> bool:
         """Whether `MIN_SAMPLES` measurements of a call of `once_s` fit in the budget; rank 0 decides."""
-        return bool(self.agree(int(once_s * (MIN_SAMPLES + 2) <= budget_s)))
+        return bool(self.broadcast(int(once_s * (MIN_SAMPLES + 2) <= budget_s)))
 
     def _calls(self, action: Callable[[], object], calls: int) -> float:
-        self.settle()
+        self.synchronize()
         started = self.clock()
         for _ in range(calls):
             action()
-        self.settle()
+        self.synchronize()
         return self.clock() - started
 
 
@@ -110,15 +110,15 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     # Processor time is independent of other programs. It does not count waiting for threads and peers.
     alone = task.device == "cpu" and task.group == "device" and task.threads == 1
     watch = Stopwatch(
-        settle=torch.cuda.synchronize if task.device == "cuda" else lambda: None,
-        agree=_agreement(task, folder, rank, device),
+        synchronize=torch.cuda.synchronize if task.device == "cuda" else lambda: None,
+        broadcast=_broadcaster(task, folder, rank, device),
         clock=time.process_time if alone else time.perf_counter,
     )
     log.enter(task.group)
     return {"report": [asdict(one) for one in _GROUPS[task.group](task, device, watch)]}
 
 
-def _agreement(task: Task, folder: Path, rank: int, device: str) -> Callable[[int], int]:
+def _broadcaster(task: Task, folder: Path, rank: int, device: str) -> Callable[[int], int]:
     """Broadcast rank 0's number, which also synchronizes the ranks."""
     if task.ranks == 1:
         return lambda number: number
@@ -129,12 +129,12 @@ def _agreement(task: Task, folder: Path, rank: int, device: str) -> Callable[[in
         world_size=task.ranks,
     )
 
-    def agree(number: int) -> int:
+    def broadcast(number: int) -> int:
         shared = torch.tensor([number], dtype=torch.int64, device=device)
         dist.broadcast(shared, 0)
         return int(shared.item())
 
-    return agree
+    return broadcast
 
 
 def measure_collectives(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
@@ -216,11 +216,11 @@ def _attention(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, bud
     time."""
     figures: list[BenchFigure] = []
     lengths = _TOKENS["cpu" if device == "cpu" else "cuda"]
-    together = lengths[1] if device == "cpu" else lengths[-1]
+    total_tokens = lengths[1] if device == "cpu" else lengths[-1]
     deadline = time.perf_counter() + budget_s
     once = 0.0
     for tokens in lengths:
-        samples = max(1, together // tokens)
+        samples = max(1, total_tokens // tokens)
         if not watch.fits(4 * once, deadline - time.perf_counter()):
             break
         shape = samples, _HEADS, tokens, _HEAD_DIM
@@ -316,10 +316,10 @@ def measure_nvme(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]
     buffer = torch.empty(0)
 
     def write() -> None:
-        _completed(handle.sync_pwrite(buffer, path, 0))
+        _check_completed(handle.sync_pwrite(buffer, path, 0))
 
     def read() -> None:
-        _completed(handle.sync_pread(buffer, path, 0))
+        _check_completed(handle.sync_pread(buffer, path, 0))
 
     wanted = min(8 * AIO["intra_op_parallelism"], most)
     while blocks < wanted:
@@ -338,12 +338,12 @@ def measure_nvme(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]
     ]
 
 
-def _completed(requests: int) -> None:
+def _check_completed(requests: int) -> None:
     if requests < 1:
         raise OSError("DeepSpeed's aio did not complete a request")
 
 
-class _Scale(torch.nn.Module):
+class _Norm(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(8))
@@ -368,7 +368,7 @@ class _Product(torch.nn.Module):
 class _Layer(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = _Scale()
+        self.norm = _Norm()
         self.product = _Product()
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:

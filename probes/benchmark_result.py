@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 BENCH_VERSION = 2
 """Increases when the measurement of a figure changes, so that old and new figures are not compared."""
@@ -121,9 +121,6 @@ class BenchResult:
     def host_score_s(self) -> float | None:
         """The single-thread score of a core."""
         return next((figure.median for figure in self.figures if figure.kind == "host_score"), None)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def figure(

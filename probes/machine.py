@@ -13,7 +13,8 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -148,12 +149,8 @@ class Machine:
         identity = [self.gpus, gpu_gib, self.cpu, self.cpu_cores, round(self.ram_bytes / _GIB)]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def this_machine() -> Machine:
-    """The machine of this process."""
     try:
         gpus = visible_gpus()
     except ClusterError:
@@ -168,14 +165,14 @@ def this_machine() -> Machine:
     )
 
 
-def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
+def cpu_model() -> str:
     """The processor's name (`AMD EPYC 7742 64-Core Processor`), or its architecture if Linux gives no name (ARM)."""
-    return " ".join(read_pairs(cpuinfo).get("model name", "").split()) or platform.machine()
+    return " ".join(read_pairs(_CPUINFO).get("model name", "").split()) or platform.machine()
 
 
-def cpu_has_fp16(cpuinfo: Path = _CPUINFO) -> bool:
+def cpu_has_fp16() -> bool:
     """Whether the CPU may support products in fp16, from its flags (x86, ARM)."""
-    pairs = read_pairs(cpuinfo)
+    pairs = read_pairs(_CPUINFO)
     flags = (pairs.get("flags") or pairs.get("Features") or "").split()
     return not {"avx512_fp16", "amx_fp16", "avx_ne_convert", "fphp"}.isdisjoint(flags)
 
@@ -258,21 +255,15 @@ def _gpu(pynvml: Any, handle: Any) -> Gpu:
     name = pynvml.nvmlDeviceGetName(handle)
     total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     usable = int(total * UNMEASURED_MEMORY_SHARE)
-    try:
-        known = _known_card(name, total)
-    except ClusterError:
+    known = None
+    for spec in (f"{name} {round(total / 2**30)}GB", name):  # a card may be sold with several sizes of memory
+        with suppress(ClusterError):
+            known = known or find_gpu(spec)
+    if known is None:
         return replace(gpu_of_memory(total / 2**30), name=name, memory_bytes=usable)
     if abs(total - known.memory_bytes) > _SAME_CARD * known.memory_bytes:
         return replace(known, memory_bytes=usable, nominal_gb=round(total / 2**30))
     return known
-
-
-def _known_card(name: str, total_bytes: int) -> Gpu:
-    """The card in the data file, by name and memory or by name alone. Raises ClusterError."""
-    try:
-        return find_gpu(f"{name} {round(total_bytes / 2**30)}GB")
-    except ClusterError:
-        return find_gpu(name)
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
@@ -299,7 +290,7 @@ def chosen_threads() -> int | None:
     return int(chosen) if chosen.isdigit() and int(chosen) else None
 
 
-def threads_of_a_rank(ranks: int) -> int:
+def rank_threads(ranks: int) -> int:
     """Threads per rank: OMP_NUM_THREADS, or an equal part of the cores.
 
     By default every process takes all cores. The threads of an operation, which wait for each other at its end, then
@@ -309,7 +300,6 @@ def threads_of_a_rank(ranks: int) -> int:
 
 
 def cores_per_rank(ranks: int) -> int:
-    """Cores per rank."""
     return max(1, cpu_cores() // ranks)
 
 

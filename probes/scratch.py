@@ -20,7 +20,7 @@ from pathlib import Path
 
 _PREFIX = "ds-advise-"
 _OWNER = "owner"
-_SETTLED_S = 60.0
+_MIN_AGE_S = 60.0
 """Age from which an unlocked folder counts as abandoned; by then its owner has locked it. A future time stamp means
 that the clock was set back."""
 
@@ -45,7 +45,7 @@ def signals_collected(*numbers: signal.Signals) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
+def interrupts_deferred() -> Iterator[None]:
     """Defer Ctrl-C to the end of the block, so that a process or file made in it is registered for removal before
     KeyboardInterrupt is raised."""
     received: list[int] = []
@@ -72,7 +72,7 @@ def scratch(kind: str, parent: str | Path | None = None) -> Iterator[Path]:
     end. Raises OSError if it cannot be created."""
     folder = None
     try:
-        with interrupts_held():  # the first call of `gettempdir` also writes a file and removes it
+        with interrupts_deferred():  # the first call of `gettempdir` also writes a file and removes it
             where = Path(parent or tempfile.gettempdir())
             folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=where))
         _sweep(where)
@@ -89,6 +89,6 @@ def _sweep(where: Path) -> None:
     for owner in where.glob(f"{_PREFIX}*/{_OWNER}"):
         with contextlib.suppress(OSError), owner.open("r+") as stream:
             found = os.fstat(stream.fileno())
-            settled = abs(time.time() - found.st_mtime) > _SETTLED_S
+            settled = abs(time.time() - found.st_mtime) > _MIN_AGE_S
             if settled and found.st_uid == os.getuid() and try_lock(stream.fileno()):
                 shutil.rmtree(owner.parent, ignore_errors=True)

@@ -62,7 +62,6 @@ class StoreError(DsAdviseError):
 
 
 def now() -> str:
-    """The current time in UTC, for records."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -110,7 +109,7 @@ class Record:
     def body(self) -> dict[str, Any]:
         """The fields that have no column."""
         names = ("model_name", "plan", "workload", "result", "versions")
-        return {"machine": self.machine.to_json(), **{name: getattr(self, name) for name in names}}
+        return {"machine": asdict(self.machine), **{name: getattr(self, name) for name in names}}
 
 
 def build_record(
@@ -219,6 +218,7 @@ class Store:
         """Create the folder and an empty file, readable by the user only, if they do not exist."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # O_NONBLOCK: a pipe of this name must not block; `_open` refuses it.
             os.close(os.open(self.path, os.O_CREAT | os.O_RDONLY | os.O_NONBLOCK, 0o600))
         except OSError as error:
             raise StoreError(
@@ -234,6 +234,7 @@ class Store:
             raise self._unusable("is not a file")
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection:
+                # IMMEDIATE: SQLite refuses at once to upgrade a reader's lock while another process writes.
                 connection.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
                 try:
                     self._check(connection)
@@ -300,7 +301,7 @@ def try_store(action: Callable[[Store], T], otherwise: T) -> T:
     try:
         return action(Store())
     except StoreError as error:
-        line = f"ds-advise: {error.what}: {error.why}; {error.fix}; going on without it"
+        line = f"ds-advise: {error.what}: {error.why}; {error.fix}; continuing without it"
         _print_once(line)
         return otherwise
 

@@ -16,7 +16,7 @@ def store_path() -> Path:
     return user_cache_path("ds-advise") / "results.sqlite"
 
 
-def anything_kept() -> bool:
+def store_exists() -> bool:
     """Whether the store exists. An unreadable folder counts as existing; the store then raises its error."""
     try:
         store_path().stat()

@@ -31,7 +31,9 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
-from ds_advise.probes.dry_run.run import DryRunError, _error
+from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
+from ds_advise.probes.dry_run.run import DryRunError, _worker_error
+from ds_advise.probes.machine import Machine
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request, Run
@@ -165,6 +167,31 @@ def outcome_of(folder: Path, kind: FailureKind | None, **changes: Any) -> Launch
     return replace(outcome, **changes)
 
 
+MACHINE = Machine(
+    gpus=("L4", "L4"),
+    gpu_memory_bytes=(22 * 2**30,) * 2,
+    driver="570.1",
+    cpu="a CPU",
+    cpu_cores=8,
+    ram_bytes=64 * 2**30,
+)
+
+
+def bench_result(*figures: BenchFigure, **changes: Any) -> BenchResult:
+    """A benchmark of two GPUs with these figures."""
+    result = BenchResult(
+        version=BENCH_VERSION,
+        device="cuda",
+        ranks=2,
+        figures=figures,
+        skipped=(),
+        nvme_mount="",
+        versions={},
+        seconds=1.0,
+    )
+    return replace(result, **changes)
+
+
 def ran(
     step: StepTime | float, *, world_size: int, device: Any, tokens_per_step: int, **memory: int | None
 ) -> ProbeResult:
@@ -215,7 +242,10 @@ def fork_outcomes(requests: Sequence[Request]) -> list[DryRunResult | DryRunErro
     """Dry runs side by side, in forks of one process of the session, because importing torch takes long."""
     from tests.training_scripts.forked_ranks import dry_runs
 
-    return [_error(each) if "error" in each else from_json(DryRunResult, each["result"]) for each in dry_runs(requests)]
+    return [
+        _worker_error(each) if "error" in each else from_json(DryRunResult, each["result"])
+        for each in dry_runs(requests)
+    ]
 
 
 def ask_forks(requests: Sequence[Request]) -> list[DryRunResult]:
@@ -232,7 +262,7 @@ def answer_of_fork(request: Request, *_: Any, **__: Any) -> dict[str, Any]:
 
     (answer,) = dry_runs([request])
     if "error" in answer:
-        raise _error(answer)
+        raise _worker_error(answer)
     result: dict[str, Any] = answer["result"]
     return result
 

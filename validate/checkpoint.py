@@ -27,7 +27,7 @@ CHECKSUMS = "ds_advise_checksums.json"
 """File in a checkpoint with the size in bytes and the CRC-32 of each file, keyed by its path below the checkpoint."""
 
 _BLOCK_BYTES = 2**22
-_MOST_NAMED = 1000
+_MAX_NAMED = 1000
 """Maximum number of missing files that are listed: a foreign file name may contain a rank of any size."""
 
 _PICKLE = b"\x80"
@@ -62,7 +62,7 @@ class Checkpoint:
     files: tuple[CheckpointFile, ...]
     evidence: Literal["checksums", "structure"]
     """"checksums": the files equal the saved ones. "structure": archives and JSON are complete, and the records in
-    torch's archives match their checksums; altered bytes in safetensors are not detected."""
+    torch's archives match their checksums; corrupted safetensors are not detected."""
 
     @property
     def damaged(self) -> tuple[CheckpointFile, ...]:
@@ -120,12 +120,12 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None) -> Checkpoint:
 
     ranks: number of ranks with a file of optimizer states each (ZeRO 1 to 3); None to infer it from the files.
     """
-    listed = _listed(folder)
+    listed = _stored_checksums(folder)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         if listed is not None:
-            files = [*pool.map(lambda name: _compared(folder, name, listed[name]), listed)]
+            files = [*pool.map(lambda name: _verify_checksum(folder, name, listed[name]), listed)]
             return Checkpoint(folder=folder, files=tuple(files), evidence="checksums")
-        files = [*pool.map(lambda name: _examined(folder, name), names_in(folder))]
+        files = [*pool.map(lambda name: _verify_structure(folder, name), names_in(folder))]
     return Checkpoint(folder=folder, files=(*files, *_missing(folder, files, ranks)), evidence="structure")
 
 
@@ -134,7 +134,7 @@ def write_checksums(folder: Path) -> None:
 
     Raises OSError if a file cannot be read, ConfigFileError if the list cannot be written.
     """
-    write_config({name: _sum(folder / name) for name in names_in(folder)}, folder / CHECKSUMS, force=True)
+    write_config({name: _size_and_crc(folder / name) for name in names_in(folder)}, folder / CHECKSUMS, force=True)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -156,7 +156,7 @@ def file_size(path: Path) -> int:
     return found.st_size
 
 
-def _listed(folder: Path) -> Mapping[str, list[int]] | None:
+def _stored_checksums(folder: Path) -> Mapping[str, list[int]] | None:
     with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError, TypeError):
         listed: dict[str, list[int]] = json.loads((folder / CHECKSUMS).read_bytes())
         kinds = {tuple(map(type, kept)) for kept in listed.values()}
@@ -165,7 +165,7 @@ def _listed(folder: Path) -> Mapping[str, list[int]] | None:
     return None
 
 
-def _sum(path: Path) -> list[int]:
+def _size_and_crc(path: Path) -> list[int]:
     size = checksum = 0
     file_size(path)
     with path.open("rb") as stream:
@@ -174,9 +174,9 @@ def _sum(path: Path) -> list[int]:
     return [size, checksum]
 
 
-def _compared(folder: Path, name: str, kept: list[int]) -> CheckpointFile:
+def _verify_checksum(folder: Path, name: str, kept: list[int]) -> CheckpointFile:
     try:
-        found = _sum(folder / name)
+        found = _size_and_crc(folder / name)
     except OSError as error:
         return CheckpointFile(name=name, size_bytes=0, problem=_unreadable(error))
     problem = "" if found == kept else "has changed since it was saved"
@@ -189,17 +189,17 @@ def _unreadable(error: OSError) -> str:
     return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
 
 
-def _examined(folder: Path, name: str) -> CheckpointFile:
+def _verify_structure(folder: Path, name: str) -> CheckpointFile:
     path, size = folder / name, 0
     try:
         size = file_size(path)
-        problem = _structure(path)
+        problem = _structural_damage(path)
     except OSError as error:
         problem = _unreadable(error)
     return CheckpointFile(name=name, size_bytes=size, problem=problem)
 
 
-def _structure(path: Path) -> str:
+def _structural_damage(path: Path) -> str:
     """The damage of a file according to its format; "" for an intact file and for other formats."""
     if path.suffix in (".pt", ".pth", ".bin"):
         return _archive(path)
@@ -244,7 +244,6 @@ def _safetensors(path: Path) -> str:
 
 
 def ranks_in(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
-    """The ranks that have a file of this kind."""
     return {int(match[1]) for name in names if (match := kind.search(name))}
 
 
@@ -259,7 +258,7 @@ def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -
     others = {"model": models, "random": random}
     for kind, have in {"optimizer": states, **{kind: have for kind, have in others.items() if have}}.items():
         absent = (f"the {kind} states of rank {rank}" for rank in range(count) if rank not in have)
-        missing += islice(absent, _MOST_NAMED)
+        missing += islice(absent, _MAX_NAMED)
     if folder.name.startswith("checkpoint-") and "trainer_state.json" not in names:
         missing.append("trainer_state.json")
     tag = checkpoint_tag(folder)

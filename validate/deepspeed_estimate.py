@@ -42,11 +42,8 @@ def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepS
     installation that cannot be imported is a `problem`, not an error.
     """
     stage3 = plan.zero_stage == 3
-    module, function = (
-        ("stage3", "estimate_zero3_model_states_mem_needs")
-        if stage3
-        else ("stage_1_and_2", "estimate_zero2_model_states_mem_needs")
-    )
+    module = "stage3" if stage3 else "stage_1_and_2"
+    function = f"estimate_zero{3 if stage3 else 2}_model_states_mem_needs"
     try:
         with _quiet():
             zero = importlib.import_module(f"deepspeed.runtime.zero.{module}")
@@ -83,12 +80,7 @@ def largest_module_parameters(model: ModelShape) -> int:
 
 
 def _leaves_out(plan: Plan) -> tuple[str, ...]:
-    missing = [
-        "activations",
-        "logits",
-        "communication buffers",
-        "the CUDA context and NCCL",
-    ]
+    missing = ["activations", "logits", "communication buffers", "the CUDA context and NCCL"]
     if plan.zero_stage < 2:
         less = f"that ZeRO-{plan.zero_stage} shards less than ZeRO-2 (there is no estimator for it)"
         missing.insert(0, less)

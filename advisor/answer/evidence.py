@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..document.blocks import Block, Figure, Heading, Row, Sentence, Table
 from ..text.labels import batch_label, checkpointing_label
 from ..text.units import age, gib, rate, seconds
 from .recommendation import Recommendation
@@ -13,10 +14,6 @@ if TYPE_CHECKING:
     from ...validate.deepspeed_estimate import DeepSpeedEstimate
     from .dry_run_answer import DryRunAnswer
     from .recommendation import ProbedPlan
-
-
-ProbeRow = tuple[str, str, str, str]
-"""Strategy, batch, checkpointing and outcome of a probe."""
 
 
 def dry_run_sentence(run: DryRunAnswer) -> str:
@@ -45,28 +42,31 @@ _PROBES_END = {
 }
 
 
-def probe_table(answer: Recommendation) -> tuple[str, tuple[ProbeRow, ...], str]:
-    """Return the title of the probes, one row per probe, and why the series ended."""
-    series, unit = answer.probe_series, answer.question.model.unit
-    if series is None:
-        title = "Earlier probes on this machine" if answer.past_probes else ""
-        return title, tuple(_probe_row(probe, unit) for probe in answer.past_probes), ""
-    title = f"Probes on this machine: {series.runs} of {series.candidates} plans were run (at most {series.bound})"
-    return title, tuple(_probe_row(probe, unit) for probe in series.probes), _PROBES_END[series.ended]
+def probe_blocks(answer: Recommendation) -> Iterator[Block]:
+    """Yield the probes, one row for each, and why the series ended."""
+    series, probes, unit = answer.probe_series, answer.past_probes, answer.question.model.unit
+    title = "Earlier probes on this machine"
+    if series is not None:
+        probes = series.probes
+        title = f"Probes on this machine: {series.runs} of {series.candidates} plans were run (at most {series.bound})"
+    if series is not None or probes:
+        yield Heading(title, "probes")
+        yield Table([""] * 4, [_probe_row(probe, unit) for probe in probes], [21, 5, 4, 0], gap=1)
+    if series is not None:
+        yield Sentence(_PROBES_END[series.ended])
 
 
-def _probe_row(probe: ProbedPlan, unit: str) -> ProbeRow:
+def _probe_row(probe: ProbedPlan, unit: str) -> Row:
     plan, failure = probe.candidate.plan, probe.result.failure
     if failure is not None:
-        outcome: str = f"{failure.kind.replace('_', ' ')}: {failure.message}"
-    elif probe.age_s is None:
-        speed, predicted = rate(probe.result.tokens_per_s), rate(probe.candidate.tokens_per_s)
-        outcome = f"{speed} {unit}/s (predicted {predicted})"
+        outcome = f"{failure.kind.replace('_', ' ')}: {failure.message}"
     else:
         outcome = f"{rate(probe.result.tokens_per_s)} {unit}/s"
+        if probe.age_s is None:
+            outcome = f"{outcome} (predicted {rate(probe.candidate.tokens_per_s)})"
     reason = probe.reason if probe.age_s is None else age(probe.age_s)
-    text = f"{outcome}; {reason}"
-    return plan.strategy, batch_label(plan), checkpointing_label(plan), text
+    settings = (Figure(batch_label(plan)), Figure(checkpointing_label(plan)))
+    return Row([f"  {plan.strategy}", *settings, f" {outcome}; {reason}"])
 
 
 def evidence_sentences(answer: Recommendation) -> Iterator[str]:

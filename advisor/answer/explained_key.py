@@ -14,7 +14,7 @@ from ...estimators.plan import Plan, key_stages
 from ...estimators.time.step_time import estimate_plan
 from ...estimators.unsupported import unsupported
 from ...validate.lint import DeepSpeedFacts, load_facts
-from ...validate.lint.values import nearest, shown, wanted
+from ...validate.lint.values import describe_type, json_text, nearest
 from .config_settings import ConfigSettings
 from .recommendation import Recommendation
 
@@ -115,7 +115,7 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
         path=path,
         meaning=described(path),
         description=field.description if field is not None and meaning(path) else "",
-        type="a block" if block is not None else wanted(field.type) if field is not None else "",
+        type="a block" if block is not None else describe_type(field.type) if field is not None else "",
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
         stages=known.stages if known is not None else key_stages(path),
@@ -132,8 +132,8 @@ def _default(path: str, facts: DeepSpeedFacts) -> str:
         stage: ConfigSettings({"zero_optimization": {"stage": stage}}, facts).default(path).value for stage in range(4)
     }
     usual = by_stage[1]
-    others = [f"{shown(value)} at stage {stage}" for stage, value in by_stage.items() if stage and value != usual]
-    return ", ".join([shown(usual), *others]) if usual is not None or others else ""
+    others = [f"{json_text(value)} at stage {stage}" for stage, value in by_stage.items() if stage and value != usual]
+    return ", ".join([json_text(usual), *others]) if usual is not None or others else ""
 
 
 def _acts(path: str, answer: Recommendation | None) -> Iterator[str]:

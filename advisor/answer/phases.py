@@ -22,13 +22,13 @@ _TITLES: Mapping[StepPhase, str] = {
     "training": "training",
 }
 
-_OF_MEMORY: Mapping[str, StepPhase] = {
+_MEMORY_PHASES: Mapping[str, StepPhase] = {
     **dict.fromkeys(("rollout_prefill", "rollout", "weight_synchronization"), "rollout"),
     **dict.fromkeys(("scoring", "rewards"), "scoring"),
 }
 """Phase of a step by name in `MemoryEstimate.phases`; all other names belong to training."""
 
-_OF_TIME: Mapping[str, StepPhase] = {
+_TIME_PHASES: Mapping[str, StepPhase] = {
     **dict.fromkeys(ROLLOUT_TERMS, "rollout"),
     **dict.fromkeys(SCORING_TERMS, "scoring"),
 }
@@ -57,9 +57,9 @@ def phase_figures(candidate: Candidate) -> tuple[PhaseFigures, ...]:
     beyond = memory.device_bytes_per_gpu - memory.allocated_bytes_per_gpu
     taken_s, peaks = dict.fromkeys(_TITLES, 0.0), dict.fromkeys(_TITLES, 0)
     for term, part_s in time.components.items():
-        taken_s[_OF_TIME.get(term, "training")] += part_s
+        taken_s[_TIME_PHASES.get(term, "training")] += part_s
     for phase in memory.phases:
-        name = _OF_MEMORY.get(phase.name, "training")
+        name = _MEMORY_PHASES.get(phase.name, "training")
         peaks[name] = max(peaks[name], phase.allocated_bytes)
     return tuple(
         PhaseFigures(

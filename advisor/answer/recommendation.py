@@ -94,9 +94,6 @@ class Changes:
                 yield self._found[index]
                 index += 1
 
-    def __bool__(self) -> bool:
-        return any(True for _ in self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:

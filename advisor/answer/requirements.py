@@ -94,8 +94,7 @@ def check_file(
     candidate = side.candidate
     assert candidate is not None, "the context is known"
     fit, offered = candidate.fit, context.question.cluster.gpu.memory_bytes
-    figures = {"verdict": fit.reason, "needed": gib(candidate.device_bytes), "offered": gib(offered)}
-    memory = "{verdict}, {needed} of {offered} GiB per GPU".format(**figures)
+    memory = f"{fit.reason}, {gib(candidate.device_bytes)} of {gib(offered)} GiB per GPU"
     yield Requirement(
         file=name,
         name="fits",

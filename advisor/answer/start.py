@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from ...ds_configs.training_script import (
 from ...estimators.objectives import OBJECTIVES, framework_loss
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.workload import NEXT_TOKEN
+from ..document.blocks import Block, Commands, Sentence
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
 from ..text.units import gib, times
@@ -38,14 +38,6 @@ from .recommendation import Recommendation, try_first_path
 
 _SERVER = "Start the generation server before the training:"
 _LAUNCHED_BY_DS_ADVISE = "Or let ds-advise check, start and watch it:"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """A sentence followed by lines of shell or Python to copy."""
-
-    text: str
-    code: tuple[str, ...] = ()
 
 
 def plan_config(answer: Recommendation, candidate: Candidate) -> dict[str, Any]:
@@ -119,28 +111,28 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> It
     config_path: the file that the commands name, whether written or not. details: include all lines of the script and
     every launcher's command."""
     if answer.try_first is not None and not _only_by_accelerate(answer):
-        yield _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
+        yield from _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
     chosen = answer.recommended
     if chosen is not None:
         yield from (_in_full if details else _in_short)(answer, chosen, config_path)
         if not _only_by_accelerate(answer):
             launch = _launch(answer, chosen, config_path)
-            yield Block(text=_LAUNCHED_BY_DS_ADVISE, code=(launch,))
+            yield from (Sentence(_LAUNCHED_BY_DS_ADVISE), Commands([launch]))
     for file in answer.job_files:
-        yield Block(text=f"Or with {file.path}:", code=file.start)
+        yield from (Sentence(f"Or with {file.path}:"), Commands(file.start))
 
 
-def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -> Block:
+def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -> Iterator[Block]:
     plan, safe = candidate.plan, answer.recommended
     start: str = plan.strategy
     if safe is not None:
         ratio = times(candidate.tokens_per_s / safe.tokens_per_s)
         start = f"{plan.strategy}, {ratio} as fast"
-    text = (
+    yield Sentence(
         f"Try first: {start}, micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps}, "
         f"{checkpointing_title(plan)}. If memory runs out, this command continues with a plan that fits:"
     )
-    return Block(text=text, code=(_launch(answer, candidate, config_path),))
+    yield Commands([_launch(answer, candidate, config_path)])
 
 
 def _launch(answer: Recommendation, candidate: Candidate, config_path: str, nodes: str = " --hostfile hostfile") -> str:
@@ -177,13 +169,10 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
             del arguments["gradient_checkpointing_kwargs"]  # transformers 5's default; either works here
         source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
         kind = arguments_class(workload)
-        yield Block(
-            text=f"In the script, create {kind} before the model, with {source}."
-            if plan.zero_stage == 3
-            else f"In the script, create {kind} with {source}."
-        )
+        early = " before the model," if plan.zero_stage == 3 else ""
+        yield Sentence(f"In the script, create {kind}{early} with {source}.")
         if lines := model_lines(question.model, workload, plan) + pageable_inputs(plan, workload):
-            yield Block(text="The script also needs:", code=tuple(lines))
+            yield from (Sentence("The script also needs:"), Commands(lines))
         yield from _after_trainer(answer, chosen)
     else:
         yield from _script_blocks(answer, chosen, config_path)
@@ -191,61 +180,61 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
     settings = start_settings(answer, chosen) if question.cluster.nodes == 1 else []
     exports = (f"export {setting}" for setting, _ in settings)
     if server := server_commands(workload, question.cluster, question.model.name):
-        yield Block(text=_SERVER, code=tuple(server))
+        yield from (Sentence(_SERVER), Commands(server))
     commands = next(iter(start_commands(answer, chosen, config_path).values()))
     text = "Start it (--details has all launchers and arguments):"
-    yield Block(text=text, code=(*exports, *commands))
+    yield from (Sentence(text), Commands([*exports, *commands]))
 
 
 def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
     cluster = answer.question.cluster
     yield from _script_blocks(answer, chosen, config_path)
     if answer.question.workload.uses_trainer:
-        yield Block(text=_checkpoints(answer, chosen, config_path))
+        yield Sentence(_checkpoints(answer, chosen, config_path))
     if server := server_commands(answer.question.workload, cluster, answer.question.model.name):
-        yield Block(text=_SERVER, code=tuple(server))
+        yield from (Sentence(_SERVER), Commands(server))
     for setting, why in start_settings(answer, chosen):
-        yield Block(text=why, code=(f"export {setting}",))
+        yield from (Sentence(why), Commands([f"export {setting}"]))
     by_launcher = start_commands(answer, chosen, config_path)
     first, *others = by_launcher
-    yield Block(text=f"Start it with {first}:", code=tuple(by_launcher[first]))
+    yield from (Sentence(f"Start it with {first}:"), Commands(by_launcher[first]))
     for launcher in others:
         how = f"Or with {launcher}:"
         if launcher == "srun":
             how = "Or with srun in a Slurm allocation (--emit slurm writes a job script):"
         elif cluster.nodes > 1:
             how = f"Or with {launcher} on every node:"
-        yield Block(text=how, code=tuple(by_launcher[launcher]))
+        yield from (Sentence(how), Commands(by_launcher[launcher]))
     if "srun" in by_launcher:
         command = _launch(answer, chosen, config_path, " --slurm")
-        yield Block(text="Or let ds-advise check, start and watch it there:", code=(command,))
+        yield from (Sentence("Or let ds-advise check, start and watch it there:"), Commands([command]))
 
 
 def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
     plan, question, workload = chosen.plan, answer.question, answer.question.workload
     cluster = question.cluster
     if lines := script_lines(question.model, workload, plan, cluster, config_path):
-        yield Block(text="In the training script:", code=tuple(lines))
+        yield from (Sentence("In the training script:"), Commands(lines))
         if workload.uses_trainer and plan.zero_stage == 3:
             kind = arguments_class(workload)
             early = f"Create the {kind} before the model: it is then sharded while it loads."
-            yield Block(text=early)
+            yield Sentence(early)
     if plan.cpu_checkpointing:
-        yield Block(text="offload needs a version of transformers that supports it, such as 5.23.")
+        yield Sentence("offload needs a version of transformers that supports it, such as 5.23.")
     yield from _after_trainer(answer, chosen)
 
 
 def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]:
     if lines := trainer_lines(answer.question.model, answer.question.workload, chosen.plan):
-        yield Block(text="After the Trainer is created, before trainer.train():", code=tuple(lines))
+        yield from (Sentence("After the Trainer is created, before trainer.train():"), Commands(lines))
     if chosen.plan.sequence_parallel_size > 1:
         # deepspeed `UlyssesSPDataLoaderAdapter`
-        yield Block(
-            text=(
-                "DeepSpeed's Ulysses data loader is empty in every second epoch: repeat the data instead. In the "
-                f"data collator, pad the batch to a multiple of {chosen.plan.sequence_parallel_size}, and add:"
-            ),
-            code=('batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])',),
+        yield Sentence(
+            "DeepSpeed's Ulysses data loader is empty in every second epoch: repeat the data instead. In the "
+            f"data collator, pad the batch to a multiple of {chosen.plan.sequence_parallel_size}, and add:"
+        )
+        yield Commands(
+            ['batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])']
         )
 
 
@@ -257,8 +246,7 @@ def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) ->
     text = f"A checkpoint takes {gib(one)} GiB, and the Trainer keeps all of them"
     if question.cluster.is_this_machine:
         free = free_bytes(Path(config_path).parent)
-        room = {"count": free // one, "free": gib(free)}
-        text = "{checkpoints}: {count} fit into the {free} GiB free here".format(checkpoints=text, **room)
+        text = f"{text}: {free // one} fit into the {gib(free)} GiB free here"
     text = f"{text}; save_total_limit=1 needs room for two"
     if saves_model(plan_config(answer, chosen)):
         small = gib(checkpoint_bytes(question.model, question.workload, stage, only_model=True))

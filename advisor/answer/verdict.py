@@ -150,16 +150,10 @@ def _evaluation(question: Question, plan: Candidate) -> tuple[str, ...]:
     phase = next((phase for phase in memory.phases if phase.name == "evaluation"), None)
     if phase is None:
         return ()
-    settings = evaluation_arguments(workload).items()
-    fields = {
-        "size": gib(phase.allocated_bytes),
-        "arguments": ", ".join(f"{name}={value}" for name, value in settings),
-    }
+    arguments = ", ".join(f"{name}={value}" for name, value in evaluation_arguments(workload).items())
     step = max(other.allocated_bytes for other in memory.phases if other is not phase)
-    if phase.allocated_bytes > step:
-        taken = "Evaluation takes {size} GiB, training {step} ({arguments}).".format(step=gib(step), **fields)
-    else:
-        taken = "Evaluation takes {size} GiB, less than training ({arguments}).".format(**fields)
+    training = f"training {gib(step)}" if phase.allocated_bytes > step else "less than training"
+    taken = f"Evaluation takes {gib(phase.allocated_bytes)} GiB, {training} ({arguments})."
     if not workload.eval_logits:
         return (taken,)
     kept = sum(term.size_bytes for term in memory.host_pageable_terms if term.name == "evaluated_logits")
@@ -175,11 +169,10 @@ def _loss(answer: Recommendation) -> tuple[str, ...]:
     without, loss = answer.without_loss, answer.question.workload.loss
     if without is None:
         return ()
-    words = {"kind": loss, "switch": LOSSES[loss].switch}
+    standard = f"the standard loss reaches {rate(without.tokens_per_s)} tokens/s"
     if without.fit.probability < LEAST[answer.question.risk]:
-        return ("Loss: {kind} ({switch}); no plan fits with the standard loss.".format(**words),)
-    speed = rate(without.tokens_per_s)
-    return ("Loss: {kind} ({switch}); the standard loss reaches {speed} tokens/s.".format(speed=speed, **words),)
+        standard = "no plan fits with the standard loss"
+    return (f"Loss: {loss} ({LOSSES[loss].switch}); {standard}.",)
 
 
 def batch_sentence(question: Question, chosen: Candidate) -> str:
@@ -249,8 +242,7 @@ def what_lacks(question: Question, missed: Candidate) -> str:
     if disk and not room:
         text = f"{text} and {gib(disk)} GiB of NVMe per node (--nvme)"
     elif room is not None and disk > room:
-        drive = {"need": gib(disk), "have": gib(room)}
-        text = "{needs} and {need} GiB of NVMe per node ({have} available)".format(needs=text, **drive)
+        text = f"{text} and {gib(disk)} GiB of NVMe per node ({gib(room)} available)"
     return f"{text}."
 
 
@@ -279,13 +271,12 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
     size = f"{count(model.parameters)} parameters"
     if question.trainable_parameters != model.parameters:
         size = f"{size}, {count(question.trainable_parameters)} trained"
-    length: str = str(workload.seq_len)
+    length = str(workload.seq_len)
     if any(block.cross_attention for block in model.blocks):
         length = f"{length} (target tokens, which are counted; the source has {model.encoder_len(workload.seq_len)})"
-    fields = {"precision": workload.precision, "optimizer": workload.optimizer}
-    training = "{precision} · {optimizer} · sequence {length}".format(length=length, **fields)
-    if model.unit == "samples":
-        training = "{precision} · {optimizer}".format(**fields)
+    training = f"{workload.precision} · {workload.optimizer}"
+    if model.unit != "samples":
+        training = f"{training} · sequence {length}"
     return (
         f"{model.name} · {size} · {method_title(workload)}",
         ", ".join([training, *_unusual(workload, tool)]),

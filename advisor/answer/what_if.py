@@ -75,7 +75,9 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
                 yield None
             else:
                 best = best_over_losses(altered, best)
-                yield Change(flags=flags, outcome=_with_job(_outcome(question, best, chosen), question, altered, best))
+                yield Change(
+                    flags=flags, outcome=_job_outcome(_outcome(question, best, chosen), question, altered, best)
+                )
                 strategies.add(best.strategy)
             is_last = best is not None if chosen is None else position == MOST_STEPS - 1
             if is_last:
@@ -232,7 +234,7 @@ def gpus_argument(cluster: Cluster) -> str:
     return counts + kind
 
 
-def _with_job(outcome: str, question: Question, altered: Question, best: Candidate) -> str:
+def _job_outcome(outcome: str, question: Question, altered: Question, best: Candidate) -> str:
     """Return the outcome with the job's duration, and with its cost if the price still applies to these machines."""
     duration, price = candidate_duration(altered, best), altered.price
     if duration is None or altered.workload.seq_len != question.workload.seq_len:
@@ -261,7 +263,7 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
         elif best.tokens_per_s < WORTH_LISTING * chosen.tokens_per_s:
             continue
         for plan in shown:
-            larger = _with_storage(question.cluster, plan)
+            larger = _sufficient_storage(question.cluster, plan)
             asked = replace(question, cluster=larger)
             if (fitting := fastest(asked)) is not None:  # the GPU may be too small for `plan`
                 fitting = best_over_losses(asked, fitting)
@@ -294,12 +296,12 @@ def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
             found[""] = Change(flags=f"--ram {size}", outcome="nothing fits")
             break
         best = best_over_losses(asked, best)
-        drive = _storage_flags(cluster, _with_storage(cluster, best))
+        drive = _storage_flags(cluster, _sufficient_storage(cluster, best))
         found[best.strategy] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=_outcome(question, best, chosen))
     yield from found.values()
 
 
-def _with_storage(cluster: Cluster, plan: Candidate) -> Cluster:
+def _sufficient_storage(cluster: Cluster, plan: Candidate) -> Cluster:
     changes, memory = dict[str, Any](), plan.memory
     if memory.host_bytes_per_node > cluster.most_host_bytes_per_node:
         changes["host_memory_bytes_per_node"] = whole_gib(memory.host_bytes_per_node) * 2**30

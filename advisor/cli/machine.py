@@ -59,11 +59,11 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
 
     Exit code: 0, or 2 if the measurement failed.
     """
-    from ...probes.benchmark import ask_bench
+    from ...probes.benchmark import run_benchmark
     from ..render.deliver import show_document
     from ..render.history import bench_document
 
-    record = ask_bench(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))
+    record = run_benchmark(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))
     show_document(lambda: bench_document(record), output)
     return 0
 

@@ -60,7 +60,7 @@ class Figure(NamedTuple):
 
 
 class Snippet(NamedTuple):
-    """Code in a cell, such as an option."""
+    """Text of a table that is the same in every language: an option, a formula, a source."""
 
     text: str
 
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
     cells: Sequence[Cell]
     look: Look = ""
-    remarks: Sequence[str] = ()
+    remarks: Sequence[str | Snippet] = ()
 
 
 class Table(NamedTuple):

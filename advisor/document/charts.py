@@ -37,12 +37,14 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a bar. ink: a name of the palette. hint: text shown on hover."""
+    """A part of a bar. ink: a name of the palette. hint: text shown on hover. source: further lines of it, the same in
+    every language."""
 
     name: str
     value: float
     ink: str
     hint: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,9 @@ def _cells(row: Row, columns: int) -> list[str]:
     """Return the cells of a row; there are no cells that extend, so the last stands in the last column."""
     texts = [_cell(cell) for cell in row.cells]
     if row.remarks:
-        texts[0] = "<br>".join([texts[0], *map(_plain, row.remarks)])
+        texts[0] = "<br>".join(
+            [texts[0], *(_plain(remark if isinstance(remark, str) else remark.text) for remark in row.remarks)]
+        )
     if row.look in ("chosen", "closest"):
         texts = [f"**{text}**" if text else "" for text in texts]
     return [*texts[:-1], *[""] * (columns - len(texts)), texts[-1]]

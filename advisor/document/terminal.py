@@ -134,36 +134,48 @@ def _print_table(table: Table, console: Console) -> None:
     room = terminal - indent - sum(width + table.gap for width in widths[1:]) + needless
     widths[0] = min(widths[0], room)
     aligned = [width if table.is_numeric(column) else -width for column, width in enumerate(widths)]
-    for line, (cells, look, remarks) in zip(lines, (Row(table.head), *table.rows), strict=True):
+    for line, each in zip(lines, (Row(table.head), *table.rows), strict=True):
         is_head = line is lines[0]
-        if not any(line) or (is_head and room < 0):
-            continue
-        mark, style = (">" if look in _MARKED else "").ljust(indent), "bold" if is_head else _LOOKS[look]
-        name, *others = line
-        if room < 0 or not others:
-            titles = [f"{title} " if width > 0 else "" for title, width in zip(lines[0][1:], aligned[1:], strict=True)]
-            if len(line) < len(widths):
-                titles[len(others) - 1] = ""
-            words = ", ".join(f"{title}{text.strip()}" for title, text in zip(titles, others, strict=False) if text)
-            lead = "> " if look in _MARKED else mark[1:]
-            sentence(console, f"{lead}{name}{': ' if name and words else ''}{words}", style=style, hang=4)
-        else:
-            if cell_len(name) > widths[0]:
-                sentence(console, mark[1:] + name, style=style, hang=4)
-                mark, name = " " * indent, ""
-            flowing = others.pop() if len(line) < len(widths) or is_text else ""
-            figures = [padded(text, width) for text, width in zip((name, *others), aligned, strict=False)]
-            before = mark + "".join(text + " " * table.gap for text in figures)
-            text = Text(f"{before}{flowing}".rstrip(), style=style)
-            if isinstance(cells[0], Snippet):
-                text.stylize("bold", 0, len(mark + figures[0]))
-            if cell_len(text.plain) > terminal:
-                words = flowing.lstrip()
-                sentence(console, text[1:], hang=cell_len(before) + len(flowing) - len(words) - 1)
-            else:
-                row(console, text)
-        for remark in remarks:
-            sentence(console, f"    {remark}", style="dim", hang=6)
+        style = "bold" if is_head else _LOOKS[each.look]
+        if room >= 0 and len(line) > 1:
+            _print_columns(line, each, table.gap, aligned, indent, style, console)
+        elif any(line) and not (is_head and room < 0):
+            mark = "> " if each.look in _MARKED else " " * (indent - 1)
+            sentence(console, mark + _row_sentence(line, lines[0], aligned), style=style, hang=4)
+        for remark in each.remarks:
+            sentence(console, f"    {_text(remark)}", style="dim", hang=6)
+
+
+def _print_columns(
+    line: Sequence[str], each: Row, gap: int, widths: Sequence[int], indent: int, style: str, console: Console
+) -> None:
+    """Print the texts of a row in columns; a negative width aligns to the left."""
+    if not any(line):
+        return
+    mark, (name, *others) = (">" if each.look in _MARKED else "").ljust(indent), line
+    if cell_len(name) > abs(widths[0]):
+        sentence(console, mark[1:] + name, style=style, hang=4)
+        mark, name = " " * indent, ""
+    last = others.pop() if len(line) < len(widths) or widths[-1] <= 0 else ""
+    figures = [padded(text, width) for text, width in zip((name, *others), widths, strict=False)]
+    before = mark + "".join(text + " " * gap for text in figures)
+    text = Text(f"{before}{last}".rstrip(), style=style)
+    if isinstance(each.cells[0], Snippet):
+        text.stylize("bold", 0, len(mark + figures[0]))
+    if cell_len(text.plain) > max(console.width, NARROWEST):
+        sentence(console, text[1:], hang=cell_len(before) + len(last) - len(last.lstrip()) - 1)
+    else:
+        row(console, text)
+
+
+def _row_sentence(line: Sequence[str], head: Sequence[str], widths: Sequence[int]) -> str:
+    """Return `name: title figure, title figure, text`."""
+    name, *others = line
+    titles = [f"{title} " if width > 0 else "" for title, width in zip(head[1:], widths[1:], strict=True)]
+    if others and len(line) < len(head):
+        titles[len(others) - 1] = ""  # the last text extends over other columns
+    words = ", ".join(f"{title}{text.strip()}" for title, text in zip(titles, others, strict=False) if text)
+    return f"{name}{': ' if name and words else ''}{words}"
 
 
 def _widths(table: Table, lines: Sequence[Sequence[str]]) -> list[int]:

@@ -11,7 +11,7 @@ from .blocks import UNTRANSLATED, Document
 
 T = TypeVar("T")
 
-_NAMES = frozenset(("name", "ink", "style", "look", "tone", "data", "language"))
+_NAMES = frozenset(("name", "ink", "style", "look", "tone", "data", "language", "source"))
 """Fields of blocks and charts that are not shown as text."""
 
 

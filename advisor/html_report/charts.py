@@ -107,7 +107,7 @@ def _parts(bar: Bar, inks: Sequence[str], x_of: Scale, y: float, thick: float) -
         drawn.append(
             svg.element(
                 "rect",
-                svg.element("title", part.hint) if part.hint else None,
+                svg.element("title", f"{part.hint}\n{part.source}".strip()) if part.hint else None,
                 x=begins,
                 y=y,
                 width=ends - begins - (0.8 if ends - begins > 3 else 0),

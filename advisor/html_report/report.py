@@ -68,7 +68,7 @@ def render_html(document: doc.Document) -> str:
         version=__version__,
         subject=escaped(document.subject),
         verdict=escaped(document.verdict),
-        tone=document.tone,
+        tone=document.tone or "",
         lead=draw_blocks(lead),
         links=joined(*(element("a", heading.title, href=f"#{heading.name}") for heading, _ in drawn)),
         sections=joined(*(section for _, section in drawn)),
@@ -154,13 +154,15 @@ def _table(table: doc.Table) -> Markup | None:
     ]
     head = element("thead", element("tr", *titles)) if any(table.head) else None
     body = element("tbody", *(_row(row, len(titles)) for row in table.rows))
-    label = ", ".join(filter(None, table.head)) or "Table"
-    return element("div", element("table", head, body), class_="scroll", tabindex="0", role="group", aria_label=label)
+    label = ", ".join(filter(None, table.head)) or None
+    role = "group" if label else None
+    return element("div", element("table", head, body), class_="scroll", tabindex="0", role=role, aria_label=label)
 
 
 def _row(row: doc.Row, columns: int) -> Markup:
     """Return a row; remarks stand below the first cell."""
-    remarks = [element("div", remark, class_="soft") for remark in row.remarks]
+    remarks = (remark if isinstance(remark, str) else remark.text for remark in row.remarks)
+    below = [element("div", remark, class_="soft") for remark in remarks]
     cells, last = list[Markup](), len(row.cells) - 1
     for column, cell in enumerate(row.cells):
         span = str(columns - last) if column == last < columns - 1 else None
@@ -169,7 +171,7 @@ def _row(row: doc.Row, columns: int) -> Markup:
             cells.append(element("td", cell.text, class_="n", data_value=exact, colspan=span))
         else:
             text = element("code", cell.text.strip()) if isinstance(cell, doc.Snippet) else cell.strip()
-            cells.append(element("td", text, *([] if column else remarks), colspan=span))
+            cells.append(element("td", text, *([] if column else below), colspan=span))
     return element("tr", *cells, class_=row.look or None)
 
 

@@ -15,7 +15,7 @@ from ...estimators.time.job import checkpoint_bytes
 from ...estimators.workload import NEXT_TOKEN
 from ...probes.machine import installed_version
 from ...probes.run import Run
-from ...probes.store_path import anything_kept
+from ...probes.store_path import store_exists
 from ...validate.checkpoint import read_checkpoint
 from ..advise import answer
 from ..question.question import Question, script_constraints
@@ -51,7 +51,7 @@ def predict_run(run: Run) -> Estimate | None:
 
 
 def _past_probe(run: Run) -> PastProbe | None:
-    if run.shape is None or not run.cluster.is_this_machine or not anything_kept():
+    if run.shape is None or not run.cluster.is_this_machine or not store_exists():
         return None
     return PastProbes(run.shape, run.workload, run.cluster).find(run)
 

@@ -19,8 +19,8 @@ from ...estimators.memory.host_memory import process_terms
 from ...probes.store import build_record, try_store
 from ...validate.checkpoint import checkpoint_step, checkpoints_in, newest_usable
 from ..text.labels import plan_title
-from ..text.lines import capitalised, ended
 from ..text.output import Output
+from ..text.units import capitalised, ended
 from .check import Check, Objection, objections, plans_that_fit, predict_run
 from .command import kept_settings, launch_environment
 from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest

@@ -16,7 +16,7 @@ from ...estimators.time.collective_time import LINK_SHARE, link_share
 from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
 from ...probes.machine import chosen_threads, cpu_cores, cpu_model, host_memory_bytes, mount_point
-from ...probes.store_path import anything_kept
+from ...probes.store_path import store_exists
 from ..text.units import age
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class MeasuredHardware:
 def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None:
     """The newest benchmark of this machine; None without one. An unusable store is reported on stderr and counts as
     empty."""
-    if not anything_kept():
+    if not store_exists():
         return None
     # Imported here: without records an answer needs no database.
     from ...probes.benchmark_result import BENCH_VERSION, BenchResult

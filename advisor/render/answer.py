@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import islice
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
-from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_table
+from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_blocks
 from ..answer.phases import phase_sentences
 from ..answer.reasons import time_shares
 from ..answer.recommendation import Recommendation
@@ -57,50 +59,54 @@ def answer_document(
     the assumptions. all_candidates: show every predicted plan instead of each strategy's best. charts: include the
     charts of a report. changes: try what would change the answer (`change_blocks`), which takes longer than the answer.
     """
-    verdict, more_charts = answer_verdict(answer), list[doc.Block]()
-    if charts:
-        from .answer_charts import chart_blocks  # imported here: few answers are a report
-
-        more_charts += chart_blocks(answer)
-
-    def data() -> Advice:
-        from ..answer.advice import build_advice  # imported here: a terminal does not need it
-
-        return build_advice(answer, all_candidates=all_candidates)
-
-    def document(left_out: Collection[str] = ()) -> doc.Document:
-        start = _start(answer, config_path, details=details)
-        changed = [*change_blocks(answer, details=details)] if changes else []
-        blocks = [
-            *(Sentence(line, "unsure" if line == verdict.try_first else "") for line in verdict.sentences),
-            *_tiles(answer),
-            *(() if answer.recommended else changed),
-            *start,
-            *_ladder(answer, details=details, all_candidates=all_candidates, only_fitting="ladder" in left_out),
-            *_memory_and_time(answer, details=details, charts=charts, left_out=left_out),
-            *more_charts,
-            *_reasons(answer, details=details),
-            *_runs(answer, details=details),
-            *(changed if answer.recommended else ()),
-            *_evidence(answer, config_path, details=details),
-        ]
-        return doc.Document(
-            subject=" · ".join(answer_subject(answer.question)),
-            verdict=verdict.headline,
-            tone=verdict.tone,
-            blocks=blocks,
-            data=data,
+    verdict = answer_verdict(answer)
+    document = doc.Document(
+        subject=" · ".join(answer_subject(answer.question)),
+        verdict=verdict.headline,
+        tone=verdict.tone,
+        blocks=[Sentence(line, "unsure" if line == verdict.try_first else "") for line in verdict.sentences],
+        data=partial(_advice, answer, all_candidates=all_candidates),
+    )
+    change_section = [*change_blocks(answer, details=details)] if changes else []
+    whole = document
+    for count in range(len(_GIVE_WAY) + 1):
+        left_out = _GIVE_WAY[:count]
+        parts = (
+            document.blocks,
+            _tiles(answer),
+            () if answer.recommended else change_section,
+            _start(answer, config_path, details=details),
+            _ladder(answer, details=details, all_candidates=all_candidates, only_fitting="ladder" in left_out),
+            memory_and_time_blocks(answer, details=details, charts=charts, left_out=left_out),
+            _further_charts(answer) if charts else (),
+            _reasons(answer, details=details),
+            _runs(answer, details=details),
+            change_section if answer.recommended else (),
+            _evidence(answer, config_path, details=details),
         )
+        whole = replace(document, blocks=[*chain.from_iterable(parts)])
+        if details or _fits_screen(whole):
+            break
+    return whole
 
-    whole = document()
-    if details:
-        return whole
+
+def _advice(answer: Recommendation, *, all_candidates: bool) -> Advice:
+    from ..answer.advice import build_advice  # imported here: a terminal does not need it
+
+    return build_advice(answer, all_candidates=all_candidates)
+
+
+def _fits_screen(document: doc.Document) -> bool:
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
-    shorter = (document(_GIVE_WAY[:count]) for count in range(1, len(_GIVE_WAY) + 1))
-    while line_count(whole) > MOST_LINES and (next_one := next(shorter, None)) is not None:
-        whole = next_one
-    return whole
+    return line_count(document) <= MOST_LINES
+
+
+def _further_charts(answer: Recommendation) -> Iterator[doc.Block]:
+    # Imported here: few answers are a report.
+    from .answer_charts import chart_blocks, scaling_blocks, source_blocks
+
+    return chain(chart_blocks(answer), scaling_blocks(answer), source_blocks(answer))
 
 
 def _tiles(answer: Recommendation) -> Iterator[doc.Block]:
@@ -159,13 +165,13 @@ def _tiles(answer: Recommendation) -> Iterator[doc.Block]:
 
 def _start(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[doc.Block]:
     """Yield the written files and the next steps."""
-    written = f"Wrote {', '.join(answer.files)}. " if answer.files else ""
-    for index, step in enumerate(next_steps(answer, config_path, details=details)):
-        if index == 0:
-            yield Heading("Start it", "start", printed=False)
-        yield Sentence(f"{'' if index else written}{step.text}")
-        if step.code:
-            yield doc.Commands(step.code)
+    steps = next_steps(answer, config_path, details=details)
+    first = next(steps, None)
+    if isinstance(first, Sentence):
+        written = f"Wrote {', '.join(answer.files)}. " if answer.files else ""
+        yield Heading("Start it", "start", printed=False)
+        yield Sentence(written + first.text)
+        yield from steps
 
 
 def _ladder(answer: Recommendation, *, details: bool, all_candidates: bool, only_fitting: bool) -> Iterator[doc.Block]:
@@ -178,8 +184,8 @@ def _ladder(answer: Recommendation, *, details: bool, all_candidates: bool, only
         yield Sentence(" --details shows the plans that need more memory", "dim")
 
 
-def _memory_and_time(
-    answer: Recommendation, *, details: bool, charts: bool, left_out: Collection[str]
+def memory_and_time_blocks(
+    answer: Recommendation, *, details: bool, charts: bool, left_out: Collection[str] = ()
 ) -> Iterator[doc.Block]:
     shown, chosen, device = answer.shown, answer.recommended, device_label(answer.question.cluster)
     if shown is not None and "memory" not in left_out:
@@ -258,16 +264,7 @@ def _runs(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
     for run in answer.verifications:
         yield Gap()
         yield Sentence(dry_run_sentence(run))
-    title, probes, end = probe_table(answer)
-    if title:
-        yield Heading(title, "probes")
-        rows = [
-            doc.Row([f"  {strategy}", doc.Figure(batch), doc.Figure(checkpointing), f" {outcome}"])
-            for strategy, batch, checkpointing, outcome in probes
-        ]
-        yield doc.Table([""] * 4, rows, [21, 5, 4, 0], gap=1)
-    if end:
-        yield Sentence(end)
+    yield from probe_blocks(answer)
     if details and answer.deepspeed_estimate is not None and answer.shown is not None:
         yield Gap()
         yield Sentence(deepspeed_sentence(answer.deepspeed_estimate, answer.shown.device_bytes))

@@ -43,7 +43,7 @@ def answer_picture(answer: Recommendation, name: str) -> Drawing | Sequence[Draw
 
 
 def chart_blocks(answer: Recommendation) -> Iterator[Block]:
-    """Yield host RAM, time, speed against memory and scaling as charts, and the formula and source of every part."""
+    """Yield host RAM, time, and speed against memory as charts."""
     plans, cluster, chosen = best_plans(answer), answer.question.cluster, answer.shown
     if chosen is None:
         return
@@ -61,15 +61,10 @@ def chart_blocks(answer: Recommendation) -> Iterator[Block]:
     yield _note("The Pareto-optimal plans, and, in green, the recommended one. The table has every plan.")
     points = speed_against_memory(answer.candidates, cluster, answer.recommended)
     yield Chart(points, ladder_table(answer, all_candidates=True))
-    yield from _scaling(answer)
-    explanation = explain_plan(chosen)
-    yield Heading("Where the figures come from", "figures")
-    yield _note(f"Every part of {chosen.strategy}: formula in words, numbers and source.")
-    for section in explanation.sections:
-        yield Folded(section_title(explanation, section), [terms_table(section)])
 
 
-def _scaling(answer: Recommendation) -> Iterator[Block]:
+def scaling_blocks(answer: Recommendation) -> Iterator[Block]:
+    """Yield speed and memory against sequence length, micro batch and GPUs, which asks about twenty more questions."""
     every_series = answer_series(answer)
     if every_series:
         yield Heading("Longer sequences, larger batches, more GPUs", "scaling")
@@ -85,3 +80,14 @@ def _scaling(answer: Recommendation) -> Iterator[Block]:
             rows.append(Row([value, "nothing fits" if plan is None else plan.strategy, speed, size]))
         table = Table([series.title, "strategy", "tokens/s", "GPU GiB"], rows)
         yield Chart(series_chart(series, answer.question.cluster), table)
+
+
+def source_blocks(answer: Recommendation) -> Iterator[Block]:
+    """Yield formula, numbers and source of every part of the recommended or closest plan."""
+    if answer.shown is None:
+        return
+    explanation = explain_plan(answer.shown)
+    yield Heading("Where the figures come from", "figures")
+    yield _note(f"Every part of {answer.shown.strategy}: formula in words, numbers and source.")
+    for section in explanation.sections:
+        yield Folded(section_title(explanation, section), [terms_table(section)])

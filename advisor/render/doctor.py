@@ -9,8 +9,7 @@ from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus
 from ...validate.doctor.software import NO_NVIDIA_GPU
 from ..answer.verdict import Tone
 from ..document import blocks as doc
-from ..text.lines import capitalised
-from ..text.units import counted_noun, printable
+from ..text.units import capitalised, counted_noun, printable
 
 _STYLES: Mapping[FindingStatus, doc.Style] = {
     "problem": "bad",

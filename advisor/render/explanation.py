@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...estimators.estimate import MemoryTerm
-from ...validate.lint.values import shown
+from ...validate.lint.values import json_text
 from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import Explanation, Section, Term, head, in_words, number, substituted_formula
-from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Table, make_figure
+from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Snippet, Table, make_figure
 from ..search.candidate import chance
 from ..text.labels import checkpointing_title, component_title, phase_title, plan_title
-from ..text.lines import capitalised, ended
-from ..text.units import gib, rate, seconds
+from ..text.units import capitalised, ended, gib, rate, seconds
 
 
 def explanation_blocks(explanation: Explanation) -> Iterator[Block]:
@@ -21,8 +20,8 @@ def explanation_blocks(explanation: Explanation) -> Iterator[Block]:
     plan, memory = candidate.plan, candidate.memory
     size = f"micro batch {plan.micro_batch_size}"
     yield Sentence(", ".join([plan_title(plan), size, checkpointing_title(plan)]), "bold")
-    fields = {"evidence": candidate.estimate.evidence, "chance": chance(candidate.fit.probability)}
-    yield Sentence("Evidence: {evidence}; the probability that it fits is {chance}.".format(**fields), "dim")
+    likely = chance(candidate.fit.probability)
+    yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
     for section in explanation.sections:
         yield Heading(section_title(explanation, section), section.name)
         yield terms_table(section)
@@ -50,7 +49,7 @@ def section_title(explanation: Explanation, section: Section) -> str:
 def terms_table(section: Section) -> Table:
     """Return the terms of a section with formula, numbers and source, the largest first."""
     rows = [
-        (_size(term), Row([component_title(term.name), _figure(term)], remarks=_details(term)))
+        (_size(term), Row([component_title(term.name), _figure(term)], remarks=[*map(Snippet, _details(term))]))
         for term in section.terms
     ]
     rows.sort(key=lambda pair: -pair[0])
@@ -115,7 +114,7 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     if len(key.costs) > 1:
         rows = []
         for cost in key.costs:
-            value = f"{cost.value:,}" if type(cost.value) is int else shown(cost.value)
+            value = f"{cost.value:,}" if type(cost.value) is int else json_text(cost.value)
             sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
             rows.append(Row([value, *sizes, Figure(rate(cost.tokens_per_s))], "chosen" if cost.is_the_plans else ""))
         yield Table(["value", "GPU GiB", "RAM GiB", "tokens/s"], rows)

@@ -14,8 +14,7 @@ from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
 from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import plan_title
-from ..text.lines import capitalised, ended
-from ..text.units import printable, times
+from ..text.units import capitalised, ended, printable, times
 from .lint import FindingFigures, finding_blocks, finding_figures
 
 _MOST_KEYS = 12

@@ -23,9 +23,9 @@ from ..launch.command import dry_lines, launch_job
 from ..launch.failures import tail
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
 from ..launch.session import Session
-from ..text.lines import capitalised, copyable, ended, row, sentence
+from ..text.lines import copyable, row, sentence
 from ..text.output import Output
-from ..text.units import gib, rate, seconds
+from ..text.units import capitalised, ended, gib, rate, seconds
 from .configuration import configuration
 
 _TAIL_LINES = 12

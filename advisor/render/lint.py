@@ -12,8 +12,7 @@ from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import LintAnswer
 from ..document import blocks as doc
-from ..text.lines import ended
-from ..text.units import counted_noun, printable
+from ..text.units import counted_noun, ended, printable
 
 _STYLES: Mapping[str, doc.Style] = {"error": "bad", "warning": "unsure", "advice": "advice"}
 

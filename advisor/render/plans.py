@@ -120,7 +120,7 @@ def time_bars(
         bars.append(
             Bar(
                 label=name,
-                parts=_parts(plan.time.components, scale, time_family, _of_step(step_s), terms),
+                parts=_parts(plan.time.components, scale, time_family, _step_share(step_s), terms),
                 note=f"{rate(plan.tokens_per_s)} tokens/s",
                 words=f"{name}, {shape_label(plan.plan)}: a step of {seconds(step_s)}, {plan.fit.reason}",
                 chosen=plan is chosen,
@@ -139,7 +139,7 @@ def time_bars(
     )
 
 
-def _of_step(step_s: float) -> Callable[[float], str]:
+def _step_share(step_s: float) -> Callable[[float], str]:
     return lambda taken_s: f"{seconds(taken_s)} of a step of {seconds(step_s)}"
 
 
@@ -155,8 +155,9 @@ def _parts(
         sources.setdefault(component_key(term.name), []).extend((f"= {in_words(term)}", f"source: {term.source}"))
     parts = []
     for name, value in components.items():
-        hint = dict.fromkeys([f"{component_title(name)}: {figure(value)}", *sources.get(component_key(name), ())])
-        parts.append(Part(name=name, value=value * factor, ink=family(name), hint="\n".join(hint)))
+        source = "\n".join(dict.fromkeys(sources.get(component_key(name), ())))
+        hint = f"{component_title(name)}: {figure(value)}"
+        parts.append(Part(name=name, value=value * factor, ink=family(name), hint=hint, source=source))
     return tuple(parts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...estimators.time.job import HOUR_S, JobDuration, Price
-from .units import gib, percent, seconds
+from .units import counted_noun, gib, percent, seconds
 
 _LEAST_WASTE = 0.05
 """Least share of a micro batch's time in padding and waiting that is mentioned."""
@@ -35,13 +35,9 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> str:
     gpu_hours = f"{count} GPU-hours"
     if duration.cluster.gpu.is_cpu:
         gpu_hours = f"{count} rank-hours"
-    text = "The whole job takes about {time}: {steps}, {gpu_hours}".format(
-        time=figure_and_interval(
-            hours(duration.duration_s), between and (hours(between[0]), hours(between[1])), named=True
-        ),
-        steps=f"{steps:,} steps" if steps != 1 else f"{steps} step",
-        gpu_hours=gpu_hours,
-    )
+    ends_of_time = between and (hours(between[0]), hours(between[1]))
+    time = figure_and_interval(hours(duration.duration_s), ends_of_time, named=True)
+    text = f"The whole job takes about {time}: {counted_noun(steps, 'step')}, {gpu_hours}"
     if price is None:
         return f"{text} (--price adds the cost)."
     ends = duration.cost_range(price)
@@ -63,27 +59,19 @@ def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[str]:
     """Return sentences on the parts of the duration, the waste by padding and waiting, and how often to save.
     packing_helps: whether `--packing` would reduce the padding."""
     saving = duration.saving
-    checkpoints = {"count": f"{saving.count:,}", "time": hours(saving.total_s)}
     parts = [
         f"training {hours(duration.training_s)}",
         f"loading the model {hours(duration.loading_s)}",
-        "{count} checkpoint {time}".format(**checkpoints)
-        if saving.count == 1
-        else "{count} checkpoints {time}".format(**checkpoints),
+        f"{counted_noun(saving.count, 'checkpoint')} {hours(saving.total_s)}",
     ]
     if duration.evaluation_s:
         parts.append(f"evaluation {hours(duration.evaluation_s)}")
     found = [f"Counted: {', '.join(parts)}."]
     if duration.mean_len < (1 - _LEAST_WASTE) * duration.timed_len:
-        fields = {
-            "mean": f"{duration.mean_len:,.0f}",
-            "timed": f"{duration.timed_len:,}",
-            "share": percent(duration.padding),
-        }
         waste = (
-            "Samples have {mean} tokens on average and take the time of {timed}: {share} of the computation is "
-            "padding, and all ranks wait for the longest sample"
-        ).format(**fields)
+            f"Samples have {duration.mean_len:,.0f} tokens on average and take the time of {duration.timed_len:,}: "
+            f"{percent(duration.padding)} of the computation is padding, and all ranks wait for the longest sample"
+        )
         if packing_helps:
             waste = f"{waste}; --packing fills samples with several rows"
         found.append(f"{waste}.")

@@ -139,15 +139,6 @@ def row(console: Console, line: str | Text, *, style: str = "") -> None:
     console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True, highlight=False)
 
 
-def ended(text: str) -> str:
-    """Return a sentence with a full stop, unless quoted text already ends it."""
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def blank(console: Console) -> None:
     console.print()
 

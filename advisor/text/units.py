@@ -1,4 +1,4 @@
-"""Formats of bytes, counts and rates, and safe display of external text on a terminal."""
+"""Formats of bytes, counts, rates and sentences, and safe display of external text on a terminal."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def ended(text: str) -> str:
+    """Return a sentence with a full stop, unless quoted text already ends it."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def count(number: int) -> str:

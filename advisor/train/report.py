@@ -21,8 +21,8 @@ from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
 from ..launch.session import Session
 from ..render.launch import render_failure, render_figures
 from ..text.labels import cluster_title, method_title, plan_title
-from ..text.lines import blank, capitalised, copyable, ended, sentence
-from ..text.units import counted_noun, percent, seconds
+from ..text.lines import blank, copyable, sentence
+from ..text.units import capitalised, counted_noun, ended, percent, seconds
 from .folder import TrainingFolder
 from .proposal import Proposal
 

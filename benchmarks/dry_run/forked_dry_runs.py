@@ -57,7 +57,7 @@ def _ask(context: ForkServerContext, request: Request, folder: str) -> DryRunRes
 
 def _run(sender: Connection, request: Request, folder: str) -> None:
     """In the fork."""
-    from ds_advise.probes.dry_run.worker import answer_to
+    from ds_advise.probes.dry_run.worker import run_request
 
     warnings.simplefilter("ignore")
     os.chdir(folder)
@@ -65,6 +65,6 @@ def _run(sender: Connection, request: Request, folder: str) -> None:
     os.dup2(null, 1)
     os.dup2(null, 2)
     gc.freeze()  # what was imported is no garbage
-    sender.send(answer_to(request))
+    sender.send(run_request(request))
     sender.close()
     os._exit(0)  # as in `worker.main`

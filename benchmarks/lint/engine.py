@@ -129,7 +129,7 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
         return f"read: {type(error).__name__}: {str(error)[:500]}"
     if question.only_read:
         return ""
-    answer = worker.answer_to(_request(folder, config, question.world_size))
+    answer = worker.run_request(_request(folder, config, question.world_size))
     return f"{answer['phase']}: {answer['kind']}: {answer['error'][:500]}" if "error" in answer else ""
 
 

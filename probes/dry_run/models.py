@@ -40,10 +40,7 @@ def imported(module: str, what: str, package: str, *, name: str = "") -> Any:
     except ImportError:
         found = None
     if found is None or not hasattr(found, name or "__name__"):
-        raise UnusableModelError(
-            f"{what} needs {package}, which is not installed",
-            fix=f'pip install "{package}"',
-        )
+        raise UnusableModelError(f"{what} needs {package}, which is not installed", fix=f'pip install "{package}"')
     return found
 
 
@@ -62,13 +59,14 @@ class TrainableModel:
     before_training: Callable[..., None] | None = None
     """A step before the micro batches of an iteration, by engine and recorder (`rollout_step`)."""
 
-    def loss_of(self, engine: Any, batch: Any, held: list[Any] | None) -> Any:
-        """The loss of a batch. held: the list in which the loop keeps the output; None if the loop drops the output."""
+    def compute_loss(self, engine: Any, batch: Any, kept_output: list[Any] | None) -> Any:
+        """The loss of a batch. kept_output: the list in which the loop keeps the output; None if the loop drops the
+        output."""
         if self.engine_loss is not None:
             return self.engine_loss(engine, batch)
         output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
-        if held is not None:
-            held[:] = [output]  # releases the output of the previous micro batch
+        if kept_output is not None:
+            kept_output[:] = [output]  # releases the output of the previous micro batch
         return self.loss(output, batch)
 
 
@@ -126,6 +124,7 @@ def from_config(
             fix="probe it on a GPU, or use the closed form",
         )
     chosen = model_class(config)
+    # Labels are shifted to the right behind this token; some configurations leave it to `generate`.
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0
     # Without a name transformers uses torch's attention where the model supports it.
@@ -137,11 +136,13 @@ def from_config(
     else:
         with no_init_weights():
             model = chosen._from_config(config, **options)
+            # `no_init_weights` replaces `init_weights`, which would tie them.
             model.tie_weights()
     model.train()
     _give_dimensions(model)
     if prepare_base is not None:
         prepare_base(model)
+    # Before LoRA: peft's wrapper has no loss of its own.
     install_loss(model, workload)
     model = adapted(model, run)
     if run.gradient_checkpointing:
@@ -250,6 +251,7 @@ def adapted(model: Any, run: Run) -> Any:
     """The model with peft's LoRA adapters, or with its frozen parts."""
     workload = run.workload
     if workload.method == "full":
+        # Before the engine exists: DeepSpeed's optimizers take the trainable parameters once.
         for path, parameter in model.named_parameters() if workload.freeze else ():
             parameter.requires_grad_(not re.fullmatch(frozen_pattern(workload.freeze), path))
         return model
@@ -304,6 +306,7 @@ def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any]
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
     model: Any = subject.model
+    # Before `deepspeed.initialize`, which gets the groups as its `mpu`.
     groups = UlyssesSPAttentionHF.register_with_transformers(
         model,
         core_attn_implementation=model.config._attn_implementation,
@@ -340,9 +343,9 @@ def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any]
 
 def _micro_batch_size(config: dict[str, Any], run: Run) -> int:
     """The micro batch size by DeepSpeed's rules. Ulysses needs it before the engine exists."""
-    given = config.get("train_micro_batch_size_per_gpu")
-    if given is not None:
-        return int(given)
+    configured = config.get("train_micro_batch_size_per_gpu")
+    if configured is not None:
+        return int(configured)
     replicas = run.cluster.world_size // run.sequence_parallel_size
     samples = int(config.get("train_batch_size", replicas))
     return samples // int(config.get("gradient_accumulation_steps", 1)) // replicas

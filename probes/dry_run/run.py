@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, autoep_size_in, autotp_size_in, unmodeled_features
 from ...estimators.errors import DsAdviseError
+from ...estimators.estimate import total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.json_form import from_json
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
@@ -32,17 +33,14 @@ from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
 
+if TYPE_CHECKING:
+    from ..model_recorder.recorded_model import ModuleRequest
+
 OnProgress = Callable[[str], object]
 
 _POLL_S = 0.2
 
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
-
-
-class Answering(Protocol):
-    """A request that computes its own answer in the subprocess; it is pickled."""
-
-    def answer(self) -> Any: ...
 
 
 class DryRunError(DsAdviseError):
@@ -79,11 +77,8 @@ def dry_run(
     _refuse_unknown_features(run)
     request = request_for(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
     result = from_json(DryRunResult, answer(request, timeout_s, on_progress))
-    return replace(
-        result,
-        peak=_with_overhead(result.peak, run.cluster),
-        library_workspace_bytes=_workspace_bytes(run.cluster),
-    )
+    workspace = total_bytes(library_workspace(run.cluster.gpu))
+    return replace(result, peak=_add_overhead(result.peak, run.cluster, workspace), library_workspace_bytes=workspace)
 
 
 def _refuse_unknown_features(run: Run) -> None:
@@ -182,16 +177,14 @@ def fullest_rank(run: Run) -> int:
     return tensor_parallel_size * fullest
 
 
-def _with_overhead(peak: Peak, cluster: Cluster) -> Peak:
+def _add_overhead(peak: Peak, cluster: Cluster, workspace: int) -> Peak:
     """The peak including memory outside of tensors: library workspaces in the allocator, and memory outside the
     allocator."""
-    workspace = _workspace_bytes(cluster)
-    outside = sum(term.size_bytes for term in outside_allocator(cluster))
 
-    def with_workspace(held: Reserved) -> Reserved:
+    def add_workspace(reserved: Reserved) -> Reserved:
         return Reserved(
-            reserved_bytes_per_gpu=held.reserved_bytes_per_gpu + workspace,
-            required_bytes_per_gpu=held.required_bytes_per_gpu + workspace,
+            reserved_bytes_per_gpu=reserved.reserved_bytes_per_gpu + workspace,
+            required_bytes_per_gpu=reserved.required_bytes_per_gpu + workspace,
         )
 
     return replace(
@@ -199,16 +192,12 @@ def _with_overhead(peak: Peak, cluster: Cluster) -> Peak:
         allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace,
         reserved_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace,
         required_bytes_per_gpu=peak.required_bytes_per_gpu + workspace,
-        with_expandable_segments=with_workspace(peak.with_expandable_segments),
-        without_expandable_segments=with_workspace(peak.without_expandable_segments),
-        device_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace + outside,
+        with_expandable_segments=add_workspace(peak.with_expandable_segments),
+        without_expandable_segments=add_workspace(peak.without_expandable_segments),
+        device_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace + total_bytes(outside_allocator(cluster)),
         by_category={**peak.by_category, "library workspace": workspace},
         by_module={**peak.by_module, "library workspace": workspace},
     )
-
-
-def _workspace_bytes(cluster: Cluster) -> int:
-    return sum(term.size_bytes for term in library_workspace(cluster.gpu))
 
 
 def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> SimulatedStep | None:
@@ -224,7 +213,7 @@ def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> S
 
 
 def answer(
-    request: Request | Answering, timeout_s: float, on_progress: OnProgress = lambda _phase: None
+    request: Request | ModuleRequest, timeout_s: float, on_progress: OnProgress = lambda _phase: None
 ) -> dict[str, Any]:
     """The result of a request in JSON, from a subprocess.
 
@@ -236,20 +225,21 @@ def answer(
         folder = Path(name)
         with (folder / "output").open("w+", encoding="utf-8", errors="replace") as output:
             status = _run_worker(request, folder, output, timeout_s, on_progress)
+            # The end of the output has the error; libraries may print megabytes before it.
             output.seek(max(0, output.seek(0, os.SEEK_END) - 100_000))
             printed = output.read()
-        written = _text(folder / "answer.json")
+        written = _read(folder / "answer.json")
         if not written:
-            raise _died(status, _text(folder / "phase") or "start", printed)
+            raise _crash_error(status, _read(folder / "phase") or "start", printed)
     values: dict[str, Any] = json.loads(written)
     if "error" in values:
-        raise _error(values)
+        raise _worker_error(values)
     result: dict[str, Any] = values["result"]
     return result
 
 
 def _run_worker(
-    request: Request | Answering, folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
+    request: Request | ModuleRequest, folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
 ) -> int:
     """Run `worker.py`. Returns its exit status, negative for a signal."""
     phase = folder / "phase"
@@ -273,22 +263,20 @@ def _run_worker(
         while time.monotonic() < ends:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return worker.wait(_POLL_S)
-            on_progress(_text(phase) or "start")
-        raise DryRunError(
-            f"the dry run did not end within {timeout_s:.0f} s",
-            phase=_text(phase) or "start",
-        )
+            on_progress(_read(phase) or "start")
+        raise DryRunError(f"the dry run did not end within {timeout_s:.0f} s", phase=_read(phase) or "start")
     finally:
         with contextlib.suppress(ProcessLookupError):
+            # The whole session: libraries start compilers and other helpers.
             os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
 
 
-def _text(file: Path) -> str:
+def _read(file: Path) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def _died(status: int, phase: str, printed: str) -> DryRunError:
+def _crash_error(status: int, phase: str, printed: str) -> DryRunError:
     """The error for a process that ended without an answer."""
     if status < 0:
         name = signal.Signals(-status).name
@@ -307,7 +295,7 @@ def _died(status: int, phase: str, printed: str) -> DryRunError:
     return DryRunError(what, phase=phase, details=printed, why=last_line, fix="report it with the output of --debug")
 
 
-def _error(answer: dict[str, str]) -> DryRunError:
+def _worker_error(answer: dict[str, str]) -> DryRunError:
     """The error for the subprocess's exception, with its original message and a fix."""
     kind, phase, where = answer["kind"], answer["phase"], answer["where"]
     text = " ".join(line.strip() for line in answer["error"].splitlines() if "errors.pydantic.dev" not in line)

@@ -24,8 +24,6 @@ records the order of the layers for later prefetching."""
 
 
 class UnfilledAutoError(ValueError):
-    """An `auto` value has no replacement."""
-
     fix = "write a number there: the Trainer replaces `auto` only for some keys, and only for models with a hidden size"
 
     def __init__(self, name: str) -> None:
@@ -41,6 +39,7 @@ def filled_config(run: Run, description: Any) -> dict[str, Any]:
 
     Raises UnfilledAutoError under the Trainer for an `auto` without a value. For plain DeepSpeed such an `auto` stays.
     """
+    # DeepSpeed and `_fill` change the configuration in place.
     config = copy.deepcopy(dict(run.config))
     _set_batch(config, run)
     values: dict[str, Any] = {
@@ -134,6 +133,7 @@ def run(
     classifier.weight_shapes = frozenset(
         tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in model.parameters()
     )
+    # Before the engine: it flattens and partitions the weights.
     parameters, trainable = _count(model)
     with recorder.phase(0, "initialize"):
         engine = initialize(config, model, subject.groups, trained.workload)
@@ -144,14 +144,14 @@ def run(
     steps = engine.gradient_accumulation_steps()
     config |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
     classifier.tokens = micro * trained.workload.seq_len // trained.sequence_parallel_size
-    held: list[Any] | None = [] if holds_output(trained) else None
+    kept_output: list[Any] | None = [] if holds_output(trained) else None
     recorder.schedule.first_iteration = min(_REPEATABLE, request.iterations) if until_repeated else request.iterations
     for iteration in range(1, request.iterations + 1):
         first = len(recorder.phases)
         if subject.before_training is not None:
             subject.before_training(engine, recorder, iteration=iteration, micro=micro, steps=steps)
         for _ in range(steps):
-            _micro_batch(engine, subject, recorder, iteration, micro, held)
+            _micro_batch(engine, subject, recorder, iteration, micro, kept_output)
         recorder.join_micro_batches(first)
         if recorder.repeats() and until_repeated and iteration >= _REPEATABLE:
             break
@@ -175,13 +175,14 @@ def _micro_batch(
     recorder: PhaseRecorder,
     iteration: int,
     size: int,
-    held: list[Any] | None,
+    kept_output: list[Any] | None,
 ) -> None:
-    """Run one micro batch. held: as in `TrainableModel.loss_of`. Loss and batch live until after the step, as in the
-    Trainer, whose `training_step` calls it (accelerate utils/deepspeed.py `DeepSpeedEngineWrapper.backward`)."""
+    """Run one micro batch. kept_output: as in `TrainableModel.compute_loss`. Loss and batch live until after the step,
+    as in the Trainer, whose `training_step` calls it (accelerate utils/deepspeed.py
+    `DeepSpeedEngineWrapper.backward`)."""
     with recorder.phase(iteration, "forward"):
         batch = subject.make_batch(size)
-        loss = subject.loss_of(engine, batch, held)
+        loss = subject.compute_loss(engine, batch, kept_output)
     with recorder.phase(iteration, "backward"):
         engine.backward(loss)
         recorder.sweep(engine.module, engine.optimizer)
@@ -227,6 +228,7 @@ def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any, work
     if split_by > 1:
         from deepspeed.utils import groups as process_groups
 
+        # Before `initialize`, which keeps groups that exist.
         process_groups._init_tp_groups_with_new_group(split_by)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = _client_optimizer(config, trained, workload)
@@ -280,7 +282,7 @@ def _prediction_step(engine: Any, subject: TrainableModel, samples: int, *, keep
     """One prediction step: the logits, or None if metrics do not receive them."""
     batch = subject.make_batch(samples)
     if not keeps:
-        subject.loss_of(engine, batch, None)
+        subject.compute_loss(engine, batch, None)
         return None
     output = engine(**batch)
     subject.loss(output, batch)

@@ -38,25 +38,31 @@ def apply_objective(
         return subject
     trl = imported(spec.module, run.workload.objective, trl_requirement(run.workload))
     if spec.value_model:
-        return _with_value_model(subject, run, config, device, build)
+        return _ppo_models(subject, run, config, device, build)
     trainer_class, arguments = getattr(trl, spec.trainer), getattr(trl, spec.config)
     model: Any = subject.model
-    given = {each.name: _default(each) for each in fields(arguments) if each.init} | dict(spec.arguments)
+    options = {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(arguments)
+        if each.init
+    }
+    options |= dict(spec.arguments)
     # TRL switches checkpointing on again, with these, after a pass without gradients.
-    given["gradient_checkpointing_kwargs"] = {"use_reentrant": is_reentrant(model)}
+    options["gradient_checkpointing_kwargs"] = {"use_reentrant": is_reentrant(model)}
+    # Without `__init__`, which tokenizes a dataset and starts accelerate.
     trainer = object.__new__(trainer_class)
     vars(trainer).update(
-        given,
-        args=SimpleNamespace(**{**given, "steps_per_generation": 1}, device=torch.device(device)),
+        options,
+        args=SimpleNamespace(**{**options, "steps_per_generation": 1}, device=torch.device(device)),
         model=model,
         accelerator=_Accelerator(device, config),
         ref_model=None,
         aux_loss_enabled=False,
-        loss_types=given.get("loss_type"),
+        loss_types=options.get("loss_type"),
         loss_weights=[1.0],
-        epsilon_low=given.get("epsilon"),
-        epsilon_high=given.get("epsilon_high") or given.get("epsilon"),
-        beta=given.get("beta") if run.workload.rollouts is None else run.workload.rollouts.beta,
+        epsilon_low=options.get("epsilon"),
+        epsilon_high=options.get("epsilon_high") or options.get("epsilon"),
+        beta=options.get("beta") if run.workload.rollouts is None else run.workload.rollouts.beta,
         use_vllm=False,
         current_gradient_accumulation_steps=1,
         _entropy_bonus_enabled=False,
@@ -114,7 +120,7 @@ def _prepared(model: Any, device: str, config: dict[str, Any]) -> Any:
     return importlib.import_module("trl.models.utils").prepare_deepspeed(model, _Accelerator(device, config))
 
 
-def _with_value_model(
+def _ppo_models(
     subject: TrainableModel, run: Run, config: dict[str, Any], device: str, build: Callable[[Run], TrainableModel]
 ) -> TrainableModel:
     """TRL's PPO: policy and value model as one module, and engines of a reference and a reward model. Its loop has no
@@ -129,6 +135,7 @@ def _with_value_model(
     value, reference, reward = (
         build(each).model for each in (of_value, replace(run, **plain), replace(of_value, **plain))
     )
+    # All four live on every rank; only policy and value are trained.
     models: list[Any] = [policy, value, reference, reward]
     for model in models:
         model.config.use_cache = True  # the default, which the loop does not change
@@ -180,10 +187,6 @@ def _trains_again(rollouts: Rollouts, iteration: int) -> bool:
     """Whether an iteration trains on the completions of its predecessor. Two of the `num_iterations` are run: the first
     one and the others hold different weights."""
     return rollouts.num_iterations > 1 and iteration % 2 == 0
-
-
-def _default(field: Any) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 class _Accelerator:

@@ -38,6 +38,7 @@ def built(model: str) -> tuple[torch.nn.Module, ModuleType]:
     assert spec is not None and spec.loader is not None
     file = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(Path(path).parent))  # the file may import modules of its folder
+    # Not in sys.modules: the file may be named like a library.
     spec.loader.exec_module(file)
     factory = getattr(file, function, None)
     if not callable(factory):
@@ -65,11 +66,11 @@ def enable_checkpointing(model: Any) -> str:
 def batches(file: ModuleType, inputs: Sequence[Input], dtype: torch.dtype, device: str) -> Callable[[int, int], Any]:
     """Batches by number of samples and sequence length: from the file's `make_batch(micro_batch_size, seq_len)`, whose
     tensors are passed to `forward` (a dict by name, a tuple by position), or from the shapes of one sample."""
-    given = getattr(file, "make_batch", None)
+    own_function = getattr(file, "make_batch", None)
 
     def make_batch(batch: int, seq_len: int) -> Any:
-        if given is not None:
-            return _on_device(given(batch, seq_len), dtype, device)
+        if own_function is not None:
+            return _on_device(own_function(batch, seq_len), dtype, device)
         if not inputs:
             raise UnusableModelError(
                 f"{file.__file__} defines no make_batch, so the shape of one sample is needed",
@@ -101,5 +102,5 @@ def load_loss(file: object) -> Callable[[Any, Any], Any]:
         first = output if isinstance(output, torch.Tensor) else output[0]
         return first.float().mean()
 
-    given: Callable[[Any, Any], Any] | None = getattr(file, "loss_fn", None)
-    return given or own_loss
+    loss_fn: Callable[[Any, Any], Any] = getattr(file, "loss_fn", None) or own_loss
+    return loss_fn

@@ -22,6 +22,7 @@ import torch
 
 from ...estimators.json_form import to_json
 from ...estimators.objectives import OBJECTIVES
+from ..model_recorder.recorded_model import ModuleRequest
 from ..recording.allocation_classifier import AllocationClassifier
 from ..recording.ledger import Ledger, RecordingMode
 from ..recording.phases import PhaseRecorder, highest_peak, peak_by_phase, timeline
@@ -30,26 +31,27 @@ from ..recording.schedule import ScheduleRecorder
 from ..run import Request, isolated_config
 from ..simulated_gpu import attention, collectives, kernels, patches
 from ..simulated_gpu.device import DEVICE_TYPE, register
-from ..simulated_gpu.fast_fake_tensor import QuickFakeTensorMode
+from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from . import training
-from .run import Answering
 
 _HOPPER = 9.0
 """Compute capability assumed for a GPU without one (AMD's, the CPU)."""
 
 
 def main() -> None:
-    """Answer the request on stdin."""
     folder = Path(sys.argv[1])
     os.environ["DS_ACCELERATOR"] = "cpu"  # until the simulated one is set: no search for vendors' libraries
     gc.disable()  # imported modules are no garbage
-    answer = answer_to(pickle.load(sys.stdin.buffer), on_phase=(folder / "phase").write_text)
+    answer = run_request(pickle.load(sys.stdin.buffer), on_phase=(folder / "phase").write_text)
     (folder / "answer.json").write_text(json.dumps(answer))
+    # `os._exit` does not flush.
     sys.stdout.flush()
     os._exit(0)  # skips the exit handlers of the fake process group
 
 
-def answer_to(request: Request | Answering, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:
+def run_request(
+    request: Request | ModuleRequest, on_phase: Callable[[str], object] = lambda _name: None
+) -> dict[str, Any]:
     """{"result": ...}, a `DryRunResult` or the `ModelShape` of a module, or {"error": message, "kind": exception class,
     "phase", "where": line of the user's code, "package": origin of the exception, "fix", "traceback"}.
 
@@ -58,7 +60,7 @@ def answer_to(request: Request | Answering, on_phase: Callable[[str], object] = 
     recorder = None
     try:
         started = time.monotonic()
-        if not isinstance(request, Request):
+        if isinstance(request, ModuleRequest):
             return {"result": to_json(request.answer())}
         recorder = _recorder(on_phase)
         return {"result": _run(request, recorder, started).to_json()}
@@ -66,7 +68,7 @@ def answer_to(request: Request | Answering, on_phase: Callable[[str], object] = 
         return {
             "error": str(error),
             "kind": type(error).__name__,
-            "phase": recorder.current if recorder else "start" if isinstance(request, Request) else "",
+            "phase": recorder.current if recorder else "" if isinstance(request, ModuleRequest) else "start",
             "where": _users_line(error),
             "package": _package(error),
             "fix": getattr(error, "fix", ""),
@@ -76,6 +78,7 @@ def answer_to(request: Request | Answering, on_phase: Callable[[str], object] = 
 
 def _users_line(error: Exception) -> str:
     """FILE:LINE of the innermost frame in the user's code; "" if there is none."""
+    # Frames of this package are no user's code, wherever it is installed.
     here = str(Path(__file__).parents[1])
     libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
     lines = [
@@ -105,6 +108,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     """Patch torch, DeepSpeed and transformers to train on the simulated GPU."""
     cluster = request.run.cluster
     patches.before_deepspeed()
+    # Before DeepSpeed: its `init_distributed` takes over a process group that exists.
     collectives.join(request.rank, cluster.world_size, cluster.gpus_per_node)
     os.environ["DS_ACCELERATOR"] = "cpu"  # until the simulated one is set: no search for vendors' libraries
     from deepspeed.accelerator import set_accelerator
@@ -134,6 +138,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
         patches.count_every_element(request.run.workload.seq_len, request.run.workload.scored_len)
     collectives.silence_comparisons()
     collectives.record(schedule, cluster.gpus_per_node)
+    # Before the engine registers these methods as hooks.
     patches.record_hooks(schedule)
     # Dispatch modes do not apply to the backward thread of a device.
     torch.autograd.set_multithreading_enabled(False)
@@ -146,8 +151,9 @@ def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunRes
     isolated = replace(request.run, config=isolated_config(request.run.config, str(Path.cwd())))
     gc.freeze()  # imported modules are no garbage, and scanning them is slow
     gc.enable()
-    fake = QuickFakeTensorMode()
-    with fake, RecordingMode(ledger, schedule, fake.known):
+    fake = FastFakeTensorMode()
+    # The innermost mode is called first: the recorder sees every operation, the fake mode computes it.
+    with fake, RecordingMode(ledger, schedule, fake.cached_result):
         config, parameters, trainable = training.run(
             replace(request, run=isolated), recorder, DEVICE_TYPE, until_repeated=True
         )

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.fx.experimental._config
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map_only
 
-from .trace import Reference, Step, TracedTensor, operation_flops
+from .trace import Reference, Step, TracedTensor, operation_flops, tensors_in
 
-MOST_INPUTS = 4
+MAX_INPUTS = 4
 """Maximum number of inputs for which all choices are tried; with more inputs the choices are all activations, all
 weights, and both."""
 
@@ -40,7 +40,7 @@ def choices(inputs: Sequence[TracedTensor], *, has_weights: bool) -> list[int]:
     activations = [1 << index for index, tensor in enumerate(inputs) if tensor.is_differentiable]
     weights = 1 << len(inputs) if has_weights else 0
     bits = [*activations, weights] if weights else activations
-    if len(bits) > MOST_INPUTS:
+    if len(bits) > MAX_INPUTS:
         return sorted({sum(activations), weights, sum(bits)} - {0})
     return [sum(chosen) for count in range(1, len(bits) + 1) for chosen in itertools.combinations(bits, count)]
 
@@ -54,9 +54,9 @@ def derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivat
     assert step.call is not None
     function, *arguments = step.call
     places = {number: place for place, number in enumerate(dict.fromkeys((*step.inputs, *step.weights)))}
-    given = tree_map(lambda leaf: Reference(places[leaf.number]) if isinstance(leaf, Reference) else leaf, arguments)
+    relative = tree_map_only(Reference, lambda leaf: Reference(places[leaf.number]), arguments)
     kinds = tuple((each.shape, each.stride, each.dtype) for each in map(tensors.__getitem__, places))
-    key = function, repr(given), kinds, tuple(map(places.__getitem__, step.inputs)), mask
+    key = function, repr(relative), kinds, tuple(map(places.__getitem__, step.inputs)), mask
     if key not in _DERIVED:
         with torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]
             _DERIVED[key] = _derive(step, tensors, mask)
@@ -65,21 +65,23 @@ def derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivat
 
 def _derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivative | None:
     leaves = _leaves(step, tensors, mask)
-    given, outputs = _call(step, leaves)
+    taken, outputs = _call(step, leaves)
     derived = [output for output in outputs if output.requires_grad]
     if not derived:
         return None
     saved = {_key(tensor): tensor for output in derived for tensor in _saved_by(output.grad_fn)}
-    inputs = _places(given[number] for number in step.inputs)
-    weights = _places(given[number] for number in step.weights)
+    inputs = _places(taken[number] for number in step.inputs)
+    weights = _places(taken[number] for number in step.weights)
     results = _places(outputs)
     new = [tensor for key, tensor in saved.items() if not (key in inputs or key in weights or key in results)]
+    # Gradients arrive in the layout of the outputs; other layouts cause copies.
     arriving = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device="meta") for o in derived]
     sources = {number: leaf for number, leaf in leaves.items() if leaf.requires_grad}
-    with _Allocations([*leaves.values(), *given.values(), *outputs, *arriving, *saved.values()]) as allocated:
+    with _Allocations([*leaves.values(), *taken.values(), *outputs, *arriving, *saved.values()]) as allocated:
+        # On the meta device autograd allocates like on a GPU, without computing.
         gradients = torch.autograd.grad(derived, list(sources.values()), arriving, allow_unused=True)
-    came = _places(arriving)
-    own = {_key(g): g.untyped_storage().nbytes() for g in gradients if g is not None and _key(g) not in came}
+    arrived = _places(arriving)
+    own = {_key(g): g.untyped_storage().nbytes() for g in gradients if g is not None and _key(g) not in arrived}
     of_activations = [
         gradient
         for number, gradient in zip(sources, gradients, strict=True)
@@ -90,7 +92,7 @@ def _derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDeriva
         saves_outputs=tuple(place for place in _found(saved, results) if _key(outputs[place]) not in inputs),
         saves_weights=_found(saved, weights),
         saves_new=sum(tensor.untyped_storage().nbytes() for tensor in new),
-        passes=bool(of_activations) and all(_key(gradient) in came for gradient in of_activations),
+        passes=bool(of_activations) and all(_key(gradient) in arrived for gradient in of_activations),
         workspace=max(0, allocated.peak_bytes - sum(own.values())),
         operations=allocated.operations,
         flops=allocated.flops,
@@ -121,19 +123,17 @@ def _call(step: Step, leaves: Mapping[int, torch.Tensor]) -> tuple[dict[int, tor
     function, args, kwargs = step.call
     schema = getattr(function, "_schema", None)
     with torch.enable_grad():
-        given = {number: leaf.clone() if schema and schema.is_mutable else leaf for number, leaf in leaves.items()}
+        taken = {number: leaf.clone() if schema and schema.is_mutable else leaf for number, leaf in leaves.items()}
 
-        def resolve(leaf: Any) -> Any:
-            return given[leaf.number] if isinstance(leaf, Reference) else leaf
-
-        result = function(*tree_map(resolve, args), **tree_map(resolve, kwargs))
-    return given, [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
+        args, kwargs = tree_map_only(Reference, lambda leaf: taken[leaf.number], (args, kwargs))
+        result = function(*args, **kwargs)
+    return taken, tensors_in(result)
 
 
 def _saved_by(node: Any) -> list[torch.Tensor]:
+    # C++ nodes have `_saved_*` attributes, nodes of autograd functions `saved_tensors`.
     names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
-    values = [getattr(node, name) for name in names]
-    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
+    return tensors_in([getattr(node, name) for name in names])
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -164,11 +164,11 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = op(*args, **(kwargs or {}))
         self.flops += operation_flops(op, args, kwargs or {}, result)
-        made = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
-        new = [tensor.untyped_storage() for tensor in made if _key(tensor) not in self.sizes]
+        new = [tensor.untyped_storage() for tensor in tensors_in(result) if _key(tensor) not in self.sizes]
         for storage in new:
             self.sizes[storage._cdata] = storage.nbytes()
             self.live_bytes += storage.nbytes()
+            # Memory counts until autograd drops it.
             weakref.finalize(storage, self._release, storage._cdata)
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         self.operations += bool(new)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Tensor, UserModule
 from ...estimators.models.program import OuterPrograms, Program, Quantity, Slot
@@ -38,17 +38,15 @@ def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any
     """The shape of a module, or of a function's result. example_inputs: the arguments of its `forward`, a tensor, a
     tuple or a dict, with any number of samples. Raises like `recorded_module`."""
     is_single = isinstance(example_inputs, torch.Tensor)
-    given = (example_inputs,) if is_single else example_inputs
-    samples = tensors_in(given)[0].shape[0]
+    arguments = (example_inputs,) if is_single else example_inputs
+    samples = tensors_in(arguments)[0].shape[0]
 
     def make_batch(batch: int, _: int) -> Any:
-        def resized(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
+        def resized(leaf: torch.Tensor) -> torch.Tensor:
             shape = (batch, *leaf.shape[1:]) if leaf.dim() and leaf.shape[0] == samples else leaf.shape
             return torch.empty(shape, dtype=torch.bfloat16 if leaf.is_floating_point() else leaf.dtype, device="meta")
 
-        return tree_map(resized, given)
+        return tree_map_only(torch.Tensor, resized, arguments)
 
     if not isinstance(model, torch.nn.Module):
         with torch.device("meta"):
@@ -74,6 +72,7 @@ def recorded_module(
     name = own.factory.rpartition("/")[2] or type(model).__name__
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UnrecordableError("all of its parameters are frozen")
+    # Dropout and checkpointing are active in training only.
     model.train()
     method = enable_checkpointing(model)
     follows = _shapes(make_batch(1, seq_len)) != _shapes(make_batch(1, 2 * seq_len))
@@ -131,7 +130,7 @@ def _part(model: torch.nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -
         result = loss(output, batch)
     held = [trace.keep(tensor) for tensor in tensors_in(output)]
     output_number = trace.keep(result)
-    steps = _with_results(trace.steps, {output_number, *held})
+    steps = _close_checkpoints(trace.steps, {output_number, *held})
     return Part(trace, steps, None, output_number, held=held)
 
 
@@ -152,7 +151,7 @@ def _checkpoints(trace: Trace) -> Iterator[None]:
         yield
 
 
-def _with_results(steps: Sequence[Step], last: set[int]) -> list[Step]:
+def _close_checkpoints(steps: Sequence[Step], last: set[int]) -> list[Step]:
     """The steps; the end of a checkpointed part gets the tensors that leave the part as inputs."""
     used, made, reversed_steps = set(last), set[int](), list[Step]()
     results: list[int] = []

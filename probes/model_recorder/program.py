@@ -64,15 +64,17 @@ def program(parts: Sequence[Part], shapes: Shapes) -> Program:
     if len({len(each) for each in numbers}) > 1:
         raise UnrecordableError("its operations take more tensors in longer sequences")
     index = {number: place for place, number in enumerate(numbers[0])}
-    made = {first.of(number) for step in parts[0].steps for number in step.outputs}
+    made = {first.representative(number) for step in parts[0].steps for number in step.outputs}
     slots = tuple(_slot(merged, each, shapes, is_outer=each[0] not in made) for each in zip(*numbers, strict=True))
     instructions = tuple(_instruction(merged, place, index, shapes) for place in range(len(first.groups)))
-    given, output, embedded = (
-        -1 if number is None else index[first.of(number)]
+    first_input, output, embedded = (
+        -1 if number is None else index[first.representative(number)]
         for number in (parts[0].input, parts[0].output, parts[0].embedding)
     )
-    held = tuple(index[first.of(number)] for number in parts[0].held if first.of(number) in index)
-    return Program(slots, given, output, embedded, instructions, held)
+    held = tuple(
+        index[first.representative(number)] for number in parts[0].held if first.representative(number) in index
+    )
+    return Program(slots, first_input, output, embedded, instructions, held)
 
 
 class Merged:
@@ -85,7 +87,7 @@ class Merged:
         self.part = part
         self.groups = own
         self.members: dict[int, list[int]] = {}
-        self._of: dict[int, int] = {}
+        self._representatives: dict[int, int] = {}
         self._storages: dict[int, int] = {}
         for group in own:
             if len(group) > 1:
@@ -96,10 +98,10 @@ class Merged:
                 for same in zip(*(step.inputs for step in group[1:]), strict=False):
                     self._merge(same)
 
-    def of(self, number: int) -> int:
+    def representative(self, number: int) -> int:
         """The number of the tensor that represents this one."""
-        while number in self._of:
-            number = self._of[number]
+        while number in self._representatives:
+            number = self._representatives[number]
         return number
 
     def storage(self, number: int) -> int:
@@ -113,23 +115,23 @@ class Merged:
         return group[1] if len(group) > 1 else group[0]
 
     def numbers(self) -> list[int]:
-        given = [] if self.part.input is None else [self.part.input]
+        first = [] if self.part.input is None else [self.part.input]
         steps = [self.step(place) for place in range(len(self.groups))]
         used = [number for step in steps for number in (*step.inputs, *step.outputs)]
-        return list(dict.fromkeys(self.of(number) for number in (*given, *used, self.part.output)))
+        return list(dict.fromkeys(self.representative(number) for number in (*first, *used, self.part.output)))
 
     def tensors(self, number: int) -> list[TracedTensor]:
         return [self.part.trace.tensors[each] for each in self.members.get(number, [number])]
 
     def _merge(self, numbers: Sequence[int]) -> None:
-        first = self.of(numbers[min(1, len(numbers) - 1)])
+        first = self.representative(numbers[min(1, len(numbers) - 1)])
         kept = self.members.setdefault(first, [first])
-        for other in dict.fromkeys(map(self.of, numbers)):
+        for other in dict.fromkeys(map(self.representative, numbers)):
             if other != first:
                 if (storage := self.storage(other)) != (into := self.storage(first)):
                     self._storages[storage] = into
                 kept += self.members.pop(other, [other])
-                self._of[other] = first
+                self._representatives[other] = first
 
 
 def _slot(merged: Sequence[Merged], numbers: Sequence[int], shapes: Shapes, *, is_outer: bool) -> Slot:
@@ -152,8 +154,8 @@ def _instruction(merged: Sequence[Merged], place: int, index: dict[int, int], sh
     step, trace, details = steps[0], merged[0].part.trace, steps[0].details.items()
     varies = len({(len(each.inputs), len(each.outputs)) for each in steps}) > 1
     inputs, outputs = (
-        [_Row.of(each, numbers, unique=varies) for each, numbers in zip(merged, given, strict=True)]
-        for given in ([each.inputs for each in steps], [each.outputs for each in steps])
+        [_Row.from_numbers(each, numbers, unique=varies) for each, numbers in zip(merged, tensors, strict=True)]
+        for tensors in ([each.inputs for each in steps], [each.outputs for each in steps])
     )
     derivatives: list[tuple[int, Derivative]] = []
     if step.call is not None:
@@ -187,9 +189,9 @@ class _Row(NamedTuple):
     """Index in `numbers` of each tensor of the step."""
 
     @classmethod
-    def of(cls, merged: Merged, numbers: Sequence[int], *, unique: bool) -> _Row:
+    def from_numbers(cls, merged: Merged, numbers: Sequence[int], *, unique: bool) -> _Row:
         """A row of these tensors. unique: count tensors of all iterations, such as concatenated ones, once."""
-        kinds = [merged.of(number) for number in numbers]
+        kinds = [merged.representative(number) for number in numbers]
         once = list(dict.fromkeys(kinds))
         return cls(once, [once.index(kind) for kind in kinds]) if unique else cls(kinds, range(len(kinds)))
 
@@ -303,18 +305,20 @@ def _compressed(tokens: list[_Token], names: list[int], identity: dict[object, i
     """The tokens with repetitions replaced by loops, from the shortest to the longest; loops can be nested."""
     period = 1
     while period <= min(len(names) // 2, LONGEST_BODY):
+        # Vectorized: a trace has tens of thousands of names and as many candidate periods.
         array = torch.tensor(names)
         same = array[:-period] == array[period:]
         matches = torch.nn.functional.pad(same.cumsum(0), (1, 0))
+        # A repetition is a run of at least `period` equal names.
         if not (matches[period:] - matches[:-period] == period).any():
             period += 1
             continue
-        tokens, names = _with_loops(tokens, names, period, same.tolist(), identity)
+        tokens, names = _replace_loops(tokens, names, period, same.tolist(), identity)
         period = 1
     return tokens, names
 
 
-def _with_loops(
+def _replace_loops(
     tokens: list[_Token], names: list[int], period: int, same: list[bool], identity: dict[object, int]
 ) -> tuple[list[_Token], list[int]]:
     """The tokens with all repetitions of this period replaced by one token each. same: whether a name equals the one a

@@ -76,7 +76,7 @@ def keep(file: Path, recording: Any) -> None:
 def _record(config: Mapping[str, Any], name: str) -> ModelShape:
     if not installed_version("transformers") or not installed_version("torch"):
         engine = 'pip install "ds-advise[engine]" (about 3 GB with CUDA, unless torch is there)'
-        raise _cannot(name, "torch and transformers are not installed", engine)
+        raise _unknown_model_error(name, "torch and transformers are not installed", engine)
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -98,14 +98,14 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
         built = transformers_config(config)
         chosen, text = _bare_class(built) or model_class(built), built.get_text_config()
     except UnusableModelError as error:
-        raise _cannot(name, str(error)) from None
+        raise _unknown_model_error(name, str(error)) from None
     except Exception as error:  # validators of configurations raise errors of their own
-        raise _cannot(name, f"transformers refuses the configuration: {_first_line(error)}") from error
+        raise _unknown_model_error(name, f"transformers refuses the configuration: {_first_line(error)}") from error
     inputs = {"input_ids", "decoder_input_ids"} & inspect.signature(chosen.forward).parameters.keys()
     if not inputs and chosen.main_input_name != "pixel_values":
-        raise _cannot(name, f"{chosen.__name__} takes other inputs than tokens or an image")
+        raise _unknown_model_error(name, f"{chosen.__name__} takes other inputs than tokens or an image")
     if (layers := getattr(text, "num_hidden_layers", 0)) > MAX_LAYERS:
-        raise _cannot(name, f"it has {layers:,} layers")
+        raise _unknown_model_error(name, f"it has {layers:,} layers")
     print(f"ds-advise: recording the layers of {name} from transformers' code, once", file=sys.stderr)
     window = None
     for field in ("sliding_window", "attention_chunk_size"):
@@ -126,7 +126,7 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
     try:
         model = build()
     except Exception as error:  # a model's code may raise any error
-        raise _cannot(name, f"{chosen.__name__} {REFUSES}: {_first_line(error)}") from error
+        raise _unknown_model_error(name, f"{chosen.__name__} {REFUSES}: {_first_line(error)}") from error
     windows, why = _windows(text, window), ""
     for others in input_choices(chosen):
         try:
@@ -137,7 +137,7 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
             reason = str(error) if is_ours else f"does not run without data: {_first_line(error)}"
             if IMAGE_LIST not in others or not why:
                 why = f"{chosen.__name__}{': ' if is_ours else ' '}{reason}"
-    raise _cannot(name, why)
+    raise _unknown_model_error(name, why)
 
 
 def _bare_class(config: Any) -> Any:
@@ -157,8 +157,8 @@ def input_choices(chosen: Any) -> list[tuple[str, ...]]:
     tokens = [name for name in ("input_ids", "decoder_input_ids") if name in parameters]
     required = [each.name for each in parameters.values() if each.default is each.empty and each.kind in _BY_NAME]
     first = [name for name in (*tokens, *required, chosen.main_input_name) if name != "self"]
-    described = [*tokens, *(name for name in _OF_TOKENS if name in parameters)]
-    images = [*first, *described, *(name for name in _OF_IMAGES if name in parameters)]
+    described = [*tokens, *(name for name in _TOKEN_INPUTS if name in parameters)]
+    images = [*first, *described, *(name for name in _IMAGE_INPUTS if name in parameters)]
     listed = [IMAGE_LIST if name == "pixel_values" else name for name in images]
     return list(
         dict.fromkeys(tuple(dict.fromkeys(each)) for each in (tokens, first, described, images, listed) if each)
@@ -166,8 +166,8 @@ def input_choices(chosen: Any) -> list[tuple[str, ...]]:
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_OF_TOKENS = ("mm_token_type_ids", "bbox")
-_OF_IMAGES = ("pixel_values", "image_attention_mask", "image_embeds_position_mask")
+_TOKEN_INPUTS = ("mm_token_type_ids", "bbox")
+_IMAGE_INPUTS = ("pixel_values", "image_attention_mask", "image_embeds_position_mask")
 """Inputs that some classes need although `forward` has defaults for them."""
 
 IMAGE_LIST = "pixel_values of several images"
@@ -207,7 +207,7 @@ def make_batch(
         "image_embeds_position_mask": (length,),
         "qformer_input_ids": (_INSTRUCTION_TOKENS,),
     }
-    given = {}
+    inputs = {}
     for name in names:
         if name in floats:
             kind, shape = getattr(torch, dtype), floats[name]
@@ -216,10 +216,10 @@ def make_batch(
         else:
             continue
         if name != "decoder_input_ids" or is_decoder:
-            given["pixel_values" if name == IMAGE_LIST else name] = torch.zeros(
+            inputs["pixel_values" if name == IMAGE_LIST else name] = torch.zeros(
                 (batch, *shape), dtype=kind, device="meta"
             )
-    return given
+    return inputs
 
 
 def _windows(text: Any, window: object) -> dict[int, int]:
@@ -229,7 +229,7 @@ def _windows(text: Any, window: object) -> dict[int, int]:
     return {index: window for index, kind in enumerate(kinds) if kind in ("sliding_attention", "chunked_attention")}
 
 
-def _cannot(name: str, why: str, fix: str = "") -> ModelConfigError:
+def _unknown_model_error(name: str, why: str, fix: str = "") -> ModelConfigError:
     return ModelConfigError(
         f"{name}: this type of model is not known here, and could not be recorded",
         why=why,
@@ -254,8 +254,6 @@ class ModuleRecording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRequest:
-    """A request to record a module in the subprocess."""
-
     module: UserModule
     seq_len: int
     """The second argument of the file's `make_batch`."""

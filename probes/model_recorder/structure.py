@@ -13,13 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ...estimators.models.families import PEFT_EXPERTS
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor, build_attention
 from ...estimators.models.program import Instruction, OuterPrograms, Program
 from .program import LAST, LONG_STEP, STEPS, Part, Shapes, program, step_shapes, usual_step
-from .trace import MOST_OPERATIONS, EndlessError, Trace, UnrecordableError, tensors_in, tracing
+from .trace import MAX_OPERATIONS, TooManyOperationsError, Trace, UnrecordableError, tensors_in, tracing
 
 Batch = Callable[[int, int], Mapping[str, Any]]
 """Returns the inputs of a forward pass for a number of samples and tokens."""
@@ -35,8 +35,6 @@ Kind = tuple[str, int | None, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class _Call:
-    """The inputs of a layer's call."""
-
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -54,7 +52,7 @@ class _Run:
     calls: Mapping[str, _Call]
     sources: Mapping[int, int]
     """Identity of a layer's input -> its number in the trace."""
-    layers_cache_key: frozenset[int]
+    layer_results: frozenset[int]
     """Tensors of the trace that are computed from outputs of layers, such as an encoder's output."""
     embedded: Sequence[int]
     """Outputs of the input embedding."""
@@ -81,7 +79,7 @@ def recorded_shape(
     at = partial(_shape_at, make_batch, name, source, windows)
     try:
         return at(model, usual)
-    except EndlessError:
+    except TooManyOperationsError:
         return at(model, STEPS[-1])
     except UnrecordableError:
         if rebuild is None or 0 < longest < LAST * LONG_STEP:
@@ -107,8 +105,8 @@ def _shape_at(
     # permanently when it sees one.
     for batch, length in (shapes[-1], *reversed(shapes)):
         loops = count * (LAYER_OPERATIONS + 4 * length)
-        most = loops if step > STEPS[-1] else MOST_OPERATIONS
-        runs.append(_run(model, make_batch(batch, length), every_layer, kinds, most))
+        max_operations = loops if step > STEPS[-1] else MAX_OPERATIONS
+        runs.append(_run(model, make_batch(batch, length), every_layer, kinds, max_operations))
     runs = runs[:0:-1]
     layers = {path: layer for path, layer in every_layer.items() if path in runs[0].calls}
     members: dict[Kind, list[str]] = {}
@@ -160,6 +158,7 @@ def _shape_at(
 def _softmax_fp32(layer: torch.nn.Module) -> bool:
     """Whether the code of eager attention computes the softmax in fp32. Some classes have it in a method."""
     module = sys.modules[type(layer).__module__]
+    # The traced attention is one operation, which hides the softmax of the eager one.
     code = inspect.getsource(getattr(module, "eager_attention_forward", module))
     return re.search(r"softmax\(.*float32", code) is not None
 
@@ -210,7 +209,11 @@ def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 def _run(
-    model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module], kinds: Mapping[str, Kind], most: int
+    model: Any,
+    batch: Mapping[str, Any],
+    layers: Mapping[str, torch.nn.Module],
+    kinds: Mapping[str, Kind],
+    max_operations: int,
 ) -> _Run:
     """Run a forward pass. One layer of each kind runs, unrecorded; the others return empty tensors of the same
     shapes."""
@@ -230,7 +233,7 @@ def _run(
             trace.keep(tensor)
         if kinds[path] not in results:
             results[kinds[path]] = unseen(forwards[path], *args, **kwargs)
-        result = unseen(tree_map, _like, results[kinds[path]])
+        result = unseen(tree_map_only, torch.Tensor, torch.empty_like, results[kinds[path]])
         trace.step("layer", path, call.hidden, result)
         return result
 
@@ -241,17 +244,14 @@ def _run(
                 note = module.register_forward_hook(lambda _, __, result: embedded.append(trace.number(result)))
                 stack.enter_context(note)
         for path, layer in layers.items():
+            # Instead of hooks, which cannot skip a layer.
             stack.enter_context(patch.object(layer, "forward", partial(skip, path)))
-        unseen = stack.enter_context(tracing(trace, most, all_nonzero=True))
+        unseen = stack.enter_context(tracing(trace, max_operations, all_nonzero=True))
         output = model(**batch, use_cache=False)
-    return _Run(trace, calls, sources, _of_layers(trace), embedded, trace.keep(tensors_in(output)[0]))
+    return _Run(trace, calls, sources, _layer_results(trace), embedded, trace.keep(tensors_in(output)[0]))
 
 
-def _like(leaf: Any) -> Any:
-    return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _of_layers(trace: Trace) -> frozenset[int]:
+def _layer_results(trace: Trace) -> frozenset[int]:
     found: set[int] = set()
     for step in trace.steps:
         if step.kind == "layer" or found.intersection(step.inputs):
@@ -263,15 +263,15 @@ def _layer_part(model: Any, run: _Run, path: str) -> Part:
     """The part of one layer, with its inputs in the model."""
     layer, call = model.get_submodule(path), run.calls[path]
     trace = Trace(layer)
-    given = trace.number(call.hidden)
+    first_input = trace.number(call.hidden)
     for buffer in layer.buffers():
         trace.number(buffer)
     for tensor in tensors_in((call.args, call.kwargs)):
         number = run.sources[id(tensor)]
-        trace.number(tensor, number + 1, needs_grad=number in run.layers_cache_key)
+        trace.number(tensor, number + 1, needs_grad=number in run.layer_results)
     with tracing(trace, all_nonzero=True):
         result = layer(*call.args, **call.kwargs)
-    return Part(trace, trace.steps, given, trace.keep(tensors_in(result)[0]))
+    return Part(trace, trace.steps, first_input, trace.keep(tensors_in(result)[0]))
 
 
 def _around(runs: list[_Run], shapes: Shapes, head: str) -> OuterPrograms:
@@ -283,22 +283,22 @@ def _around(runs: list[_Run], shapes: Shapes, head: str) -> OuterPrograms:
 
 def _parts_around(run: _Run, head: str) -> list[Part]:
     steps, parts = run.trace.steps, list[Part]()
-    begin, given, stack = 0, None, ""
+    begin, first_input, stack = 0, None, ""
     for place, step in enumerate(steps):
         if step.kind != "layer":
             continue
         if (own := step.name.rpartition(".")[0]) != stack:
             made = {number for each in steps[begin:place] for number in each.outputs}
             embedding = next((number for number in run.embedded if number in made), None)
-            parts.append(Part(run.trace, steps[begin:place], given, step.inputs[0], embedding))
+            parts.append(Part(run.trace, steps[begin:place], first_input, step.inputs[0], embedding))
             stack = own
-        begin, given = place + 1, step.outputs[0]
-    behind = steps[begin:]
+        begin, first_input = place + 1, step.outputs[0]
+    epilogue = steps[begin:]
     place, output = next(
-        ((place, step.inputs[0]) for place, step in enumerate(behind) if step.kind == "linear" and step.name == head),
-        (len(behind), run.output),
+        ((place, step.inputs[0]) for place, step in enumerate(epilogue) if step.kind == "linear" and step.name == head),
+        (len(epilogue), run.output),
     )
-    return [*parts, Part(run.trace, behind[:place], given, output)]
+    return [*parts, Part(run.trace, epilogue[:place], first_input, output)]
 
 
 def _fingerprint(layer: torch.nn.Module) -> tuple[Any, ...]:

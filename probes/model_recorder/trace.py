@@ -20,12 +20,12 @@ import torch.fx.experimental._config
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from ...estimators.models.program import ROWS
 
-MOST_OPERATIONS = 40_000
+MAX_OPERATIONS = 40_000
 """Maximum number of operations in one forward pass."""
 
 
@@ -34,14 +34,12 @@ class UnrecordableError(ValueError):
     and length."""
 
 
-class EndlessError(UnrecordableError):
+class TooManyOperationsError(UnrecordableError):
     """The forward pass has more operations than a trace keeps."""
 
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """A tensor of the trace."""
-
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -116,13 +114,14 @@ class Trace:
         self,
         kind: str,
         name: str,
-        given: Any,
+        arguments: Any,
         result: Any,
         call: tuple[Callable[..., Any], Any, Any] | None = None,
         details: Mapping[str, int] | None = None,
     ) -> None:
-        """Record an operation that read the tensors in `given` and made those in `result`."""
-        inputs, outputs = tensors_in(given), tensors_in(result)
+        """Record an operation that read the tensors in `arguments` and made those in `result`."""
+        inputs, outputs = tensors_in(arguments), tensors_in(result)
+        # Views of weights are weights, and cost nothing.
         if inputs and all(self._is_weight(tensor) for tensor in (*inputs, *outputs)):
             self._kept += outputs
             return
@@ -151,6 +150,7 @@ class Trace:
         if key not in self._storages:
             self._storages[key] = self._storage_count
             self._storage_count += 1
+            # When the code drops its last reference, as on a GPU: the trace itself holds only numbers.
             weakref.finalize(storage, self._released, key, number)
         self.tensors.append(
             TracedTensor(
@@ -172,11 +172,10 @@ class Trace:
         return self.parameter_name(tensor) is not None
 
     def _references(self, tree: Any) -> Any:
-        return tree_map(
-            lambda leaf: Reference(self._numbers[id(leaf)]) if isinstance(leaf, torch.Tensor) else leaf, tree
-        )
+        return tree_map_only(torch.Tensor, lambda tensor: Reference(self._numbers[id(tensor)]), tree)
 
     def _forget(self, key: int, number: int) -> None:
+        # Python reuses the id of a dead object, maybe before this callback runs.
         if self._numbers.get(key) == number:
             del self._numbers[key]
 
@@ -191,18 +190,15 @@ def operation_flops(op: Any, args: Any, kwargs: Any, result: Any) -> int:
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
 
 
-def _is_a_row(mask: torch.Tensor) -> bool:
-    return mask.numel() * mask.itemsize < mask.untyped_storage().nbytes()
-
-
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def _answered_yes() -> bool:
+def _assume_all_equal() -> bool:
     """The answer to a check in transformers' code whether all elements are equal (to detect padding or packing). Raises
     UnrecordableError for other code."""
     frame = sys._getframe(1)
+    # The line to name is that of the model's code.
     while frame.f_back and any(part in frame.f_code.co_filename for part in (f"{os.sep}torch{os.sep}", __file__)):
         frame = frame.f_back
     if f"{os.sep}transformers{os.sep}" in frame.f_code.co_filename:
@@ -213,12 +209,12 @@ def _answered_yes() -> bool:
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record the operations that torch dispatches. all_nonzero: treat all elements of a tensor as nonzero; in a row of
     a mask, such as one expert's tokens, the row's share of all rows. Raises UnrecordableError if the operations do not
-    end, and for code that reads a value (`_answered_yes`)."""
+    end, and for code that reads a value (`_assume_all_equal`)."""
 
-    def __init__(self, trace: Trace, most: int, *, all_nonzero: bool) -> None:
+    def __init__(self, trace: Trace, max_operations: int, *, all_nonzero: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
-        self.most = most
+        self.max_operations = max_operations
         self.all_nonzero = all_nonzero
         self.is_paused = False
         self.count = 0
@@ -230,20 +226,19 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         aten = torch.ops.aten
         if op is aten._local_scalar_dense.default:
+            # `bool(tensor)` of an all-equal check.
             if args[0].dtype == torch.bool:
-                return _answered_yes()
+                return _assume_all_equal()
             if self.is_place(args[0]):
                 return 0
         self.trace.used.update(filter(None, map(self.trace.parameter_name, tensors_in((args, kwargs)))))
         self.count += 1
-        if self.count > self.most:
-            raise EndlessError("a forward pass has tens of thousands of operations, as in a loop over tokens")
-        if (
-            self.all_nonzero
-            and op is aten.index.Tensor
-            and any(index is not None and index.dtype == torch.bool and _is_a_row(index) for index in args[1])
-        ):
-            raise UnrecordableError("it selects the tokens of each expert by a mask")
+        if self.count > self.max_operations:
+            raise TooManyOperationsError("a forward pass has tens of thousands of operations, as in a loop over tokens")
+        if self.all_nonzero and op is aten.index.Tensor:
+            masks = [index for index in args[1] if index is not None and index.dtype == torch.bool]
+            if any(mask.numel() * mask.itemsize < mask.untyped_storage().nbytes() for mask in masks):
+                raise UnrecordableError("it selects the tokens of each expert by a mask")
         if self.all_nonzero and op is aten.nonzero.default:
             rows = args[0].numel() ** 2 * args[0].itemsize // args[0].untyped_storage().nbytes()
             result = args[0].new_empty((rows, args[0].dim()), dtype=torch.long)
@@ -287,10 +282,12 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is torch.Tensor.tolist and args[0].dim() == 1 and args[0].is_meta:
+            # Code splits tokens by expert with this list; its values do not exist on the meta device.
             return _Counts([0] * len(args[0]))
         if function in _SPLITS and isinstance(sizes := args[1], _Counts):
             rows, count = args[0].shape[(args[2:] or (kwargs.get("dim", 0),))[0]], len(sizes)
             return function(args[0], [(rows + place) // count for place in range(count)], *args[2:], **kwargs)
+        # An expert's index in a parameter's name: all experts have the same shapes.
         if function is torch.Tensor.__format__ and self.operations.is_place(args[0]):
             return "0"
         if self.operations.is_paused:
@@ -298,9 +295,9 @@ class _Functions(TorchFunctionMode):
         if function is F.linear:
             name = self.trace.parameter_name(args[1] if len(args) > 1 else kwargs["weight"])
             if name is not None:
-                given = self._as_rows(args[0] if args else kwargs["input"])
+                arguments = self._as_rows(args[0] if args else kwargs["input"])
                 result = self.operations.unseen(function, *args, **kwargs)
-                self.trace.step("linear", name.removesuffix(".weight"), given, result)
+                self.trace.step("linear", name.removesuffix(".weight"), arguments, result)
                 return result
         if function is _ATTENTION:
             return self.attend(*args, **kwargs)
@@ -308,15 +305,15 @@ class _Functions(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         return function(*args, **kwargs)
 
-    def _as_rows(self, given: torch.Tensor) -> torch.Tensor:
+    def _as_rows(self, arguments: torch.Tensor) -> torch.Tensor:
         """The input of a matrix product; a copy if its rows are not contiguous in memory (`at::linear`)."""
         try:
-            self.operations.unseen(given.view, -1, given.shape[-1])
+            self.operations.unseen(arguments.view, -1, arguments.shape[-1])
         except RuntimeError:
-            rows = given.contiguous()
+            rows = arguments.contiguous()
             self.trace.steps[-1] = replace(self.trace.steps[-1], name=ROWS)
             return rows
-        return given
+        return arguments
 
     def attend(
         self,
@@ -400,6 +397,7 @@ def _without_gradients(trace: Trace) -> Iterator[None]:
     def count_exit(self: Any, *error: Any) -> None:
         trace.no_grad_depth -= 1
         leave(self, *error)
+        # torch restores `is_grad_enabled()` of before, which module.py patches to be True.
         torch.set_grad_enabled(False)
 
     with torch.no_grad(), patch.multiple(torch.no_grad, __enter__=count_enter, __exit__=count_exit):
@@ -407,12 +405,14 @@ def _without_gradients(trace: Trace) -> Iterator[None]:
 
 
 @contextmanager
-def tracing(trace: Trace, most: int = MOST_OPERATIONS, *, all_nonzero: bool = False) -> Iterator[Callable[..., Any]]:
+def tracing(
+    trace: Trace, max_operations: int = MAX_OPERATIONS, *, all_nonzero: bool = False
+) -> Iterator[Callable[..., Any]]:
     """Record all operations in the context, up to a maximum number. Yields a function that runs another one unrecorded.
 
     all_nonzero: indices by condition choose every element, as in transformers' code for padding and images.
     """
-    operations = _Operations(trace, most, all_nonzero=all_nonzero)
+    operations = _Operations(trace, max_operations, all_nonzero=all_nonzero)
     functions = _Functions(trace, operations)
 
     def attend(*args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,6 @@ _MARK = b"held by ds-advise"
 
 
 def install() -> None:
-    """Replace torch's lock in this process."""
     from torch.utils import file_baton
 
     baton: Any = file_baton.FileBaton
@@ -59,6 +58,7 @@ def _marked_file(lock: Path) -> int:
     try:
         try_lock(descriptor)
         os.write(descriptor, _MARK)
+        # Atomic, and fails if the lock exists: nobody sees a lock without its mark and owner.
         os.link(draft, lock)
     except OSError:
         os.close(descriptor)
@@ -74,6 +74,7 @@ def _remove_if_abandoned(lock: Path) -> None:
         if (
             stream.read() == _MARK
             and try_lock(stream.fileno())
+            # The file may have been replaced by another owner's between opening and locking.
             and os.path.samestat(os.fstat(stream.fileno()), lock.stat())
         ):
             lock.unlink()

@@ -35,13 +35,12 @@ class Clock:
         event.record()
         return event
 
-    def settle(self) -> None:
-        """Wait until the device is idle."""
+    def synchronize(self) -> None:
         if self._cuda:
             torch.cuda.synchronize()
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        """Seconds between two marks. To be called after `settle`."""
+        """Seconds between two marks. To be called after `synchronize`."""
         return float(earlier.elapsed_time(later)) / 1000.0 if self._cuda else later - earlier
 
 
@@ -55,6 +54,7 @@ class CollectiveTime:
     def install(self) -> None:
         """Wrap torch's collectives and `Work.wait`. To be called before DeepSpeed is imported."""
         for name in _COLLECTIVES.split():
+            # DeepSpeed's comm/torch.py calls torch.distributed's functions by these names.
             setattr(dist, name, self._timed(getattr(dist, name)))
         work: Any = dist.Work
         work.wait = self._timed(work.wait)
@@ -95,7 +95,6 @@ def storage_bytes() -> tuple[int, int]:
 
 
 def folder_bytes(folder: str) -> int:
-    """Total size of the files below a folder."""
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) if folder else 0
 
 

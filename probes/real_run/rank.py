@@ -31,10 +31,10 @@ class EventLog:
         self._file = -1
         self.phase = "start"
         with contextlib.suppress(OSError):
+            # One unbuffered write per line: the reader sees whole lines, and a killed rank loses none.
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def enter(self, phase: str) -> None:
-        """Begin a phase."""
         self.phase = phase
         self.note({"phase": phase})
 
@@ -76,7 +76,7 @@ def main() -> NoReturn:
     """Run the worker, write its result or its error as the last event, and end the process."""
     folder = Path(sys.argv[1])
     rank = int(sys.argv[2])
-    die_with_the_parent(os.getppid())
+    die_with_parent(os.getppid())
     log = EventLog(folder / f"rank{rank}.jsonl")
     try:
         log.enter("import")
@@ -96,7 +96,7 @@ def main() -> NoReturn:
     os._exit(0)  # the other ranks are done too; exit handlers of process groups would only wait for each other
 
 
-def die_with_the_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     """Let Linux end this process by a signal when its parent ends, even if killed. The parent may have ended
     already."""
     with contextlib.suppress(OSError, AttributeError):

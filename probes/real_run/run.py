@@ -14,7 +14,7 @@ from typing import Any
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import from_json
 from ..dry_run.run import request_for
-from ..machine import threads_of_a_rank
+from ..machine import rank_threads
 from ..run import Device, Request, Run, check_device, isolated_config
 from ..scratch import scratch
 from .result import ProbeResult, RankFailure, RankReport
@@ -98,7 +98,7 @@ def probe(
             nvme_folder=nvme_folder,
         )
         (folder / JOB_FILE).write_bytes(pickle.dumps(job))
-        on_cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads_of_a_rank(len(job.ranks)))}
+        on_cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(rank_threads(len(job.ranks)))}
         reports, failure = watch(
             job.ranks,
             folder,
@@ -109,7 +109,7 @@ def probe(
             environment=on_cpu if device == "cpu" else {},
         )
         if failure is not None and nvme_folder:
-            failure = _or_disk_full(failure, nvme_folder)
+            failure = _disk_full_failure(failure, nvme_folder)
     first: dict[str, Any] = dict(reports[0]) if reports else {}
     return ProbeResult(
         world_size=run.cluster.world_size,
@@ -125,7 +125,7 @@ def probe(
     )
 
 
-def _or_disk_full(failure: RankFailure, folder: str) -> RankFailure:
+def _disk_full_failure(failure: RankFailure, folder: str) -> RankFailure:
     """The failure, or "disk_full" if the swap files filled their drive: DeepSpeed ignores a failed write and later
     aborts (SIGABRT) because a file is too short."""
     free = shutil.disk_usage(folder).free

@@ -22,7 +22,7 @@ from typing import NoReturn
 import psutil
 
 from . import extension_lock
-from .rank import die_with_the_parent
+from .rank import die_with_parent
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -33,13 +33,14 @@ def main() -> NoReturn:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     adopt_orphans(True)
     signal.signal(signal.SIGTERM, _end)  # before the death signal is requested, which is SIGTERM
-    die_with_the_parent(parent, signal.SIGTERM)
+    die_with_parent(parent, signal.SIGTERM)
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(127)
     while True:
+        # Any child: adopted orphans must be reaped too.
         ended, status = os.waitpid(-1, 0)
         if ended == process.pid:
             code = os.waitstatus_to_exitcode(status)
@@ -102,6 +103,7 @@ def _end(*_: object) -> None:
 
 
 def _kill_all() -> None:
+    # A second SIGTERM must not interrupt the removal.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kill_descendants()
     clean_up()

@@ -62,6 +62,7 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     description, config = prepare(job)
     baseline_bytes = measure.memory_bytes("VmRSS")
     if job.memory_limit_bytes is not None:
+        # RLIMIT_DATA, not RLIMIT_AS: libraries map far more addresses than they use.
         limit = measure.memory_bytes("VmData") + job.memory_limit_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if job.solo:
@@ -152,6 +153,7 @@ def train(
     """Load, initialize and train `job.request.iterations` optimizer steps. Returns the engine and the training's fields
     of `RankReport`."""
     run = job.request.run
+    # transformers holds a weak reference to it (integrations/deepspeed.py).
     keep_alive = announce_zero3(run, config)
     dtype = model_dtype(config)
     subject = _subject(job, description, dtype, device)
@@ -161,17 +163,19 @@ def train(
     if job.solo:
         _never_skip_a_step(engine.optimizer)
     loading_peak_bytes = measure.memory_bytes("VmHWM")
+    # Loading has a peak of its own; the second one is that of training.
     measure.restart_peak()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     read_before, written_before = measure.storage_bytes()
-    held: list[Any] | None = [] if holds_output(run) else None
+    kept_output: list[Any] | None = [] if holds_output(run) else None
     steps: list[StepTime] = []
     losses: list[float] = []
     for step in range(1, job.request.iterations + 1):
         log.enter(f"step {step}")
-        timed, loss = _step(engine, subject, clock, collectives, held)
+        timed, loss = _step(engine, subject, clock, collectives, kept_output)
         losses.append(loss)
+        # The first step allocates the optimizer's states, and its time is no steady state.
         if step > 1:
             steps.append(timed)
     read, written = measure.storage_bytes()
@@ -206,21 +210,21 @@ def _step(
     subject: models.TrainableModel,
     clock: Clock,
     collectives: CollectiveTime | None,
-    held: list[Any] | None,
+    kept_output: list[Any] | None,
 ) -> tuple[StepTime, float]:
-    """Run one optimizer step. Returns its times, summed over the micro batches, and its loss. held: as in the dry run's
-    loop."""
+    """Run one optimizer step. Returns its times, summed over the micro batches, and its loss. kept_output: as in the
+    dry run's loop."""
     passes_waiting_s = 0.0
     optimizer_waiting_s = 0.0
     marks: list[tuple[Any, Any, Any, Any]] = []
     loss = None
-    clock.settle()
+    clock.synchronize()
     begin = clock.mark()
     for _ in range(engine.gradient_accumulation_steps()):
-        batch = _with_tokens(subject.make_batch(engine.train_micro_batch_size_per_gpu()), subject.vocab_size)
+        batch = _fill_tokens(subject.make_batch(engine.train_micro_batch_size_per_gpu()), subject.vocab_size)
         before = collectives.seconds if collectives else 0.0
         started = clock.mark()
-        loss = subject.loss_of(engine, batch, held)
+        loss = subject.compute_loss(engine, batch, kept_output)
         forwarded = clock.mark()
         engine.backward(loss)
         loss = loss.detach()
@@ -233,7 +237,7 @@ def _step(
             passes_waiting_s += between - before
             optimizer_waiting_s += collectives.seconds - between
     end = clock.mark()
-    clock.settle()
+    clock.synchronize()
     parts = [sum(clock.seconds(mark[index], mark[index + 1]) for mark in marks) for index in range(3)]
     assert loss is not None, "there is at least one micro batch"
     return StepTime(
@@ -246,7 +250,7 @@ def _step(
     ), float(loss)
 
 
-def _with_tokens(batch: Any, vocab_size: int) -> Any:
+def _fill_tokens(batch: Any, vocab_size: int) -> Any:
     """The batch with random tokens, so that routers and embeddings work as in training."""
     if vocab_size and isinstance(batch, dict) and "input_ids" in batch:
         batch["input_ids"] = torch.randint_like(batch["input_ids"], vocab_size)
@@ -289,6 +293,7 @@ def _fill(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             values = getattr(parameter, "ds_tensor", parameter)
+            # Norms may be in another dtype than the matrices; the cast is repeated only when it changes.
             block = block.to(values.dtype)
             if not values.is_cpu or not values.is_contiguous():
                 values.normal_(0, 0.02)
@@ -309,6 +314,7 @@ def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
             if type(layer) is not torch.nn.Linear or layer is head:
                 continue
             options: dict[str, Any] = {"compress_statistics": True, "quant_type": "nf4"}
+            # Size 1: its weight is replaced, and one of full size would be allocated first.
             smaller = parts.Linear4bit(1, 1, bias=False, compute_dtype=dtype, **options)
             smaller.in_features, smaller.out_features = layer.in_features, layer.out_features
             smaller.weight = parts.Params4bit(layer.weight.data, requires_grad=False, **options)

@@ -20,16 +20,16 @@ from typing import Any
 import psutil
 
 from ..machine import search_path
-from ..scratch import interrupts_held
+from ..scratch import interrupts_deferred
 from .rank import EventLogReader
 from .result import RankFailure, RankFailureKind
 from .supervisor import start_supervised
 
 _POLL_S = 0.05
-_LOOK_S = 1.0
+_COMPILER_CHECK_S = 1.0
 """Interval between checks for compilers, in seconds."""
-_SIGNALLED = 128
-_OTHERS_S = 2.0
+_SIGNAL_OFFSET = 128
+_GRACE_S = 2.0
 """Time after the first failure in which event logs of other failed ranks are awaited."""
 
 COMPILERS = frozenset(
@@ -44,8 +44,6 @@ OnProgress = Callable[[str], None]
 
 
 class _Rank:
-    """One process, its event log and its output."""
-
     def __init__(self, number: int, folder: Path, worker: str, environment: Mapping[str, str]) -> None:
         self.number = number
         self.output = folder / f"rank{number}.txt"
@@ -55,11 +53,11 @@ class _Rank:
         self.exit_code: int | None = None
         self.last_event_at = time.monotonic()
 
-    def listen(self) -> bool:
+    def read_events(self) -> bool:
         """Read the rank's new events. The exit code is read first, so that the last event is not missed."""
         self.exit_code = self.process.poll()
-        if self.exit_code is not None and self.exit_code > _SIGNALLED:  # as the supervisor reports a signal
-            self.exit_code = _SIGNALLED - self.exit_code
+        if self.exit_code is not None and self.exit_code > _SIGNAL_OFFSET:  # as the supervisor reports a signal
+            self.exit_code = _SIGNAL_OFFSET - self.exit_code
         if self.log.read_new():
             self.last_event_at = time.monotonic()
             return True
@@ -71,11 +69,10 @@ class _Rank:
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """The error in the rank's event log."""
         return self.log.last.get("error")
 
     @property
-    def order(self) -> tuple[int, int]:
+    def progress(self) -> tuple[int, int]:
         """The rank's progress: (index of the phase, number of the step)."""
         name, _, number = self.log.phase.partition(" ")
         return _PHASES.index(name) if name in _PHASES else len(_PHASES), int(number or 0)
@@ -105,7 +102,7 @@ class _Rank:
             details = self.output.read_text(encoding="utf-8", errors="replace")[-4000:]
         return RankFailure(kind=kind, rank=self.number, phase=self.log.phase, message=message, details=details)
 
-    def death(self) -> RankFailure:
+    def exit_failure(self) -> RankFailure:
         """The rank's failure if it ended without a report or an error."""
         assert self.exit_code is not None, "it has ended"
         if self.exit_code < 0:
@@ -143,15 +140,15 @@ def watch(
     ranks: list[_Rank] = []
     try:
         for number in numbers:
-            with interrupts_held():
+            with interrupts_deferred():
                 ranks.append(_Rank(number, folder, worker, variables))
-        shown, looked_at, compiles = "", 0.0, False
+        shown, checked_at, compiles = "", 0.0, False
         while True:
             for rank in ranks:
-                rank.listen()
-            phase = min(ranks, key=lambda rank: rank.order).log.phase
-            if phase in _COMPILE and time.monotonic() - looked_at > _LOOK_S:
-                looked_at = time.monotonic()
+                rank.read_events()
+            phase = min(ranks, key=lambda rank: rank.progress).log.phase
+            if phase in _COMPILE and time.monotonic() - checked_at > _COMPILER_CHECK_S:
+                checked_at = time.monotonic()
                 compiles = any(rank.is_compiling() for rank in ranks)
             title = f"{phase}, compiling DeepSpeed's extensions" if phase in _COMPILE and compiles else phase
             if title not in (shown, "start"):
@@ -164,7 +161,7 @@ def watch(
                 return [rank.log.last for rank in ranks], None
             time.sleep(_POLL_S)
     finally:
-        with interrupts_held():
+        with interrupts_deferred():
             for rank in ranks:
                 rank.kill()
 
@@ -172,35 +169,36 @@ def watch(
 def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure | None:
     """The failure of the rank that failed first; None if no rank has failed."""
     if any(rank.error or (rank.exit_code is not None and not rank.done) for rank in ranks):
-        return _first(ranks)
+        return _first_failure(ranks)
     for rank in ranks:
         if rank.is_stopped():
             return rank.failure("stopped", f"rank {rank.number} was suspended (SIGSTOP)")
     now = time.monotonic()
     if now > deadline:
-        late = min(ranks, key=lambda rank: rank.order)
+        late = min(ranks, key=lambda rank: rank.progress)
         return late.failure("timeout", f"not done in time; rank {late.number} was in phase {late.log.phase}")
     silent = [rank for rank in ranks if now - rank.last_event_at > stall_s and not rank.done]
+    # Only when a rank is silent: looking for compilers walks through all processes.
     if silent and any(rank.is_compiling() for rank in ranks):
         for rank in ranks:  # the others wait for the rank that compiles
             rank.last_event_at = now
     elif silent:
         # The others wait for the rank that is furthest behind, whose last event may be later than theirs.
-        last = min((rank for rank in ranks if not rank.done), key=lambda rank: (rank.order, rank.last_event_at))
+        last = min((rank for rank in ranks if not rank.done), key=lambda rank: (rank.progress, rank.last_event_at))
         return last.failure("hang", f"rank {last.number} made no progress for {stall_s:.0f} s")
     return None
 
 
-def _first(ranks: list[_Rank]) -> RankFailure:
+def _first_failure(ranks: list[_Rank]) -> RankFailure:
     """The earliest failure. A killed rank reports nothing, and the others then fail because it is missing."""
-    patience = time.monotonic() + _OTHERS_S
+    patience = time.monotonic() + _GRACE_S
     while not all(rank.exit_code is not None or rank.error for rank in ranks) and time.monotonic() < patience:
         time.sleep(_POLL_S)
         for rank in ranks:
-            rank.listen()
+            rank.read_events()
     for rank in ranks:
         if rank.exit_code is not None and not rank.error and not rank.done:
-            return rank.death()
+            return rank.exit_failure()
     failed = [rank for rank in ranks if rank.error]
     out_of_memory = [rank for rank in failed if rank.error and rank.error["kind"] == "out_of_memory"]
     first = min(out_of_memory or failed, key=lambda rank: rank.log.last["time"])

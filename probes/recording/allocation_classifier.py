@@ -79,13 +79,15 @@ class AllocationClassifier:
         return category, self._module()
 
     def _birthplace(self) -> str:
+        # Skips the frames of the classifier, the ledger and the dispatch mode above the operation.
         frame = sys._getframe(5)
+        # Keyed by code object: a run has millions of allocations and some thousand functions.
         known = self._code_category
         while frame is not None:
             code = frame.f_code
             category = known.get(code)
             if category is None:
-                category = known[code] = _category_of(code.co_filename, code.co_name)
+                category = known[code] = _allocation_category(code.co_filename, code.co_name)
             if category:
                 return category if category != "-" else ""
             frame = frame.f_back  # type: ignore[assignment]
@@ -97,6 +99,7 @@ class AllocationClassifier:
         if self.phase == "backward":
             node = torch._C._current_autograd_node()
             if node is not None:
+                # Sequence numbers grow in the forward pass, so a node belongs to the last module that began before.
                 at = bisect_right(self._sequence_starts, node._sequence_nr()) - 1
                 return self._sequence_modules[at] if at >= 0 else ""
         return ""
@@ -116,7 +119,9 @@ class AllocationClassifier:
                 self._module_stack.pop()
                 self._mark()
 
+        # Global hooks run before those of modules, in which DeepSpeed gathers weights.
         torch.nn.modules.module.register_module_forward_pre_hook(enter)
+        # always_call: the stack stays correct when recomputation stops early by an exception.
         torch.nn.modules.module.register_module_forward_hook(leave, always_call=True)
 
     def _mark(self) -> None:
@@ -132,7 +137,7 @@ class AllocationClassifier:
             self._sequence_modules.clear()
 
 
-def _category_of(filename: str, function: str) -> str:
+def _allocation_category(filename: str, function: str) -> str:
     """Category of allocations in a code object; "-" ends the search of outer frames."""
     if "deepspeed" not in filename:
         if filename.endswith("torch/nn/modules/module.py") and function == "_call_impl":
@@ -147,6 +152,7 @@ def _category_of(filename: str, function: str) -> str:
 def owners(module: torch.nn.Module, optimizer: Any) -> Iterator[tuple[torch.Tensor, str, str]]:
     """(tensor, category, parameter's name) of all tensors of the module and the optimizers."""
     for name, parameter in module.named_parameters():
+        # Under ZeRO-3 the parameter holds memory only while it is gathered.
         shard = getattr(parameter, "ds_tensor", None)
         if shard is not None:
             yield shard, "parameters", name
@@ -157,6 +163,7 @@ def owners(module: torch.nn.Module, optimizer: Any) -> Iterator[tuple[torch.Tens
             yield parameter.grad, "gradients", name
     for name, buffer in module.named_buffers():
         yield buffer, "parameters", name
+    # DeepSpeed's optimizers wrap each other, down to torch's.
     layer = optimizer
     while layer is not None:
         for category, attributes in _OWNED.items():
@@ -186,5 +193,6 @@ def _tensors(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
     elif depth and isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item, depth - 1)
+    # IPGBucket of runtime/zero/stage_1_and_2.py, a dataclass.
     elif depth and "bucket" in type(value).__name__.lower():
         yield from _tensors(value.buffer, depth - 1)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from dataclasses import dataclass
 
 MIN_BLOCK = 512
 SMALL_REQUEST = 1 << 20
@@ -32,19 +33,18 @@ MIN_LARGE_SEGMENT_REQUEST = 10 << 20
 LARGE_ROUNDING = 2 << 20
 
 
+@dataclass(slots=True, eq=False)
 class _Block:
     """A part of a segment, linked with its neighbours."""
 
-    __slots__ = ("address", "free", "mapped", "next", "pool", "previous", "size")
-
-    def __init__(self, pool: _Pool, address: int, size: int, previous: _Block | None, following: _Block | None) -> None:
-        self.pool = pool
-        self.address = address
-        self.size = size
-        self.free = True
-        self.mapped = True  # False for addresses of an expandable segment without memory
-        self.previous = previous
-        self.next = following
+    pool: _Pool
+    address: int
+    size: int
+    previous: _Block | None
+    next: _Block | None
+    free: bool = True
+    mapped: bool = True
+    """False for addresses of an expandable segment without memory."""
 
     def split(self, size: int) -> _Block:
         """Split the block; returns the part after the first `size` bytes as a separate block."""
@@ -58,7 +58,6 @@ class _Block:
         return rest
 
     def take_next(self) -> None:
-        """Merge with the following block."""
         second = self.next
         assert second is not None
         self.size += second.size
@@ -84,7 +83,6 @@ class _Pool:
         self.page_bytes = SMALL_SEGMENT if small else LARGE_SEGMENT
 
     def pages(self, size: int) -> int:
-        """Bytes of whole pages for `size` bytes."""
         return max(0, -(-size // self.page_bytes)) * self.page_bytes
 
     def put(self, block: _Block) -> None:

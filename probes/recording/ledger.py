@@ -50,7 +50,7 @@ class StorageLife:
     owned: bool = False
     """Whether a sweep or a hook has found the owner."""
 
-    def alive_at(self, event: int) -> bool:
+    def is_live_at(self, event: int) -> bool:
         return self.born <= event and (self.died < 0 or self.died > event)
 
 
@@ -121,8 +121,8 @@ class Ledger:
         self._birth_pinned = self._birth_locked = False
 
     def track(self, tensor: torch.Tensor) -> None:
-        """Add the tensor's storage if it is new."""
         storage = tensor.untyped_storage()
+        # The address of the StorageImpl, equal for all views; `id(storage)` is that of a wrapper.
         key = storage._cdata
         if key in self._live:
             return
@@ -146,6 +146,7 @@ class Ledger:
             module,
         )
         self.storages.append(life)
+        # The wrapper lives as long as the StorageImpl, so the callback runs when torch frees the memory.
         self._live[key] = (life, weakref.ref(storage, lambda _: self._release(key)), self._birth_locked)
         self.trace.append((size_bytes, device, self.stream, self._birth_pinned, self._birth_locked))
         self._change(life, size_bytes, self._birth_locked)
@@ -154,6 +155,7 @@ class Ledger:
         life, _, locked = self._live.pop(key)
         self.events += 1
         life.died = self.events
+        # An age instead of an identity: traces of equal iterations are equal.
         age = life.died - life.born if life.born > self._trace_starts else None
         self.trace.append((age, life.size_bytes, life.device, life.stream, life.pinned, locked))
         self._change(life, -life.size_bytes, locked)
@@ -174,6 +176,7 @@ class Ledger:
         self.phase += 1
         self.trace.append((name,))
         self.nvme_bytes.clear()
+        # A peak belongs to one phase, so it starts again from the live bytes.
         for counter in (self.gpu, self.host, self.total, self.host_pinned, self.host_held):
             counter.restart(self.events)
 
@@ -259,9 +262,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # nothing is compiled here; the guard against it would cost a third of every operation
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operation is _DEVICE and isinstance(
-            args[0], FakeTensor
-        ):  # `tensor.device` is as frequent as all other operations together
+        # `tensor.device` is as frequent as all other operations together.
+        if operation is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         kwargs = kwargs or {}
         result = self._run(operation, args, kwargs)
@@ -270,6 +272,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _run(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        # FakeTensorMode refuses values; the engine reads norms, overflow flags and loss scales.
         if operation is _READ_SCALAR:
             try:
                 return operation(*args, **kwargs)
@@ -281,16 +284,18 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(result, FakeTensor) and result.device.type != "cpu":
                 result.constant = None
             return self._recorded(result)
+        # FakeTensorMode has no pinned tensors: the ledger keeps the flag.
         if kwargs.get("pin_memory"):
             with self._ledger.births_pinned():
                 return self._recorded(operation(*args, **{**kwargs, "pin_memory": False}))
         if id(operation) in FUSED_BACKWARDS:  # hashing the operation itself is Python code
-            kept = [
+            workspace = [
                 self._recorded(torch.empty(shape, dtype=dtype, device=args[0].device))
                 for shape, dtype in kernel_workspace(operation, args)
             ]
             result = self._recorded(self._result(operation, args, kwargs))
-            del kept
+            # The workspace is freed when the kernel ends, after its results were allocated.
+            del workspace
             return result
         return self._recorded(self._result(operation, args, kwargs))
 

@@ -69,12 +69,13 @@ class PhaseRecorder:
         parts: dict[str, list[PhaseMemory]] = {}
         for memory in self.phases[first:]:
             parts.setdefault(memory.phase, []).append(memory)
-        self.phases[first:] = [_together(part) for part in parts.values()]
+        self.phases[first:] = [_join_phases(part) for part in parts.values()]
 
     def repeats(self) -> bool:
         """Whether the events since the last call equal those before it: the same storages were allocated and released
         in the same order and phases, and the held bytes are equal."""
         ledger = self.ledger
+        # Live bytes too: an iteration that leaks has the same trace each time.
         counters = (ledger.gpu, ledger.host, ledger.host_pinned, ledger.host_held)
         now = (ledger.trace, [counter.live_bytes for counter in counters])
         ledger.restart_trace()
@@ -86,6 +87,7 @@ class PhaseRecorder:
         seen: set[int] = set()
         for tensor, category, name in owners(module, optimizer):
             life = self.ledger.find_storage(tensor)
+            # The first owner counts: `owners` yields parameters before the buffers that hold them.
             if life is not None and id(life) not in seen:
                 seen.add(id(life))
                 life.category = category
@@ -107,7 +109,7 @@ class PhaseRecorder:
                 parameter.register_hook(named)  # type: ignore[no-untyped-call]
 
 
-def _together(parts: list[PhaseMemory]) -> PhaseMemory:
+def _join_phases(parts: list[PhaseMemory]) -> PhaseMemory:
     """Join the micro batches of one phase: last live bytes, highest peak, sum of NVMe transfers."""
     combine: dict[str, Callable[[list[int]], int]] = {"live": lambda v: v[-1], "peak": max, "read": sum, "written": sum}
     values: dict[str, Any] = {"iteration": parts[0].iteration, "phase": parts[0].phase}
@@ -125,11 +127,8 @@ POINTS_PER_PHASE = 24
 def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
     """The highest GPU peak of all iterations with its parts; the peak of loading if there is no iteration."""
     highest = _highest(recorder)
-    alive = _alive(recorder.ledger, highest.gpu_peak_event)
-    by_module = Counter[str]()
-    for life in alive:
-        by_module[life.module] += gpu_bytes(life.size_bytes)
-    alive.sort(key=lambda life: -life.size_bytes)
+    live = _live_storages(recorder.ledger, highest.gpu_peak_event)
+    live.sort(key=lambda life: -life.size_bytes)
     plain, expandable = (
         _reserved(recorder, highest.gpu_peak_bytes, expandable_segments=setting) for setting in (False, True)
     )
@@ -145,8 +144,8 @@ def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
         device_bytes_per_gpu=None,
         host_bytes_per_node=request.run.cluster.gpus_per_node
         * max(phase.host_held_peak_bytes for phase in recorder.phases),
-        by_category=_by_category(alive),
-        by_module=dict(by_module.most_common()),
+        by_category=_sizes_by("category", live),
+        by_module=_sizes_by("module", live),
         largest=tuple(
             LiveTensor(
                 size_bytes=gpu_bytes(life.size_bytes),
@@ -156,35 +155,36 @@ def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
                 dtype=str(life.dtype).removeprefix("torch."),
                 phase=recorder.recorded[life.phase].name,
             )
-            for life in alive[:LARGEST]
+            for life in live[:LARGEST]
         ),
     )
 
 
 def peak_by_phase(recorder: PhaseRecorder) -> dict[str, dict[str, int]]:
     """Bytes by category at the peaks of the forward passes, the backward passes and the steps."""
-    names = dict.fromkeys(phase.name for phase in _counting(recorder))
-    return {name: _by_category(_alive(recorder.ledger, _highest(recorder, name).gpu_peak_event)) for name in names}
+    names = dict.fromkeys(phase.name for phase in _training_phases(recorder))
+    peaks = {name: _live_storages(recorder.ledger, _highest(recorder, name).gpu_peak_event) for name in names}
+    return {name: _sizes_by("category", live) for name, live in peaks.items()}
 
 
 def _highest(recorder: PhaseRecorder, name: str | None = None) -> RecordedPhase:
-    phases = [phase for phase in _counting(recorder) if name in (None, phase.name)]
+    phases = [phase for phase in _training_phases(recorder) if name in (None, phase.name)]
     return max(phases, key=lambda phase: phase.gpu_peak_bytes)
 
 
-def _counting(recorder: PhaseRecorder) -> list[RecordedPhase]:
+def _training_phases(recorder: PhaseRecorder) -> list[RecordedPhase]:
     """The phases of training; all phases if there is no training."""
     return [phase for phase in recorder.recorded if phase.iteration] or recorder.recorded
 
 
-def _alive(ledger: Ledger, event: int) -> list[StorageLife]:
-    return [life for life in ledger.storages if life.device == "gpu" and life.alive_at(event)]
+def _live_storages(ledger: Ledger, event: int) -> list[StorageLife]:
+    return [life for life in ledger.storages if life.device == "gpu" and life.is_live_at(event)]
 
 
-def _by_category(lives: list[StorageLife]) -> dict[str, int]:
+def _sizes_by(attribute: str, lives: list[StorageLife]) -> dict[str, int]:
     sizes = Counter[str]()
     for life in lives:
-        sizes[life.category] += gpu_bytes(life.size_bytes)
+        sizes[getattr(life, attribute)] += gpu_bytes(life.size_bytes)
     return dict(sizes.most_common())
 
 
@@ -205,19 +205,20 @@ def _reserved(recorder: PhaseRecorder, tensor_peak_bytes: int, *, expandable_seg
     with live blocks. Other segments are kept while they have a live block: the replay's capacity is the peak of the
     tensors, and the bytes beyond it are the cost of fragmentation.
     """
-    reserved, touched = _most_held(recorder, CachingAllocator(expandable_segments=expandable_segments))
+    reserved, touched = _max_held(recorder, CachingAllocator(expandable_segments=expandable_segments))
     if not expandable_segments:
-        touched, _ = _most_held(recorder, CachingAllocator(capacity_bytes=tensor_peak_bytes))
+        touched, _ = _max_held(recorder, CachingAllocator(capacity_bytes=tensor_peak_bytes))
     return Reserved(reserved_bytes_per_gpu=reserved, required_bytes_per_gpu=touched)
 
 
-def _most_held(recorder: PhaseRecorder, allocator: CachingAllocator) -> tuple[int, int]:
+def _max_held(recorder: PhaseRecorder, allocator: CachingAllocator) -> tuple[int, int]:
     """Replay all allocations and frees of the GPU. Returns the maximum (reserved, touched) bytes from the start of
     training."""
     emptied = set(recorder.ledger.cache_emptied)
-    starts = _counting(recorder)[0].first_event
+    starts = _training_phases(recorder)[0].first_event
     reserved = 0
     touched = 0
+    # From the first event: blocks of loading shape the cache that training finds.
     for event, life in enumerate(_history(recorder.ledger)):
         if life is not None and life.device == "gpu":
             if event == life.born:
@@ -255,6 +256,7 @@ def timeline(recorder: PhaseRecorder) -> tuple[TimelinePoint, ...]:
                     else:
                         host += sign * life.size_bytes
                         pinned += sign * life.size_bytes * life.pinned
+                # An interval without a GPU allocation has a point too, for the host's memory.
                 if highest is None or gpu > highest.gpu_bytes:
                     highest = TimelinePoint(
                         iteration=phase.iteration,

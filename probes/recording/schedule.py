@@ -70,7 +70,7 @@ class ScheduleRecorder:
         self._numbers: dict[RecordedOperation, int] = {}
         self._known: dict[Any, int] = {}
         self._phases: dict[str, int] = {}
-        self._kinds_of_calls: dict[str, int] = {}
+        self._call_kinds: dict[str, int] = {}
         self._entries: list[Entry] = []
         self._calls = Counter[str]()
         self._phase = ""
@@ -85,6 +85,7 @@ class ScheduleRecorder:
         self.active = iteration >= self.first_iteration
         if iteration != self._iteration:
             self._iteration = iteration
+            # Only the last iteration is kept.
             self._entries.clear()
             self._calls.clear()
         self._phase = phase
@@ -103,7 +104,7 @@ class ScheduleRecorder:
         return Schedule(
             operations=tuple(self._table),
             phases=tuple(self._phases),
-            calls=tuple(self._kinds_of_calls),
+            calls=tuple(self._call_kinds),
             entries=tuple(self._entries),
         )
 
@@ -159,6 +160,7 @@ class ScheduleRecorder:
             self._hooks -= 1
 
     def _enter(self, module: torch.nn.Module) -> None:
+        # In the backward pass modules run forward only when a checkpointed layer is recomputed.
         if self._phase == "backward" and not self._recomputing:
             self.call("checkpoint")
             self._recomputing = True
@@ -235,6 +237,7 @@ class ScheduleRecorder:
         tensors = list(_tensors(args))
         if self.active and tensors:
             size = sum(map(_size, tensors))
+            # Four tensors of equal size, read once each, and three of them written: 7/4 of their bytes.
             kind: Kind = "host" if tensors[-1].device.type == "cpu" else "memory"
             self._run(_operation(kind, name, size * 7 // 4, tensors[-1]), self.current_stream())
 
@@ -249,6 +252,7 @@ class ScheduleRecorder:
         assert self.group is not None
         stream, _, _ = self.group
         self.wait_stream(stream, self.current_stream())
+        # The caller's stream waits for the group's only in `Work.wait`.
         self._entry(Code.RUN, index, stream)
 
     def _exchange(self, sent: torch.Tensor, group_name: str) -> None:
@@ -267,6 +271,7 @@ class ScheduleRecorder:
         stream = self.current_stream()
         fields = {name: getattr(recorded, name) for name in ("kind", "name", "precision", "size_bytes")}
         self._run(RecordedOperation(**fields, pinned=pinned), stream)
+        # CUDA copies pageable memory through a staging buffer, for which the host waits.
         if not (pinned and _argument(operation, args, kwargs, "non_blocking")):
             self.synchronize_stream(stream)
 
@@ -300,7 +305,7 @@ class ScheduleRecorder:
 
     def _flush(self) -> None:
         for kind, count in self._calls.items():
-            number = self._kinds_of_calls.setdefault(kind, len(self._kinds_of_calls))
+            number = self._call_kinds.setdefault(kind, len(self._call_kinds))
             self._entries.append((int(Code.CALL), number, count))
         self._calls.clear()
 
@@ -323,6 +328,7 @@ def _computed(
     def recorded(kind: Kind, size: int, **more: Any) -> RecordedOperation:
         return _operation(kind, name, size, (results or tensors)[0], unmapped_bytes=_unmapped(tensors, results), **more)
 
+    # Scalars on the host do not make an operation a copy: torch passes them as arguments.
     devices = {tensor.device.type for tensor in (*tensors, *results) if tensor.dim() or tensor.device.type != "cpu"}
     read = sum(map(_size, tensors[1:] if kind == "overwrite" else tensors))
     written = sum(map(_size, results))
@@ -335,20 +341,22 @@ def _computed(
         product = (left.shape[0] if left.dim() == 3 else 1, left.shape[-2], left.shape[-1], right.shape[-1])
         return recorded("product", read + written, product=product)
     if operation._overloadpacket is _aten._grouped_mm:
-        return recorded("product", read + written, product=_of_groups(tensors[0], tensors[1], results[0]))
+        return recorded("product", read + written, product=_grouped_product(tensors[0], tensors[1], results[0]))
     if operation._overloadpacket in flop_registry:
         flops = int(flop_registry[operation._overloadpacket](*args, **kwargs, out_val=result))
         if "attention" not in name:  # a convolution counts as the product of its output and its window
-            return recorded("product", read + written, product=_as_product(flops, results[0]))
+            return recorded("product", read + written, product=_equivalent_product(flops, results[0]))
         keys = tensors[2 if "backward" in name else 1].shape[-2]
         if _argument(operation, args, kwargs, "is_causal"):
+            # Query i attends to i keys: keys (keys + 1) / 2 of keys^2 products.
             flops = round(flops * (keys + 1) / (2 * keys))
         return recorded("attention", read + written, flops=flops, keys=keys)
+    # A gather touches only the rows that it returns.
     read = {"fetch": written, "fill": 0}.get(kind or "", read)
     return recorded("memory", read + written)
 
 
-def _of_groups(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> tuple[int, int, int, int]:
+def _grouped_product(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> tuple[int, int, int, int]:
     """Dimensions of a product per expert, with equally many tokens each: tokens times matrix, or the matrix's
     gradient."""
     groups = (right if right.dim() == 3 else result).shape[0]
@@ -357,7 +365,7 @@ def _of_groups(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) ->
     return groups, left.shape[0], max(1, left.shape[1] // groups), right.shape[1]
 
 
-def _as_product(flops: int, result: torch.Tensor) -> tuple[int, int, int, int]:
+def _equivalent_product(flops: int, result: torch.Tensor) -> tuple[int, int, int, int]:
     columns = max(1, result.shape[1] if result.dim() > 1 else 1)
     rows = max(1, result.numel() // columns)
     return 1, rows, max(1, flops // (2 * rows * columns)), columns
@@ -382,8 +390,8 @@ def _unmapped(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) 
     """Bytes of newly allocated large tensors of an operation."""
     if not any(result.nbytes > LARGEST_KEPT_BYTES for result in results):
         return 0
-    given = {tensor.untyped_storage()._cdata for tensor in tensors}
-    new = (result.nbytes for result in results if result.untyped_storage()._cdata not in given)
+    known = {tensor.untyped_storage()._cdata for tensor in tensors}
+    new = (result.nbytes for result in results if result.untyped_storage()._cdata not in known)
     return sum(size for size in new if size > LARGEST_KEPT_BYTES)
 
 

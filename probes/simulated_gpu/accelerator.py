@@ -71,9 +71,10 @@ class Event:
 class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed has no types
     """The accelerator for `deepspeed.accelerator.set_accelerator`.
 
-    It inherits methods without effect on the simulation from the CPU's accelerator; others are below and in `_ANSWERS`.
+    It inherits methods without effect on the simulation from the CPU's accelerator; others are below and in `_METHODS`.
     """
 
+    # False in CPU_Accelerator, which pins nothing; DeepSpeed then does not count pinned memory.
     _torch_pins_host_memory = True
 
     device_type = DEVICE_TYPE
@@ -81,6 +82,7 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
     def __init__(self, ledger: Ledger, recorder: ScheduleRecorder, *, device_count: int, memory_bytes: int) -> None:
         super().__init__()
         self._name = self.device_type
+        # The constructor of the CPU's accelerator chose gloo or oneCCL.
         self._communication_backend_name = "fake"
         self._ledger = ledger
         self._device_count = device_count
@@ -98,6 +100,7 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
 
     @contextlib.contextmanager
     def stream(self, stream: Any) -> Any:
+        # The ledger stores the stream of each block: the allocator reuses memory within a stream.
         before, self._stream = self._stream, stream
         self._ledger.stream = stream.number
         try:
@@ -114,7 +117,7 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
         return builder() if builder else None
 
 
-_ANSWERS: dict[str, Any] = {
+_METHODS: dict[str, Any] = {
     "device": contextlib.nullcontext(),
     "device_name": lambda gpu, index=None: gpu.device_type if index is None else f"{gpu.device_type}:{index}",
     "current_device_name": lambda gpu: f"{gpu.device_type}:0",
@@ -159,15 +162,16 @@ _TENSOR_TYPES = {
 }
 
 
-def _always(answer: Any) -> Any:
+def _constant(answer: Any) -> Any:
     return lambda _accelerator, *_, **__: answer
 
 
-def _tensors_of(dtype: torch.dtype) -> Any:
+def _tensor_constructor(dtype: torch.dtype) -> Any:
     return property(lambda accelerator: partial(torch.tensor, dtype=dtype, device=accelerator.device_type))
 
 
-for _name, _answer in _ANSWERS.items():
-    setattr(SimulatedAccelerator, _name, _answer if callable(_answer) else _always(_answer))
+# On the class, because CPU_Accelerator defines most of these names.
+for _name, _answer in _METHODS.items():
+    setattr(SimulatedAccelerator, _name, _answer if callable(_answer) else _constant(_answer))
 for _name, _dtype in _TENSOR_TYPES.items():
-    setattr(SimulatedAccelerator, _name, _tensors_of(_dtype))
+    setattr(SimulatedAccelerator, _name, _tensor_constructor(_dtype))

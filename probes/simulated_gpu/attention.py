@@ -43,6 +43,7 @@ def kernel(
     if query.dim() != 4 or not dtype == key.dtype == value.dtype:
         return "math"
     needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
+    # The backward kernel does not fit the shared memory of consumer cards (check_requires_grad_and_head_dim).
     large_head = needs_grad and compute_capability in (86, 89, 120) and (head > 224 or (head > 192 and dropout > 0))
     same_heads = query.shape[-3] == key.shape[-3] == value.shape[-3]
     if (
@@ -55,6 +56,7 @@ def kernel(
         and not large_head
     ):
         return "flash"
+    # Tensor cores load 16 bytes at a time (minimum_gemm_alignment).
     alignment = 8 if half and compute_capability >= 70 else 4 if compute_capability >= 80 else 1
     known_dtype = dtype in (torch.float16, torch.float32) or (dtype is torch.bfloat16 and compute_capability >= 80)
     aligned = head % alignment == value_head % alignment == 0
@@ -85,6 +87,7 @@ def install(compute_capability: int) -> None:
             return efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
         return _composite(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
+    # Models look the function up in torch.nn.functional at every call.
     _functional.scaled_dot_product_attention = routed
     _functional.softmax = _softmax
 
@@ -100,6 +103,7 @@ def register_with_transformers() -> None:
     def forward(
         module: Any, query: Any, key: Any, value: Any, _mask: Any, dropout: float = 0.0, scaling: Any = None, **_: Any
     ) -> tuple[torch.Tensor, None]:
+        # Cross attention and decoding steps have other numbers of queries than keys.
         causal = bool(getattr(module, "is_causal", True)) and query.shape[2] == key.shape[2]
         return flash(query, key, value, dropout, causal, scaling).transpose(1, 2), None
 

@@ -28,6 +28,7 @@ def join(rank: int, world_size: int, ranks_per_node: int) -> None:
         # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers.
         LOCAL_SIZE=str(ranks_per_node if ranks_per_node != world_size else world_size + 1),
         LOCAL_WORLD_SIZE=str(ranks_per_node),
+        # Without all five of these variables DeepSpeed searches for MPI (comm/comm.py init_distributed).
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="29500",
     )
@@ -36,6 +37,7 @@ def join(rank: int, world_size: int, ranks_per_node: int) -> None:
 
 def silence_comparisons() -> None:
     """Disable DeepSpeed's checks that all ranks have the same integers. To be called after DeepSpeed is imported."""
+    # `from ... import` has bound the functions in several modules.
     for name, module in list(sys.modules.items()):
         if name.startswith("deepspeed"):
             for check in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
@@ -55,17 +57,18 @@ def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
     groups: dict[dist.ProcessGroup, tuple[int, int, int]] = {}
 
     def described(group: dist.ProcessGroup) -> tuple[int, int, int]:
-        """(stream, ranks, nodes) of a process group."""
         if group not in groups:
             members = dist.get_process_group_ranks(group)
             nodes = len({rank // ranks_per_node for rank in members})
             groups[group] = recorder.new_stream(), len(members), nodes
         return groups[group]
 
+    # DeepSpeed's all-to-all is an operator, whose arguments cannot be objects.
     recorder.group_named = lambda name: described(_resolve_process_group(cast("GroupName", name)))
 
     def recorded(method: Any) -> Any:
         def issue(group: dist.ProcessGroup, *arguments: Any, **options: Any) -> Any:
+            # Restored at the end, because one method may call another.
             before = recorder.group
             recorder.group = described(group)
             try:
@@ -76,6 +79,7 @@ def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
 
         return issue
 
+    # Methods of the class: every function of torch.distributed calls one, whoever created the group.
     for name in dir(dist.ProcessGroup):
         method = getattr(dist.ProcessGroup, name)
         if callable(method) and any(part in name for part in _COMMUNICATES):

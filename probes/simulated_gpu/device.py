@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 DEVICE_TYPE = "simgpu"
 
-_KERNELS_OF_CUDA = ("silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm")
+_CUDA_KERNELS = ("silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm")
 """Operators with a CUDA kernel and a composite for other devices (torch 2.13, native_functions.yaml). Only those of the
 CompositeImplicitAutograd key matter; other operators reach FakeTensorMode undecomposed."""
 
@@ -33,11 +33,10 @@ def register() -> None:
         raise RuntimeError(f"dry runs need torch 2.13 or newer, and this is torch {torch.__version__}")
     from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
+    # A tensor of PrivateUse1 without memory; FakeTensorMode needs it only to see the device.
     create: Any = torch._C._acc.create_empty_tensor
 
     class Module(_DummyBackendModule):
-        """The module `torch.simgpu`."""
-
         def device(self, _device: Any) -> contextlib.AbstractContextManager[None]:
             return contextlib.nullcontext()
 
@@ -50,17 +49,16 @@ def register() -> None:
         def set_rng_state(self, _state: Any, _device: Any = None) -> None:
             pass
 
+        # torch.autocast raises an error for a device module without it (torch/amp/autocast_mode.py).
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
             return [torch.float16, torch.bfloat16]
 
+    # Renames PrivateUse1, and registers torch.simgpu, a device guard and hooks.
     _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=Module())
 
     # torch calls these three to convert an argument to the device; their results are discarded, since FakeTensorMode
     # computes the result.
-    def empty(size: Any, *, dtype: Any = None, **_: Any) -> Any:
-        return create(list(size), dtype or torch.get_default_dtype())
-
-    def empty_strided(size: Any, _stride: Any, *, dtype: Any = None, **_: Any) -> Any:
+    def empty(size: Any, *_stride: Any, dtype: Any = None, **_: Any) -> Any:
         return create(list(size), dtype or torch.get_default_dtype())
 
     def copy_from(_source: torch.Tensor, target: torch.Tensor, _non_blocking: bool = False) -> torch.Tensor:
@@ -74,15 +72,16 @@ def register() -> None:
     def kernel(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("the simulated device has fake tensors only")
 
-    for name in _KERNELS_OF_CUDA:
+    for name in _CUDA_KERNELS:
         _library.impl(name, kernel, "PrivateUse1")
-    for name, function in (("empty.memory_format", empty), ("empty_strided", empty_strided), ("_copy_from", copy_from)):
+    for name, function in (("empty.memory_format", empty), ("empty_strided", empty), ("_copy_from", copy_from)):
         _library.impl(name, function, "PrivateUse1")
 
     # setattr, because a type checker rightly objects to exchanging torch's methods.
     setattr(FakeTensor, "data", property(_DATA.__get__, _set_data))  # noqa: B010
     setattr(FakeTensor, "__deepcopy__", _deepcopy)  # noqa: B010
     setattr(torch.nn.Module, "_apply", _apply)  # noqa: B010
+    # PrivateUse1 has no kernel for it, and the ledger frees memory without regard to streams.
     setattr(torch.Tensor, "record_stream", lambda _tensor, _stream: None)  # noqa: B010
 
 
@@ -100,6 +99,7 @@ def _set_data(tensor: Any, new: torch.Tensor) -> None:
         _DATA.__set__(tensor, new)
         return
     carrier: Any = new.detach().requires_grad_(tensor.requires_grad)
+    # The shape and the storage of the carrier; its Python attributes stay, so the device is set below.
     torch._C._swap_tensor_impl(tensor, carrier)
     tensor.fake_device = carrier.fake_device
 
@@ -108,6 +108,7 @@ def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     """A copy in the same mode, as peft makes of modules that it trains. torch's deepcopy would copy the mode too, and
     treat every view of the copy as new memory."""
     if id(tensor) not in memo:
+        # Under the active mode, so that the ledger counts the new memory.
         copied = tensor.detach().clone()
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         memo[id(tensor)] = torch.nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
@@ -123,6 +124,7 @@ def _apply(module: Any, function: Callable[[torch.Tensor], torch.Tensor], recurs
     for parameter in module._parameters.values():
         if parameter is not None:
             with torch.no_grad():
+                # `.data` keeps the object that optimizers and DeepSpeed's hooks hold.
                 parameter.data = function(parameter.data)
                 if parameter.grad is not None:
                     parameter.grad.data = function(parameter.grad.data)

@@ -26,7 +26,7 @@ _PLAIN = frozenset(
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _SLICE = torch.ops.aten.slice.Tensor
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
-_TORCH_ONLY = frozenset((*_DISPATCH_META_HANDLERS, *_DISPATCH_HANDLE_DIRECTLY))
+_UNCACHED = frozenset((*_DISPATCH_META_HANDLERS, *_DISPATCH_HANDLE_DIRECTLY))
 
 
 class _Output(NamedTuple):
@@ -44,7 +44,7 @@ class _Output(NamedTuple):
     requires_grad: bool = False
 
 
-class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """FakeTensorMode for eager code: real tensors are allowed, nothing is traced, no shape is symbolic."""
 
     def __init__(self) -> None:
@@ -59,29 +59,31 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = self.known(operation, args, kwargs)
+        result = self.cached_result(operation, args, kwargs)
         if result is not NotImplemented:
             return result
-        if operation in _TORCH_ONLY:
+        if operation in _UNCACHED:
             return self.dispatch(operation, types, args, kwargs)
+        # `.item()` returns the known value; all other operations get tensors without values.
         if operation is not torch.ops.aten._local_scalar_dense.default:
             _forget_values(args)
-        keyed = self._key_of(operation, args, kwargs)  # before the operation, which may change its arguments
+        keyed = self._recipe_key(operation, args, kwargs)  # before the operation, which may change its arguments
         result = self._dispatch_impl(operation, types, args, kwargs)
         if keyed is not None and keyed[0] not in self._recipes:
             key, tensors = keyed
+            # None marks a result that cannot be cached, so that torch's check runs once per key.
             self._recipes[key] = _recipe(result, tensors) if self._is_cacheable(operation, args, kwargs) else None
         return result
 
-    def known(self, operation: Any, args: Any, kwargs: Any) -> Any:
+    def cached_result(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """The cached result, or NotImplemented; no operation is dispatched."""
         if operation is _SLICE or operation is _AS_STRIDED:
-            result = self._part(operation, args, kwargs)
+            result = self._slice_view(operation, args, kwargs)
             if result is not NotImplemented:
                 return result
         elif operation.namespace == "c10d":
             return self._collective(operation, args, kwargs)
-        keyed = self._key_of(operation, args, kwargs)
+        keyed = self._recipe_key(operation, args, kwargs)
         if keyed is None:
             return NotImplemented
         key, tensors = keyed
@@ -89,11 +91,12 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if recipe is None:
             return NotImplemented
         if type(recipe) is _Output:
-            return self._made(recipe, tensors)
-        return recipe[0](output if output is None else self._made(output, tensors) for output in recipe[1])
+            return self._build(recipe, tensors)
+        return recipe[0](output if output is None else self._build(output, tensors) for output in recipe[1])
 
-    def _key_of(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
+    def _recipe_key(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
         """(key of the result, tensor arguments); None if an argument is of another kind."""
+        # The default dtype and inference mode change results of factory functions and views.
         parts: list[Any] = [id(operation), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         tensors: list[Any] = []
         if self._add_to_key(parts, tensors, args) and (not kwargs or self._add_to_key(parts, tensors, kwargs.items())):
@@ -138,7 +141,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return False
         return True
 
-    def _part(self, operation: Any, args: Any, kwargs: Any) -> Any:
+    def _slice_view(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """A slice or a strided view, computed directly; NotImplemented for unusual arguments."""
         whole, *numbers = args
         if kwargs or type(whole) is not FakeTensor or not self._is_plain(whole):
@@ -148,6 +151,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 return NotImplemented
             shape, stride, offset = numbers
             last = offset + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
+            # torch's own code raises the error for a view beyond the storage.
             if 0 in shape or (last + 1) * whole.itemsize > whole.untyped_storage().nbytes():
                 return NotImplemented
             return self._view(whole, shape, stride, offset)
@@ -156,6 +160,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         stride = list(whole.stride())
         if not shape:
             return NotImplemented
+        # aten::slice clamps like Python's slice, and uses None and sys.maxsize for the ends.
         first, last, step = slice(start, end, step).indices(shape[dim])
         shape[dim] = max(0, -(-(last - first) // step))
         offset = whole.storage_offset() + first * stride[dim]
@@ -166,42 +171,36 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """The result of torch's meta function for a collective; NotImplemented if there is none."""
         function = self._meta_functions.get(operation)
         if function is None:
+            # torch registers these as meta kernels; a direct call saves the dispatcher.
             from torch.distributed._meta_registrations import _META_FUNCTIONS
 
             function = _META_FUNCTIONS.get(operation._opname, lambda *_: NotImplemented)
             self._meta_functions[operation] = function
         return NotImplemented if kwargs else function(*args)
 
-    def _made(self, output: _Output, tensors: list[Any]) -> Any:
+    def _build(self, output: _Output, tensors: list[Any]) -> Any:
         if output.argument is not None:
             argument: Any = tensors[output.argument]
             if not output.is_view:
                 return argument
             return self._view(argument, output.shape, output.stride, argument.storage_offset() + output.offset)
-        with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
-            torch._C._set_meta_in_tls_dispatch_include(True)
-            self.in_kernel_invocation = True
-            try:
-                tensor = torch.empty_strided(
-                    output.shape,
-                    output.stride,
-                    dtype=output.dtype,
-                    device="meta",
-                    requires_grad=output.requires_grad,
-                )
-            finally:
-                self.in_kernel_invocation = False
-        return self._fake(tensor, output.device)
+        options = {"dtype": output.dtype, "device": "meta", "requires_grad": output.requires_grad}
+        return self._fake(self._on_meta(torch.empty_strided, output.shape, output.stride, **options), output.device)
 
     def _view(self, tensor: Any, shape: Any, stride: Any, offset: int) -> Any:
+        return self._fake(self._on_meta(torch.as_strided, tensor, shape, stride, offset), tensor._fake_device)
+
+    def _on_meta(self, function: Any, *args: Any, **options: Any) -> torch.Tensor:
+        """The result of a function on the meta tensors inside of fake ones."""
+        # As torch's `in_kernel_invocation_manager`, whose generator would cost more than the function.
         with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
             torch._C._set_meta_in_tls_dispatch_include(True)
             self.in_kernel_invocation = True
             try:
-                view = torch.as_strided(tensor, shape, stride, offset)
+                result: torch.Tensor = function(*args, **options)
             finally:
                 self.in_kernel_invocation = False
-        return self._fake(view, tensor._fake_device)
+        return result
 
     def _fake(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
         """FakeTensor(self, meta, device), with the attributes of the first one that torch created."""
@@ -213,6 +212,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         fake = torch.Tensor._make_subclass(
             FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device
         )
+        # The constructor of FakeTensor does the same: code that writes through `data_ptr` must fail.
         torch._C._set_throw_on_mutable_data_ptr(fake)
         vars(fake).update(attributes)
         return fake
@@ -250,6 +250,7 @@ def _output(result: Any, tensors: list[Any]) -> _Output | None:
             return _Output(number)
     if result.constant is not None or result.layout is not torch.strided or result.dtype.is_complex or result.is_neg():
         return None
+    # Results are compared with arguments by storage: a view shares it, whatever the schema states.
     seen = {"shape": result.shape, "stride": result.stride(), "dtype": result.dtype, "device": result.fake_device}
     offset = result.storage_offset()
     storage = result.untyped_storage()

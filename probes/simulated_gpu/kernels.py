@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from functools import partialmethod
 from types import MethodType, ModuleType
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ class _NoOpExtension:
         self._recorder = recorder
 
     def __getattr__(self, name: str) -> Any:
+        # copy and pickle look for special methods, which no extension has.
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *arguments, **options: self._recorder.note_kernel(name, arguments)
@@ -47,6 +49,7 @@ class _AsyncIo(_NoOpExtension):
 
 def op_builder(class_name: str, ledger: Ledger, recorder: ScheduleRecorder) -> type | None:
     """The class that DeepSpeed instantiates, whose `load()` returns the extension; None for CPU collectives."""
+    # Without a builder comm/torch.py uses torch's collectives, as on a GPU.
     if class_name in ("ShareMemCommBuilder", "CCLCommBuilder"):
         return None
 
@@ -90,29 +93,22 @@ class CountingHandle:
         self._pending = 0
         self._queue = recorder.new_stream()
 
-    def async_pread(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._transfer("read", buffer, path)
-        self._pending += 1
-        return 0
-
-    def async_pwrite(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._transfer("write", buffer, path)
-        self._pending += 1
-        return 0
-
-    def sync_pread(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._transfer("read", buffer, path)
-        self._recorder.synchronize_stream(self._queue)
-        return 1
-
-    def sync_pwrite(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._transfer("write", buffer, path)
-        self._recorder.synchronize_stream(self._queue)
-        return 1
-
     def _transfer(self, kind: Literal["read", "write"], buffer: torch.Tensor, path: str) -> None:
         self._ledger.nvme_transfer(kind, path, buffer.nbytes)
         self._recorder.transfer(kind, buffer.nbytes, self._queue)
+
+    def _submit(self, kind: Literal["read", "write"], buffer: torch.Tensor, path: str, *_: Any) -> int:
+        self._transfer(kind, buffer, path)
+        self._pending += 1
+        return 0
+
+    def _complete(self, kind: Literal["read", "write"], buffer: torch.Tensor, path: str, *_: Any) -> int:
+        self._transfer(kind, buffer, path)
+        self._recorder.synchronize_stream(self._queue)
+        return 1
+
+    async_pread, async_pwrite = partialmethod(_submit, "read"), partialmethod(_submit, "write")
+    sync_pread, sync_pwrite = partialmethod(_complete, "read"), partialmethod(_complete, "write")
 
     def wait(self) -> int:
         self._recorder.synchronize_stream(self._queue)
@@ -201,6 +197,7 @@ def install_losses(workload: Workload, recorder: ScheduleRecorder) -> None:
     elif workload.loss == "fused":
         liger: Any = ModuleType("liger_kernel.transformers")
         liger._apply_liger_kernel_to_instance = _apply_liger
+        # An attribute of the class: autograd functions have static methods only.
         _FusedLoss.kernel = _Kernel("liger_cross_entropy_kernel", recorder)
         sys.modules |= {"liger_kernel": ModuleType("liger_kernel"), liger.__name__: liger}
 
@@ -233,6 +230,7 @@ class _FusedLoss(torch.autograd.Function):
     def forward(context: Any, states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         tokens, width = states.shape
         parts = -(-weight.shape[0] // width)
+        # Liger's chunk has about as many logits as hidden states, rounded up to a power of two of rows.
         chunk = min(tokens, 1 << (-(-tokens // parts) - 1).bit_length())
         of_states = torch.zeros_like(states)
         of_weight = torch.zeros_like(weight) if weight.requires_grad else None
@@ -240,6 +238,7 @@ class _FusedLoss(torch.autograd.Function):
         for start in range(0, tokens, chunk):
             own = states[start : start + chunk]
             part = logits[: own.shape[0]]
+            # The logits of all chunks share one buffer; their gradient overwrites them in place.
             torch.mm(own, weight.t(), out=part)
             _FusedLoss.kernel[()](part, part, targets[start : start + chunk])
             torch.mm(part, weight, out=of_states[start : start + chunk])
@@ -273,6 +272,7 @@ def patch_trl(recorder: ScheduleRecorder) -> None:
     triton.jit, triton.cdiv, triton.language = compiled, lambda size, part: -(-size // part), language
     chunked: Any = importlib.import_module("trl.kernels.chunked_logprob")
     utils: Any = importlib.import_module("trl.trainer.utils")
+    # The stand-ins must be found while the module is imported, and only then.
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "triton"}
     stand_ins = {"triton": triton, "triton.language": language}
     sys.modules.update(stand_ins)

@@ -26,7 +26,9 @@ def before_deepspeed() -> None:
     a warning (ops/adam/cpu_adam.py, ops/lion/cpu_lion.py).
     """
     torch: Any = importlib.import_module("torch")
+    # Before the import, because decorators call it while the modules are loaded.
     torch.compile = _not_compiled
+    # `from cpuinfo import get_cpu_info` in the constructors of the optimizers.
     cpuinfo: Any = ModuleType("cpuinfo")
     cpuinfo.get_cpu_info = dict
     sys.modules["cpuinfo"] = cpuinfo
@@ -40,6 +42,7 @@ def after_deepspeed() -> None:
     registry: Any = importlib.import_module("torch._library.simple_registry")
     registry.find_torch_dispatch_rule = lambda _operation, _mode: None
     function: Any = importlib.import_module("torch.autograd.function")
+    # torch inspects the signature of `forward` at every call of `apply`.
     function.inspect = SimpleNamespace(signature=cache(inspect.signature))
 
 
@@ -52,6 +55,7 @@ def patch_torch(ledger: Ledger) -> None:
     """Replace torch functions that cannot run on fake tensors: random states, pinning and addresses."""
     state = torch.zeros(16, dtype=torch.uint8)
     torch_module: Any = torch
+    # `torch.get_rng_state` is a copy of the name in `torch.random`.
     for module in (torch_module, torch_module.random):
         module.get_rng_state = lambda: state
         module.set_rng_state = lambda _state: None
@@ -59,6 +63,7 @@ def patch_torch(ledger: Ledger) -> None:
     def pin_memory(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         if ledger.is_pinned(tensor):
             return tensor
+        # A new block: `pin_memory` copies pageable memory.
         with ledger.births_pinned():
             return torch.empty_like(tensor)
 
@@ -72,6 +77,7 @@ def patch_torch(ledger: Ledger) -> None:
 
 def _address(tensor: torch.Tensor) -> int:
     """An address that is unique to the storage, with the alignment of the tensor's offset in it."""
+    # Shifted by 1 TiB, so that the addresses of two storages never overlap.
     return int((tensor.untyped_storage()._cdata << 40) + tensor.storage_offset() * tensor.element_size())
 
 
@@ -86,6 +92,7 @@ def patch_transformers() -> None:
     """
     import_utils: Any = importlib.import_module("transformers.utils.import_utils")
     if hasattr(import_utils, "is_fake_tensor"):
+        # The attribute of the module suffices: `is_tracing` in the same module calls it.
         import_utils.is_fake_tensor = lambda _tensor: False
     integration: Any = importlib.import_module("transformers.integrations.deepspeed")
     if hasattr(integration, "initialize_weights_zero3"):
@@ -105,6 +112,7 @@ def gather_largest_module(model: torch.nn.Module) -> None:
     def size(module: torch.nn.Module) -> int:
         return sum(getattr(parameter, "ds_numel", 0) for parameter in module.parameters(recurse=False))
 
+    # ds_numel: under ZeRO-3 the parameter itself is empty.
     largest = max(model.modules(), key=size)
     with deepspeed.zero.GatheredParameters(list(largest.parameters(recurse=False)), modifier_rank=0):
         pass
@@ -124,8 +132,9 @@ def patch_autoep() -> None:
         )
     except ImportError:
         return
+    # It compares the activation's result on sample values.
     detection._gate_activation_matches = lambda _experts: None  # the result for an unknown activation
-    layer.compute_split_plan = _balanced
+    layer.compute_split_plan = _balanced_split_plan
     kernels.fill_indices_wrapper = _indices
     kernels.permute_rows_supported = lambda _rows: True
     kernels.gather_rows = lambda rows, index: rows.new_empty((index.numel(), rows.shape[1]))
@@ -139,7 +148,7 @@ def _deepspeed(name: str) -> Any:
     return importlib.import_module(f"deepspeed.{name}")
 
 
-def _balanced(
+def _balanced_split_plan(
     selected_experts: torch.Tensor,
     num_experts: int,
     ep_size: int,
@@ -152,6 +161,7 @@ def _balanced(
     layer = _deepspeed("module_inject.auto_ep_layer")
     counts = options["num_tokens_per_expert"]
     tokens = selected_experts.numel()
+    # The counts are exchanged like in DeepSpeed, so that the collective is recorded.
     received = torch.empty_like(counts)
     communication.all_to_all_single(received, counts, group=ep_group)
     torch.stack([of_experts.view(ep_size, -1).sum(dim=1) for of_experts in (counts, received)]).cpu()
@@ -177,25 +187,35 @@ class _Gate(torch.autograd.Function):
         return torch.empty_like(gate), torch.empty_like(up)
 
 
-def _once(*_: Any) -> int:
+def _count_one(*_: Any) -> int:
     return 1
 
 
-def _gathered(parameters: Any, *_: Any) -> int:
+def _count_unavailable(parameters: Any, *_: Any) -> int:
     """Number of a fetch's parameters that are not available."""
     return sum(parameter.ds_status.name == "NOT_AVAILABLE" for parameter in parameters)
 
 
 _HOOKS: tuple[tuple[str, str, str, Callable[..., int]], ...] = (
-    ("parameter_offload.DeepSpeedZeRoOffload", "pre_sub_module_forward_function", "visit_forward", _once),
-    ("parameter_offload.DeepSpeedZeRoOffload", "post_sub_module_forward_function", "", _once),
-    ("parameter_offload.DeepSpeedZeRoOffload", "pre_sub_module_backward_function", "visit_backward", _once),
-    ("parameter_offload.DeepSpeedZeRoOffload", "post_sub_module_backward_function", "", _once),
-    ("partitioned_param_coordinator.PartitionedParameterCoordinator", "__all_gather_params", "gather", _gathered),
-    ("stage_1_and_2.DeepSpeedZeroOptimizer", "process_gradients", "bucketed_gradient", _once),
-    ("stage_1_and_2.DeepSpeedZeroOptimizer", "reduce_ipg_grads", "bucket", _once),
-    ("stage3.DeepSpeedZeroOptimizer_Stage3", "reduce_ready_partitions_and_remove_grads", "partitioned_gradient", _once),
-    ("stage3.DeepSpeedZeroOptimizer_Stage3", "__reduce_and_partition_ipg_grads", "bucket", _once),
+    ("parameter_offload.DeepSpeedZeRoOffload", "pre_sub_module_forward_function", "visit_forward", _count_one),
+    ("parameter_offload.DeepSpeedZeRoOffload", "post_sub_module_forward_function", "", _count_one),
+    ("parameter_offload.DeepSpeedZeRoOffload", "pre_sub_module_backward_function", "visit_backward", _count_one),
+    ("parameter_offload.DeepSpeedZeRoOffload", "post_sub_module_backward_function", "", _count_one),
+    (
+        "partitioned_param_coordinator.PartitionedParameterCoordinator",
+        "__all_gather_params",
+        "gather",
+        _count_unavailable,
+    ),
+    ("stage_1_and_2.DeepSpeedZeroOptimizer", "process_gradients", "bucketed_gradient", _count_one),
+    ("stage_1_and_2.DeepSpeedZeroOptimizer", "reduce_ipg_grads", "bucket", _count_one),
+    (
+        "stage3.DeepSpeedZeroOptimizer_Stage3",
+        "reduce_ready_partitions_and_remove_grads",
+        "partitioned_gradient",
+        _count_one,
+    ),
+    ("stage3.DeepSpeedZeroOptimizer_Stage3", "__reduce_and_partition_ipg_grads", "bucket", _count_one),
 )
 """(class below deepspeed.runtime.zero, method, name in `HostCosts` ("": part of another), count per call of the
 method); deepspeed 0.18.3 to 0.19.8."""
@@ -214,15 +234,18 @@ def record_hooks(recorder: ScheduleRecorder) -> None:
 
         return run
 
+    # On the classes, because every engine makes objects of its own.
     for path, method, call, times in _HOOKS:
         module, _, owner = path.partition(".")
         hooked: Any = getattr(importlib.import_module(f"deepspeed.runtime.zero.{module}"), owner)
+        # Python's name of a method that begins with two underscores.
         name = f"_{owner}{method}" if method.startswith("__") else method
         setattr(hooked, name, recorded(getattr(hooked, name), call, times))
 
 
 def count_every_element(seq_len: int, scored_len: int) -> None:
     """Make every mask select all elements; of the S - 1 next tokens of a sequence, those of its completion."""
+    # A Boolean index needs values: the number of selected elements is the shape of the result.
     get = torch.Tensor.__getitem__
 
     def masked(tensor: torch.Tensor, index: Any) -> Any:

@@ -182,12 +182,12 @@ BATCH_KEYS = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_ac
 FILLED = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 
 
-def with_zero(zero_optimization: Any) -> dict[str, Any]:
+def zero_block(zero_optimization: Any) -> dict[str, Any]:
     return {"train_batch_size": 2, "zero_optimization": zero_optimization}
 
 
-def with_stage(stage: int, **settings: Any) -> dict[str, Any]:
-    return with_zero({"stage": stage, **settings})
+def stage_block(stage: int, **settings: Any) -> dict[str, Any]:
+    return zero_block({"stage": stage, **settings})
 
 
 NVME = {"device": "nvme", "buffer_count": 9, "pin_memory": False}
@@ -204,19 +204,19 @@ NVME = {"device": "nvme", "buffer_count": 9, "pin_memory": False}
         ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 3}, {"gradient_accumulation_steps": 4}),
         (dict.fromkeys(BATCH_KEYS, "auto"), {"micro_batch_size": 8, "gradient_accumulation_steps": 1}),
         (
-            with_stage(3, **dict.fromkeys(FILLED, "auto")),
+            stage_block(3, **dict.fromkeys(FILLED, "auto")),
             dict(zip(FILLED, (HIDDEN**2, int(0.9 * HIDDEN**2), 10 * HIDDEN), strict=True)) | {"overlap_comm": True},
         ),
         (
-            with_stage(2, stage3_prefetch_bucket_size="auto", reduce_bucket_size=2e8, cpu_offload=True),
+            stage_block(2, stage3_prefetch_bucket_size="auto", reduce_bucket_size=2e8, cpu_offload=True),
             {"stage3_prefetch_bucket_size": 50_000_000, "reduce_bucket_size": 200_000_000, "offload_optimizer": "cpu"},
         ),
-        (with_stage(2, reduce_bucket_size=2e8), {"overlap_comm": False}),
+        (stage_block(2, reduce_bucket_size=2e8), {"overlap_comm": False}),
         (
-            with_stage(3, max_live_parameters=7, offload_param=NVME),
+            stage_block(3, max_live_parameters=7, offload_param=NVME),
             {"stage3_max_live_parameters": 7, "offload_param": "nvme", "param_buffer_count": 9, "pin_memory": False},
         ),
-        (with_zero(True), {"zero_stage": 1}),
+        (zero_block(True), {"zero_stage": 1}),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
@@ -229,15 +229,27 @@ def test_reading_fills_in_what_trainer_and_deepspeed_fill_in(given: dict[str, An
 @pytest.mark.parametrize(
     ("given", "key"),
     [
+<<<<<<< HEAD
         (with_stage(4), "zero_optimization.stage"),
         (with_stage(2, reduce_bucket_size=0), "reduce_bucket_size"),
         (with_stage(3, sub_group_size=1.5), "sub_group_size"),
         (with_stage(2, offload_optimizer={"device": "disk"}), "offload_optimizer.device"),
         (with_stage(2, offload_optimizer="cpu"), "offload_optimizer"),
         (with_stage(2, overlap_comm="yes"), "overlap_comm"),
+=======
+        (stage_block(4), "zero_optimization.stage"),
+        (stage_block(2, reduce_bucket_size="big"), "reduce_bucket_size"),
+        (stage_block(2, reduce_bucket_size=0), "reduce_bucket_size"),
+        (stage_block(3, sub_group_size=1.5), "sub_group_size"),
+        (stage_block(2, offload_optimizer={"device": "disk"}), "offload_optimizer.device"),
+        (stage_block(2, offload_optimizer="cpu"), "offload_optimizer"),
+        (zero_block([3]), "zero_optimization"),
+        (stage_block(2, overlap_comm="yes"), "overlap_comm"),
+        ({"train_micro_batch_size_per_gpu": -1}, "train_micro_batch_size_per_gpu"),
+>>>>>>> main
         ({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}, "train_batch_size"),
         ({"train_batch_size": 2, "tensor_parallel": {"autotp_size": 1.5}}, "tensor_parallel.autotp_size"),
-        (with_stage(3, offload_optimizer=CPU | {"ratio": 2}), "offload_optimizer.ratio"),
+        (stage_block(3, offload_optimizer=CPU | {"ratio": 2}), "offload_optimizer.ratio"),
         ({}, "train_micro_batch_size_per_gpu"),
     ],
 )

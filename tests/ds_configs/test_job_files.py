@@ -34,7 +34,7 @@ def job(**changes: Any) -> Job:
     return Job(**given | changes)
 
 
-def text_of(kind: JobKind, **changes: Any) -> str:
+def job_text(kind: JobKind, **changes: Any) -> str:
     return job_files(job(**changes), (kind,), Path())[0].text
 
 
@@ -47,8 +47,8 @@ def test_a_skypilot_task_states_the_price_of_clouds_that_rent_such_machines(node
         Offer("Akash", one, 8, 1, "x"),
         Offer("RunPod", replace(one, gpu=find_gpu("A10")), 8, 2, "x"),
     )
-    assert price in text_of("skypilot", cluster=replace(one, nodes=nodes), offers=lambda: offers)
-    assert "has no price" in text_of("skypilot")
+    assert price in job_text("skypilot", cluster=replace(one, nodes=nodes), offers=lambda: offers)
+    assert "has no price" in job_text("skypilot")
 
 
 def directives(script: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def directives(script: str) -> dict[str, str]:
 def test_a_slurm_script_asks_for_what_the_plan_needs_and_resumes() -> None:
     """Bash reads it; nodes, GPUs, cores and RAM are the plan's; a restarted job passes the newest checkpoint that is
     complete, by the Trainer's own order of writing."""
-    script = text_of("slurm")
+    script = job_text("slurm")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     asked = directives(script)
     assert {name: asked[name] for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem")} == {
@@ -72,13 +72,13 @@ def test_a_slurm_script_asks_for_what_the_plan_needs_and_resumes() -> None:
         "requeue" in asked and "export NCCL_DEBUG=WARN\nexport OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / 8))" in script
     )
     assert "train.py --output_dir 'my out' --deepspeed ds_config.json \"${resume[@]}\" &\n" in script
-    by_itself = text_of("slurm", output_dir=None, cluster=Cluster(nodes=1, gpus_per_node=2, gpu=CPU))
+    by_itself = job_text("slurm", output_dir=None, cluster=Cluster(nodes=1, gpus_per_node=2, gpu=CPU))
     assert "--resume_from_checkpoint" not in by_itself and "gpus-per-node" not in directives(by_itself)
 
 
 def test_a_slurm_job_that_has_saved_nothing_trains_on_after_the_signal_before_its_time_limit(tmp_path: Path) -> None:
     """The signal ends bash's `wait`; the training's own exit code is the job's."""
-    script = "srun() { kill -USR1 $$; sleep 0.3; return 3; }; scontrol() { echo node-0; }\n" + text_of("slurm")
+    script = "srun() { kill -USR1 $$; sleep 0.3; return 3; }; scontrol() { echo node-0; }\n" + job_text("slurm")
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[0-1]", "SLURM_CPUS_PER_TASK": "112"}
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=variables | {"PATH": "/usr/bin:/bin"}, check=False)
     assert done.returncode == 3
@@ -114,7 +114,7 @@ def test_a_restarted_job_goes_on_from_the_newest_complete_checkpoint(tmp_path: P
         (tmp_path / "my out" / f"checkpoint-{step}").mkdir(parents=True)
         for name in files:
             (tmp_path / "my out" / f"checkpoint-{step}" / name).touch()
-    script = 'srun() { for word; do echo "$word"; done; }; scontrol() { echo node-0; }\n' + text_of("slurm")
+    script = 'srun() { for word; do echo "$word"; done; }; scontrol() { echo node-0; }\n' + job_text("slurm")
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[0-1]", "SLURM_CPUS_PER_TASK": "112"}
     variables |= {"SLURM_RESTART_COUNT": restarts, "PATH": "/usr/bin:/bin"}
     made = subprocess.run(
@@ -151,7 +151,7 @@ def test_accelerate_reads_its_file(tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
 
     file = tmp_path / "accelerate.yaml"
-    file.write_text(text_of("accelerate"))
+    file.write_text(job_text("accelerate"))
     read = load_config_from_file(str(file))
     assert (read.num_machines, read.num_processes, read.use_cpu) == (2, 16, False)
     assert read.deepspeed_config == {
@@ -162,7 +162,7 @@ def test_accelerate_reads_its_file(tmp_path: Path) -> None:
 
 
 def test_the_hostfile_has_every_node(tmp_path: Path) -> None:
-    (tmp_path / "hostfile").write_text(text_of("hostfile"))
+    (tmp_path / "hostfile").write_text(job_text("hostfile"))
     assert read_hostfile(tmp_path / "hostfile") == {"node-0": 8, "node-1": 8}
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,8 @@ from ds_advise.probes.machine import Machine, this_machine
 from ds_advise.probes.store import Record, Store, StoreError
 from ds_advise.probes.store_path import store_path
 
-MACHINE = Machine(
-    gpus=("L4", "L4"),
-    gpu_memory_bytes=(22 * 2**30,) * 2,
-    driver="570.1",
-    cpu="a CPU",
-    cpu_cores=8,
-    ram_bytes=64 * 2**30,
-)
+from tests.helpers import MACHINE
+
 NOBODY = 65534
 
 
@@ -54,7 +48,7 @@ def test_a_record_comes_back_whole(own_store: Path) -> None:
     number = Store().add(_probe())
     assert Store().find() == [replace(_probe(), made_at=Store().find()[0].made_at, id=number)]
     assert own_store.exists()
-    assert from_json(Machine, json.loads(json.dumps(MACHINE.to_json()))) == MACHINE
+    assert from_json(Machine, json.loads(json.dumps(asdict(MACHINE)))) == MACHINE
 
 
 def test_records_are_found_by_what_they_are_of_newest_first() -> None:
@@ -114,7 +108,7 @@ def test_processes_write_at_once(own_store: Path) -> None:
         "import sys\n"
         "from ds_advise.probes.machine import Machine\n"
         "from ds_advise.probes.store import Record, Store\n"
-        f"machine = Machine(**{MACHINE.to_json()!r})\n"
+        f"machine = Machine(**{asdict(MACHINE)!r})\n"
         "sys.stdin.readline()\n"
         "for step in range(5):\n"
         "    Store().add(Record(kind='probe', machine=machine, result={'writer': sys.argv[1], 'step': step}))\n"
@@ -250,7 +244,7 @@ def test_a_machine_is_identified_by_its_parts_and_not_by_its_name() -> None:
     assert machine.cpu_cores >= 1
     assert machine.ram_bytes > 2**28
     node = os.uname().nodename
-    assert len(node) < 3 or node not in json.dumps(machine.to_json())
+    assert len(node) < 3 or node not in json.dumps(asdict(machine))
     assert replace(MACHINE, driver="580.2", ram_bytes=MACHINE.ram_bytes - 5 * 2**20).key == MACHINE.key
     changes = {"gpus": ("L4", "T4"), "cpu": "another", "cpu_cores": 4, "ram_bytes": 1, "gpu_memory_bytes": (2**34,) * 2}
     assert len({MACHINE.key, *(replace(MACHINE, **{name: value}).key for name, value in changes.items())}) == 6

@@ -58,9 +58,9 @@ def _quietly(function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _dry_run(request: Any) -> dict[str, Any]:
-    from ds_advise.probes.dry_run.worker import answer_to
+    from ds_advise.probes.dry_run.worker import run_request
 
-    return answer_to(request)
+    return run_request(request)
 
 
 class ForkedRank:

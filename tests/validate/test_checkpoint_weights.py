@@ -94,7 +94,7 @@ def test_weights_are_those_of_the_training(
     assert (folder / "latest_universal").read_text() == "global_step1_universal"
 
 
-def _with_config(**changes: int) -> Callable[[Path], None]:
+def _change_config(**changes: int) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changes))
@@ -128,8 +128,8 @@ def _write_pickle(folder: Path) -> None:
     ("damage", "says"),
     [
         (_write_pickle, "is not loaded: it is not a torch.save archive"),
-        (_with_config(num_hidden_layers=3), "does not hold the weights of its config.json: model.layers.2."),
-        (_with_config(vocab_size=300), "(256, 64), and (300, 64) in the model"),
+        (_change_config(num_hidden_layers=3), "does not hold the weights of its config.json: model.layers.2."),
+        (_change_config(vocab_size=300), "(256, 64), and (300, 64) in the model"),
         (_plant_code, "is not loaded: it refers to posix.system, whose code would run"),
     ],
 )

@@ -130,8 +130,8 @@ def ninja(machine: ExaminedMachine) -> Findings:
 
 def cuda_toolkit(machine: ExaminedMachine) -> Findings:
     """Check that nvcc and torch have the same major CUDA version."""
-    of_torch = machine.software.torch_cuda
-    if not of_torch:
+    required = machine.software.torch_cuda
+    if not required:
         return
     home, (_, own) = find_cuda_home(machine.environment), _nvcc(machine)
     if not own:
@@ -139,22 +139,18 @@ def cuda_toolkit(machine: ExaminedMachine) -> Findings:
         yield problem(
             f"no nvcc {where}",
             "fused Adam (AdamW in a ds_config without offload) and NVMe offload are compiled with it",
-            (
-                f"install the CUDA toolkit {of_torch} and `export CUDA_HOME=/usr/local/cuda-{of_torch}`; without it "
-                '"torch_adam": true in optimizer.params replaces fused Adam'
-            ),
+            f"install the CUDA toolkit {required} and `export CUDA_HOME=/usr/local/cuda-{required}`; without it "
+            '"torch_adam": true in optimizer.params replaces fused Adam',
         )
-    elif parse_version(own).major != parse_version(of_torch).major:
+    elif parse_version(own).major != parse_version(required).major:
         yield problem(
-            f"nvcc is of CUDA {own}, torch is built for {of_torch}",
+            f"nvcc is of CUDA {own}, torch is built for {required}",
             "DS_BUILD_OPS refuses this pair; ops compiled at first use may not load",
-            (
-                f"point CUDA_HOME at a CUDA {parse_version(of_torch).major} toolkit, or install torch built for CUDA "
-                f"{parse_version(own).major}"
-            ),
+            f"point CUDA_HOME at a CUDA {parse_version(required).major} toolkit, or install torch built for CUDA "
+            f"{parse_version(own).major}",
         )
     else:
-        yield ok(f"nvcc {own} for torch's CUDA {of_torch}")
+        yield ok(f"nvcc {own} for torch's CUDA {required}")
 
 
 def nvcc_and_compiler(machine: ExaminedMachine) -> Findings:

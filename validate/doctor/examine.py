@@ -14,7 +14,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
 from . import building, host, nodes, software
 from .findings import STATUSES, DoctorFinding, Findings, FindingStatus
-from .machine import ExaminedMachine, started
+from .machine import ExaminedMachine, run_in_thread
 from .nodes import MAX_NODES, PARALLEL_NODES
 
 _LIMIT_S = 4.0
@@ -63,10 +63,7 @@ def examine(*, nvme: str | None = None, hostfile: Path | None = None, **machine:
     """
     hosts = read_hostfile(hostfile) if hostfile is not None else {}
     if len(hosts) > MAX_NODES:
-        raise ConfigFileError(
-            f"{hostfile}: {len(hosts)} nodes",
-            fix=f"name at most {MAX_NODES} of them",
-        )
+        raise ConfigFileError(f"{hostfile}: {len(hosts)} nodes", fix=f"name at most {MAX_NODES} of them")
     examined = ExaminedMachine(nvme=nvme, hosts=tuple(hosts), **{"environment": os.environ, **machine})
     end = time.monotonic() + _LIMIT_S * (1 + len(hosts) // PARALLEL_NODES)
 
@@ -74,11 +71,11 @@ def examine(*, nvme: str | None = None, hostfile: Path | None = None, **machine:
         return tuple(check(examined))
 
     running = [
-        (area, check.__name__.replace("_", "-"), started(lambda check=check: run(check)))  # type: ignore[misc]
+        (area, check.__name__.replace("_", "-"), run_in_thread(lambda check=check: run(check)))  # type: ignore[misc]
         for area, checks in AREAS.items()
         for check in checks
     ]
-    running.append(("gpus", "graphics", started(lambda: (examined.graphics_read.result(), ())[1])))
+    running.append(("gpus", "graphics", run_in_thread(lambda: (examined.graphics_read.result(), ())[1])))
     findings: list[DoctorFinding] = []
     for area, name, future in running:
         try:

@@ -44,11 +44,6 @@ problem = partial(DoctorFinding, "problem")
 unknown = partial(DoctorFinding, "unknown")
 
 
-def counted(number: int, noun: str) -> str:
-    """The number with its noun in singular or plural: `1 node`, `2 nodes`."""
-    return "{number} {things}".format(number=number, things=noun if number == 1 else f"{noun}s")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRun:
     """The outcome of a program. code: exit code, None if it did not start or exceeded the time limit (`late`)."""

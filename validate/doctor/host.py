@@ -11,7 +11,7 @@ import psutil
 
 from ...estimators.units import gib
 from ...probes.machine import cpu_quota, memory_groups, read_pairs
-from .findings import Findings, counted, note, ok, problem, warning
+from .findings import Findings, note, ok, problem, warning
 from .machine import ExaminedMachine
 
 _CAP_IPC_LOCK = 14
@@ -61,10 +61,9 @@ def memory_limit(machine: ExaminedMachine) -> Findings:
     total, groups = _meminfo(machine)["MemTotal"], memory_groups(machine.root)
     killed = max((group.killed or 0 for group in groups), default=0)
     if killed:
+        processes = f"{killed} processes" if killed > 1 else "a process"
         yield warning(
-            f"the kernel has killed {killed} processes in this container or session for memory"
-            if killed > 1
-            else "the kernel has killed a process in this container or session for memory",
+            f"the kernel has killed {processes} in this container or session for memory",
             "a killed rank ends without a message, and the other ranks hang",
             "give the container more memory, or pass --ram to ds-advise for a plan that needs less",
         )
@@ -75,7 +74,7 @@ def memory_limit(machine: ExaminedMachine) -> Findings:
         used, counters = group.used_bytes, group.counters()
         if used is not None:  # without the file pages that the kernel drops first
             used = max(0, used - counters.get("total_inactive_file", counters.get("inactive_file", 0)))
-            seen = f"{seen}, {gib(used)} in use"
+            seen += f", {gib(used)} in use"
         yield note(
             seen,
             "a job beyond the container's limit is killed without a message, however much RAM is free",
@@ -138,20 +137,21 @@ def cores(machine: ExaminedMachine) -> Findings:
     """Check the cores for data loading and CPU Adam, and whether the container's quota agrees with them."""
     usable, quota = len(os.sched_getaffinity(0)), cpu_quota(machine.root)
     ranks = max(1, machine.gpu_count or 1)
+    visible = f"{usable} core{'s' * (usable > 1)}"
     if quota is not None and quota < 0.9 * usable:
         yield warning(
-            f"{counted(usable, 'core')} visible, a quota of {quota:g}",
+            f"{visible} visible, a quota of {quota:g}",
             "a thread is started for each visible core, and all are paused when the quota is used up",
             f"export OMP_NUM_THREADS={max(1, int(quota / ranks))}",
         )
     elif usable < 2 * ranks:
         yield warning(
-            f"{counted(usable, 'core')} for {counted(ranks, 'rank')}",
+            f"{visible} for {ranks} rank{'s' * (ranks > 1)}",
             "kernel launches, data loading and CPU Adam share them",
             "use a machine with more cores per GPU",
         )
     else:
-        yield ok(f"{usable} cores")
+        yield ok(visible)
 
 
 def swap_folder(machine: ExaminedMachine) -> Findings:

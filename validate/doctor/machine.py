@@ -33,7 +33,7 @@ _DRIVER_LIMIT_S = 2.0
 """Time limit of NVML's answer; a broken driver may never answer."""
 
 
-def started(function: Callable[[], _T]) -> Future[_T]:
+def run_in_thread(function: Callable[[], _T]) -> Future[_T]:
     """Run a function in a daemon thread, which does not keep the program alive: a dead network drive or a hanging
     driver blocks a call, and such a call cannot be interrupted."""
     future: Future[_T] = Future()
@@ -68,7 +68,7 @@ class Graphics:
     """Newest CUDA version that the driver supports ("12.4")."""
     error: str = ""
     """Why NVML does not answer; "" if it does."""
-    on_the_bus: int = 0
+    pci_gpus: int = 0
     """Number of NVIDIA GPUs among the PCI devices."""
     gpus: tuple[GpuState, ...] = ()
 
@@ -101,7 +101,7 @@ class ExaminedMachine:
 
     @cached_property
     def graphics_read(self) -> Future[Graphics]:
-        return started(lambda: _read_graphics(self.root, self.nvml))
+        return run_in_thread(lambda: _read_graphics(self.root, self.nvml))
 
     @cached_property
     def graphics(self) -> Graphics | None:
@@ -131,10 +131,10 @@ def _read_graphics(root: Path, nvml: Any) -> Graphics:
     """Query NVML and the PCI bus."""
     devices = (root / "sys/bus/pci/devices").glob("*")
     cards = [each for each in devices if read_text(each / "class").startswith(_DISPLAY_OR_ACCELERATOR)]
-    on_the_bus = sum(read_text(each / "vendor") == _NVIDIA for each in cards)
+    pci_gpus = sum(read_text(each / "vendor") == _NVIDIA for each in cards)
     nvml = nvml or import_module("pynvml")
 
-    def ask(name: str, *arguments: Any) -> Any:
+    def query(name: str, *arguments: Any) -> Any:
         """The result of an NVML query; None if the GPU, the driver or missing permissions prevent it."""
         try:
             return getattr(nvml, name)(*arguments)
@@ -142,13 +142,13 @@ def _read_graphics(root: Path, nvml: Any) -> Graphics:
             return None
 
     def gpu(handle: Any) -> GpuState:
-        memory, processes = ask("nvmlDeviceGetMemoryInfo", handle), []
-        for process in ask("nvmlDeviceGetComputeRunningProcesses", handle) or ():
+        memory, processes = query("nvmlDeviceGetMemoryInfo", handle), []
+        for process in query("nvmlDeviceGetComputeRunningProcesses", handle) or ():
             # In a container NVML reports process ids of the host, whose names cannot be looked up.
             name = read_text(root / f"proc/{process.pid}/comm") or f"process {process.pid}"
             processes.append((name, int(process.usedGpuMemory or 0)))
         return GpuState(
-            name=str(ask("nvmlDeviceGetName", handle) or "GPU"),
+            name=str(query("nvmlDeviceGetName", handle) or "GPU"),
             memory_bytes=int(memory.total) if memory else 0,
             free_bytes=int(memory.free) if memory else 0,
             processes=tuple(sorted(processes, key=lambda process: -process[1])),
@@ -157,16 +157,16 @@ def _read_graphics(root: Path, nvml: Any) -> Graphics:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return Graphics(error=str(error), on_the_bus=on_the_bus)
+        return Graphics(error=str(error), pci_gpus=pci_gpus)
     try:
-        cuda = ask("nvmlSystemGetCudaDriverVersion")
+        cuda = query("nvmlSystemGetCudaDriverVersion")
         return Graphics(
-            driver=str(ask("nvmlSystemGetDriverVersion") or ""),
+            driver=str(query("nvmlSystemGetDriverVersion") or ""),
             driver_cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
-            on_the_bus=on_the_bus,
+            pci_gpus=pci_gpus,
             gpus=tuple(gpu(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())),
         )
     except nvml.NVMLError as error:
-        return Graphics(error=str(error), on_the_bus=on_the_bus)
+        return Graphics(error=str(error), pci_gpus=pci_gpus)
     finally:
         nvml.nvmlShutdown()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .findings import Findings, counted, ok, problem, unknown
+from .findings import Findings, ok, problem, unknown
 from .machine import ExaminedMachine
 
 PARALLEL_NODES = 64
@@ -29,8 +29,6 @@ _SSH_S = 2.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
-    """A machine of the hostfile."""
-
     name: str
     addresses: tuple[str, ...] = ()
     """The addresses of the name; if empty, `unresolved` has the reason."""
@@ -77,7 +75,7 @@ def port_state(address: str, port: int) -> PortAnswer:
     return "in use"
 
 
-def _listed(nodes: Sequence[_Node]) -> str:
+def _node_names(nodes: Sequence[_Node]) -> str:
     listed = ", ".join(node.name for node in nodes[:3])
     return f"{listed} and {len(nodes) - 3} more" if len(nodes) > 3 else listed
 
@@ -92,19 +90,19 @@ def _names(nodes: Sequence[_Node]) -> Findings:
     looped = [node for node in nodes if len(nodes) > 1 and is_loopback(node)]
     if unresolved:
         yield problem(
-            f"{_listed(unresolved)}: {unresolved[0].unresolved}",
+            f"{_node_names(unresolved)}: {unresolved[0].unresolved}",
             "the launcher cannot reach a node without an address",
             "add the name to /etc/hosts or DNS, or put its address into the hostfile",
         )
     if looped:
-        name, address = _listed(looped), looped[0].addresses[0]
+        name, address = _node_names(looped), looped[0].addresses[0]
         yield problem(
             f"{name} resolves to this machine itself ({address})",
             "the other nodes connect to themselves instead and wait forever",
             "remove the 127.0.1.1 line from /etc/hosts, or pass --master_addr with the address on the network",
         )
     if not unresolved and not looped:
-        yield ok(f"{counted(len(nodes), 'name')} resolved")
+        yield ok(f"{len(nodes)} name{'s' * (len(nodes) > 1)} resolved")
 
 
 def _ssh(nodes: Sequence[_Node]) -> Findings:
@@ -119,7 +117,7 @@ def _ssh(nodes: Sequence[_Node]) -> Findings:
         else:
             fix = "start an ssh server there, or launch with --no_ssh on every node"
         yield problem(
-            f"{_listed(refused)}: {message[:100].rstrip('.')}",
+            f"{_node_names(refused)}: {message[:100].rstrip('.')}",
             "DeepSpeed's launcher starts the ranks over ssh and cannot enter a password",
             fix,
         )
@@ -137,11 +135,7 @@ def _port(first: _Node, machine: ExaminedMachine) -> Findings:
     if answer == "free":
         yield ok(f"{where} is reachable and free")
     elif answer == "in use":
-        yield problem(
-            f"{where} is in use",
-            "the ranks meet there",
-            f"deepspeed --master_port {port + 1} ...",
-        )
+        yield problem(f"{where} is in use", "the ranks meet there", f"deepspeed --master_port {port + 1} ...")
     elif first.ssh_error:
         yield unknown(f"{where}: the machine does not answer")
     else:

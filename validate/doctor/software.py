@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...estimators.units import gib
 from .. import parse_version
-from .findings import Findings, counted, note, ok, problem, warning
+from .findings import Findings, note, ok, problem, warning
 from .machine import ExaminedMachine
 
 NO_NVIDIA_GPU = "no NVIDIA GPU"
@@ -68,21 +68,20 @@ def driver(machine: ExaminedMachine) -> Findings:
     if graphics is None:
         return
     if graphics.gpus:
-        seen = f"NVIDIA driver {graphics.driver}"
-        runs = f"{seen}, runs CUDA up to {graphics.driver_cuda}"
-        yield ok(runs if graphics.driver_cuda else seen)
+        cuda = f", runs CUDA up to {graphics.driver_cuda}" if graphics.driver_cuda else ""
+        yield ok(f"NVIDIA driver {graphics.driver}{cuda}")
     elif "mismatch" in graphics.error.lower():
         yield problem(
             "the kernel module of the driver and its library have different versions",
             "the driver was updated while the machine ran, and no program can use CUDA until it is reloaded",
             "reboot, or reload the nvidia kernel modules",
         )
-    elif not graphics.on_the_bus:
+    elif not graphics.pci_gpus:
         yield note(NO_NVIDIA_GPU, "DeepSpeed runs on the CPU; a login node has no GPU")
     else:
-        seen = f"{counted(graphics.on_the_bus, 'NVIDIA GPU')} on the PCI bus"
+        found = f"{graphics.pci_gpus} NVIDIA GPU{'s' * (graphics.pci_gpus > 1)} on the PCI bus"
         yield problem(
-            f"{seen}, but the driver does not answer: {graphics.error or 'no GPU'}",
+            f"{found}, but the driver does not answer: {graphics.error or 'no GPU'}",
             "CUDA cannot be used",
             "install the driver and reboot; in a container docker run --gpus all ..., in a job request GPUs from the "
             "scheduler (--gres=gpu:2, nvidia.com/gpu)",
@@ -99,15 +98,15 @@ def torch(machine: ExaminedMachine) -> Findings:
             "DeepSpeed needs it",
             "pip install torch, or run ds-advise with the Python of the training",
         )
-    elif graphics is not None and graphics.on_the_bus and not software.torch_cuda:
+    elif graphics is not None and graphics.pci_gpus and not software.torch_cuda:
         yield problem(
             f"torch {version} is built without CUDA",
             "torch.cuda.is_available() is False",
             "install the CUDA build of torch",
         )
     else:
-        rocm = f"ROCm {software.torch_hip}" if software.torch_hip else "CPU only"
-        build = f"CUDA {software.torch_cuda}" if software.torch_cuda else rocm
+        builds = {"CUDA": software.torch_cuda, "ROCm": software.torch_hip}
+        build = next((f"{name} {release}" for name, release in builds.items() if release), "CPU only")
         yield ok(f"torch {version}, {build}")
 
 
@@ -117,16 +116,14 @@ def torch_and_driver(machine: ExaminedMachine) -> Findings:
     runs = machine.graphics.driver_cuda if machine.graphics is not None else ""
     if not built or not runs:
         return
-    of_torch = parse_version(built)
-    of_driver = parse_version(runs)
-    if of_torch.major > of_driver.major:
-        least = _FIRST_DRIVER.get(of_torch.major, "")
+    torch_major, driver_major = parse_version(built).major, parse_version(runs).major
+    if torch_major > driver_major:
+        least = _FIRST_DRIVER.get(torch_major, "")
+        target = f" to {least} or newer" if least else ""
         yield problem(
             f"torch is built for CUDA {built}, the driver runs CUDA up to {runs}",
             "torch reports that the driver is too old and finds no GPU",
-            "{update}, or install torch built for CUDA {major}".format(
-                update=f"update the driver to {least} or newer" if least else "update the driver", major=of_driver.major
-            ),
+            f"update the driver{target}, or install torch built for CUDA {driver_major}",
         )
     else:
         yield ok(f"the driver (CUDA {runs}) runs torch's CUDA {built}")
@@ -149,8 +146,11 @@ def deepspeed(machine: ExaminedMachine) -> Findings:
             "pip install --upgrade deepspeed",
         )
     else:
-        names = [name for name in ("transformers", "accelerate") if name in software.packages]
-        yield ok(", ".join([f"DeepSpeed {found}", *(f"{name} {software.packages[name]}" for name in names)]))
+        packages = {
+            "DeepSpeed": found,
+            **{name: software.packages.get(name) for name in ("transformers", "accelerate")},
+        }
+        yield ok(", ".join(f"{name} {version}" for name, version in packages.items() if version))
 
 
 def environment(machine: ExaminedMachine) -> Findings:

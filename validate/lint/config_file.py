@@ -23,26 +23,21 @@ STANDARD_INPUT = Path("-")
 
 
 class Remove(NamedTuple):
-    """Remove a key."""
-
     path: KeyPath
 
 
 class Rename(NamedTuple):
-    """Rename a key in its place."""
-
     path: KeyPath
     name: str
 
 
 class Replace(NamedTuple):
-    """Replace the value of a key."""
-
     path: KeyPath
     value: Any
 
 
 Edit = Remove | Rename | Replace
+"""A change of a key: remove it, give it another name in its place, or replace its value."""
 
 
 def apply(document: Document, edits: Sequence[Edit]) -> tuple[str, int]:
@@ -77,7 +72,7 @@ def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
     if isinstance(edit, Replace):
         return member.value_start, member.value_end, json.dumps(edit.value)
     start, end = _removal(document, member, owner)
-    commented = any(start < found.end and found.start < end for found in document.departures if found.kind == "comment")
+    commented = any(start < found.end and found.start < end for found in document.extensions if found.kind == "comment")
     return None if commented else (start, end, "")
 
 
@@ -95,8 +90,6 @@ def _removal(document: Document, member: Member, owner: KeyPath) -> tuple[int, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """A configuration in a file."""
-
     path: Path
     raw: bytes
     document: Document
@@ -109,7 +102,6 @@ def read_config_file(path: Path) -> ConfigFile:
 
 
 def shown_name(path: Path) -> str:
-    """The name of the file in messages."""
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 

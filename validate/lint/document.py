@@ -50,7 +50,7 @@ BYTE_ORDER_MARK = "byte order mark"
 KeyPath = tuple[str, ...]
 
 
-class Departure(NamedTuple):
+class Extension(NamedTuple):
     """Syntax beyond JSON: its kind ("comment", "missing comma", ...) and place."""
 
     kind: str
@@ -80,7 +80,7 @@ class Document:
     """Position of the first brace."""
     members: tuple[Member, ...]
     """Every key in the order of the text, repeated ones too."""
-    departures: tuple[Departure, ...]
+    extensions: tuple[Extension, ...]
 
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column of a position, both from 1."""
@@ -92,7 +92,6 @@ class Document:
         return self._by_path.get(path)
 
     def list_members(self, owner: KeyPath) -> list[Member]:
-        """The keys of an object."""
         return [member for member in self.members if member.path[:-1] == owner]
 
     def duplicates(self) -> Iterator[Member]:
@@ -105,7 +104,7 @@ class Document:
 
     @property
     def has_byte_order_mark(self) -> bool:
-        return any(found.kind == BYTE_ORDER_MARK for found in self.departures)
+        return any(found.kind == BYTE_ORDER_MARK for found in self.extensions)
 
     @cached_property
     def _by_path(self) -> dict[KeyPath, Member]:
@@ -137,7 +136,7 @@ class _Reader:
         marked = text.startswith("\ufeff")
         self.text, self.name = text.removeprefix("\ufeff"), name
         self.members: list[Member] = []
-        self.departures = [Departure(BYTE_ORDER_MARK, 0, 1)] if marked else []
+        self.extensions = [Extension(BYTE_ORDER_MARK, 0, 1)] if marked else []
 
     def document(self) -> Document:
         start = self._skip(0)
@@ -149,21 +148,17 @@ class _Reader:
         end = self._skip(end)
         if end != len(self.text):
             self._fail("something follows the closing }", end)
-        return Document(self.text, value, start, tuple(sorted(self.members)), tuple(self.departures))
+        return Document(self.text, value, start, tuple(sorted(self.members)), tuple(self.extensions))
 
     def _fail(self, what: str, offset: int) -> NoReturn:
         line = self.text.count("\n", 0, offset) + 1
         column = offset - self.text.rfind("\n", 0, offset)
-        place = {"name": self.name, "line": line, "column": column}
-        raise ConfigFileError(
-            "{name}: not JSON: {what} (line {line}, column {column})".format(what=what, **place), fix=FIX
-        )
+        raise ConfigFileError(f"{self.name}: not JSON: {what} (line {line}, column {column})", fix=FIX)
 
     def _note(self, kind: str, start: int, end: int) -> None:
-        self.departures.append(Departure(kind, start, end))
+        self.extensions.append(Extension(kind, start, end))
 
     def _skip(self, at: int) -> int:
-        """Skip white space and comments."""
         text = self.text
         while True:
             at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it also matches ""

@@ -52,7 +52,6 @@ class ConfigBlock:
     """Key -> DeepSpeed's default, for keys with a plain default."""
 
     def field(self, key: str) -> ConfigField | None:
-        """The field with this name or alias; None if there is none."""
         return next((known for known in self.fields if key in known.names), None)
 
     def names(self) -> tuple[str, ...]:
@@ -60,7 +59,6 @@ class ConfigBlock:
         return self.keys + tuple(known.usual_name for known in self.fields)
 
     def qualified_path(self, key: str) -> str:
-        """The path of a key of the block."""
         return f"{self.path}.{key}" if self.path else key
 
 
@@ -126,10 +124,11 @@ class DeepSpeedFacts:
 
     def default(self, path: str) -> Any:
         """DeepSpeed's default of a key; None if it has no plain one."""
+        if known := self.find_field(path):
+            return known.default
         owner, _, name = path.rpartition(".")
         block = self.block(owner)
-        known = block.field(name) if block is not None else None
-        return known.default if known is not None else block.defaults.get(name) if block is not None else None
+        return block.defaults.get(name) if block is not None else None
 
     def at_least(self, version: str) -> bool:
         return parse_version(self.version) >= parse_version(version)

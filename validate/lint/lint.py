@@ -28,7 +28,7 @@ RULES: tuple[Rule, ...] = (
 )
 """All rules, in the order of their codes. The code of a removed rule is never reused."""
 
-MOST_FINDINGS = 200
+MAX_FINDINGS = 200
 """Maximum number of findings; a file with more is not a configuration."""
 
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
@@ -80,7 +80,7 @@ class LintReport:
     findings: tuple[LintFinding, ...]
     """Errors first; within each severity in the order of the file."""
     more: int
-    """Number of findings beyond `MOST_FINDINGS`."""
+    """Number of findings beyond `MAX_FINDINGS`."""
     facts: DeepSpeedFacts
     framework: Framework
     framework_is_assumed: bool
@@ -126,7 +126,7 @@ def lint(
     chosen: Framework = "hf" if by_trainer else "deepspeed"
     config = LintedConfig(
         document=document,
-        values=_first_tuned(_as_read(document.value, chosen)),
+        values=_first_candidates(_as_parsed(document.value, chosen)),
         facts=facts,
         framework=chosen,
         cluster=cluster,
@@ -138,13 +138,13 @@ def lint(
         _finding(document, rule, violation)
         for rule in RULES
         if rule.holds_for(facts)
-        for violation in islice(rule.check(config), MOST_FINDINGS + 1)
+        for violation in islice(rule.check(config), MAX_FINDINGS + 1)
     ]
     found.sort(key=lambda finding: (_ORDER[finding.severity], finding.line, finding.column, finding.code))
     return LintReport(
         document=document,
-        findings=tuple(found[:MOST_FINDINGS]),
-        more=max(0, len(found) - MOST_FINDINGS),
+        findings=tuple(found[:MAX_FINDINGS]),
+        more=max(0, len(found) - MAX_FINDINGS),
         facts=facts,
         framework=chosen,
         framework_is_assumed=framework is None,
@@ -178,18 +178,18 @@ def _finding(document: Document, rule: Rule, violation: Violation) -> LintFindin
     )
 
 
-def _as_read(value: Any, framework: Framework) -> Any:
+def _as_parsed(value: Any, framework: Framework) -> Any:
     """The value that the file's reader produces: hjson converts whole floats below 1e10 to integers."""
     if isinstance(value, dict):
-        return {key: _as_read(each, framework) for key, each in value.items()}
+        return {key: _as_parsed(each, framework) for key, each in value.items()}
     if isinstance(value, list):
-        return [_as_read(each, framework) for each in value]
+        return [_as_parsed(each, framework) for each in value]
     if framework == "deepspeed" and isinstance(value, float) and abs(value) < 1e10 and value == int(value):
         return int(value)
     return value
 
 
-def _first_tuned(values: dict[str, Any]) -> dict[str, Any]:
+def _first_candidates(values: dict[str, Any]) -> dict[str, Any]:
     """The values with the first item of each list in zero_optimization if `autotuning` is on: such a list holds
     candidates, which the autotuner tries in turn (DeepSpeed 0.19.8, autotuning/utils.py get_all_configs)."""
     tuned, zero = values.get("autotuning"), values.get("zero_optimization")

@@ -203,7 +203,6 @@ class LintedConfig:
 
     @property
     def model_type(self) -> str:
-        """The type of the model's weights."""
         return "fp16" if self.fp16 else "bf16" if self.bf16 else "fp32"
 
     @property

@@ -133,7 +133,9 @@ def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> 
         for block in sources.class_blocks(name, path)
     }
     keys = sources.looked_up_keys()
+    # Blocks with a class are keys of the top level, however the code looks them up.
     keys[""] |= dict.fromkeys((path for path in blocks if "." not in path), UNKNOWN) | _OTHER_KEYS
+    # A nested block is also a key of its owner.
     for path in (*keys, *blocks):
         owner, _, name = path.rpartition(".")
         if name and owner not in blocks:
@@ -166,6 +168,7 @@ class _Sources:
 
     def __init__(self, folder: Path) -> None:
         self.trees = {name: tree for name in _FILES if (tree := _parse(folder / name)) is not None}
+        # Names of keys and their defaults are constants of the same folder.
         folders = sorted({Path(name).parent for name in self.trees})
         modules = [tree for each in folders if (tree := _parse(folder / each / "constants.py")) is not None]
         self.constants: dict[str, Any] = {}
@@ -195,6 +198,7 @@ class _Sources:
                 return 2**63 - 1
             case ast.BinOp(op=ast.Mult() | ast.Pow() as operator):
                 left, right = self.literal(node.left), self.literal(node.right)
+                # Defaults such as 2**20; a large exponent would be a huge number.
                 if isinstance(left, int) and isinstance(right, int):
                     return left * right if isinstance(operator, ast.Mult) else left**right if right < 64 else UNKNOWN
             case ast.JoinedStr(values=parts):
@@ -208,6 +212,7 @@ class _Sources:
                 pairs = zip(map(self.literal, keys), map(self.literal, entries), strict=True)
                 return {key: value for key, value in pairs if UNKNOWN not in (key, value)}
         try:
+            # Also negative numbers and sets.
             return ast.literal_eval(node)
         except ValueError:
             return UNKNOWN
@@ -236,6 +241,7 @@ class _Sources:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         ]
         names = {ast.unparse(field.target) for field, _ in own}
+        # In pydantic a field of a subclass replaces that of its base.
         for base in node.bases:
             for field, following in self._annotations(ast.unparse(base)):
                 if ast.unparse(field.target) not in names:
@@ -247,10 +253,12 @@ class _Sources:
         options: dict[str, ast.expr] = {}
         if isinstance(default, ast.Call) and ast.unparse(default.func) == "Field":
             options = {option.arg: option.value for option in default.keywords if option.arg}
+            # Field(default, ...) or Field(default=...).
             default = default.args[0] if default.args else options.get("default")
         known = {option: value for option, node in options.items() if (value := self.literal(node)) is not UNKNOWN}
         value, alias = self.literal(default), known.get("alias", "")
         is_block = self._derives(_class_name(node.annotation), "DeepSpeedConfigModel")
+        # DeepSpeed's mark of a deprecated field (runtime/config_utils.py _process_deprecated_field).
         extra = known.get("json_schema_extra", {})
         successor = extra.get("new_param", "")
         optional = isinstance(node.annotation, ast.Subscript) and ast.unparse(node.annotation.value) == "Optional"
@@ -302,7 +310,9 @@ class _Sources:
         in NAME."""
         keys: dict[str, dict[str, Any]] = {"": {}}
         for file, tree in self.trees.items():
+            # A parameter named param_dict is the whole configuration, but for `_PARTS` only its own block.
             places = {name: path for name, path in _HOLDERS.items() if path or file not in _PARTS}
+            # Two passes: a variable may be used above the function that assigns it.
             nodes = list(ast.walk(tree))
             for node in nodes:
                 match node:
@@ -313,7 +323,9 @@ class _Sources:
                     continue
                 owner, key = self._place(found[0], places), self.literal(found[1])
                 if owner is not None and isinstance(key, str):
+                    # DeepSpeed's convention: FP16_ENABLED and FP16_ENABLED_DEFAULT.
                     default = self.constants.get(f"{ast.unparse(found[1])}_DEFAULT", UNKNOWN)
+                    # Several look-ups of a key: the one with a known default counts.
                     if keys.setdefault(owner, {}).get(key, UNKNOWN) is UNKNOWN:
                         keys[owner][key] = UNKNOWN if isinstance(default, dict) else default
         return keys
@@ -355,6 +367,7 @@ def _class_name(annotation: ast.expr) -> str:
 def _lookup(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
     """(dictionary, key) of `d[k]`, `d.get(k)`, `k in d`, `k not in d.keys()` and `get_scalar_param(d, k, ...)`."""
     match node:
+        # Not `d[k] = value`, which adds a key of DeepSpeed's own.
         case ast.Subscript(ctx=ast.Load()):
             return node.value, node.slice
         case ast.Call(func=ast.Attribute(attr="get", value=owner), args=[key, *_]):
@@ -383,6 +396,7 @@ def _signatures(*files: Path) -> Signatures:
 
 def _parameters(arguments: ast.arguments) -> tuple[Parameter, ...]:
     names = [argument.arg for argument in arguments.args]
+    # Defaults belong to the last arguments.
     required = names[: len(names) - len(arguments.defaults)]
     keywords = [argument.arg for argument in arguments.kwonlyargs]
     return tuple(

@@ -42,19 +42,9 @@ REMOVAL = ("remove it", "remove the key", "remove the block")
 """Fixes that remove the key of the violation; `--fix` applies them. Rules that leave a choice use other words."""
 
 
-def violation(
-    path: str,
-    what: str,
-    /,
-    *,
-    fix: str = "",
-    severity: Severity | None = None,
-    edits: tuple[Edit, ...] = (),
-    **fields: object,
-) -> Violation:
-    """A violation at a dotted path. fields: values for the template `what`."""
-    what = what.format(**fields) if fields else what
-    return Violation(path=tuple(path.split(".")), what=what, fix=fix, severity=severity, edits=edits)
+def violation(path: str, what: str, **options: Any) -> Violation:
+    """A violation at a dotted path. options: the other fields of `Violation`."""
+    return Violation(path=tuple(path.split(".")), what=what, **options)
 
 
 def unknown_name(path: KeyPath, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "") -> Violation:
@@ -133,5 +123,4 @@ warning_rule, advice_rule = partial(_rule, "warning"), partial(_rule, "advice")
 
 
 def section(subject: str, *rules: Rule) -> tuple[Rule, ...]:
-    """The rules of one subject."""
     return tuple(replace(rule, subject=subject) for rule in rules)

@@ -13,7 +13,7 @@ from typing import Any
 
 from .linted_config import LintedConfig
 from .rule import RuleCheck, Severity, Violation, violation
-from .values import shown
+from .values import json_text
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def that(test: Callable[[LintedConfig], bool]) -> Condition:
 
 
 always = that(lambda _: True)
-given = Condition(lambda config, path: config.has(path))
+present = Condition(lambda config, path: config.has(path))
 null = Condition(lambda config, path: config.get(path) is None)
 """The key is absent or null."""
 truthy = Condition(lambda config, path: bool(config.get(path)))
@@ -60,9 +60,9 @@ cpu_adam = may_have_adam & that(lambda config: not config.flag("optimizer.params
 per_matrix = that(lambda config: config.optimizer_spec is not None and config.optimizer_spec.per_matrix)
 offloaded = that(lambda config: config.offload("optimizer") != "none")
 swaps = that(lambda config: config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param")))
-to_nvme = Condition(lambda config, path: config.offload(_offload_of(path)) == "nvme")
+to_nvme = Condition(lambda config, path: config.offload(_offload_name(path)) == "nvme")
 """The key's offload block is on NVMe."""
-in_use = Condition(lambda config, path: config.offload(_offload_of(path)) != "none")
+in_use = Condition(lambda config, path: config.offload(_offload_name(path)) != "none")
 """The key's offload block offloads."""
 splits_ranks_unevenly = Condition(
     lambda config, path: (
@@ -72,7 +72,7 @@ splits_ranks_unevenly = Condition(
 """The value is a group size that does not divide the number of GPUs."""
 
 
-def _offload_of(path: str) -> str:
+def _offload_name(path: str) -> str:
     return path.split(".")[1].removeprefix("offload_")
 
 
@@ -95,12 +95,10 @@ def number(test: Callable[[float], bool]) -> Condition:
 
 
 def is_on(other: str) -> Condition:
-    """Another key is on."""
     return that(lambda config: config.flag(other))
 
 
 def is_off(other: str) -> Condition:
-    """Another key is off."""
     return that(lambda config: config.off(other))
 
 
@@ -109,38 +107,29 @@ def is_missing(other: str) -> Condition:
     return that(lambda config: config.get(other) is None)
 
 
+def key_name(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
 def at(
     paths: str | Sequence[str],
     when: Condition,
-    what: str = "{name} is {value}",
-    /,
+    what: str | Callable[[LintedConfig, str], str] = lambda config, path: (
+        f"{key_name(path)} is {json_text(config.get(path))}"
+    ),
     *,
     severity: Severity | None = None,
-    **more: object,
 ) -> RuleCheck:
     """A check that reports each key that satisfies the condition.
 
-    what:     a sentence with {name}, the key's last name; {block}, the name before it; {value}, its value as JSON;
-        {number}, its value as a number; {stage}, {optimizer}, {scheduler} and {ranks}, the number of GPUs; and the
-        fields in `more`, which may be functions of the configuration.
+    what:     the effect, or a function of the configuration and the key's path that returns it.
     severity: None for the rule's.
     """
 
     def check(config: LintedConfig) -> Iterator[Violation]:
         for path in (paths,) if isinstance(paths, str) else paths:
             if when.holds(config, path):
-                number = config.number(path)
-                words: dict[str, Any] = {
-                    "name": path.rpartition(".")[2],
-                    "block": path.rpartition(".")[0].rpartition(".")[2],
-                    "value": shown(config.get(path)),
-                    "number": "" if number is None else f"{number:g}",
-                    "stage": config.stage,
-                    "optimizer": config.optimizer,
-                    "scheduler": config.scheduler,
-                    "ranks": config.world_size,
-                }
-                words |= {name: value(config) if callable(value) else value for name, value in more.items()}
-                yield violation(path, what, severity=severity, **words)
+                effect = what if isinstance(what, str) else what(config, path)
+                yield violation(path, effect, severity=severity)
 
     return check

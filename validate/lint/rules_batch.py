@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import reduce
 from math import prod
 from typing import Any
 
@@ -26,21 +25,17 @@ def _contradiction(config: LintedConfig) -> Iterator[Violation]:
     # accelerate writes 1 into a file without the key (1.15, utils/dataclasses.py DeepSpeedPlugin.__post_init__)
     assumed = config.framework == "hf" and not config.has(STEPS)
     steps = 1 if assumed else config.positive(STEPS)
-    factors = {
-        f"{micro} samples": micro,
-        f"{steps} accumulation steps": steps,
-        f"{ranks} GPUs": ranks,
-    }
+    factors = {f"{micro} samples": micro, f"{steps} accumulation steps": steps, f"{ranks} GPUs": ranks}
     known = {words: size for words, size in factors.items() if size}
     product = prod(known.values())
     if not total or (total == product if len(known) == 3 else total % product == 0):
         return
-    words = reduce(lambda one, other: f"{one} x {other}", known)
-    what = f"{total} is not a multiple of {words}"
+    factors_text = " x ".join(known)
+    what = f"{total} is not a multiple of {factors_text}"
     if len(known) == 3:
-        what = f"{total} is not {words}, which is {product}"
+        what = f"{total} is not {factors_text}, which is {product}"
     if assumed:
-        what = f"{what}; accelerate sets an absent {STEPS} to 1"
+        what += f"; accelerate sets an absent {STEPS} to 1"
     yield violation(TOTAL, what)
 
 
@@ -54,7 +49,12 @@ def _data_parallel_ranks(config: LintedConfig) -> int:
 
 
 _HPZ = "zero_optimization.zero_hpz_partition_size"
-_UNEVEN = "{number} does not divide {ranks} GPUs"
+
+
+def _uneven(config: LintedConfig, path: str) -> str:
+    return f"{config.positive(path)} does not divide {config.world_size} GPUs"
+
+
 _within_ranks = Condition(lambda config, path: config.positive(path) <= (config.world_size or 0))
 
 BATCH_RULES = section(
@@ -68,17 +68,17 @@ BATCH_RULES = section(
     ),
     error_rule(
         "DS102 no batch size",
-        at(MICRO, when.null & when.is_missing(TOTAL), "neither train_batch_size nor {name} is set"),
+        at(MICRO, when.null & when.is_missing(TOTAL), f"neither {TOTAL} nor {MICRO} is set"),
         why="DeepSpeed derives one of the two from the other, and raises an error if both are missing",
         fix='set train_micro_batch_size_per_gpu to a number, or to "auto" for the Trainer',
         source=_SOURCE,
     ),
     error_rule(
         "DS106 a group size that does not divide the number of GPUs",
-        at("sequence_parallel_size", when.splits_ranks_unevenly, _UNEVEN, severity="warning"),
-        at(_HPZ, when.stages(3) & when.splits_ranks_unevenly & _within_ranks, _UNEVEN),
-        at("tensor_parallel.autotp_size", when.splits_ranks_unevenly, _UNEVEN),
-        at("expert_parallel.autoep_size", when.is_on("expert_parallel.enabled") & when.splits_ranks_unevenly, _UNEVEN),
+        at("sequence_parallel_size", when.splits_ranks_unevenly, _uneven, severity="warning"),
+        at(_HPZ, when.stages(3) & when.splits_ranks_unevenly & _within_ranks, _uneven),
+        at("tensor_parallel.autotp_size", when.splits_ranks_unevenly, _uneven),
+        at("expert_parallel.autoep_size", when.is_on("expert_parallel.enabled") & when.splits_ranks_unevenly, _uneven),
         why="DeepSpeed splits the GPUs into groups of this size and raises an error; for sequence parallelism it "
         "continues with a fraction of a group",
         fix="choose a divisor of the number of GPUs",
@@ -155,9 +155,7 @@ def _autos(node: dict[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
 def _in_both(config: LintedConfig) -> Iterator[Violation]:
     for path, known in CONFIG_KEYS.items():
         if config.framework == "hf" and known.argument and config.number(path) is not None:
-            yield violation(
-                path, "{path} must be equal to {argument} of TrainingArguments", path=path, argument=known.argument
-            )
+            yield violation(path, f"{path} must be equal to {known.argument} of TrainingArguments")
 
 
 TRAINER_RULES = section(
@@ -172,7 +170,7 @@ TRAINER_RULES = section(
     ),
     error_rule(
         "DS153 no zero_optimization for the Trainer",
-        at("zero_optimization", ~when.given & when.for_trainer & ~when.is_on("autotuning.enabled"), "it is missing"),
+        at("zero_optimization", ~when.present & when.for_trainer & ~when.is_on("autotuning.enabled"), "it is missing"),
         why="accelerate rejects a configuration without it, even for plain data parallelism",
         fix='add "zero_optimization": {"stage": 0}',
         source="accelerate/utils/dataclasses.py DeepSpeedPlugin.__post_init__",
@@ -189,7 +187,7 @@ TRAINER_RULES = section(
         at(
             "optimizer.params",
             when.for_trainer & when.has_adam & when.is_missing("optimizer.params.lr"),
-            "{name} has no lr",
+            "params has no lr",
         ),
         why='the Trainer sets lr only if its value is "auto"; without the key DeepSpeed\'s Adam uses 1e-3 and ignores '
         "learning_rate",

@@ -15,14 +15,13 @@ _LONGEST_NAME = 60
 
 
 def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
-    departures = [found for found in config.document.departures if found.kind not in NON_FINITE]
-    if config.framework == "hf" and departures:
-        first = departures[0]
-        kinds = ", ".join(dict.fromkeys(found.kind for found in departures))
+    extensions = [found for found in config.document.extensions if found.kind not in NON_FINITE]
+    if config.framework == "hf" and extensions:
+        first = extensions[0]
+        kinds = ", ".join(dict.fromkeys(found.kind for found in extensions))
         before = [member.path for member in config.document.members if member.start <= first.start]
         path = before[-1] if before else ()
-        what = f"the file contains: {kinds}"
-        yield Violation(path=path, what=what, span=(first.start, first.end))
+        yield Violation(path=path, what=f"the file contains: {kinds}", span=(first.start, first.end))
 
 
 def _duplicates(config: LintedConfig) -> Iterator[Violation]:
@@ -86,21 +85,19 @@ def _removed(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _deprecated(config: LintedConfig) -> Iterator[Violation]:
-    for path, block, field in _given_fields(config):
+    for path, block, field in _present_fields(config):
         if not field.deprecated or (field.moves and _other_name(config, block, field)):
             continue
         successor = block.field(field.successor)
         name = successor.usual_name if successor is not None else field.successor
-        edits = _succession(config, tuple(path.split(".")), name)
+        edits = _rename_edits(config, tuple(path.split(".")), name)
         what = f"{field.name} is deprecated"
         if name:
-            what = f"{what}; its successor is {name}"
+            what += f"; its successor is {name}"
         unseen = field.name == "cpu_offload" and config.framework == "hf" and config.flag(path) and config.stage
         unseen = unseen and not config.has("optimizer") and not config.off("zero_force_ds_cpu_optimizer")
         if unseen:
-            what = (
-                f"{what}, and accelerate, which ignores it, passes torch's AdamW, which DeepSpeed rejects under offload"
-            )
+            what += ", and accelerate, which ignores it, passes torch's AdamW, which DeepSpeed rejects under offload"
         fix = f"write {name} instead"
         if not name or any(isinstance(edit, Remove) for edit in edits):
             fix = "remove it"
@@ -114,12 +111,12 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _two_names(config: LintedConfig) -> Iterator[Violation]:
-    for path, block, field in _given_fields(config):
+    for path, block, field in _present_fields(config):
         other = _other_name(config, block, field)
         if other and not config.is_auto(path):
             same = config.get(path) is True and config.get(f"{block.qualified_path(other)}.device") == "cpu"
             fix = "remove it" if same else ""
-            yield violation(path, "{name} and {other} are the same setting", name=field.name, other=other, fix=fix)
+            yield violation(path, f"{field.name} and {other} are the same setting", fix=fix)
 
 
 KEY_RULES = section(
@@ -166,7 +163,7 @@ KEY_RULES = section(
 )
 
 
-def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, ConfigField]]:
+def _present_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, ConfigField]]:
     """(path, block, field) of every field of a validated block that the file has under the field's own name."""
     for block in config.facts.blocks:
         for field in block.fields:
@@ -215,7 +212,7 @@ def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
     return owners[0] or "the top level"
 
 
-def _succession(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:
+def _rename_edits(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:
     """Edits that express the same setting under its new name."""
     name, value = path[-1], config.get(".".join(path))
     if name in ("cpu_offload", "cpu_offload_param"):

@@ -14,7 +14,7 @@ from .installed_facts import source_folder
 from .linted_config import LintedConfig
 from .rule import Severity, Violation, advice_rule, error_rule, section, unknown_name, violation, warning_rule
 from .rule_conditions import at, that
-from .values import nearest, shown
+from .values import json_text, nearest
 
 _ENGINE = "runtime/engine.py _configure_basic_optimizer"
 _SCHEDULES = "runtime/lr_schedules.py"
@@ -32,12 +32,12 @@ def _unknown(config: LintedConfig) -> Iterator[Violation]:
         if not kind or not of_torch or name in names:
             continue
         if kind.lower() in _ONE_BIT:
-            what = f"the 1-bit optimizers were removed from DeepSpeed, and {facts.version} has no {shown(kind)}"
+            what = f"the 1-bit optimizers were removed from DeepSpeed, and {facts.version} has no {json_text(kind)}"
             yield violation(path, what, fix='write "AdamW", without the arguments for compression in params')
         else:
             near = nearest(kind, names) or nearest(kind.lower(), names)
-            what = f"neither DeepSpeed nor torch has the {block} {shown(kind)}"
-            yield violation(path, what, fix=f"write {shown(near)}" if near else "")
+            what = f"neither DeepSpeed nor torch has the {block} {json_text(kind)}"
+            yield violation(path, what, fix=f"write {json_text(near)}" if near else "")
 
 
 def _arguments(config: LintedConfig) -> Iterator[Violation]:
@@ -50,20 +50,20 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
         ),
     ):
         path = f"{block}.params"
-        given, names = config.block(path), [parameter.name for parameter in taken or ()]
-        for name in given if taken is not None else ():
+        params, names = config.block(path), [parameter.name for parameter in taken or ()]
+        for name in params if taken is not None else ():
             if name not in names and (block, name) != ("optimizer", "max_grad_norm"):  # DS503 reports it
                 what = f"{kind} has no argument {name[:40]!r}"
                 yield unknown_name((block, "params", name), what, names, cutoff=0.5)
         if block == "scheduler" and taken is not None:
-            missing = ", ".join(known.name for known in taken if known.required and known.name not in given)
+            missing = ", ".join(known.name for known in taken if known.required and known.name not in params)
             fix = f"add {missing}"
             if not isinstance(config.get(path), dict):
                 yield violation(path, "the scheduler has no params", fix='add "params": {} with its arguments')
             elif missing:
                 if config.framework == "hf":
-                    fix = f'{fix} (the Trainer replaces "auto")'
-                yield violation(path, "{name} needs {missing}", name=kind, missing=missing, fix=fix)
+                    fix += ' (the Trainer replaces "auto")'
+                yield violation(path, f"{kind} needs {missing}", fix=fix)
 
 
 def _optimizer_parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
@@ -110,14 +110,18 @@ OPTIMIZER_RULES = section(
     ),
     error_rule(
         "DS503 max_grad_norm in the optimizer",
-        at("optimizer.params.max_grad_norm", when.given & ~when.is_missing("optimizer.type")),
+        at("optimizer.params.max_grad_norm", when.present & ~when.is_missing("optimizer.type")),
         why="DeepSpeed itself clips the gradients, and rejects the key in optimizer.params",
         fix='move it to the top level as "gradient_clipping"',
         source=_ENGINE,
     ),
     error_rule(
         "DS504 an optimizer that is untested with ZeRO",
-        at("optimizer.type", ~when.stages(0) & _exists & ~_tested & ~_allowed, "{optimizer} is untested with ZeRO"),
+        at(
+            "optimizer.type",
+            ~when.stages(0) & _exists & ~_tested & ~_allowed,
+            lambda config, _: f"{config.optimizer} is untested with ZeRO",
+        ),
         why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; others need zero_allow_untested_optimizer",
         fix='add "zero_allow_untested_optimizer": true',
         source="runtime/engine.py _do_optimizer_sanity_check",
@@ -148,7 +152,7 @@ OPTIMIZER_RULES = section(
         at(
             "gradient_accumulation_steps",
             when.per_matrix & when.stages(3) & when.number(lambda steps: steps > 1),
-            "Muon's momentum advances {number} times a step",
+            lambda config, path: f"Muon's momentum advances {config.number(path):g} times a step",
         ),
         why="before 0.19.7 Muon gets no matrix from zero.Init at stage 3 (PR 8438), and stage 0 orthogonalizes nothing "
         "(PR 8442); before 0.19.8 stage 3 orthogonalizes each micro batch instead of their sum (PR 8600)",
@@ -166,8 +170,9 @@ OPTIMIZER_RULES = section(
             & when.Condition(
                 lambda config, path: config.number(path) not in (None, config.number("optimizer.params.lr"))
             ),
-            "lr is {rate}, but warmup_max_lr is {number}",
-            rate=lambda config: f"{config.number('optimizer.params.lr'):g}",
+            lambda config, path: (
+                f"lr is {config.number('optimizer.params.lr'):g}, but warmup_max_lr is {config.number(path):g}"
+            ),
         ),
         why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",
         fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
@@ -179,7 +184,7 @@ OPTIMIZER_RULES = section(
             "scheduler.type",
             that(lambda config: config.scheduler in {*config.facts.torch_schedulers} - {*config.facts.schedulers})
             & (when.stages(1, 2, 3) | when.fp16 | when.bf16),
-            "{scheduler} is a class of torch, and DeepSpeed wraps the optimizer",
+            lambda config, _: f"{config.scheduler} is a class of torch, and DeepSpeed wraps the optimizer",
         ),
         why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed, for which torch's schedulers raise a "
         "TypeError; DeepSpeed's schedulers use the wrapped optimizer",
@@ -193,19 +198,18 @@ def _no_leaf(config: LintedConfig) -> Iterator[Violation]:
     if config.stage != 3 or config.model is None or config.workload is None or config.world_size == 1:
         return
     needed = leaf_classes_to_write(config.model, config.workload.software)
-    given = config.block("zero_optimization.leaf_module")
-    classes = {str(name).rpartition(".")[2] for name in given.get("classes") or ()}
-    if needed and not classes & {*needed} and not given.get("names") and not given.get("name_suffixes"):
-        fix = 'write "leaf_module": {{"classes": [{classes}]}}, or call set_z3_leaf_modules in the script'.format(
-            classes=", ".join(f'"{name}"' for name in needed)
-        )
+    block = config.block("zero_optimization.leaf_module")
+    classes = {str(name).rpartition(".")[2] for name in block.get("classes") or ()}
+    if needed and not classes & {*needed} and not block.get("names") and not block.get("name_suffixes"):
+        listed = ", ".join(f'"{name}"' for name in needed)
+        fix = f'write "leaf_module": {{"classes": [{listed}]}}, or call set_z3_leaf_modules in the script'
         what = f"each expert of {config.model.name} is a module"
         yield violation("zero_optimization.leaf_module", what, fix=fix)
 
 
-def _transformers_without_autoep(_: LintedConfig) -> bool:
-    return parse_version(installed_version("transformers") or "0").release >= FIRST_WITHOUT_AUTOEP
-
+_transformers_without_autoep = that(
+    lambda _: parse_version(installed_version("transformers") or "0").release >= FIRST_WITHOUT_AUTOEP
+)
 
 EXPERT_RULES = section(
     "Mixtures of experts",
@@ -213,9 +217,8 @@ EXPERT_RULES = section(
         "DS651 AutoEP with a newer transformers",
         at(
             "expert_parallel",
-            when.is_on("expert_parallel.enabled") & that(_transformers_without_autoep),
-            "AutoEP cannot be initialized with transformers {version}",
-            version=lambda _: installed_version("transformers"),
+            when.is_on("expert_parallel.enabled") & _transformers_without_autoep,
+            lambda *_: f"AutoEP cannot be initialized with transformers {installed_version('transformers')}",
         ),
         why="DeepSpeed replaces internals of transformers' modules; from 5.23 on, initialize raises "
         "`_CanRecordRegistry.get() takes 2 positional arguments but 3 were given`",
@@ -250,7 +253,7 @@ def _missing_package(config: LintedConfig) -> Iterator[Violation]:
             yield violation(f"{block}.enabled", what, severity=severity)
 
 
-_written = when.given & ~when.equals("", "auto")
+_written = when.present & ~when.equals("", "auto")
 
 LOGGING_RULES = section(
     "Checkpointing, logging and profiling",
@@ -268,14 +271,18 @@ LOGGING_RULES = section(
     warning_rule(
         "DS805 contiguous checkpoints without the required settings",
         at(f"{_BLOCK}.contiguous_memory_optimization", when.on & ~_partitioned, "partition_activations is off"),
-        at(f"{_BLOCK}.number_checkpoints", when.null & _contiguous & _partitioned, "{name} is missing"),
+        at(f"{_BLOCK}.number_checkpoints", when.null & _contiguous & _partitioned, "number_checkpoints is missing"),
         why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
         fix='set "partition_activations": true and "number_checkpoints"',
         source=_CHECKPOINTING,
     ),
     advice_rule(
         "DS852 profiling in a training",
-        at(("wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled"), when.on, "{block} {name} is on"),
+        at(
+            ("wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled"),
+            when.on,
+            lambda _, path: f"{path.replace('.', ' ')} is on",
+        ),
         why="timing a phase or a collective waits for the GPU; the FLOPs profiler also turns wall_clock_breakdown on",
         fix="set it to false after profiling",
         source="utils/timer.py, profiling/config.py, comm/comm.py timed_op",

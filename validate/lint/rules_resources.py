@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...ds_configs.read import unmodeled_features
 from ...estimators.memory.fit_probability import SURE
+from ...estimators.units import gib
 from .linted_config import LintedConfig
 from .rule import Violation, advice_rule, section, violation, warning_rule
 
@@ -17,13 +18,11 @@ def _too_large(config: LintedConfig) -> Iterator[Violation]:
     situation = config.situation
     if situation is None or (probability := situation.fit_probability()) >= SURE:
         return
-    memory, there = situation.memory(), situation.cluster.gpu.memory_bytes
-    sizes = {"need": _gb(memory.device_bytes_per_gpu), "memory": _gb(there)}
-    what = "it needs about {need} per GPU, which has {memory}".format(**sizes)
-    if memory.peak.name == "evaluation":
-        what = "it needs about {need} per GPU at the first evaluation, which has {memory}".format(**sizes)
+    memory, available = situation.memory(), gib(situation.cluster.gpu.memory_bytes)
+    time = " at the first evaluation" if memory.peak.name == "evaluation" else ""
+    what = f"it needs about {gib(memory.device_bytes_per_gpu)} GiB per GPU{time}, which has {available} GiB"
     if probability >= 1 - SURE:
-        what = f"{what}: it fits with a probability of {probability:.0%}"
+        what += f": it fits with a probability of {probability:.0%}"
     yield violation("zero_optimization", what)
 
 
@@ -31,7 +30,7 @@ def _too_much_ram(config: LintedConfig) -> Iterator[Violation]:
     situation = config.situation
     ram = situation.cluster.host_memory_bytes_per_node if situation else None
     if situation and ram and (need := situation.memory().host_bytes_per_node) > ram:
-        what = f"it needs about {_gb(need)} of RAM per node, which has {_gb(ram)}"
+        what = f"it needs about {gib(need)} GiB of RAM per node, which has {gib(ram)} GiB"
         yield violation("zero_optimization", what)
 
 
@@ -62,7 +61,7 @@ def _lower_stage(config: LintedConfig) -> Iterator[Violation]:
 
 def _left_out(config: LintedConfig) -> Iterator[Violation]:
     for feature in unmodeled_features(config.values) if config.situation else ():
-        yield violation(feature.key, "{name}: {predicted}", name=feature.name, predicted=feature.predicted)
+        yield violation(feature.key, f"{feature.name}: {feature.predicted}")
 
 
 def _temporaries(config: LintedConfig) -> Iterator[Violation]:
@@ -74,14 +73,10 @@ def _temporaries(config: LintedConfig) -> Iterator[Violation]:
     more = situation.memory().allocated_bytes_per_gpu - without.memory().allocated_bytes_per_gpu
     if more > 0.01 * situation.cluster.gpu.memory_bytes:
         step = situation.workload.software.optimizer_step
-        what = f"the {step} step needs {_gb(more)} more than a fused one"
+        what = f"the {step} step needs {gib(more)} GiB more than a fused one"
         if situation.plan.zero_stage == 3:
-            what = f"{what}; at stage 3 a smaller sub_group_size also helps"
+            what += "; at stage 3 a smaller sub_group_size also helps"
         yield violation("zero_optimization", what)
-
-
-def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.1f} GB"
 
 
 RESOURCE_RULES = section(

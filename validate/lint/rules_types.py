@@ -9,8 +9,8 @@ from . import rule_conditions as when
 from .config_file import Replace
 from .linted_config import LintedConfig
 from .rule import Violation, error_rule, section, violation, warning_rule
-from .rule_conditions import Condition, that
-from .values import FieldType, problem, shown, unquoted
+from .rule_conditions import Condition, key_name, that
+from .values import FieldType, find_problem, json_text, parsed_text
 
 _DTYPE_NAMES = {
     "fp16": ("fp16", "float16", "half", "torch.float16"),
@@ -148,32 +148,27 @@ def _typed(config: LintedConfig) -> Iterator[_Typed]:
 
 def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
     for path, kind, value, by_class in _typed(config):
-        wrong = problem(kind, value, converts_text=by_class)
+        wrong = find_problem(kind, value, converts_text=by_class)
         if wrong is None:
             continue
-        plain = unquoted(kind, value)
+        plain = parsed_text(kind, value)
         if plain is not None:
-            fix = f"write {shown(plain)}"
+            fix = f"write {json_text(plain)}"
         elif kind.name == "dict" and isinstance(value, bool):
-            fix = f'write {{"enabled": {shown(value)}}}'
+            fix = f'write {{"enabled": {json_text(value)}}}'
         else:
             fix = f"write {wrong.wanted}"
         edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
-        yield violation(path, "{key} {problem}", key=path.rpartition(".")[2], problem=wrong.what, fix=fix, edits=edits)
+        yield violation(path, f"{key_name(path)} {wrong.what}", fix=fix, edits=edits)
 
 
 def _converted_text(config: LintedConfig) -> Iterator[Violation]:
     for path, kind, value, by_class in _typed(config):
-        plain = unquoted(kind, value) if isinstance(value, str) else None
-        if by_class and plain is not None and problem(kind, value) is None:
-            yield violation(
-                path,
-                "{key} is the text {value}",
-                key=path.rpartition(".")[2],
-                value=shown(value),
-                fix=f"write {shown(plain)}",
-                edits=(Replace(tuple(path.split(".")), plain),),
-            )
+        plain = parsed_text(kind, value) if isinstance(value, str) else None
+        if by_class and plain is not None and find_problem(kind, value) is None:
+            edit = Replace(tuple(path.split(".")), plain)
+            what = f"{key_name(path)} is the text {json_text(value)}"
+            yield violation(path, what, fix=f"write {json_text(plain)}", edits=(edit,))
 
 
 TYPE_RULES = section(

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...estimators.memory.plan_memory import has_room_for_pinned
+from ...estimators.units import gib
 from . import rule_conditions as when
 from .config_file import Remove
 from .linted_config import LintedConfig
 from .rule import Violation, advice_rule, error_rule, section, violation, warning_rule
-from .rule_conditions import at, that
+from .rule_conditions import at, key_name, that
 from .rules_types import DTYPES
 
 _STAGE_12 = "runtime/zero/stage_1_and_2.py"
@@ -23,6 +24,11 @@ _MASTERS, _STATES = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_s
 def _capability(config: LintedConfig) -> float:
     """The compute capability of the GPUs; 0 if unknown."""
     return (config.cluster.gpu.compute_capability or 0) if config.cluster is not None else 0
+
+
+def _compute_capability(config: LintedConfig, _: str) -> str:
+    assert config.cluster is not None, "its capability is known"
+    return f"the {config.cluster.gpu.name} has compute capability {_capability(config):.1f}"
 
 
 def _grad_dtype(config: LintedConfig) -> str | None:
@@ -47,9 +53,7 @@ PRECISION_RULES = section(
         at(
             "bf16.enabled",
             when.bf16 & that(lambda config: 0 < _capability(config) < 8),
-            "the {gpu} has compute capability {capability}",
-            gpu=lambda config: config.cluster.gpu.name,
-            capability=lambda config: f"{_capability(config):.1f}",
+            _compute_capability,
         ),
         why="GPUs before Ampere (compute capability 8.0) emulate it at a fraction of their fp16 speed",
         fix="use fp16",
@@ -69,7 +73,11 @@ PRECISION_RULES = section(
     ),
     error_rule(
         "DS208 half-precision master weights that DeepSpeed rejects",
-        at((_FP16_MASTERS, _MASTERS, _STATES), when.on & when.stages(0), "{name} is on at stage 0"),
+        at(
+            (_FP16_MASTERS, _MASTERS, _STATES),
+            when.on & when.stages(0),
+            lambda _, path: f"{key_name(path)} is on at stage 0",
+        ),
         at(
             (_FP16_MASTERS, _MASTERS),
             when.on & ~when.stages(0) & ~(when.offloaded & when.cpu_adam) & ~_states_in_bf16_on_gpu,
@@ -85,9 +93,10 @@ PRECISION_RULES = section(
         at(
             "data_types.grad_accum_dtype",
             when.decided & when.stages(0) & that(lambda config: _grad_dtype(config) not in (None, config.model_type)),
-            "gradients are accumulated in {wanted}, but the weights are {own}, at stage 0",
-            wanted=_grad_dtype,
-            own=lambda config: config.model_type,
+            lambda config, _: (
+                f"gradients are accumulated in {_grad_dtype(config)}, but the weights are {config.model_type}, "
+                "at stage 0"
+            ),
         ),
         why="at stage 0 DeepSpeed accumulates in the model's type only, and raises NotImplementedError",
         fix="use ZeRO stage 1 or more, or remove grad_accum_dtype",
@@ -115,19 +124,13 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
         if owner == "zero_optimization" and known.stages in ((3,), (1, 2)) and config.stage not in known.stages:
             path = config.zero_path(name)
             if config.has(path) and config.get(path) not in ("auto", config.facts.default(path)):
-                unused.append((path, "stage 3" if known.stages == (3,) else "stages 1 and 2"))
+                unused.append(path)
     block = "zero_optimization.offload_param"
     if config.stage < 3 and config.offload("param") != "none" and config.has(block):
-        unused.append((block, "stage 3"))
-    for path, stages in unused:
-        yield violation(
-            path,
-            "{name} is for {stages}, and this is stage {stage}",
-            name=path.rpartition(".")[2],
-            stages=stages,
-            stage=config.stage,
-            edits=(Remove(tuple(path.split("."))),),
-        )
+        unused.append(block)
+    for path in unused:
+        what = f"{key_name(path)} has no effect at stage {config.stage}"
+        yield violation(path, what, edits=(Remove(tuple(path.split("."))),))
 
 
 def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
@@ -138,7 +141,7 @@ def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
         return
     elements = min(config.zero_number("sub_group_size"), model.parameters // ranks)
     if elements >= 5e8:
-        what = f"a sub-group takes {elements * 6 / 1e9:.1f} GB per GPU during the step"
+        what = f"a sub-group takes {gib(elements * 6)} GiB per GPU during the step"
         yield violation(config.zero_path("sub_group_size"), what)
 
 
@@ -157,9 +160,8 @@ def _two_buckets(config: LintedConfig) -> Iterator[Violation]:
     filled, elements = config.framework == "hf" and config.is_auto(path), config.zero_number("reduce_bucket_size")
     if config.stage in (1, 2) and config.flag("zero_optimization.overlap_comm") and not filled and elements >= 2e8:
         width = 2 if config.fp16 or config.bf16 or config.precision_is_auto else 4
-        sizes = {"elements": f"{elements:,}", "width": width, "needed": f"{2 * width * elements / 1e9:.1f}"}
-        what = "2 x {elements} elements x {width} bytes are {needed} GB per GPU".format(**sizes)
-        yield violation(path, what)
+        needed = gib(2 * width * elements)
+        yield violation(path, f"2 x {elements:,} elements x {width} bytes are {needed} GiB per GPU")
 
 
 def _saves_shards(config: LintedConfig) -> bool:
@@ -167,13 +169,13 @@ def _saves_shards(config: LintedConfig) -> bool:
     return config.stage == 3 and not gathers and config.offload("param") != "nvme"
 
 
-def _weights_gb(config: LintedConfig) -> float:
-    return config.model.parameters * 2 / 1e9 if config.model is not None else 0
+def _weight_bytes(config: LintedConfig) -> int:
+    return config.model.parameters * 2 if config.model is not None else 0
 
 
-def _ram_gb(config: LintedConfig) -> float:
+def _ram_bytes(config: LintedConfig) -> int:
     """The RAM of a node; 0 if unknown."""
-    return (config.cluster.host_memory_bytes_per_node or 0) / 1e9 if config.cluster is not None else 0
+    return (config.cluster.host_memory_bytes_per_node or 0) if config.cluster is not None else 0
 
 
 def _cpu_kernel_steps(config: LintedConfig) -> bool:
@@ -192,7 +194,7 @@ _GATHERS = (
 _averages = when.stages(3) | that(lambda config: config.text("gradient_allreduce_op").lower() != "sum")
 _scatters_means = when.stages(2, 3) & ~when.is_off("zero_optimization.reduce_scatter") & _averages
 _params_on_nvme = that(lambda config: config.offload("param") == "nvme")
-_lacks_ram = that(lambda config: 0 < _ram_gb(config) < _weights_gb(config))
+_lacks_ram = that(lambda config: 0 < _ram_bytes(config) < _weight_bytes(config))
 
 ZERO_RULES = section(
     "ZeRO",
@@ -227,7 +229,7 @@ ZERO_RULES = section(
         _large_sub_group,
         why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element of the sub-group, "
         "or of the rank's share if that is smaller",
-        fix="write 100000000, which costs 0.6 GB at most",
+        fix="write 100000000, which costs 0.6 GiB at most",
         source=_STAGE_3 + " _prepare_fp32_grad_for_sub_group",
     ),
     advice_rule(
@@ -240,11 +242,15 @@ ZERO_RULES = section(
     ),
     error_rule(
         "DS312 scaled gradients with reduce_scatter",
-        at("prescale_gradients", when.truthy & _scatters_means, "gradients are pre-scaled at stage {stage}"),
+        at(
+            "prescale_gradients",
+            when.truthy & _scatters_means,
+            lambda config, _: f"gradients are pre-scaled at stage {config.stage}",
+        ),
         at(
             "gradient_predivide_factor",
             when.number(lambda factor: factor != 1) & _scatters_means,
-            "gradients are pre-divided by {number} at stage {stage}",
+            lambda config, path: f"gradients are pre-divided by {config.number(path):g} at stage {config.stage}",
         ),
         why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
         "pre-divided",
@@ -271,9 +277,9 @@ ZERO_RULES = section(
         at(
             _GATHERS,
             when.stages(3) & when.on & _lacks_ram,
-            "the weights have {need} GB, the RAM has {ram} GB",
-            need=lambda config: f"{_weights_gb(config):.0f}",
-            ram=lambda config: f"{_ram_gb(config):.0f}",
+            lambda config, _: (
+                f"the weights have {gib(_weight_bytes(config))} GiB, the RAM has {gib(_ram_bytes(config))} GiB"
+            ),
         ),
         why="saving gathers all 16-bit weights in the first rank's RAM",
         fix='set "stage3_gather_16bit_weights_on_model_save": false',
@@ -339,7 +345,12 @@ _partly_offloaded = when.number(lambda ratio: 0 <= ratio < 1) & when.stages(3) &
 _without_cpu_class = that(
     lambda config: bool(config.optimizer) and not (config.optimizer_spec and config.optimizer_spec.cpu_class)
 )
-_NO_CPU_CLASS = "{optimizer} has no CPU implementation"
+
+
+def _no_cpu_class(config: LintedConfig, _: str) -> str:
+    return f"{config.optimizer} has no CPU implementation"
+
+
 _lamb = that(lambda config: config.optimizer == "lamb")
 _steps_on_cpu = ~when.stages(0) & when.offloaded
 
@@ -350,7 +361,7 @@ OFFLOAD_RULES = section(
         at(
             _both("nvme_path"),
             when.stages(3) & when.to_nvme & when.equals(None, "auto"),
-            "{name} of {block} is missing",
+            lambda _, path: f"nvme_path of {path.split('.')[1]} is missing",
         ),
         why="DeepSpeed joins the path with the name of its swap folder, and raises a TypeError or fails an assertion",
         fix='add "nvme_path": a folder on the local NVMe drive',
@@ -361,7 +372,7 @@ OFFLOAD_RULES = section(
         at(
             "zero_optimization.offload_optimizer.device",
             when.stages(1, 2) & when.to_nvme,
-            "at stage {stage} the states stay in host RAM",
+            lambda config, _: f"at stage {config.stage} the states stay in host RAM",
         ),
         why='stages 1 and 2 have one kind of offload: any device but "none" keeps the states in host RAM',
         fix='use stage 3, or write "device": "cpu"',
@@ -373,7 +384,9 @@ OFFLOAD_RULES = section(
         at(
             "zero_optimization.offload_optimizer.buffer_count",
             when.stages(3) & when.to_nvme & when.number(lambda count: count < 4) & when.may_have_adam,
-            "there are {number} buffers for Adam's parameter, gradient and two states",
+            lambda config, path: (
+                f"there are {config.number(path):g} buffers for Adam's parameter, gradient and two states"
+            ),
             severity="warning",
         ),
         why="a buffer must hold the shard of a parameter; a swapped sub-group needs one for its parameter, one for its "
@@ -384,8 +397,8 @@ OFFLOAD_RULES = section(
     ),
     advice_rule(
         "DS414 an offloaded optimizer without a CPU implementation",
-        at("optimizer.type", _steps_on_cpu & _without_cpu_class & ~_lamb, _NO_CPU_CLASS),
-        at("optimizer.type", _steps_on_cpu & _lamb, _NO_CPU_CLASS, severity="warning"),
+        at("optimizer.type", _steps_on_cpu & _without_cpu_class & ~_lamb, _no_cpu_class),
+        at("optimizer.type", _steps_on_cpu & _lamb, _no_cpu_class, severity="warning"),
         at(
             "optimizer.params.torch_adam",
             _steps_on_cpu & when.has_adam & when.on,
@@ -399,7 +412,11 @@ OFFLOAD_RULES = section(
     ),
     advice_rule(
         "DS415 offload to memory that is not pinned",
-        at(_both("pin_memory"), when.off & when.in_use & that(_fits_pinned), "{block} is not pinned"),
+        at(
+            _both("pin_memory"),
+            when.off & when.in_use & that(_fits_pinned),
+            lambda _, path: f"{path.split('.')[1]} is not pinned",
+        ),
         why="copies from and to pageable memory are slower and do not overlap with computation",
         fix='set "pin_memory": true',
         source="runtime/zero/offload_config.py",

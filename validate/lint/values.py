@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import reduce
 from typing import Any, NamedTuple
 
 _SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most", "ne": "other than"}
@@ -59,32 +58,32 @@ class Problem(NamedTuple):
     """What it accepts."""
 
 
-def problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> Problem | None:
+def find_problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> Problem | None:
     """Why DeepSpeed rejects a value; None if it accepts it.
 
     value: never "auto", which DeepSpeed drops before validation. converts_text: whether a pydantic class reads the
     value, which accepts numbers written as text.
     """
     try:
-        taken = _taken(kind, value, converts_text)
+        taken = _converted(kind, value, converts_text)
     except ValueError:
-        return Problem(f"is {shown(value)}, which is not {wanted(kind)}", wanted(kind))
+        return Problem(f"is {json_text(value)}, which is not {describe_type(kind)}", describe_type(kind))
     for sign, bound in kind.bounds if isinstance(taken, int | float) else ():
         if not getattr(operator, sign)(taken, bound):
             limit = f"{_SIGNS[sign]} {bound:g}"
-            return Problem(f"is {shown(value)}, but must be {limit}", f"a value that is {limit}")
+            return Problem(f"is {json_text(value)}, but must be {limit}", f"a value that is {limit}")
     return None
 
 
-def unquoted(kind: FieldType, value: Any) -> Any:
+def parsed_text(kind: FieldType, value: Any) -> Any:
     """The number or truth value that a text stands for, for a list its items; None if DeepSpeed does not accept it."""
     if isinstance(value, list) and kind.parts and any(isinstance(item, str) for item in value):
-        items = [unquoted(kind.parts[0], item) if isinstance(item, str) else item for item in value]
+        items = [parsed_text(kind.parts[0], item) if isinstance(item, str) else item for item in value]
         return None if None in items else items
     if not isinstance(value, str) or not kind.is_numeric:
         return None
     plain = TRUTHS.get(value.lower()) if kind.name == "bool" else number_in(value)
-    return None if plain is None or problem(kind, plain) else _taken(kind, plain, True)
+    return None if plain is None or find_problem(kind, plain) else _converted(kind, plain, True)
 
 
 def number_in(value: Any) -> int | float | None:
@@ -100,7 +99,7 @@ def number_in(value: Any) -> int | float | None:
     return int(number) if number == int(number) and not ("." in value or "e-" in value.lower()) else number
 
 
-def shown(value: Any) -> str:
+def json_text(value: Any) -> str:
     """A value in JSON, cut to a short length."""
     try:
         text = json.dumps(value, ensure_ascii=False)
@@ -114,23 +113,23 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     return next(iter(get_close_matches(name[:60], list(known), n=1, cutoff=cutoff)), "")
 
 
-def wanted(kind: FieldType) -> str:
+def describe_type(kind: FieldType) -> str:
     """The description of a type: `a whole number`, `one of "none", "cpu", "nvme"`."""
     if kind.choices:
-        return f"one of {', '.join(map(shown, kind.choices))}"
+        return f"one of {', '.join(map(json_text, kind.choices))}"
     if kind.name == "union":
-        return reduce(lambda one, other: f"{one} or {other}", map(wanted, kind.parts))
+        return " or ".join(map(describe_type, kind.parts))
     words = _WORDS.get(kind.name, "a value that a file can hold")
     return f"{words} or null" if kind.optional and kind.name == "dict" else words
 
 
-def _plainly_right(kind: FieldType, value: Any) -> bool:
+def _has_type(kind: FieldType, value: Any) -> bool:
     if value is None or kind.name == "any":
         return kind.optional or kind.name == "any"
     if kind.choices:
         return any(value == choice and type(value) is type(choice) for choice in kind.choices)
     if kind.name == "list":
-        return isinstance(value, list) and all(_plainly_right(part, item) for part in kind.parts for item in value)
+        return isinstance(value, list) and all(_has_type(part, item) for part in kind.parts for item in value)
     if kind.name == "float":
         return type(value) in (int, float) and abs(value) < 1e300
     return type(value) is {"bool": bool, "int": int, "str": str, "path": str, "dict": dict}.get(kind.name)
@@ -143,23 +142,23 @@ TRUTHS = dict.fromkeys(_YES, True) | dict.fromkeys(_NO, False)
 _INTEGER = re.compile(r"\s*([+-]?\d+(?:_\d+)*)(?:\.0+)?\s*", re.ASCII)
 
 
-def _taken(kind: FieldType, value: Any, converts_text: bool) -> Any:
+def _converted(kind: FieldType, value: Any, converts_text: bool) -> Any:
     """The value that pydantic converts a value of another type to. Raises ValueError if it rejects the value.
 
     Source: pydantic-core 2 (input/shared.rs, validators/enum_.rs).
     """
-    if _plainly_right(kind, value):
+    if _has_type(kind, value):
         return value
     if kind.name == "union":
         for part in kind.parts:
             with contextlib.suppress(ValueError):
-                return _taken(part, value, converts_text)
+                return _converted(part, value, converts_text)
     elif kind.name == "list" and isinstance(value, list):
-        return [_taken(part, item, converts_text) for part in kind.parts for item in value]
+        return [_converted(part, item, converts_text) for part in kind.parts for item in value]
     elif kind.is_numeric and isinstance(value, str) and not converts_text:
         raise ValueError
     elif kind.name == "choice" and not all(isinstance(choice, str) for choice in kind.choices):
-        if (number := _whole(value)) in kind.choices:
+        if (number := _as_integer(value)) in kind.choices:
             return number
     elif kind.name == "bool":
         if isinstance(value, str) and value.lower() in TRUTHS:
@@ -167,13 +166,13 @@ def _taken(kind: FieldType, value: Any, converts_text: bool) -> Any:
         if isinstance(value, int | float) and value in (0, 1):
             return bool(value)
     elif kind.name == "int":
-        return _whole(value)
+        return _as_integer(value)
     elif kind.name == "float" and isinstance(value, int | float | str) and str(value).isascii():
         return float(value)
     raise ValueError
 
 
-def _whole(value: Any) -> int:
+def _as_integer(value: Any) -> int:
     if isinstance(value, str) and (match := _INTEGER.fullmatch(value)):
         return int(match[1])
     if isinstance(value, bool | int) or (isinstance(value, float) and abs(value) < 2**63 and not value % 1):

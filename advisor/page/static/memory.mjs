@@ -3,7 +3,7 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
-const [folder, memory, given] = process.argv.slice(2), FOLDER = "/lib/ds_advise_package", WIDTH = 720;
+const [folder, memory, given] = process.argv.slice(2), FOLDER = "/lib/ds_advise_package";
 const { loadPyodide } = await import(pathToFileURL(`${folder}/pyodide.mjs`));
 const python = await loadPyodide({ indexURL: folder, _makeSnapshot: true });
 python.unpackArchive(new Uint8Array(readFileSync(`${folder}/ds_advise.bin`)), "gztar", { extractDir: FOLDER });
@@ -11,10 +11,9 @@ const shown = python.runPython(`
 import gc, json, sys
 sys.path.insert(0, "${FOLDER}")
 from ds_advise.advisor.page.answers import FIRST, REQUESTS
-request = {"state": FIRST, "picture": "memory", "width": ${WIDTH}}
-choices, answer = next(REQUESTS["choices"]("{}")), next(REQUESTS["answer"](json.dumps(request)))
-shown = f'{{"choices": {choices}, "answer": {answer}}}'
-del request, choices, answer, FIRST, REQUESTS
+parts = REQUESTS["answer"](json.dumps({"state": FIRST}))
+shown = f'{{"choices": {next(REQUESTS["choices"]("{}"))}, "answer": {next(parts)}, "charts": {next(parts)}}}'
+del parts, FIRST, REQUESTS
 gc.collect()
 gc.disable()  # answers make no reference cycles; a search for them takes a tenth of an answer's time
 shown

@@ -22,8 +22,11 @@ const EXAMPLES = {
   "global-batch": "any", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "lora-targets": "all linear", "threads": "all cores",
   "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed", "software": "transformers=4.45",
 };
-let state = {}, defaults = {}, used = {}, pictures = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text
-const t = (text) => texts[text] ?? text;
+let state = {}, defaults = {}, used = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text without its full stop
+const t = (text) => {
+  const stop = text.endsWith("."), found = texts[stop ? text.slice(0, -1) : text];
+  return found ? `${found}${stop ? "。" : ""}` : text;
+};
 
 // The question: texts by option name, kept in the address without defaults.
 
@@ -108,7 +111,7 @@ function translatePage() {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT);
   while (walker.nextNode()) {
     const node = walker.currentNode, text = node.data?.trim().replace(/\s+/g, " ");
-    if (text && texts[text]) node.data = node.data.replace(/\S[^]*\S|\S/, texts[text]);
+    if (text) node.data = node.data.replace(/\S[^]*\S|\S/, () => t(text));
     for (const name of ["aria-label", "placeholder", "data-label"])
       if (node.hasAttribute?.(name)) node.setAttribute(name, t(node.getAttribute(name)));
   }
@@ -145,7 +148,7 @@ function showControls() {
 
 function show(part) {
   if (part.part === "answer") showAnswer(part);
-  else if (part.part === "pictures") { Object.assign(pictures, part.pictures); showPicture(); }
+  else if (part.part === "charts") { fill("charts", part.charts); fill("scaling", ""); showTab(); }
   else if (part.part === "whole") showWhole(part);
   else if (part.part === "error") showError(part.sentence);
 }
@@ -170,8 +173,6 @@ function showAnswer(part) {
   byId("verdict").querySelector("h2").textContent = part.verdict;
   byId("verdict").querySelector(".subject").textContent = part.subject;
   for (const name of ["lead", "sections", "command"]) fill(name, part[name]);
-  pictures = { ...pictures, scaling: null, ...part.pictures };
-  showPicture();
   byId("changes").classList.add("stale");
   byId("summary").replaceChildren(make("b", { textContent: part.short }), make("span", { textContent: part.figures }));
   clearTimeout(sayTimer);
@@ -182,24 +183,22 @@ function fill(name, html) {  // html: blocks of a document, drawn and escaped by
   codeButtons(byId(name), { copy: t("Copy"), copied: t("Copied"), save: t("Save") });
 }
 
-function showPicture() {
-  const shown = pictures[tab] || tab === "scaling" ? tab : "memory";
-  for (const button of document.querySelectorAll("[role=tab]")) {
-    const name = button.id.slice(4);
-    button.setAttribute("aria-selected", name === shown);
-    button.tabIndex = name === shown ? 0 : -1;
-    button.hidden = !pictures[name] && name !== "scaling";
-  }
-  byId("picture").setAttribute("aria-labelledby", `tab-${shown}`);
-  byId("picture").innerHTML = (pictures[shown] ?? t("Calculating …")) || t("No plan fits.");
-}
-function askScaling() {
-  if (tab !== "scaling" || pictures.scaling) return;
-  const id = asked, width = byId("pictures").clientWidth;
-  request("scaling", { state: kept(), language, width }, ({ picture }) => { if (id === asked) { pictures.scaling = picture; showPicture(); } });
+// Shows one of the sections that have charts, each with a tab.
+function showTab() {
+  const panels = [...document.querySelectorAll("#pictures section")], shown = panels.find((panel) => panel.id === tab) ?? panels[0];
+  byId("tabs").replaceChildren(...panels.map((panel) => {
+    panel.hidden = panel !== shown;
+    panel.role = "tabpanel";
+    panel.setAttribute("aria-labelledby", `tab-${panel.id}`);
+    const title = panel.querySelector("h2").textContent, onclick = () => { tab = panel.id; showTab(); byId(`tab-${tab}`).focus(); };
+    const button = make("button", { type: "button", role: "tab", id: `tab-${panel.id}`, textContent: title, tabIndex: panel.hidden ? -1 : 0, onclick });
+    button.setAttribute("aria-selected", !panel.hidden);
+    button.setAttribute("aria-controls", panel.id);
+    return button;
+  }));
 }
 
-function showWhole({ changes, options, files }) {
+function showWhole({ changes, options, scaling, files }) {
   byId("answer").setAttribute("aria-busy", "false");
   keepFiles();
   fill("files", files);
@@ -209,7 +208,8 @@ function showWhole({ changes, options, files }) {
     code.replaceWith(make("button", { type: "button", textContent: flags, title, onclick: () => { Object.assign(state, options[flags]); changed(); } }));
   }
   byId("changes").classList.remove("stale");
-  askScaling();
+  fill("scaling", scaling);
+  showTab();
 }
 
 // The source of answers: a worker that runs Python, or the local server of `ds-advise page`.
@@ -258,8 +258,7 @@ const errorLine = (text) => text.trim().split("\n").findLast((line, at) => at ==
 const failed = (name, sentence) => name === "judge" ? showFindings({ part: "error", sentence }) : showError(sentence);
 let request;
 const ask = (near = []) => {
-  const id = ++asked, width = byId("pictures").clientWidth || byId("answer").clientWidth;
-  const question = (options) => ({ state: kept(options), language, picture: tab === "scaling" ? "memory" : tab, width });
+  const id = ++asked, question = (options) => ({ state: kept(options), language });
   byId("answer").setAttribute("aria-busy", "true");
   request("answer", question(state), (part) => { if (id === asked) show(part); }, near.map(question));
 };
@@ -309,6 +308,7 @@ async function begin() {
   if (isBuilt) offer(BUILT.choices); else request("choices", { language }, offer);
   if (isBuilt && JSON.stringify(kept()) === JSON.stringify(FIRST)) {
     show(BUILT.answer);
+    show(BUILT.charts);
     byId("status").textContent = t("Loading Python for other questions (20 MB, once) …");
   }
 
@@ -328,29 +328,19 @@ async function begin() {
     setTimeout(() => { byId("share").textContent = t("Copy link"); }, 1500);
   };
   addEventListener("hashchange", () => { state = fromAddress(); showControls(); ask(); });
-  const tabs = [...document.querySelectorAll("[role=tab]")];
-  for (const button of tabs) {
-    button.onclick = () => { tab = button.id.slice(4); showPicture(); askScaling(); };
-    button.onkeydown = ({ key }) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[key], open = tabs.filter((other) => !other.hidden);
-      if (step) { const next = open[(open.indexOf(button) + step + open.length) % open.length]; next.click(); next.focus(); }
-    };
-  }
-  let widthBefore = innerWidth;
-  addEventListener("resize", () => { if (Math.abs(innerWidth - widthBefore) > 40) { widthBefore = innerWidth; ask(); } });
+  byId("tabs").onkeydown = ({ key, target }) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[key], tabs = [...byId("tabs").children];
+    if (step) tabs[(tabs.indexOf(target) + step + tabs.length) % tabs.length].click();
+  };
   byId("lint-form").onsubmit = (event) => {
     event.preventDefault();
     request("judge", { config: byId("lint-text").value, state: byId("lint-with").checked ? kept() : null }, showFindings);
   };
 }
 
-function showFindings({ part, sentence, title, basis, findings = [] }) {
-  const list = findings.map(({ severity, place, excerpt, what, why, fix }) => make("li", { className: severity },
-    make("b", { textContent: `${severity} · ${place}` }), make("pre", { textContent: excerpt, tabIndex: 0 }),
-    ...[what, why, fix].filter(Boolean).map((text) => make("p", { textContent: text }))));
-  const shown = part === "error" ? [make("p", { className: "error", textContent: sentence })]
-    : [make("h4", { textContent: title }), make("p", { className: "soft", textContent: basis }), make("ul", {}, ...list)];
-  byId("findings").replaceChildren(...shown);
+function showFindings({ part, sentence, findings }) {
+  fill("findings", findings ?? "");
+  if (part === "error") byId("findings").append(make("p", { className: "error", textContent: sentence }));
   byId("findings").scrollIntoView({ block: "nearest" });
 }
 

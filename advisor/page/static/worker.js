@@ -92,7 +92,7 @@ onmessage = async ({ data: { id, name, request, near = [] } }) => {
       const shown = JSON.parse(part.value);
       postMessage({ id, part: shown });
       await turn();
-      if (shown.part === "pictures") { await lookAhead(near, id); await turn(STILL_MS); }
+      if (shown.part === "charts") { await lookAhead(near, id); await turn(STILL_MS); }
       if (name === "answer" && id !== newest) break;
     }
     parts.destroy();

@@ -24,7 +24,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from ds_advise.advisor.page.answers import REQUESTS
 state = {"model": "Qwen2.5-7B", "gpus": "2x24GB", "method": "lora"}
-request = {"state": state, "picture": "memory", "width": 700}
+request = {"state": state}
 last = [json.loads(part) for part in REQUESTS["answer"](json.dumps(request))][-1]
 assert last["part"] == "whole", last
 config = '{"bf16": {"enabled": "true"}, "train_micro_batch_size_per_gpu": "auto"}'

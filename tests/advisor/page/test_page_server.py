@@ -16,7 +16,7 @@ from ds_advise.advisor.page.serve import page_server
 from ds_advise.advisor.render.answer import answer_document
 from ds_advise.estimators.errors import DsAdviseError
 
-ASKED = json.dumps({"state": {"model": "Qwen2.5-7B", "gpus": "2x24GB"}, "picture": "memory", "width": 700})
+ASKED = json.dumps({"state": {"model": "Qwen2.5-7B", "gpus": "2x24GB"}})
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_answers_come_part_by_part(port: int) -> None:
     assert status == 200
     assert [json.loads(line)["part"] for line in text.splitlines() if "pause" not in line] == [
         "answer",
-        "pictures",
+        "charts",
         "whole",
     ]
 

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
@@ -20,9 +20,11 @@ from ds_advise.estimators.hardware import Cluster, nvme_read_bytes_per_s
 from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
 from ds_advise.estimators.time.offload_time import cpu_step_bytes_per_s, host_link_s
 from ds_advise.estimators.time.roofline import MEMORY_SHARE, attention_rate, memory_rate, product_rate
-from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, FigureKind, Unit
+from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, FigureKind, Unit
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes, mount_point, this_machine
 from ds_advise.probes.store import Record, Store
+
+from tests.helpers import bench_result
 
 GIB = 2**30
 Driver = Callable[..., None]
@@ -54,26 +56,11 @@ GPU_FIGURES = (
 )
 
 
-def _keep(
-    *figures: BenchFigure,
-    device: Literal["cuda", "cpu"] = "cuda",
-    days: float = 3,
-    version: int = BENCH_VERSION,
-    nvme_mount: str = "/",
-) -> None:
+def _keep(*figures: BenchFigure, days: float = 3, **changes: Any) -> None:
     """Keep a benchmark of two ranks."""
     made_at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-    result = BenchResult(
-        version=version,
-        device=device,
-        ranks=2,
-        figures=figures,
-        skipped=(),
-        nvme_mount=nvme_mount,
-        versions={},
-        seconds=1.0,
-    )
-    Store().add(Record(kind="bench", machine=this_machine(), made_at=made_at, result=result.to_json()))
+    result = bench_result(*figures, **{"nvme_mount": "/", **changes})
+    Store().add(Record(kind="bench", machine=this_machine(), made_at=made_at, result=asdict(result)))
 
 
 def test_the_estimators_reach_what_was_measured(driver: Driver) -> None:

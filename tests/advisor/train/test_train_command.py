@@ -54,6 +54,24 @@ def ask(model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     return ask
 
 
+Stub = Callable[[TrainingFolder], None]
+
+
+@pytest.fixture
+def lost_rank(model: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Every launch loses a rank after a checkpoint, and nothing is started."""
+
+    def install(folder: TrainingFolder) -> None:
+        def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
+            write_checkpoint(folder.path / "checkpoint-3", ranks=2)
+            return outcome_of(request.folder, "lost_rank")
+
+        monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
+        (model / "model.safetensors").touch()
+
+    return install
+
+
 def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: Path) -> None:
     """What would be written and started, with the paths that it would have."""
     code, printed, _ = ask("--dry --eval-split 0.1 --epochs 2")
@@ -144,24 +162,11 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
     ],
 )
 def test_a_folder_copied_in_part_is_refused_before_the_start(
-    ask: Ask,
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    damage: str,
-    printed: str,
+    ask: Ask, lost_rank: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str, printed: str
 ) -> None:
     """The same command would fail again."""
     folder = TrainingFolder(tmp_path / "out")
-
-    def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
-        write_checkpoint(folder.path / "checkpoint-3", ranks=2)
-        failure = TrainingFailure(kind="lost_rank", rank=1, step=0, message="")
-        return outcome_of(request.folder, "lost_rank", failure=failure)
-
-    monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
-    (model / "model.safetensors").touch()
+    lost_rank(folder)
     assert ask("--strategy zero2")[0] == 1
     if damage == "options":
         folder.options.write_text("{}")
@@ -189,19 +194,11 @@ def test_force_removes_no_file_that_the_training_reads(
 
 
 def test_printed_commands_can_be_pasted(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, data: Path, lost_rank: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder with a space in its name."""
     folder = TrainingFolder(tmp_path / "my out")
-
-    def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
-        (folder.path / "checkpoint-3").mkdir()
-        return outcome_of(
-            request.folder, "lost_rank", failure=TrainingFailure(kind="lost_rank", rank=1, step=0, message="")
-        )
-
-    monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
-    (model / "model.safetensors").touch()
+    lost_rank(folder)
     words = ["--model", str(model), "--data", str(data), "--output-dir", str(folder.path), "--no-check"]
     assert run(["train", "--device", "cpu", "--strategy", "zero2", *words]) == 1
     assert f"ds-advise train --resume --output-dir '{folder.path}'" in capsys.readouterr().out

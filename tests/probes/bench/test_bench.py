@@ -17,11 +17,13 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.json_form import from_json, to_json
 from ds_advise.probes import benchmark as bench_run
-from ds_advise.probes.benchmark import Task, ask_bench
+from ds_advise.probes.benchmark import Task, run_benchmark
 from ds_advise.probes.benchmark_rank import MAX_SAMPLES, MIN_SAMPLES, Stopwatch, measure_collectives
 from ds_advise.probes.benchmark_result import BENCH_VERSION, COLLECTIVES, BenchFigure, BenchResult, figure, merge_ranks
-from ds_advise.probes.machine import mount_point, threads_of_a_rank
+from ds_advise.probes.machine import mount_point, rank_threads
 from ds_advise.probes.store import Store
+
+from tests.helpers import bench_result
 
 
 @pytest.mark.slow
@@ -32,9 +34,9 @@ def test_the_cpus_speeds_are_measured_and_stored(tmp_path: Path, extensions: Cal
     (tmp_path / "tmp").mkdir()
     program = (
         "import json, sys, psutil\n"
-        "from ds_advise.probes.benchmark import ask_bench\n"
+        "from ds_advise.probes.benchmark import run_benchmark\n"
         "from ds_advise.estimators.json_form import to_json\n"
-        "record = ask_bench(device='cpu', ranks=2, nvme=None, total_s=5, on_progress=lambda title: None)\n"
+        "record = run_benchmark(device='cpu', ranks=2, nvme=None, total_s=5, on_progress=lambda title: None)\n"
         "loaded = [name for name in ('torch', 'deepspeed', 'transformers') if name in sys.modules]\n"
         "print(json.dumps({'record': to_json(record), 'loaded': loaded,\n"
         "                   'children': len(psutil.Process().children(recursive=True))}))\n"
@@ -48,7 +50,7 @@ def test_the_cpus_speeds_are_measured_and_stored(tmp_path: Path, extensions: Cal
     assert json.loads(json.dumps(to_json(record))) == measured["record"] and record.versions["torch"]
 
     result = from_json(BenchResult, record.result)
-    assert json.loads(json.dumps(result.to_json())) == record.result
+    assert json.loads(json.dumps(to_json(result))) == record.result
     assert (result.version, result.device, result.ranks) == (BENCH_VERSION, "cpu", 2)
     found = {(figure.kind, figure.how, figure.unit) for figure in result.figures}
     computing = ("matrix_product", "attention_forward", "attention_backward")
@@ -70,7 +72,7 @@ def test_every_collective_has_a_rate_however_late_it_is(monkeypatch: pytest.Monk
     """On a busy machine the first measurement alone takes longer than all of them should."""
     monkeypatch.setattr("ds_advise.probes.benchmark_rank._call", lambda *_: lambda: None)
     task = Task(group="collectives", device="cpu", ranks=2, threads=1, budget_s=0.0, buffer_bytes=2**28)
-    figures = measure_collectives(task, "cpu", Stopwatch(settle=lambda: None, agree=lambda number: number))
+    figures = measure_collectives(task, "cpu", Stopwatch(synchronize=lambda: None, broadcast=lambda number: number))
     measured = {(each.kind, each.unit) for each in figures}
     assert measured == {(kind, unit) for kind in COLLECTIVES for unit in ("s", "B/s")}
 
@@ -121,7 +123,7 @@ def test_nvme_is_measured_through_deepspeeds_own_code(
     groups = {name: bench_run.GROUPS[name] for name in ("collectives", "nvme")}
     monkeypatch.setattr(bench_run, "GROUPS", groups)
     (drive := tmp_path / "drive").mkdir()
-    record = ask_bench(device="cpu", ranks=1, nvme=str(drive), total_s=5, on_progress=lambda _title: None)
+    record = run_benchmark(device="cpu", ranks=1, nvme=str(drive), total_s=5, on_progress=lambda _title: None)
     result = from_json(BenchResult, record.result)
     skipped = {each.what: each.reason for each in result.skipped}
     if "NVMe" in skipped:
@@ -139,18 +141,18 @@ def test_impossible_options_are_refused_before_anything_runs(
     assert run(["bench", "--device", "cpu", "--nvme", str(tmp_path / "none")]) == 2
     assert "cannot be written to" in capsys.readouterr().err
     with pytest.raises(ClusterError):
-        ask_bench(device="cuda", ranks=99, nvme=None, on_progress=lambda title: pytest.fail(title))
+        run_benchmark(device="cuda", ranks=99, nvme=None, on_progress=lambda title: pytest.fail(title))
 
 
 def test_ranks_on_the_cpu_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """An equal part of them each, or what the user says in OMP_NUM_THREADS."""
     monkeypatch.setattr("ds_advise.probes.machine.cpu_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert [threads_of_a_rank(ranks) for ranks in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    assert [rank_threads(ranks) for ranks in (1, 2, 3, 16)] == [8, 4, 2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert threads_of_a_rank(2) == 3
+    assert rank_threads(2) == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert threads_of_a_rank(2) == 4
+    assert rank_threads(2) == 4
 
 
 def test_the_ranks_figures_become_one() -> None:
@@ -173,16 +175,7 @@ def test_the_best_rate_is_that_of_a_large_size() -> None:
         figure("all_gather", "nccl", 10, 20.0, [1.0]),
         figure("reduce_scatter", "nccl", 10, 1.0, [1.0]),
     ]
-    result = BenchResult(
-        version=BENCH_VERSION,
-        device="cuda",
-        ranks=2,
-        figures=tuple(figures),
-        skipped=(),
-        nvme_mount="",
-        versions={},
-        seconds=1.0,
-    )
+    result = bench_result(*figures)
     assert result.best("matrix_product", "bf16") == 500.0
     assert result.best("matrix_product", "fp32") is None
     assert result.best("all_reduce") == 10.0

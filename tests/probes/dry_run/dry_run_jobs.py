@@ -164,7 +164,7 @@ class FileHandle(aio.CountingHandle):
         super()._transfer(kind, buffer, path)
 
 
-def with_finite_weights(build, parameters):
+def finite_weights(build, parameters):
     """A dry run takes weights as memory comes; real ones must be finite, or the engine skips its steps."""
 
     def built(*args):
@@ -233,8 +233,8 @@ def train(request, meeting, seconds):
             train_and_evaluate(request, recorder)
         return {"phases": [asdict(phase) for phase in recorder.phases]}
     parameters = []
-    training.models.from_config = with_finite_weights(training.models.from_config, parameters)
-    training.user_module.from_file = with_finite_weights(training.user_module.from_file, parameters)
+    training.models.from_config = finite_weights(training.models.from_config, parameters)
+    training.user_module.from_file = finite_weights(training.user_module.from_file, parameters)
     torch.manual_seed(0)
     with RealMode(ledger, schedule, alone=alone):
         training.run(request, recorder, "cpu")
@@ -258,7 +258,7 @@ def main():
     request = task["request"]
     kernels.patch_trl = lambda _recorder: None  # on a CPU its losses are torch's, as DeepSpeed's
     kernels.install_losses = lambda _workload, _recorder: None
-    answer = worker.answer_to(request) if task["dry"] else train(request, task["meeting"], task["seconds"])
+    answer = worker.run_request(request) if task["dry"] else train(request, task["meeting"], task["seconds"])
     task["answer"].write_text(json.dumps(answer))
     if "error" in answer:
         print(answer["traceback"], file=sys.stderr)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ds_advise.probes.recording.allocator import CachingAllocator
 from ds_advise.probes.recording.ledger import Ledger
-from ds_advise.probes.recording.phases import RecordedPhase, _most_held
+from ds_advise.probes.recording.phases import RecordedPhase, _max_held
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,9 +91,9 @@ def test_memory_held_before_training_does_not_count() -> None:
     trained = torch.empty(20 * MIB, dtype=torch.uint8)
     ledger.track(trained)
     recorder: Any = SimpleNamespace(ledger=ledger, recorded=phases)
-    assert _most_held(recorder, CachingAllocator())[0] == 20 * MIB
+    assert _max_held(recorder, CachingAllocator())[0] == 20 * MIB
     recorder.recorded = phases[:1]
-    assert _most_held(recorder, CachingAllocator())[0] == 100 * MIB
+    assert _max_held(recorder, CachingAllocator())[0] == 100 * MIB
 
 
 @given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 1), st.integers(0, 5)), max_size=60), st.booleans())

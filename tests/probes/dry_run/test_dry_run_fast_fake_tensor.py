@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ds_advise.probes.simulated_gpu.fast_fake_tensor import QuickFakeTensorMode
+from ds_advise.probes.simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
@@ -31,17 +31,17 @@ def views() -> list[Any]:
     ]
 
 
-def of_many_outputs() -> list[Any]:
+def many_outputs() -> list[Any]:
     matrix = torch.empty(8, 10, requires_grad=True)
     return [*matrix.split(3), *matrix.max(1), *torch.nn.functional.layer_norm(matrix, (10,)).unbind(1)]
 
 
-def of_two_types() -> list[Any]:
+def two_types() -> list[Any]:
     whole = torch.empty(3, dtype=torch.int32)
     return [whole + 1, whole + 1.0, whole * True, whole.to(torch.float16), torch.cat([whole, whole])]
 
 
-def of_reshaped_tensors() -> list[Any]:
+def reshaped_tensors() -> list[Any]:
     tensor = torch.empty(2, 3)
     before = tensor + 1
     tensor.unsqueeze_(0)
@@ -50,7 +50,7 @@ def of_reshaped_tensors() -> list[Any]:
     return [before, tensor, tensor + 1, other * 2, tensor.transpose(1, 2).contiguous(), tensor.expand(4, 2, 3)]
 
 
-def of_a_backward_pass() -> list[Any]:
+def backward_pass() -> list[Any]:
     layer = torch.nn.Linear(5, 7)
     batch = torch.empty(2, 3, 5)
     output = torch.nn.functional.linear(batch, layer.weight)  # by way of _unsafe_view
@@ -80,12 +80,10 @@ def described(mode: FakeTensorMode, run: Callable[[], list[Any]]) -> list[Any]:
         ]
 
 
-@pytest.mark.parametrize(
-    "run", [in_place, views, of_many_outputs, of_two_types, of_reshaped_tensors, of_a_backward_pass]
-)
+@pytest.mark.parametrize("run", [in_place, views, many_outputs, two_types, reshaped_tensors, backward_pass])
 def test_tensors_are_those_of_torchs_own_mode(run: Callable[[], list[Any]]) -> None:
     """Shapes, strides, offsets, dtypes, devices, gradients and shared storages, from torch and then from memory."""
-    quick = QuickFakeTensorMode()
+    quick = FastFakeTensorMode()
     with torch.device("cpu"):
         expected = described(FakeTensorMode(allow_non_fake_inputs=True), run)
         assert [described(quick, run) for _ in range(3)] == [expected] * 3
@@ -93,7 +91,7 @@ def test_tensors_are_those_of_torchs_own_mode(run: Callable[[], list[Any]]) -> N
 
 def test_a_known_operation_is_answered_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second addition of tensors alike does not reach torch's dispatch."""
-    quick = QuickFakeTensorMode()
+    quick = FastFakeTensorMode()
     with quick:
         left, right = torch.empty(3, 4), torch.empty(3, 4)
         assert (left + right).shape == (3, 4)

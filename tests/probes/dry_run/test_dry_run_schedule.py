@@ -27,7 +27,7 @@ from ds_advise.estimators.time.memory_bound import concatenated_shares
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run.run import dry_run, simulated_step
 from ds_advise.probes.recording.result import DryRunResult
-from ds_advise.probes.recording.schedule import _computed, _of_groups
+from ds_advise.probes.recording.schedule import _computed, _grouped_product
 from ds_advise.probes.run import Run
 from rich.console import Console
 
@@ -60,7 +60,7 @@ def ran(schedule: Schedule) -> Counter[tuple[str, RecordedOperation]]:
     return found
 
 
-def schedule_of(result: DryRunResult) -> Schedule:
+def recorded_schedule(result: DryRunResult) -> Schedule:
     assert result.schedule is not None
     return result.schedule
 
@@ -87,7 +87,7 @@ def test_the_recording_counts_the_products_of_one_step(recorded: DryRunResult) -
         for _, flops, _ in block_attention(shape, block, WORKLOAD, plan.micro_batch_size)
     )
     for phase, expected in (("forward", ours.forward), ("backward", ours.backward + ours.recompute)):
-        own = [(operation, count) for (at, operation), count in ran(schedule_of(recorded)).items() if at == phase]
+        own = [(operation, count) for (at, operation), count in ran(recorded_schedule(recorded)).items() if at == phase]
         products = sum(
             2 * count * a * b * c * d
             for operation, count in own
@@ -103,7 +103,7 @@ def test_the_recording_counts_the_products_of_one_step(recorded: DryRunResult) -
 
 def test_the_recording_shows_where_the_step_runs(recorded: DryRunResult) -> None:
     """ZeRO-Offload: gradients go to the host, Adam runs there, updated weights come back and are gathered."""
-    counted = ran(schedule_of(recorded))
+    counted = ran(recorded_schedule(recorded))
     kinds = {(phase, operation.kind) for phase, operation in counted}
     assert {("backward", "to host"), ("step", "host"), ("step", "to device"), ("step", "collective")} <= kinds
     updates = {operation: count for (_, operation), count in counted.items() if operation.name == "adam_update"}
@@ -118,7 +118,7 @@ def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
     """The all-gathers of prefetched weights, the reductions of gradients and the computation wait for each other by
     events, and the hooks of every module are recorded in both passes."""
     result = recording(zero_config(3, 2, stage3_param_persistence_threshold=0, overlap_comm=True), iterations=3)
-    schedule = schedule_of(result)
+    schedule = recorded_schedule(result)
     streams: dict[str, set[int]] = {}
     for code, first, second in schedule.entries:
         if code == Code.RUN:
@@ -146,7 +146,7 @@ def test_bytes_that_zero3_concatenates() -> None:
     def concatenated_bytes(prefetch: int) -> tuple[int, float]:
         """Read and written in a forward pass: recorded, and by the closed form."""
         settings = {"stage3_prefetch_bucket_size": prefetch, "stage3_param_persistence_threshold": 1000}
-        counted = ran(schedule_of(recording(zero_config(3, 2, **settings), iterations=3)))
+        counted = ran(recorded_schedule(recording(zero_config(3, 2, **settings), iterations=3)))
         cats = ((operation, n) for (at, operation), n in counted.items() if at == "forward")
         recorded_bytes = sum(n * operation.size_bytes for operation, n in cats if operation.name == "aten::cat")
         tensors = tensor_set(shape_from_config(MODEL, name="small"), WORKLOAD.weights_cache_key())
@@ -210,7 +210,7 @@ def test_heads_are_exchanged_for_tokens_over_the_links() -> None:
     workload = replace(WORKLOAD, seq_len=512, attention="sdpa")
     result = recording(zero_config(2) | shared, iterations=2, workload=workload)
     exchanged = Counter[str]()
-    for (phase, operation), count in ran(schedule_of(result)).items():
+    for (phase, operation), count in ran(recorded_schedule(result)).items():
         if operation.name == "c10d::alltoall_base_":
             assert (operation.kind, operation.ranks) == ("collective", 2)
             exchanged[phase] += count
@@ -226,8 +226,8 @@ def test_products_of_experts_are_products() -> None:
     """Of eight experts' tokens with their matrices, and the gradient of these, which sums over the tokens."""
     tokens, weights = torch.empty(64, 16, device="meta"), torch.empty(8, 16, 32, device="meta")
     result = torch.empty(64, 32, device="meta")
-    assert _of_groups(tokens, weights, result) == (8, 8, 16, 32)
-    assert _of_groups(tokens.t(), result, weights) == (8, 16, 8, 32)
+    assert _grouped_product(tokens, weights, result) == (8, 8, 16, 32)
+    assert _grouped_product(tokens.t(), result, weights) == (8, 16, 8, 32)
 
 
 def test_a_product_into_a_given_tensor_has_the_shape_of_its_factors() -> None:
@@ -254,6 +254,6 @@ def test_large_tensors_are_new_where_an_operation_makes_them() -> None:
 
 def test_the_closed_form_counts_the_operations_of_a_forward_pass(recorded: DryRunResult) -> None:
     """Layers, embedding, mask, rotary table, last norm, head and loss."""
-    found = host_calls(schedule_of(recorded), "forward")["operation"]
+    found = host_calls(recorded_schedule(recorded), "forward")["operation"]
     work = host_work(shape_from_config(MODEL, name="llama"), WORKLOAD, 0)
     assert found / MICRO_BATCHES == pytest.approx(work.counts.operations, abs=1)

@@ -93,7 +93,7 @@ def run_module(tmp_path: Path, body: str, *, ranks: int = 2, **settings: Any) ->
     )
 
 
-def ranks_alive() -> list[psutil.Process]:
+def live_ranks() -> list[psutil.Process]:
     return processes_of(os.environ["TMPDIR"])
 
 
@@ -111,7 +111,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("tempfile.tempdir", None)
     yield
     monkeypatch.setattr("tempfile.tempdir", None)
-    assert not ranks_alive()
+    assert not live_ranks()
     assert not [path for path in temporary.iterdir() if path.name.startswith("ds-advise")]
 
 

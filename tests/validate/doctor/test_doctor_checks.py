@@ -16,7 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.render.doctor import render_doctor
+from ds_advise.advisor.document.terminal import print_document
+from ds_advise.advisor.render.doctor import doctor_document
 from ds_advise.validate.doctor import STATUSES, Checkup, examine
 from ds_advise.validate.doctor.examine import AREAS
 from ds_advise.validate.doctor.findings import ProgramRun, run_program
@@ -279,7 +280,7 @@ def test_a_fault_is_found_and_printed(
     found = [finding for finding in broken.findings if finding.check == check and finding.status == status]
     assert any(words in f"{finding.what} {finding.why} {finding.fix}" for finding in found), broken.findings
     assert broken.worst == min((finding.status for finding in broken.findings), key=STATUSES.index)
-    printed = printed_of(broken)
+    printed = printed_checkup(broken)
     lines = printed.splitlines()
     assert [line for line in lines if len(line) > 80] == []
     assert sum(STATUS.match(line) is not None for line in lines) == len(broken.findings)
@@ -290,9 +291,9 @@ def test_a_fault_is_found_and_printed(
         assert all("".join(text.split()) in unwrapped for text in (finding.what, finding.why, finding.fix))
 
 
-def printed_of(found: Checkup) -> str:
+def printed_checkup(found: Checkup) -> str:
     output = StringIO()
-    render_doctor(found, Console(file=output, width=80))
+    print_document(doctor_document(found), Console(file=output, width=80))
     return output.getvalue()
 
 
@@ -323,9 +324,9 @@ def test_variables_between_gpus_do_not_matter_to_one(checkup: Callable[..., Chec
 
 def test_the_verdict_comes_first_and_nothing_steers_the_terminal(checkup: Callable[..., Checkup]) -> None:
     """The number of problems, of warnings, or that there is none; an ssh server's banner may contain anything."""
-    assert printed_of(checkup()).startswith(" No problem found: DeepSpeed works here.\n")
-    assert printed_of(checkup(cores=2)).startswith(" No problem, 1 warning")
-    printed = printed_of(checkup(tools={"ssh": _failed("\x1b[2J\x07denied")}))
+    assert printed_checkup(checkup()).startswith(" No problem found: DeepSpeed works here.\n")
+    assert printed_checkup(checkup(cores=2)).startswith(" No problem, 1 warning")
+    printed = printed_checkup(checkup(tools={"ssh": _failed("\x1b[2J\x07denied")}))
     assert printed.startswith(" 1 problem: DeepSpeed will fail here.") and "denied" in printed and "\x1b" not in printed
 
 

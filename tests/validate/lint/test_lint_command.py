@@ -75,22 +75,6 @@ def test_fix_corrects_what_is_safe_and_keeps_the_old_file(capsys: pytest.Capture
     assert not Path("bad.json.bak.1").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("ds_config = {\n 'train_batch_size': 8,\n 'bf16': {'enabled': True},\n}\n", "does not begin with {"),
-        ("{\n 'train_batch_size': 8,\n 'bf16': {'enabled': True},\n}\n", "True is Python"),
-        ("# mine\ntrain_batch_size: 8\nzero_optimization:\n  stage: 2\n", "ds-advise from"),
-    ],
-)
-def test_another_format_is_called_by_its_name(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line, with what to do."""
-    Path("other").write_text(text)
-    assert run(["lint", "other"]) == 2
-    error = capsys.readouterr().err
-    assert message in error and len(error.splitlines()) == 1
-
-
 def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It is judged like a file, and cannot be corrected in its place."""
     for options, code in (((), 1), (("--fix",), 2)):

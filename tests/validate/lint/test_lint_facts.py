@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ds_advise.validate.lint import load_facts
 from ds_advise.validate.lint.read_deepspeed import CLASSES
-from ds_advise.validate.lint.values import problem
+from ds_advise.validate.lint.values import find_problem
 
 from tests.helpers import imports_of
 
@@ -88,7 +88,7 @@ def test_values_are_judged_as_deepspeeds_classes_judge_them() -> None:
                     taken = True
                 except Exception:
                     taken = False
-                assert taken == (problem(field.type, value) is None), (path, field.name, value)
+                assert taken == (find_problem(field.type, value) is None), (path, field.name, value)
                 compared += 1
     assert compared > 4000
 
