@@ -229,24 +229,12 @@ def test_reading_fills_in_what_trainer_and_deepspeed_fill_in(given: dict[str, An
 @pytest.mark.parametrize(
     ("given", "key"),
     [
-<<<<<<< HEAD
-        (with_stage(4), "zero_optimization.stage"),
-        (with_stage(2, reduce_bucket_size=0), "reduce_bucket_size"),
-        (with_stage(3, sub_group_size=1.5), "sub_group_size"),
-        (with_stage(2, offload_optimizer={"device": "disk"}), "offload_optimizer.device"),
-        (with_stage(2, offload_optimizer="cpu"), "offload_optimizer"),
-        (with_stage(2, overlap_comm="yes"), "overlap_comm"),
-=======
         (stage_block(4), "zero_optimization.stage"),
-        (stage_block(2, reduce_bucket_size="big"), "reduce_bucket_size"),
         (stage_block(2, reduce_bucket_size=0), "reduce_bucket_size"),
         (stage_block(3, sub_group_size=1.5), "sub_group_size"),
         (stage_block(2, offload_optimizer={"device": "disk"}), "offload_optimizer.device"),
         (stage_block(2, offload_optimizer="cpu"), "offload_optimizer"),
-        (zero_block([3]), "zero_optimization"),
         (stage_block(2, overlap_comm="yes"), "overlap_comm"),
-        ({"train_micro_batch_size_per_gpu": -1}, "train_micro_batch_size_per_gpu"),
->>>>>>> main
         ({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}, "train_batch_size"),
         ({"train_batch_size": 2, "tensor_parallel": {"autotp_size": 1.5}}, "tensor_parallel.autotp_size"),
         (stage_block(3, offload_optimizer=CPU | {"ratio": 2}), "offload_optimizer.ratio"),
