@@ -14,9 +14,7 @@ from ds_advise.advisor.cli.main import COMMANDS, program
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.question.options import GROUPS, OPTIONS
 from ds_advise.advisor.text.lines import wrapped
-from ds_advise.estimators.json_form import SCHEMA_VERSION
 from ds_advise.estimators.models import catalogue
-from ds_advise.estimators.plan import STRATEGIES
 from rich.cells import cell_len
 
 from tests.helpers import TINY
@@ -62,23 +60,6 @@ def test_colors_and_characters_are_those_of_the_terminal(tmp_path: Path) -> None
     done = run(*asked, cwd=tmp_path, NO_COLOR="1", PYTHONIOENCODING="ascii", **forced)
     assert "\x1b[3" not in done.stdout and "zero3-offload" in done.stdout
     assert done.returncode == 0 and "Traceback" not in done.stderr
-
-
-def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing else is on stdout; the file is written too. docs/json.md and the schema have the fields."""
-    assert run_here(["Qwen2.5-14B", "--gpus", "2x32GB", "--json", *FAST]) == 0
-    out, err = capsys.readouterr()
-    answer = json.loads(out)
-    assert err == "" and answer["schema_version"] == SCHEMA_VERSION
-    assert answer["model"] == {
-        "name": "Qwen/Qwen2.5-14B",
-        "parameters": 14770033664,
-        "trainable_parameters": 14770033664,
-    }
-    assert [step["strategy"] for step in answer["ladder"]] == list(STRATEGIES)
-    assert answer["files"] == ["ds_config.json"] and (tmp_path / "ds_config.json").is_file()
-    assert run_here(["Qwen2.5-14B", "--gpus", "2x32GB", "--json", "--all", *FAST]) == 0
-    assert len(json.loads(capsys.readouterr().out)["candidates"]) > len(answer["candidates"])
 
 
 def test_an_existing_file_is_kept_unless_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

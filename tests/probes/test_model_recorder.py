@@ -174,21 +174,6 @@ def test_a_loop_over_tokens_or_chunks_is_one_iteration_that_repeats(
     assert [each[:2] for each in found] == [pytest.approx(iterations)]
 
 
-def test_an_image_is_recorded_where_the_class_requires_one() -> None:
-    config = {
-        "model_type": "blip",
-        "text_config": {"num_hidden_layers": 2, "hidden_size": 64, "encoder_hidden_size": 32, "vocab_size": 64}
-        | {"intermediate_size": 128, "num_attention_heads": 4, "max_position_embeddings": 512},
-        "vision_config": {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
-        | {"image_size": 32, "patch_size": 8},
-    }
-    shape = recorded_model(config, name="blip", source="")
-    tower, text = shape.blocks
-    assert (tower.stack, tower.tokens, tower.hidden_size, tower.count) == ("encoder", 17, 32, 3)
-    assert (text.stack, text.tokens, text.count) == ("decoder", 0, 2)
-    assert "one image of 17 patches in each sample" in shape.assumptions
-
-
 SMALL_T5 = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
 
 

@@ -285,13 +285,3 @@ def test_impossible_comparisons_get_one_line_and_exit_2(
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err
     assert "error of ds-advise itself" not in err
-
-
-def test_fsdp2_is_compared_by_its_figures_alone() -> None:
-    """It has no keys of DeepSpeed. The shards have the masters in them."""
-    compared = compare("zero3", "fsdp2", comparison_context("Qwen2.5-7B", micro_batch=4, **WHERE))
-    ours, theirs = compared.candidates
-    assert compared.differences == () and theirs.plan.sharding == "fsdp2"
-    held = ours.memory.components
-    assert theirs.memory.components["parameters"] == pytest.approx(held["master_weights"], rel=0.01)
-    assert theirs.device_bytes < ours.device_bytes

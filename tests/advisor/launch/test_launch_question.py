@@ -147,17 +147,6 @@ def test_checkpoints_are_counted_as_the_trainer_keeps_them(words: str, count: in
     assert ScriptArguments(words.split()).checkpoints == count
 
 
-def test_inputs_that_the_script_leaves_pageable_are_checked_as_such(request_of: Request) -> None:
-    """They appear as in the printed command (`--software pinned-inputs=no`)."""
-    offload = ("--gradient_checkpointing", "true", "--gradient_checkpointing_kwargs", '{"offload": true}')
-    pinned, _ = request_of(*offload)
-    pageable, _ = request_of(*offload, software="pinned-inputs=no")
-    of_pinned, of_pageable = pinned.prediction, pageable.prediction
-    assert of_pinned is not None and of_pageable is not None
-    assert of_pinned.memory.host_pinned_bytes_per_node > 0 == of_pageable.memory.host_pinned_bytes_per_node
-    assert not pageable.run.workload.software.pinned_inputs
-
-
 def test_quantized_collectives_are_not_launched_on_the_cpu(request_of: Request) -> None:
     zero = {"stage": 3, "zero_quantized_weights": True}
     Path("ds_config.json").write_text(json.dumps({"zero_optimization": zero}))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -149,29 +146,6 @@ def test_a_drive_counts_for_the_folders_on_it(driver: Driver, tmp_path: Path) ->
     _keep(*GPU_FIGURES, nvme_mount=mount_point(tmp_path))
     assert parse_cluster("auto", nvme=f"{tmp_path}:1TB").nvme_read_bytes_per_s_per_node == 3e9
     assert parse_cluster("auto", nvme="/proc:1TB").nvme_read_bytes_per_s_per_node is None
-
-
-@pytest.mark.parametrize("gpus", ["2x32GB", "auto"])
-def test_without_results_no_database_is_loaded(gpus: str, tmp_path: Path) -> None:
-    (tmp_path / "pynvml.py").write_text(
-        "import types\n"
-        "NVMLError = type('NVMLError', (Exception,), {})\n"
-        "nvmlInit = nvmlShutdown = lambda: None\n"
-        "nvmlDeviceGetCount = lambda: 1\n"
-        "nvmlDeviceGetHandleByIndex = lambda index: index\n"
-        "nvmlDeviceGetName = lambda handle: 'NVIDIA L4'\n"
-        "nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=24 * 2**30)\n"
-    )
-    program = (
-        "import sys\n"
-        f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from ds_advise.advisor.cli.main import run\n"
-        f"code = run({[*QUESTION, '--gpus', gpus]!r})\n"
-        "sys.exit('loaded' if 'sqlite3' in sys.modules else code == 2)\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_cpu_is_a_cluster_of_ranks() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm
 from ds_advise.estimators.hardware import Cluster, find_gpu
-from ds_advise.estimators.memory.offload_memory import pinned_block
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ds_advise.estimators.models.families import shape_from_config
@@ -194,14 +193,6 @@ def test_nvme_takes_what_cpu_offload_kept(model: ModelShape, machines: Cluster) 
     for name in ("master_weights", "optimizer_states"):
         moved = total(term for term in (*disk.nvme_terms, *disk.host_pageable_terms) if term.name == name)
         assert moved == total(term for term in host.host_pageable_terms if term.name == name)
-
-
-@given(st.integers(1, 1 << 45))
-def test_pinned_blocks_are_powers_of_two(size: int) -> None:
-    """A pinned block is the smallest power of two that holds the tensor."""
-    block = pinned_block(size)
-    assert block >= size > block // 2
-    assert block & (block - 1) == 0
 
 
 def test_quantized_weights_take_their_bits_and_scales() -> None:
