@@ -14,14 +14,14 @@ import argparse
 import gzip
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import FAMILIES
-from ds_advise.estimators.models.recordings import FOLDER, recording_groups
+from ds_advise.estimators.models.recordings import FOLDER
 from ds_advise.probes.model_recorder import recorded_model
 
 
@@ -56,6 +56,31 @@ def recordings(model_type: str) -> list[tuple[list[str], Any]]:
             named = replace(shape, source=shape.source.removeprefix("; "))
             shapes[entry["id"]] = json.loads(json.dumps(to_json(named)))
     return recording_groups(shapes)
+
+
+def recording_groups(shapes: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
+    """Return the content of a file, from the shapes as JSON by hub id."""
+    groups: dict[str, list[str]] = {}
+    for hub_id, shape in shapes.items():
+        groups.setdefault(repr(_structure(shape)), []).append(hub_id)
+    return [(models, _merge_shapes([shapes[hub_id] for hub_id in models])) for models in groups.values()]
+
+
+def _structure(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _structure(each) for key, each in value.items()}
+    return [_structure(each) for each in value] if isinstance(value, list) else None
+
+
+def _merge_shapes(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if all(value == first for value in values):
+        return first
+    if isinstance(first, list):
+        return [_merge_shapes(each) for each in zip(*values, strict=True)]
+    if isinstance(first, dict):
+        return {key: _merge_shapes([value[key] for value in values]) for key in first}
+    return {"each": list(values)}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ class DsAdviseError(Exception):
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         """what: the problem, with the offending value. why: the cause, or the reason why no value can be assumed. fix:
-        the flag, file or command that helps, without a full stop. Literals and `phrase`s can be translated."""
+        the flag, file or command that helps, without a full stop."""
         super().__init__(what)
         self.what, self.why, self.fix = (_without_stop(part) for part in (what, why, fix))
 

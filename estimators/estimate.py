@@ -33,7 +33,6 @@ COMMON_SYMBOLS: Mapping[str, str] = {
 }
 """Symbols with one meaning in all formulas, unless a term redefines one."""
 
-
 MEMORY_SYMBOLS: Mapping[str, str] = {
     **COMMON_SYMBOLS,
     "Pt'": "trainable parameters, padded to a multiple of 2 N (stages 1 and 2)",
@@ -63,9 +62,10 @@ class Formula(NamedTuple):
 
     def term(self, size_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
         """Return a one-element tuple, or an empty one for zero bytes, so that terms can be concatenated with `+`."""
+        # Terms of zero bytes are dropped here, so that no caller needs a condition of its own.
         return (MemoryTerm(self, int(size_bytes), tuple(inputs.items())),) if size_bytes else ()
 
-    def on_node(self, local_ranks: int, rank_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
+    def node_term(self, local_ranks: int, rank_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
         """Return the term of a node whose ranks hold `rank_bytes` each."""
         return self.term(local_ranks * rank_bytes, L=local_ranks, **inputs)
 
@@ -99,11 +99,12 @@ class MemoryTerm(NamedTuple):
         return self.declared.not_covered
 
 
-OF_PROCESSES = ("processes", "launcher", "rank_memory")
+PROCESS_TERMS = ("processes", "launcher", "rank_memory")
 """Components of a node's host memory that are not tensors outside the devices."""
 
 
 def total_bytes(terms: Iterable[MemoryTerm]) -> int:
+    # A list, because it is faster than a generator and this is the innermost loop of a search.
     return sum([term.size_bytes for term in terms])
 
 
@@ -172,7 +173,6 @@ class MemoryEstimate:
 
     @property
     def gpu_terms(self) -> tuple[MemoryTerm, ...]:
-        """The terms that add up to `device_bytes_per_gpu`."""
         return self.peak.terms + self.reserved_terms + self.device_terms
 
     @property
@@ -195,7 +195,7 @@ class MemoryEstimate:
     def host_tensor_bytes_per_node(self) -> int:
         """Tensors of a node outside its GPUs while training, without the ranks' processes."""
         terms = self.host_pinned_terms + self.host_pageable_terms
-        return total_bytes(term for term in terms if term.name not in OF_PROCESSES)
+        return total_bytes(term for term in terms if term.name not in PROCESS_TERMS)
 
     @property
     def host_bytes_per_node(self) -> int:
@@ -226,6 +226,7 @@ class TimeTerm(NamedTuple):
     """Contributions that the term omits, as a phrase."""
 
 
+# A quote may end a symbol (Pt'), and a dot before a word is that of a file name, not of a product.
 _SYMBOL = re.compile(r"(?<![\w'.])[A-Za-z]\w*'?(?!\w)")
 
 
@@ -285,8 +286,6 @@ class TimeEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Memory and time of one plan."""
-
     plan: Plan
     memory: MemoryEstimate
     time: TimeEstimate
@@ -295,7 +294,7 @@ class Estimate:
 
 Terms = tuple[MemoryTerm, ...]
 
-ON_A_NODE: Mapping[str, str] = {
+NODE_SYMBOLS: Mapping[str, str] = {
     **MEMORY_SYMBOLS,
     "L": "ranks of a node",
     "p2": "rounded up to a power of two, as the page-locked allocator does",

@@ -56,12 +56,10 @@ class Gpu:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether the GPU computes bf16 natively."""
         return self.bf16_flops_per_s is not None
 
     @property
     def half_precision(self) -> Literal["bf16", "fp16"]:
-        """The default 16-bit training precision."""
         return "bf16" if self.has_bf16 else "fp16"
 
     @property
@@ -69,17 +67,18 @@ class Gpu:
         """Whether tensor cores accumulate in fp32 at half their rate: GeForce from Ampere on (NVIDIA's GA102, Ada and
         RTX Blackwell whitepapers), and similar server cards."""
         peak, fp32 = self.bf16_flops_per_s, self.fp32_flops_per_s
+        # Their data sheets state twice the fp32 rate for bf16; all full-rate cards state at least 3.4 times.
         return self.vendor == "NVIDIA" and peak is not None and fp32 is not None and peak < 2.1 * fp32
 
     @property
     def sends_through_host(self) -> bool:
         """Whether GPUs exchange data through host memory: over PCIe, GeForce drivers have no peer access."""
         brand, _, number = self.name.partition(" ")
+        # "RTX A6000" and "RTX 6000 Ada" are workstation cards, whose drivers allow peer access.
         return self.peer_link == "pcie" and brand in ("GTX", "RTX") and number[:1].isdigit() and "Ada" not in number
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the device is the host's CPU."""
         return self.architecture == "cpu"
 
 
@@ -196,8 +195,8 @@ def nvme_write_bytes_per_s(cluster: Cluster) -> float:
 
 def _by_gpu(known: Mapping[str, float], cluster: Cluster, *, otherwise: float) -> float:
     """Return the figure of the GPU's architecture for nodes of eight or more NVLink GPUs, `otherwise` for any other."""
-    built = cluster.gpu.peer_link == "nvlink" and cluster.gpus_per_node >= 8
-    return known.get(cluster.gpu.architecture, otherwise) if built else otherwise
+    is_server = cluster.gpu.peer_link == "nvlink" and cluster.gpus_per_node >= 8
+    return known.get(cluster.gpu.architecture, otherwise) if is_server else otherwise
 
 
 def network_bytes_per_s(cluster: Cluster) -> float:
@@ -208,7 +207,7 @@ def network_bytes_per_s(cluster: Cluster) -> float:
     return (_GBIT_PER_S.get(cluster.gpu.architecture, 100) if linked else 100) * 1e9 / 8
 
 
-def assumed_of_machines(cluster: Cluster) -> tuple[str, ...]:
+def machine_assumptions(cluster: Cluster) -> tuple[str, ...]:
     phrases = []
     if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
         speed = f"{network_bytes_per_s(cluster) * 8 / 1e9:g}"
@@ -262,17 +261,17 @@ def find_gpu(name: str) -> Gpu:
     if candidates:
         names = [gpu.name for gpu in candidates]
         raise ClusterError(
-            "{name!r} matches several GPUs: {names}".format(name=name, names=", ".join(names)),
+            f"{name!r} matches several GPUs: {', '.join(names)}",
             why="they differ in memory or speed",
             fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}",
         )
-    near = nearest_names(name)
+    nearest = nearest_names(name)
     if wanted == "cpu":
         raise ClusterError("--gpus takes GPUs only", fix="for training on this machine's CPU pass --device cpu")
     raise ClusterError(
         f"no GPU called {name!r} is known",
         why="its memory and speed are not known",
-        fix=f"nearest: {', '.join(near)}; or give the memory alone, such as --gpus 2x24GB",
+        fix=f"nearest: {', '.join(nearest)}; or give the memory alone, such as --gpus 2x24GB",
     )
 
 
@@ -309,9 +308,9 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def nearest_names(name: str) -> list[str]:
-    """Return the three names most similar to `name`."""
     from difflib import SequenceMatcher
 
+    # Aliases are compared too: a driver's own name of a card may be nearer to the given one than its usual name.
     wanted = _normal(name)[:100]  # the comparison takes quadratic time
     likeness = {
         gpu.name: max(SequenceMatcher(None, wanted, spelling).ratio() for spelling in _spellings(row))
@@ -357,6 +356,7 @@ def _normal(name: str) -> str:
 
 
 def _words(name: str) -> frozenset[str]:
+    # "h100" stays one word: its digits are part of the name, not a memory size.
     return frozenset(re.findall(r"[a-z]+\d*[a-z]*|\d+", _plain(name)))
 
 

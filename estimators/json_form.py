@@ -35,6 +35,7 @@ Form = TypeVar("Form")
 def to_json(value: Any) -> Any:
     """Convert a value to JSON's types: dataclasses to objects, tuples to lists, paths to strings, NaN and infinity to
     null."""
+    # First, because nearly all values are of these types; bool is an int.
     if isinstance(value, str | int) or value is None:
         return value
     if isinstance(value, float):
@@ -69,6 +70,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if hasattr(kind, "_fields"):
         readers = [_reader(each) for each in _types(kind).values()]
         return lambda values: kind(*[read(value) for read, value in zip(readers, values, strict=True)])
+    # The only unions in stored results are `X | None`.
     if origin is UnionType:
         return lambda value: None if value is None else _reader(arguments[0])(value)
     if origin is Mapping:
@@ -77,6 +79,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if origin is not tuple:
         return _unchanged
     readers = [_reader(each) for each in arguments if each is not Ellipsis]
+    # Tuples of numbers are the bulk of a recording; converting them item by item would take most of the time.
     if all(read is _unchanged for read in readers):
         return tuple
     if arguments[-1] is Ellipsis:
@@ -93,12 +96,14 @@ def _types(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def from_attributes(kind: type[Form], *sources: object, **given: Any) -> Form:
+def from_attributes(kind: type[Form], *sources: object, **overrides: Any) -> Form:
     """Build a dataclass by field name. Each field is the keyword argument if given, else the attribute of the first
     source that has it, else the field's default."""
-    values = dict(given)
+    values = dict(overrides)
     for field in fields(kind):  # type: ignore[arg-type]
-        source = next((source for source in sources if field.name not in given and hasattr(source, field.name)), None)
+        source = next(
+            (source for source in sources if field.name not in overrides and hasattr(source, field.name)), None
+        )
         if source is not None:
             values[field.name] = getattr(source, field.name)
     return kind(**values)

@@ -29,13 +29,11 @@ from .workload import NEXT_TOKEN, Framework, LossKernel, Objective, Software, Wo
 
 
 class LossSpec(NamedTuple):
-    """A loss kernel."""
-
     logit_bytes: tuple[int, int]
     """Bytes per logit that the forward and the backward pass move through GPU memory."""
     makes_logits: bool
     """Whether all logits exist at the same time. The model's output then holds them."""
-    head_again: bool = False
+    recomputes_head: bool = False
     """Whether the backward pass repeats the product of the output layer."""
     switch: str = ""
     """The package it needs, or the function that turns it on, besides an argument; "" if it needs more than that."""
@@ -58,7 +56,7 @@ LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
         "chunked-softmax": LossSpec((4, 8), True, switch="install_chunked_causal_lm_loss"),
         # TRL's add_fused_lm_head (1.16 kernels/chunked_logprob.py): a tile of logits written and read (2 + 2);
         # backward written and read again, overwritten by its gradient, which the head's products read (4 + 2 + 4).
-        "chunked-head": LossSpec((4, 10), False, head_again=True),
+        "chunked-head": LossSpec((4, 10), False, recomputes_head=True),
         # TRL's selective_log_softmax (1.16 kernels/logprob_entropy.py) of the logits without the last token: read once;
         # backward read, their gradient written, put among zeros (2 + 2 + 2) and read by the head's products (2 + 2).
         "log-probs": LossSpec((4, 14), True),
@@ -68,7 +66,7 @@ LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
         # LLaMA-Factory's reward models: logits and their fp32 copy, which nothing reads (2 + 2 + 4).
         "value-head": LossSpec((8, 0), False),
         # DeepSpeed's sequence_tiled_compute: the standard loss of a tile, with its forward pass again.
-        "tiled": LossSpec((14, 36), False, head_again=True),
+        "tiled": LossSpec((14, 36), False, recomputes_head=True),
     }
 )
 """The kernels by the values of `Workload.loss`. Each is exact."""
@@ -89,7 +87,7 @@ NATIVE_HEADS = frozenset(
 )
 """Exceptions among `UPCAST_HEADS`."""
 
-_OF_CAUSAL_MODELS: tuple[LossKernel, ...] = ("fused", "chunked-softmax", "chunked-head")
+_CAUSAL_LOSSES: tuple[LossKernel, ...] = ("fused", "chunked-softmax", "chunked-head")
 
 CHUNKS_THE_HEAD = (1, 7)
 """First TRL whose trainers compute log-probabilities through a chunked head (trl/trainer/utils.py
@@ -103,6 +101,7 @@ def upcasts(model: ModelShape) -> bool:
 
 def default_loss(framework: Framework, software: Software) -> LossKernel:
     """Return the trainer's loss kernel without an argument."""
+    # transformers' Trainer and plain DeepSpeed compute the loss inside the model, which always makes the logits.
     return "chunked-head" if framework == "trl" and software.trl >= CHUNKS_THE_HEAD else "standard"
 
 
@@ -120,20 +119,19 @@ def offered_loss(model: ModelShape, workload: Workload) -> LossKernel | None:
 
 def unusable_loss(model: ModelShape, loss: LossKernel) -> str | None:
     """Return why a model cannot train with a loss; None if it can. Tiles: `memory.activations.loss.untileable`."""
-    if loss not in _OF_CAUSAL_MODELS:
+    if loss not in _CAUSAL_LOSSES:
         return None
     if not model.vocab_size or model.num_labels:
         return f"{model.name} has no head over the vocabulary"
     if loss == "fused" and not supports(model, "liger"):
         return f"Liger does not patch {model.model_type} models"
+    # Both replacements shift labels by one token and take an fp32 loss, as `ForCausalLMLoss` does.
     if loss != "fused" and (not upcasts(model) or model.architecture.endswith("ForMaskedLM")):
         return "it replaces the loss of causal language models only"
     return None
 
 
 class ObjectiveSpec(NamedTuple):
-    """One objective."""
-
     sequences: int = 1
     """Sequences of a sample: 2 for a pair of a chosen and a rejected answer."""
     sample: str = "sample"
@@ -232,6 +230,7 @@ def framework_loss(objective: Objective, framework: Framework, software: Softwar
 def in_sequences(plan: Plan, workload: Workload) -> Plan:
     """Return the plan with its micro batch size in sequences instead of samples, as the passes compute it."""
     sequences = OBJECTIVES[workload.objective].sequences
+    # TRL concatenates chosen and rejected answers into one batch, so the model sees pairs as two sequences.
     return plan if sequences == 1 else plan.replace_fields(micro_batch_size=sequences * plan.micro_batch_size)
 
 
@@ -239,6 +238,7 @@ def reference_passes(workload: Workload) -> int:
     """Return the reference's forward passes in a micro batch, by a separate model or the policy without adapters.
     Completions are passed once per generation."""
     if workload.rollouts:
+        # PPO computes the reference's log-probabilities even with a KL coefficient of 0.
         return 1 if workload.rollouts.beta > 0 or OBJECTIVES[workload.objective].value_model else 0
     return 0 if workload.precompute_ref_log_probs else OBJECTIVES[workload.objective].reference_passes
 
@@ -250,6 +250,7 @@ def policy_passes(workload: Workload) -> int:
 
 def has_reference_model(workload: Workload) -> bool:
     """Return whether the GPUs hold a reference model in addition to the policy."""
+    # With adapters the policy without them is the reference (`disable_adapter`), so no second model is loaded.
     return workload.method == "full" and reference_passes(workload) > 0
 
 
@@ -319,6 +320,7 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
             fix="pass another model, or another --objective",
         )
     if loss == "value-head":
+        # The language model's head stays in memory beside the value head, though nothing reads its logits.
         others = (each._replace(role="other") if each.role == "head" else each for each in model.outside)
         bias, width = Tensor("v_head.summary.bias", (labels,), "other"), (labels, model.hidden_size)
         head = Tensor("v_head.summary.weight", width, "head", linear=True)
@@ -343,10 +345,10 @@ def reward_model(model: ModelShape, workload: Workload) -> ModelShape | None:
 
 
 def trained_config(config: Mapping[str, Any], shape: ModelShape | None, objective: Objective) -> dict[str, Any]:
-    """Return the transformers configuration of `trained_model`."""
     labels = OBJECTIVES[objective].labels
     if not labels or shape is None:
         return dict(config)
     names = {str(index): f"LABEL_{index}" for index in range(labels)}
+    # transformers' classifiers find a sequence's last token by its padding, and refuse batches without such a token.
     padding = {"pad_token_id": config.get("pad_token_id") or 0}  # otherwise batches have one sequence
     return {**config, **padding, "architectures": [trained_model(shape, objective).architecture], "id2label": names}

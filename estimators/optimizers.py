@@ -25,7 +25,6 @@ class OptimizerSpec:
     cpu_state_bytes: float | None
     """Bytes of state per element of the optimizer on the host under CPU offload; None if it cannot be offloaded."""
     source: str
-    """Source of the figures."""
     step_elements: int = 0
     """Temporaries of the masters' type per master weight while `step()` runs under DeepSpeed on the GPU; 0 for fused
     kernels."""
@@ -51,7 +50,6 @@ class OptimizerSpec:
     block_params: tuple[str, ...] = ("lr", "weight_decay")
     """Parameters of the block that TrainingArguments also has."""
     extra_block_params: tuple[tuple[str, bool | float], ...] = ()
-    """Further parameters of the block."""
     tested_with_zero: bool = False
     """Whether ZeRO accepts it without zero_allow_untested_optimizer (runtime/zero/utils.py
     `ZERO_SUPPORTED_OPTIMIZERS`)."""
@@ -72,7 +70,6 @@ class OptimizerSpec:
 
     @property
     def has_cpu_kernel(self) -> bool:
-        """Whether DeepSpeed has a host kernel for it."""
         return self.cpu_class.startswith("DeepSpeedCPU")
 
 
@@ -219,6 +216,7 @@ def optimizer(name: str, *, bf16_states: bool = False, step: OptimizerStep = "au
             why="its bytes per parameter are not known",
             fix=f"--optimizer {'|'.join(OPTIMIZERS)}",
         ) from None
+    # torch's class replaces DeepSpeed's, so the block names none, and its temporaries are those of its implementation.
     if step != "auto" and known.is_adam:
         elements = {"foreach": known.foreach_step_elements, "loop": known.loop_step_elements}.get(step, 0)
         known = replace(known, step_elements=elements, gpu_class="")
@@ -228,12 +226,12 @@ def optimizer(name: str, *, bf16_states: bool = False, step: OptimizerStep = "au
     return replace(known, state_bytes=known.state_bytes / 2, cpu_state_bytes=on_cpu)
 
 
-def optimizer_of_type(block_type: str) -> OptimizerSpec | None:
+def deepspeed_optimizer(block_type: str) -> OptimizerSpec | None:
     """Return the optimizer for a `type` of DeepSpeed's optimizer block, in any case; None if unknown."""
     return next((spec for spec in OPTIMIZERS.values() if spec.block_type.lower() == block_type.lower() != ""), None)
 
 
-def step_of_trainer(name: str) -> OptimizerStep:
+def trainer_optimizer_step(name: str) -> OptimizerStep:
     """Return the implementation of torch's AdamW for a value of `optim=`; "auto" for other optimizers. `adamw_hf` has
     temporaries of foreach's size."""
     if name.lower() in ("adamw_torch", "adamw_hf"):
@@ -241,6 +239,6 @@ def step_of_trainer(name: str) -> OptimizerStep:
     return "fused" if name.lower() in OPTIMIZERS["adamw"].trainer_names else "auto"
 
 
-def optimizer_of_trainer(name: str) -> str | None:
+def trainer_optimizer(name: str) -> str | None:
     """Return the key of the optimizer for a value of `optim=`, in any case; None if unknown."""
     return next((key for key, spec in OPTIMIZERS.items() if name.lower() in spec.trainer_names), None)

@@ -231,13 +231,13 @@ class Plan(PlanSettings):
         """Return the plan with other values of some fields. Searches need this: it takes a fifth of the time of
         `dataclasses.replace`."""
         assert changes.keys() <= PLAN_FIELDS.keys(), changes
+        # `dataclasses.replace` calls `__init__`, which assigns each field of a frozen dataclass separately.
         plan = object.__new__(Plan)
         vars(plan).update(vars(self), **changes)
         return plan
 
     @property
     def is_fsdp(self) -> bool:
-        """Whether PyTorch shards the weights."""
         return self.sharding in get_args(Fsdp)
 
     @property
@@ -257,21 +257,19 @@ class Plan(PlanSettings):
     @property
     def reduces_in_fp32(self) -> bool:
         """Whether gradients are cast to fp32 for their reduction, as by default under sequence parallelism."""
+        # stage_1_and_2.py `allreduce_bucket` takes fp32 if a sequence is split, whatever the configuration says.
         return self.zero_stage in (1, 2) and (self.sequence_parallel_size > 1 or self.communication_data_type == "fp32")
 
     @property
     def quantizes_collectives(self) -> bool:
-        """Whether weights or gradients travel in fewer bits."""
         return self.zero_quantized_weights or self.zero_quantized_gradients
 
     @property
     def offloads(self) -> bool:
-        """Whether states or parameters are kept off the GPU."""
         return self.offload_optimizer != "none" or self.offload_param != "none"
 
     @property
     def strategy(self) -> Strategy | PlainPyTorch:
-        """The kind of plan."""
         if self.sharding != "zero":
             return "torch" if self.sharding == "none" else self.sharding
         if self.zero_stage < 2:

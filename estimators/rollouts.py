@@ -68,11 +68,9 @@ class Rollouts:
     """Whether `generate` at stage 3 gathers the whole model once, instead of each layer for each token."""
 
     def micro_batches(self, gradient_accumulation_steps: int) -> int:
-        """Return n, the micro batches of a generation."""
         return self.steps_per_generation or gradient_accumulation_steps
 
     def per_step(self, gradient_accumulation_steps: int) -> float:
-        """Return the rollouts per optimizer step."""
         return gradient_accumulation_steps / (self.micro_batches(gradient_accumulation_steps) * self.num_iterations)
 
     def policy_passes(self, gradient_accumulation_steps: int) -> int:
@@ -81,6 +79,7 @@ class Rollouts:
         if self.scores_policy is not None:
             return int(self.scores_policy)
         generated_every = self.micro_batches(gradient_accumulation_steps) * self.num_iterations
+        # Otherwise the policy is still that of the generation, and the training pass gives the old log-probabilities.
         needs = self.rollout != "generate" or gradient_accumulation_steps % generated_every
         return 1 if needs else 0
 
@@ -98,6 +97,7 @@ class Rollouts:
         trained = self.micro_batches(gradient_accumulation_steps) * self.num_iterations
         scores = self.policy_passes(gradient_accumulation_steps) > 0 or (method != "full" and self.beta > 0)
         if self.rollout == "generate" and self.ds3_gather_for_generation:
+            # One micro batch records the trace and the next ones follow it; scoring passes spoil one more.
             return trained < (3 if scores else 2)
         return scores and trained < 2
 

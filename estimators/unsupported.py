@@ -25,7 +25,7 @@ QUANTIZED_TOGETHER = 8
 
 def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None = None) -> str | None:
     """Return the reason why a plan cannot run; None if none is known."""
-    runs = optimizer(workload.optimizer)
+    spec = optimizer(workload.optimizer)
     if cluster is not None and workload.precision == "bf16" and not cluster.gpu.has_bf16:
         return f"{cluster.gpu.name} has no bf16 units; use fp16"
     if cluster is not None and cluster.gpu.is_cpu and "cpu" in (plan.offload_optimizer, plan.offload_param):
@@ -38,8 +38,8 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if obstacle := _why_no_generation(model, workload, plan, cluster):
         return obstacle
     if plan.sharding != "zero":
-        own = _unsuited_to_fsdp2(model, workload, plan) if plan.sharding == "fsdp2" else None
-        return own if plan.ranks_per_sample == 1 else "Ulysses and AutoTP need DeepSpeed"
+        obstacle = _why_no_fsdp2(model, workload, plan) if plan.sharding == "fsdp2" else None
+        return obstacle if plan.ranks_per_sample == 1 else "Ulysses and AutoTP need DeepSpeed"
     ranks, size = cluster.world_size if cluster is not None else 0, plan.sequence_parallel_size
     if ranks % size:
         return f"{ranks} ranks are not divisible into groups of {size}"
@@ -55,19 +55,20 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return "an optimizer on NVMe needs ZeRO stage 3"
     if plan.offload_optimizer_ratio < 1 and (plan.zero_stage < 3 or plan.offload_optimizer != "cpu"):
         return "a partly offloaded optimizer needs ZeRO stage 3 with the rest in RAM"
-    if plan.offload_optimizer_ratio < 1 and not runs.is_adam:
+    # The GPU's part is stepped by torch.optim.AdamW, whatever optimizer is configured (stage3.py `backup_optimizer`).
+    if plan.offload_optimizer_ratio < 1 and not spec.is_adam:
         return f"{workload.optimizer} does not run on both sides, only AdamW does"
     if (
-        obstacle := _unsuited_to_bf16_states(workload, plan)
-        or _unsuited_to_hpz(plan, cluster)
-        or _unsuited_to_quantized(model, workload, plan, cluster)
-        or _unsuited_to_autotp(model, workload, plan, cluster)
-        or _unsuited_to_autoep(model, workload, plan, cluster)
+        obstacle := _why_no_bf16_states(workload, plan)
+        or _why_no_hpz(plan, cluster)
+        or _why_no_quantized_collectives(model, workload, plan, cluster)
+        or _why_no_autotp(model, workload, plan, cluster)
+        or _why_no_autoep(model, workload, plan, cluster)
     ):
         return obstacle
-    if plan.zero_stage and not runs.partitions:
+    if plan.zero_stage and not spec.partitions:
         return f"{workload.optimizer} needs whole layers, ZeRO gives it flat partitions"
-    if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:
+    if plan.offload_optimizer != "none" and spec.cpu_state_bytes is None:
         return f"{workload.optimizer} does not run on the host"
     if workload.method == "qlora" and plan.zero_stage == 3:
         if workload.quantization == "int8":  # bitsandbytes 0.50 autograd/_functions.py MatmulLtState.CB
@@ -75,11 +76,11 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         if workload.quantization != "nf4" or plan.offload_param != "none" or plan.quantizes_collectives:
             return "ZeRO-3 is known to shard NF4 weights only on the GPU, with unquantized collectives"
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
-        return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
+        return _why_no_swapping(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, spec)
     return None
 
 
-def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
+def _why_no_bf16_states(workload: Workload, plan: Plan) -> str | None:
     """Return why masters and states cannot be in bf16 (deepspeed 0.19.8 runtime/base_optimizer.py
     `_configure_master_weights`, runtime/config.py `_do_error_check`)."""
     if plan.bf16_optimizer_states and not plan.bf16_master_weights_and_grads:
@@ -100,7 +101,7 @@ def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
     return None
 
 
-def _unsuited_to_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
+def _why_no_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
     """Return why hpZ cannot keep its second copy of the weights (deepspeed 0.19.8 utils/groups.py
     `_create_zero_param_parallel_group`, runtime/zero/partition_parameters.py `_partition_param_sec`)."""
     size = plan.zero_hpz_partition_size
@@ -115,7 +116,9 @@ def _unsuited_to_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
     return None
 
 
-def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
+def _why_no_quantized_collectives(
+    model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None
+) -> str | None:
     """Return why ZeRO++'s quantized collectives cannot run (deepspeed 0.19.8 runtime/zero/partition_parameters.py
     `CUDAQuantizer`, runtime/zero/stage3.py `__init__`, `__avg_scatter_grads`)."""
     if not plan.quantizes_collectives:
@@ -143,7 +146,7 @@ def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cl
     return None
 
 
-def _unsuited_to_autotp(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
+def _why_no_autotp(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
     """Return why AutoTP cannot run, or is not confirmed to run."""
     ranks = plan.autotp_size
     if ranks == 1:
@@ -161,7 +164,7 @@ def _unsuited_to_autotp(model: ModelShape, workload: Workload, plan: Plan, clust
     return why_no_tensor_parallelism(model, ranks)
 
 
-def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
+def _why_no_autoep(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
     """Return why AutoEP cannot run, or is not confirmed to run."""
     ranks = plan.autoep_size
     if ranks == 1:
@@ -205,10 +208,11 @@ def _why_no_generation(model: ModelShape, workload: Workload, plan: Plan, cluste
     return None
 
 
-def _unswappable(sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec) -> str | None:
+def _why_no_swapping(sharded: ShardedTensors, plan: Plan, spec: OptimizerSpec) -> str | None:
     """Return why the plan would violate an assertion of DeepSpeed's NVMe swappers."""
     if plan.offload_optimizer == "nvme":
-        needed = 2 + round((runs.cpu_state_bytes or 0) / 4)  # fp32 tensors per master weight
+        # The swapper takes all buffers of a sub-group at once, and asserts that it has them.
+        needed = 2 + round((spec.cpu_state_bytes or 0) / 4)  # fp32 tensors per master weight
         if plan.optimizer_buffer_count < needed:
             return f"offload_optimizer.buffer_count must be at least {needed} (master, states, gradient)"
     if plan.offload_param == "nvme":
@@ -245,7 +249,7 @@ def why_no_sequence_parallelism(model: ModelShape, workload: Workload, sequence_
     return None
 
 
-def _unsuited_to_fsdp2(model: ModelShape, workload: Workload, plan: Plan) -> str | None:
+def _why_no_fsdp2(model: ModelShape, workload: Workload, plan: Plan) -> str | None:
     """Return why FSDP2 is not predicted. Predictions assume decoder layers as units and the states of torch's Adam."""
     if workload.method == "qlora" or plan.offloads or not optimizer(workload.optimizer).is_adam:
         return "FSDP2 is predicted for AdamW without offload or quantized weights"
@@ -254,7 +258,7 @@ def _unsuited_to_fsdp2(model: ModelShape, workload: Workload, plan: Plan) -> str
     return None
 
 
-def context_parallel_words(model: ModelShape, workload: Workload, ranks: int) -> str:
+def context_parallel_advice(model: ModelShape, workload: Workload, ranks: int) -> str:
     """Return advice to use context parallelism if the heads do not divide among the ranks; "" if it cannot run either.
 
     accelerate's context parallelism splits the tokens, two parts per rank, and passes keys and values around. It needs

@@ -73,14 +73,13 @@ class Software:
 
 DEFAULT = Software()
 
-
 Method = Literal["full", "lora", "qlora"]
 Precision = Literal["bf16", "fp16", "fp32"]
 MatmulPrecision = Literal["bf16", "fp16", "fp32", "tf32"]
 """Number format of matrix products."""
 TORCH_DTYPES: Mapping[Precision, str] = MappingProxyType({"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"})
 """torch's name of each precision."""
-PRECISION_OF: Mapping[str, Precision] = MappingProxyType({name: precision for precision, name in TORCH_DTYPES.items()})
+PRECISIONS: Mapping[str, Precision] = MappingProxyType({name: precision for precision, name in TORCH_DTYPES.items()})
 AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
 LossKernel = Literal[
     "standard",
@@ -108,8 +107,6 @@ DEFAULT_SEQ_LEN = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A training job without its parallelism."""
-
     objective: Objective = NEXT_TOKEN
     """A key of `objectives.OBJECTIVES`."""
     precompute_ref_log_probs: bool = False
@@ -121,7 +118,6 @@ class Workload:
     """Weight format under method "qlora": bitsandbytes' NF4 with double quantization or int8 (LLM.int8), or an existing
     GPTQ checkpoint in four bits and groups of 128."""
     lora_rank: int = 8
-    """r, the rank of the adapters."""
     lora_targets: tuple[str, ...] | None = None
     """Suffixes of module names (`q_proj`); None for peft's "all-linear" (`lora.adapters`)."""
     modules_to_save: tuple[str, ...] = ()
@@ -133,7 +129,6 @@ class Workload:
     seq_len: int = 2048
     """S, tokens of a sample, padded or packed."""
     precision: Precision = "bf16"
-    """Precision of weights and activations."""
     optimizer: str = "adamw"
     """A key of `optimizers.OPTIMIZERS`."""
     eval_batch: int | None = None
@@ -164,7 +159,7 @@ class Workload:
     """P, for one rank's part of a job under Ulysses (`rank_share`); `seq_len` is then S / P."""
 
     def rank_share(self, sequence_parallel_size: int) -> Workload:
-        """Return the workload of one of the ranks that share a sample."""
+        # The global batch is dropped: the passes of a rank do not depend on it, and caches compare whole workloads.
         if sequence_parallel_size == 1 and self.global_batch_size is None:
             return self
         return replace(
@@ -175,12 +170,11 @@ class Workload:
         )
 
     def at_length(self, seq_len: int) -> Workload:
-        """Return the workload with sequences of another length."""
         return replace(self, seq_len=seq_len)
 
     def passes_cache_key(self) -> Workload:
         """Return a cache key: the fields that determine what a forward and a backward pass compute and keep."""
-        return self if self.rollouts is None else _of_passes(self)
+        return self if self.rollouts is None else _passes_cache_key(self)
 
     def layers_cache_key(self) -> Workload:
         """Return a cache key: the fields that determine what the layers compute and keep, without the loss."""
@@ -188,7 +182,7 @@ class Workload:
 
     def weights_cache_key(self) -> Workload:
         """Return a cache key: the fields that determine weights, states and launches, without samples, batch, tiles."""
-        return _of_weights(self)
+        return _weights_cache_key(self)
 
     @property
     def scored_len(self) -> int:
@@ -247,12 +241,10 @@ class Workload:
 
     @property
     def activation_itemsize(self) -> int:
-        """Bytes of one element of the layers' inputs."""
         return 4 if self.autocasts else self.weight_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of one weight in the forward pass."""
         return 4 if self.precision == "fp32" else 2
 
 
@@ -271,12 +263,12 @@ def _under_engine(workload: Workload, zero_stage: int) -> Workload:
 
 
 @lru_cache(maxsize=256)
-def _of_passes(workload: Workload) -> Workload:
+def _passes_cache_key(workload: Workload) -> Workload:
     return replace(workload, rollouts=Rollouts(max_completion_length=workload.completion_len))
 
 
 @lru_cache(maxsize=256)
-def _of_weights(workload: Workload) -> Workload:
+def _weights_cache_key(workload: Workload) -> Workload:
     return replace(
         workload,
         seq_len=1,

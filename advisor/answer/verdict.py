@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from ...ds_configs.training_script import evaluation_arguments
 from ...estimators.objectives import LOSSES, OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
+from ..document.blocks import Tone
 from ..question.question import Largest, Question
 from ..search.candidate import LEAST, Candidate, Fit, candidate_duration, chance, fits_sentence
 from ..text.job import verdict_sentence
@@ -16,8 +16,6 @@ from ..text.labels import checkpointing_title, cluster_title, device_label, meth
 from ..text.units import count, gib, percent, rate, rough_rate, times
 from .phases import split_sentences
 from .recommendation import Recommendation
-
-Tone = Literal["good", "unsure", "bad"]
 
 
 @dataclass(frozen=True, kw_only=True)

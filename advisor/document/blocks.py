@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from ..answer.verdict import Tone
 from ..text.language import Language
 from .charts import Drawing, StackedBars
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+Tone = Literal["good", "unsure", "bad"]
+"""How good a verdict is."""
 
 Style = Literal["", "bold", "dim", "yellow", "good", "unsure", "bad", "advice", "unknown"]
 """How a text looks. The last five also say how serious it is."""

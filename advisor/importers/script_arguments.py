@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.rollouts import PROMPT_LEN
-from ...estimators.workload import PRECISION_OF
+from ...estimators.workload import PRECISIONS
 from ..question.options import OPTIONS, RolloutOptions, names_in
 
 _MODEL = ("model_name_or_path", "model_name", "model_path", "base_model", "pretrained_model_name_or_path", "model")
@@ -150,7 +150,7 @@ class ScriptArguments:
         """The precision from the flags bf16 and fp16 and accelerate's mixed_precision, else from the type of the loaded
         weights; None if not given."""
         flags = {name: self.flag(name) for name in ("bf16", "fp16")}
-        types = {**PRECISION_OF, "no": "fp32"}
+        types = {**PRECISIONS, "no": "fp32"}
         texts = [self.text(name) for name in ("mixed_precision", "torch_dtype", "dtype")]
         named = [types.get(text, text) for text in texts if text is not None]
         chosen = [*(name for name, flag in flags.items() if flag), *named]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
-from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
+from ...estimators.optimizers import trainer_optimizer, trainer_optimizer_step
 from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN
 from ...validate.lint.document import read_document
@@ -156,7 +156,7 @@ class ToolFormat:
                 "ds-advise MODEL --objective predicts TRL's grpo, rloo and ppo"
             )
         if optimizer is not None:
-            run.use_software(**{"optimizer-step": step_of_trainer(optimizer)})
+            run.use_software(**{"optimizer-step": trainer_optimizer_step(optimizer)})
         if arguments.flag("tf32") and training["precision"] == "fp32":
             run.use_software(tf32=True)
         for what in unpredicted_fsdp(fsdp):
@@ -255,7 +255,7 @@ def _is_reentrant(arguments: ScriptArguments) -> bool:
 def _optimizer(run: ImportedRun, name: str | None) -> str:
     if name is None:
         return "adamw"
-    known = optimizer_of_trainer(name)
+    known = trainer_optimizer(name)
     if known is None:
         run.lacks(f"the optimizer {name[:40]}: its states are not known")
     elif name.startswith("paged"):

@@ -18,7 +18,7 @@ from ...estimators.optimizers import optimizer
 from ...estimators.plan import Plan
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
-from ...estimators.unsupported import context_parallel_words, unsupported, why_no_sequence_parallelism
+from ...estimators.unsupported import context_parallel_advice, unsupported, why_no_sequence_parallelism
 from ...estimators.workload import NEXT_TOKEN, Workload
 from .options import LARGEST_COUNT, PlanOptions, Risk, plan_options
 
@@ -164,7 +164,7 @@ class Question:
                 f"{size} GPUs cannot share a sample",
                 why=obstacle,
                 fix="pass another --sequence-parallel-size, or leave it out"
-                + context_parallel_words(self.model, self.workload, size),
+                + context_parallel_advice(self.model, self.workload, size),
             )
 
     def _indivisible(self, global_batch: int) -> WorkloadError:

@@ -15,7 +15,7 @@ from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import apply_images, check_image_tokens, freeze_parts, select_parts
 from ...estimators.objectives import OBJECTIVES, framework_loss, trained_model
-from ...estimators.optimizers import OPTIMIZERS, optimizer_of_trainer, step_of_trainer
+from ...estimators.optimizers import OPTIMIZERS, trainer_optimizer, trainer_optimizer_step
 from ...estimators.rollouts import PROMPT_LEN, Rollouts
 from ...estimators.workload import (
     DEFAULT_SEQ_LEN,
@@ -281,11 +281,11 @@ def _optimizer(name: str) -> tuple[str, OptimizerStep]:
     key = next((known for known in OPTIMIZERS if letters(known) == letters(name)), None)
     if key is not None:
         return key, "auto"
-    key = optimizer_of_trainer(name)
+    key = trainer_optimizer(name)
     if key is None:
         raise WorkloadError(
             f"unknown optimizer {name!r}",
             why="the memory depends on its state bytes per parameter",
             fix=f"pass one of {', '.join(sorted(OPTIMIZERS))}",
         )
-    return key, step_of_trainer(name)
+    return key, trainer_optimizer_step(name)

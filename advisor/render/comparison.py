@@ -9,8 +9,20 @@ from typing import Any
 from ...ds_configs.read import unmodeled_features
 from ..answer.comparison import Comparison, Difference
 from ..answer.config_settings import Setting
-from ..answer.verdict import Tone
-from ..document.blocks import NOTHING, Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table, make_figure
+from ..document.blocks import (
+    NOTHING,
+    Block,
+    Chart,
+    Document,
+    Figure,
+    Gap,
+    Heading,
+    Row,
+    Sentence,
+    Table,
+    Tone,
+    make_figure,
+)
 from ..question.question import Question
 from ..search.candidate import Candidate, candidate_duration, chance
 from ..search.choice import SAME_SPEED

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus
 from ...validate.doctor.software import NO_NVIDIA_GPU
-from ..answer.verdict import Tone
 from ..document import blocks as doc
+from ..document.blocks import Tone
 from ..text.units import capitalised, counted_noun, printable
 
 _STYLES: Mapping[FindingStatus, doc.Style] = {

@@ -14,8 +14,8 @@ from ...ds_configs.files import write_text
 from ...ds_configs.job import JobKind
 from ...ds_configs.job_files import job_files
 from ...estimators.estimate import Evidence
-from ..answer.verdict import Tone
 from ..document import blocks as doc
+from ..document.blocks import Tone
 from ..document.charts import Lines, Panel
 from ..document.terminal import print_blocks
 from ..launch.check import Objection

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
 from ...estimators.hardware import Cluster
-from ...estimators.memory.fit_probability import SURE as SURE
+from ...estimators.memory.fit_probability import FIT_THRESHOLD as FIT_THRESHOLD
 from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import PlainPyTorch, Plan, Strategy
@@ -23,9 +23,9 @@ from ..text.units import percent, times, whole_gib
 Verdict = Literal["fits", "likely fits", "unlikely", "does not fit"]
 
 LIKELY = 0.5
-"""Least probability for the verdict "likely fits"; `SURE` is the least for "fits"."""
+"""Least probability for the verdict "likely fits"; `FIT_THRESHOLD` is the least for "fits"."""
 
-LEAST: dict[Risk, float] = {"safe": SURE, "balanced": 0.8, "bold": LIKELY}
+LEAST: dict[Risk, float] = {"safe": FIT_THRESHOLD, "balanced": 0.8, "bold": LIKELY}
 """Least probability of fitting of a recommended plan, by risk."""
 
 RAN_OUT, NEEDS_MORE, FAILED = "ran out of memory", "needs even more", "failed"
@@ -53,7 +53,7 @@ class Fit(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        return self.probability >= SURE
+        return self.probability >= FIT_THRESHOLD
 
     @property
     def gpu_likely_suffices(self) -> bool:
@@ -66,10 +66,10 @@ class Fit(NamedTuple):
 
 
 def fit_verdict(probability: float) -> Verdict:
-    """Return the verdict for a probability of fitting: "does not fit" below 1 - `SURE`."""
+    """Return the verdict for a probability of fitting: "does not fit" below 1 - `FIT_THRESHOLD`."""
     if probability >= LIKELY:
-        return "fits" if probability >= SURE else "likely fits"
-    return "unlikely" if probability >= 1 - SURE else "does not fit"
+        return "fits" if probability >= FIT_THRESHOLD else "likely fits"
+    return "unlikely" if probability >= 1 - FIT_THRESHOLD else "does not fit"
 
 
 def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
@@ -117,7 +117,7 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float
     """Return the verdict on the GPU alone. others: utilization of host and NVMe."""
     share = need_bytes / cluster.gpu.memory_bytes
     utilization = max(share, others)
-    if probability >= SURE:
+    if probability >= FIT_THRESHOLD:
         return Fit(probability=probability, reason="fits", utilization=utilization, limit="")
     reason = f"{fit_verdict(probability)}, {chance(probability)}"
     if probability < LIKELY and share > 1:

@@ -35,33 +35,17 @@ _NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000
 _FIELD = re.compile(r"\{(\w+)\}")
 
 _WORD = r"[^\s()]*[^\s():;,.](?: [MBT]\b)?"
+"""A figure or a name: `1,120`, `14.77 B`, `zero3-offload`."""
 
 _TEXT = r"(?:\([^()]*\)|(?![.;:] |, | · ).)+?"
 """A text without separators, except in parentheses."""
 
-_FIELD_PATTERNS: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "age",
-            "begin",
-            "chance",
-            "end",
-            "gpu",
-            "interval",
-            "largest",
-            "moment",
-            "part",
-            "peak",
-            "plan",
-            "time",
-            "what",
-        ),
-        _TEXT,
-    ),
-    **dict.fromkeys(("arguments", "names", "reason"), ".+?"),
-    "gib": r"[\d.,]+",
-}
-"""What a field of this name matches. Any other field is a figure or a name without spaces."""
+_TEXTS = ("age", "begin", "chance", "end", "gpu", "largest", "moment", "part", "peak", "plan", "time", "what")
+_LISTS = ("arguments", "names", "reason")
+
+_FIELD_PATTERNS = {**dict.fromkeys(_TEXTS, _TEXT), **dict.fromkeys(_LISTS, ".+?"), "gib": r"[\d.,]+"}
+"""What a field of this name matches; any other field is a `_WORD`. Without kinds, `{speed}, {each} per {device}` would
+also match a device of several words, and swap the parts of a sentence."""
 
 _SEPARATORS: Mapping[str, str] = {" · ": " · ", ". ": "\u3002", "; ": "\uff1b", ": ": "\uff1a", ", ": "\uff0c"}
 """Where a text is divided if the catalogue does not have it as a whole, the strongest first, and the Chinese mark."""
@@ -111,7 +95,8 @@ def catalogue(language: Language) -> dict[str, str]:
 
 @cache
 def _entries(language: Language) -> list[_Entry]:
-    """Return the texts with fields, those with the most words of their own first."""
+    """Return the texts with fields. Those with the most words of their own come first, because a general text, such as
+    `{part} {share} %`, also matches what a longer one says."""
     entries = []
     for text, translation in catalogue(language).items():
         pieces = _FIELD.split(text)

@@ -13,7 +13,7 @@ from functools import cache
 from statistics import mean, median
 from typing import get_args
 
-from ds_advise.advisor.search.candidate import SURE, Verdict, fit_verdict
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD, Verdict, fit_verdict
 from ds_advise.estimators.memory.device_overhead import EARLIER_BATCHES, FIXED_SEGMENTS_SHARE
 
 from ..numbers import printed
@@ -36,12 +36,12 @@ def fit_probabilities() -> dict[int, float]:
 
 def false_fits() -> list[Result]:
     """Runs that are predicted to fit, and ran out of memory."""
-    return [each for each in results() if fit_probabilities()[each.run.row] >= SURE and not each.run.fitted]
+    return [each for each in results() if fit_probabilities()[each.run.row] >= FIT_THRESHOLD and not each.run.fitted]
 
 
 def false_misses() -> list[Result]:
     """Runs that are predicted not to fit, and ran."""
-    return [each for each in results() if fit_probabilities()[each.run.row] < 1 - SURE and each.run.fitted]
+    return [each for each in results() if fit_probabilities()[each.run.row] < 1 - FIT_THRESHOLD and each.run.fitted]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -133,7 +133,9 @@ def _fits(found: Sequence[Result]) -> dict[str, str]:
         for verdict in get_args(Verdict):
             words[f"{outcome}_{verdict.replace(' ', '_')}"] = str(given.count(verdict))
     fit = [
-        Error(each.run.origin, float(fit_probabilities()[each.run.row] >= SURE)) for each in found if each.run.fitted
+        Error(each.run.origin, float(fit_probabilities()[each.run.row] >= FIT_THRESHOLD))
+        for each in found
+        if each.run.fitted
     ]
     return words | {
         "share": printed(mean(error.value for error in fit)),
@@ -244,8 +246,10 @@ def _fit_table() -> Table:
             " of these predicted to fit (false fits)",
         ),
         rows=(
-            row("ds-advise: it fits", found, lambda result: probability[result.run.row] >= SURE),
-            row("ds-advise: it is not excluded", found, lambda result: probability[result.run.row] >= 1 - SURE),
+            row("ds-advise: it fits", found, lambda result: probability[result.run.row] >= FIT_THRESHOLD),
+            row(
+                "ds-advise: it is not excluded", found, lambda result: probability[result.run.row] >= 1 - FIT_THRESHOLD
+            ),
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-from ds_advise.advisor.search.candidate import SURE
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import NEXT_TOKEN
 
@@ -48,9 +48,9 @@ def table(probabilities: Mapping[int, float]) -> Table:
             name,
             ", ".join(objectives),
             str(len(ran)),
-            str(sum(probabilities[each.run.row] < 1 - SURE for each in ran)),
+            str(sum(probabilities[each.run.row] < 1 - FIT_THRESHOLD for each in ran)),
             str(len(died)),
-            str(sum(probabilities[each.run.row] >= SURE for each in died)),
+            str(sum(probabilities[each.run.row] >= FIT_THRESHOLD for each in died)),
             _errors(errors),
             _errors(times),
         )

@@ -15,7 +15,7 @@ from .gathered_parameters import gathered_parameters
 from .gradient_memory import Stage0
 from .gradients import Stage3, Stage12
 from .host_memory import process_terms
-from .offload_memory import OnNode, offloaded
+from .offload_memory import NodeMemory, offloaded
 from .trainable import ShardedTensors
 from .zero_states import masters_and_states, parameters, reference_model, second_copy
 
@@ -45,25 +45,23 @@ _GATHERED = Formula(
 
 
 class BatchIndependentMemory:
-    """The memory of a plan without activations."""
-
-    def __init__(self, sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec, cluster: Cluster) -> None:
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, cluster: Cluster) -> None:
         self.sharded = sharded
         self.plan = plan
-        self.runs = runs
+        self.optimizer = optimizer
         self.cluster = cluster
         self.gathered = gathered_parameters(sharded.tensors, plan, sharded.world_size)
-        of_models = parameters(sharded, plan, self.gathered) + reference_model(sharded, plan, self.gathered)
-        self.resident = of_models + masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
+        weights = parameters(sharded, plan, self.gathered) + reference_model(sharded, plan, self.gathered)
+        self.resident = weights + masters_and_states(sharded, plan, optimizer) + library_workspace(cluster.gpu)
 
     @cached_property
     def gradients(self) -> Stage0 | Stage12 | Stage3:
         kind = (Stage0, Stage12, Stage12, Stage3)[self.plan.zero_stage]
-        return kind(self.sharded, self.plan, self.runs, self.cluster.gpus_per_node)
+        return kind(self.sharded, self.plan, self.optimizer, self.cluster.gpus_per_node)
 
     @cached_property
-    def node(self) -> OnNode:
-        node = offloaded(self.sharded, self.plan, self.runs, self.cluster.gpus_per_node)
+    def node(self) -> NodeMemory:
+        node = offloaded(self.sharded, self.plan, self.optimizer, self.cluster.gpus_per_node)
         return node._replace(pageable=process_terms(self.cluster) + node.pageable)
 
     @cached_property
@@ -82,6 +80,7 @@ class BatchIndependentMemory:
             return ()
         width, trainable, frozen = tensors.workload.weight_bytes, tensors.trainable_numel, tensors.frozen_bytes
         # Near the limit DeepSpeed may flatten on GPU or host. Both fit, so the second copy is not counted there.
+        # DeepSpeed asks the GPU for its free memory before each group, which depends on what else has been allocated.
         fits = 2 * width * trainable + frozen < INITIALIZE_SHARE * self.cluster.gpu.memory_bytes
         formula = _TWICE if fits else _TWICE._replace(text="w Pt + frozen")
         size = (2 if fits else 1) * width * trainable + frozen
@@ -92,49 +91,54 @@ class BatchIndependentMemory:
     def phases(self) -> dict[str, Terms]:
         """Gradients and gathered weights by phase of a step."""
         gathered, gradients, tensors = self.gathered, self.gradients, self.sharded.tensors
-        whole = self._gathered
         forward = gradients.forward_terms()
         # Parameters that stay gathered from the forward to the backward pass have not been released yet.
-        kept = gathered.loss
-        in_reduction = min(kept, gathered.reduction)
-        left = max(0, kept + tensors.embedding - tensors.numel)
+        unreleased = gathered.loss
+        in_reduction = min(unreleased, gathered.reduction)
+        unreleased_at_end = max(0, unreleased + tensors.embedding - tensors.numel)
         at_loss, in_layer = gathered.arriving_at_loss, gathered.arriving_in_layer
-        in_backward = whole(gathered.layer, min(kept, gathered.layer), in_layer)
+        in_backward = self._gathered(gathered.layer, min(unreleased, gathered.layer), in_layer)
         phases = {
-            "loss_peak": forward + whole(gathered.loss, kept, at_loss),
+            "loss_peak": forward + self._gathered(gathered.loss, unreleased, at_loss),
             "layer_backward": gradients.layer_terms(gradients.oversized) + in_backward,
-            "gradient_reduction": gradients.reduction_terms() + whole(gathered.reduction, in_reduction, in_layer),
-            "backward_end": gradients.end_terms() + whole(gathered.end, left),
-            "step": gradients.step_terms() + whole(0, 0),
+            "gradient_reduction": gradients.reduction_terms()
+            + self._gathered(gathered.reduction, in_reduction, in_layer),
+            "backward_end": gradients.end_terms() + self._gathered(gathered.end, unreleased_at_end),
+            "step": gradients.step_terms() + self._gathered(0, 0),
         }
         if not tensors.model.module:
             numel = gathered.product
-            in_product = whole(numel, min(kept, numel), in_layer)
+            in_product = self._gathered(numel, min(unreleased, numel), in_layer)
             phases["weight_gradient"] = gradients.layer_terms(gradients.oversized_pair) + in_product
         if gathered.unreleased:
-            phases["first_layer_backward"] = gradients.layer_terms(0) + whole(gathered.unreleased, 0, in_layer)
+            phases["first_layer_backward"] = gradients.layer_terms(0) + self._gathered(gathered.unreleased, 0, in_layer)
         if gathered.recomputed > gathered.layer:
-            again = whole(gathered.recomputed, min(kept, gathered.recomputed), in_layer)
-            phases["layer_recomputation"] = gradients.layer_terms(0) + again
+            recomputing = self._gathered(gathered.recomputed, min(unreleased, gathered.recomputed), in_layer)
+            phases["layer_recomputation"] = gradients.layer_terms(0) + recomputing
+        # A head larger than the bucket is reduced first, so that the buffer of owned gradients exists from then on.
         if isinstance(gradients, Stage12) and not gradients.oversized_head and gradients.fills.flushed:
             if not tensors.model.module:
                 phases["later_layer_backward"] = gradients.later_layer_terms() + in_backward
             if gradients.fills.second:
                 later = gradients.later_reduction_terms()
-                phases["later_gradient_reduction"] = later + whole(gathered.reduction, in_reduction)
+                phases["later_gradient_reduction"] = later + self._gathered(gathered.reduction, in_reduction)
         if gathered.last_layer > gathered.kept:
             last, arriving = gathered.last_layer, gathered.arriving_at_last_layer
-            phases["last_layer_forward"] = forward + whole(last, last, arriving)
+            phases["last_layer_forward"] = forward + self._gathered(last, last, arriving)
         if gathered.first_layer > gathered.last_layer:
             arriving = gathered.arriving_at_first_layer
-            phases["first_layer_forward"] = forward + whole(gathered.first_layer, tensors.trainable_numel, arriving)
+            phases["first_layer_forward"] = forward + self._gathered(
+                gathered.first_layer, tensors.trainable_numel, arriving
+            )
         if reference_passes(tensors.workload) and not tensors.workload.rollouts:
-            phases["reference_forward"] = forward + whole(gathered.kept + self._reference_gathered, kept, at_loss)
+            phases["reference_forward"] = forward + self._gathered(
+                gathered.kept + self._reference_gathered, unreleased, at_loss
+            )
         if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
-            phases["head_backward"] = gradients.head_terms() + whole(gathered.head, kept, at_loss)
+            phases["head_backward"] = gradients.head_terms() + self._gathered(gathered.head, unreleased, at_loss)
         if tensors.head and tensors.trains_head:
             reduced = gradients.head_reduction_terms()
-            phases["head_reduction"] = reduced + whole(gathered.head_reduction, kept, at_loss)
+            phases["head_reduction"] = reduced + self._gathered(gathered.head_reduction, unreleased, at_loss)
         return phases
 
     @cached_property
@@ -143,15 +147,15 @@ class BatchIndependentMemory:
         the trace of a training step, so at most the elements that are whole in its forward pass; those that its
         backward pass would need stay."""
         gathered, idle = self.gathered, self.gradients.idle_terms()
-        behind = self._gathered(gathered.loss, gathered.loss, gathered.arriving_at_loss)
+        after_forward = self._gathered(gathered.loss, gathered.loss, gathered.arriving_at_loss)
         passes = [
-            behind,
+            after_forward,
             self._gathered(gathered.first_layer, gathered.first_layer, gathered.arriving_at_first_layer),
             self._gathered(gathered.last_layer, gathered.last_layer, gathered.arriving_at_last_layer),
         ]
         if reference_passes(self.sharded.tensors.workload):
             passes.append(self._gathered(gathered.kept + self._reference_gathered, gathered.loss))
-        return idle + max(passes, key=total_bytes), idle + behind
+        return idle + max(passes, key=total_bytes), idle + after_forward
 
     @property
     def _reference_gathered(self) -> int:
@@ -159,15 +163,15 @@ class BatchIndependentMemory:
         pass, without those that are kept."""
         if not has_reference_model(self.sharded.tensors.workload):
             return max(0, self.gathered.reference - self.gathered.kept)
-        own = gathered_parameters(self.sharded.tensors, reference_plan(self.plan), self.sharded.world_size)
-        return max(own.first_layer, own.last_layer)
+        by_reference = gathered_parameters(self.sharded.tensors, reference_plan(self.plan), self.sharded.world_size)
+        return max(by_reference.first_layer, by_reference.last_layer)
 
     @cached_property
     def gathered_in_scoring(self) -> Terms:
         """Weights that the policy or the reference model gathers in a forward pass before the training."""
-        own, policy = self._reference_gathered, self.gathered
+        by_reference, policy = self._reference_gathered, self.gathered
         passed = max(policy.first_layer, policy.last_layer, policy.layer if policy.loss else 0)
-        return self._gathered(max(own, passed), 0)
+        return self._gathered(max(by_reference, passed), 0)
 
     @cached_property
     def weights_in_pass(self) -> WeightsInPass:
@@ -176,7 +180,7 @@ class BatchIndependentMemory:
         bucket = plan.reduce_bucket_size if plan.zero_stage else tensors.numel + 1
         gradients = WeightsInPass(width=width, bucket=bucket)
         if plan.zero_stage == 0:
-            return gradients._replace(stay=plan.gradient_accumulation_steps == 1)
+            return gradients._replace(keeps_gradients=plan.gradient_accumulation_steps == 1)
         if plan.zero_stage < 3 or not self.gathered.layer:
             return gradients
         threshold = plan.stage3_param_persistence_threshold

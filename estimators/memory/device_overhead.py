@@ -70,7 +70,6 @@ most 2 % of the peak in `benchmarks.dry_run.analytic_vs_dry_run` (docs/closed-fo
 almost independently of the transient bytes: for a large model the share is probably too large.
 """
 
-
 _SYMBOLS = {
     "handles": "cuBLAS handles of a process",
     "workspace": "bytes of one handle's workspace",
@@ -106,7 +105,7 @@ _SLACK = Formula(
 FIXED_SEGMENTS = Formula(
     "allocator_overhead", "segment + share transient", "benchmarks/accuracy/memory_spread.py wasted_shares", _SYMBOLS
 )
-_OF_STREAMS = Formula(
+_STREAM_CACHE = Formula(
     "cache",
     "sum of stream - kept",
     "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: requests of two streams never share a segment, and pages are "
@@ -114,13 +113,13 @@ _OF_STREAMS = Formula(
     _SYMBOLS,
     "gaps between tensors of different sizes other than those of the logits",
 )
-_OF_COMPONENTS = _OF_STREAMS._replace(
+_COMPONENT_CACHE = _STREAM_CACHE._replace(
     text="sum of component - kept",
     not_covered="segments that another component can use, and blocks that wait for another stream",
 )
-_OF_LENGTHS = _OF_STREAMS._replace(
+_LENGTHS_CACHE = _STREAM_CACHE._replace(
     text="sum of component + earlier - kept",
-    not_covered=f"{_OF_COMPONENTS.not_covered}, and other distributions of lengths than Alpaca's",
+    not_covered=f"{_COMPONENT_CACHE.not_covered}, and other distributions of lengths than Alpaca's",
 )
 _ROOM = Formula("cache", "memory - needed", "an allocator holds no more than the GPU has", _SYMBOLS)
 _HEAP = Formula("allocator_overhead", "passes + share transient - peak", _ON_CPU, _SYMBOLS)
@@ -152,6 +151,7 @@ def library_workspace(gpu: Gpu) -> Terms:
     allocated."""
     if gpu.is_cpu:
         return ()
+    # cuBLAS recommends 32 MiB from Hopper on, and torch follows it (`getChosenWorkspaceSize`).
     recent = _generation(gpu.compute_capability) == "hopper"
     size = 32 * MIB if recent else (2 * 4096 + 8 * 16) * 1024
     return _WORKSPACE.term(CUBLAS_HANDLES * size, handles=CUBLAS_HANDLES, workspace=size)
@@ -171,7 +171,7 @@ def allocator_overhead(plan: Plan, transient_bytes: int, *, expandable: bool) ->
     return _SLACK.term(pages + share * transient_bytes, pages=pages, share=share, transient=transient_bytes)
 
 
-STREAM_OF = {"gathered_parameters": "gather", "reduce_buckets": "reduce", "offload_staging": "reduce"}
+STREAMS = {"gathered_parameters": "gather", "reduce_buckets": "reduce", "offload_staging": "reduce"}
 """Stream of each component that has one of its own where communication overlaps (deepspeed 0.19.8
 runtime/zero/stage3.py and stage_1_and_2.py, torch FSDP's unshard stream). The others are on the default stream."""
 
@@ -198,49 +198,50 @@ def cache(
     """
     if cluster.gpu.is_cpu:
         return ()
-    streams = STREAM_OF if plan.overlap_comm or plan.is_fsdp else {}
-    expandable, earlier, formula = software.expandable_segments, 0, _OF_STREAMS
+    streams = STREAMS if plan.overlap_comm or plan.is_fsdp else {}
+    expandable, earlier, formula = software.expandable_segments, 0, _STREAM_CACHE
     if expandable and plan.zero_stage in (1, 2):
         streams = {**streams, "step_temporaries": "step"}
-    most = Counter[str]()
+    peaks = Counter[str]()
     for phase in memory.phases:
-        most |= _held(phase, streams if expandable else None, gap_bytes)
+        peaks |= _bytes_by_pool(phase, streams if expandable else None, gap_bytes)
     if not expandable:
-        formula = _OF_COMPONENTS
+        formula = _COMPONENT_CACHE
         if sharded is not None and plan.zero_stage == 3:
-            layers = [_held(phase) for phase in memory.phases if phase.name == "layer_backward"]
-            apart, tensors = sum(held["gathered_parameters"] for held in layers), sharded.tensors
+            layers = [_bytes_by_pool(phase) for phase in memory.phases if phase.name == "layer_backward"]
+            gathered, tensors = sum(by_pool["gathered_parameters"] for by_pool in layers), sharded.tensors
             # On one GPU, or if the model stays whole, embedding and head are not gathered between layers' parameters.
             if sharded.world_size > 1 and tensors.numel > plan.stage3_max_live_parameters:
-                apart += tensors.workload.weight_bytes * (tensors.embedding + (0 if tensors.tied else tensors.head))
-            most["gathered_parameters"] = max(most["gathered_parameters"], apart)
+                gathered += tensors.workload.weight_bytes * (tensors.embedding + (0 if tensors.tied else tensors.head))
+            peaks["gathered_parameters"] = max(peaks["gathered_parameters"], gathered)
             groups = optimizer_group_numels(sharded, plan.sub_group_size)
             # Sub-groups whose fp32 gradients need larger segments (multiples of 2 MiB) than all previous ones.
             segments = [-(-4 * numel // (2 * MIB)) for numel in groups]
             larger = [numel for at, numel in enumerate(groups) if segments[at] > max(segments[:at], default=0)]
-            most["step_temporaries"] = most["step_temporaries"] * sum(larger) // max(groups)
+            peaks["step_temporaries"] = peaks["step_temporaries"] * sum(larger) // max(groups)
         if software.varying_lengths:
-            earlier, formula = _left_by_earlier_batches(memory, most, streams), _OF_LENGTHS
+            earlier, formula = _earlier_batches_bytes(memory, peaks, streams), _LENGTHS_CACHE
     kept, room = memory.reserved_bytes_per_gpu, max(0, cluster.gpu.memory_bytes - memory.device_bytes_per_gpu)
-    cached = max(0, most.total() + earlier - kept)
+    cached = max(0, peaks.total() + earlier - kept)
+    # When a request fails, the allocator returns its cached blocks and tries again, so a cache never exceeds the GPU.
     if cached > room:
         return _ROOM.term(room, memory=cluster.gpu.memory_bytes, needed=memory.device_bytes_per_gpu)
-    return formula.term(cached, kept=kept, **({"earlier": earlier} if formula is _OF_LENGTHS else {}))
+    return formula.term(cached, kept=kept, **({"earlier": earlier} if formula is _LENGTHS_CACHE else {}))
 
 
-def _held(phase: Phase, streams: Mapping[str, str] | None = None, gap_bytes: int = 0) -> Counter[str]:
+def _bytes_by_pool(phase: Phase, streams: Mapping[str, str] | None = None, gap_bytes: int = 0) -> Counter[str]:
     """Return the bytes of a phase by stream, or by component if `streams` is None."""
-    held = Counter[str]()
+    by_pool = Counter[str]()
     if streams is not None and phase.name == "loss_peak":
-        held["default"] = gap_bytes
+        by_pool["default"] = gap_bytes
     for term in phase.terms:
         inputs = term.name == "retained_inputs" or term.name.endswith("layer inputs")  # the same tensors
         component = "layer inputs" if inputs else term.name
-        held[component if streams is None else streams.get(term.name, "default")] += term.size_bytes
-    return held
+        by_pool[component if streams is None else streams.get(term.name, "default")] += term.size_bytes
+    return by_pool
 
 
-def _left_by_earlier_batches(memory: MemoryEstimate, most: Counter[str], streams: Mapping[str, str]) -> int:
+def _earlier_batches_bytes(memory: MemoryEstimate, peaks: Counter[str], streams: Mapping[str, str]) -> int:
     """Return the bytes of the loss's tensors left by earlier longest batches, less the bytes then free on the default
     stream, which such a batch can use."""
 
@@ -248,15 +249,16 @@ def _left_by_earlier_batches(memory: MemoryEstimate, most: Counter[str], streams
         return total_bytes(term for term in phase.terms if "logits" in term.name or "log-softmax" in term.name)
 
     phase = max(memory.phases, key=loss_bytes)
-    free = most - _held(phase)
-    serving = free.total() - sum(free[name] for name in streams)
-    return max(0, round(EARLIER_BATCHES * loss_bytes(phase)) - serving)
+    free = peaks - _bytes_by_pool(phase)
+    reusable = free.total() - sum(free[name] for name in streams)
+    return max(0, round(EARLIER_BATCHES * loss_bytes(phase)) - reusable)
 
 
 def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> Terms:
     """Return the memory that glibc's heap, the allocator on a CPU, holds beyond the live tensors at the peak. The
     optimizer uses the memory that the passes leave free, so only the part above `peak_bytes`, the peak of the whole
     step, counts. passes_bytes: peak of the forward and backward passes."""
+    # The step reuses the heap that the passes left, so the overheads of both are not added.
     size = max(0, round(passes_bytes + CPU_HEAP_SHARE * transient_bytes) - peak_bytes)
     return _HEAP.term(size, passes=passes_bytes, share=CPU_HEAP_SHARE, transient=transient_bytes, peak=peak_bytes)
 
@@ -269,6 +271,7 @@ def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:
     context = _CONTEXT.term(CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)])
     if cluster.world_size == 1:
         return context
+    # A channel is one thread block of NCCL's kernel; fast links need many to be saturated.
     channels = NCCL_CHANNELS["pcie" if cluster.gpu.peer_link == "pcie" else "nvlink"]
     size = channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES
     return context + _NCCL.term(size, channels=channels, connections=NCCL_CONNECTIONS, buffer=NCCL_CONNECTION_BYTES)

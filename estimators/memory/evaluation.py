@@ -56,7 +56,9 @@ _APPENDED = Formula(
 )
 
 
-def evaluation_terms(model: ModelShape, workload: Workload, cluster: Cluster, passing: Terms, behind: Terms) -> Terms:
+def evaluation_terms(
+    model: ModelShape, workload: Workload, cluster: Cluster, forward_terms: Terms, after_terms: Terms
+) -> Terms:
     """Return the terms at the peak of an evaluation with `workload.eval_batch` samples on each GPU.
 
     workload: that of one rank. passing: gradients and gathered weights during the forward passes. behind: those after
@@ -67,8 +69,8 @@ def evaluation_terms(model: ModelShape, workload: Workload, cluster: Cluster, pa
     ranks, batch = cluster.world_size, width * tokens * model.vocab_size
     inputs = {"N": ranks, "w": width, "B": samples, "S": workload.seq_len, "V": model.vocab_size}
     # A variable of the loop keeps the last batch's logits alive until the next batch's are assigned.
-    held = batches if batches > 2 else batches - 1
-    kept = _KEPT.term(held * ranks * batch, k=held, **inputs) if batches > 1 else ()
+    kept_batches = batches if batches > 2 else batches - 1
+    kept = _KEPT.term(kept_batches * ranks * batch, k=kept_batches, **inputs) if batches > 1 else ()
     if batches == 1:
         gathered = _GATHERED.term((ranks + 1) * batch, **inputs)
     else:
@@ -78,10 +80,10 @@ def evaluation_terms(model: ModelShape, workload: Workload, cluster: Cluster, pa
     if workload.software.transformers < (5, 0):
         kept += cache_terms(model, workload, samples, workload.seq_len)
     loss = evaluated_loss_terms(model, workload, samples, keeps_logits=batches > 0)
-    moments = [passing + kept + shared + layer, behind + kept + shared + loss, behind + gathered]
+    moments = [forward_terms + kept + shared + layer, after_terms + kept + shared + loss, after_terms + gathered]
     if workload.eval_new_tokens:
         cache = generation_cache_terms(model, workload, samples, workload.seq_len + workload.eval_new_tokens)
-        moments.append(passing + cache + shared + layer)
+        moments.append(forward_terms + cache + shared + layer)
     return max(moments, key=total_bytes)
 
 
@@ -100,7 +102,6 @@ def cache_terms(model: ModelShape, workload: Workload, samples: int, tokens: int
 
 
 def decoders(model: ModelShape) -> list[Block]:
-    """Return the kinds of layers that generate tokens."""
     return [block for block in model.blocks if block.stack == "decoder" and not block.tokens]
 
 
@@ -112,20 +113,21 @@ def cached_per_layer(model: ModelShape, prompt: int, tokens: int, *, latent: boo
     latent: latent attention caches the compressed vector, as vLLM does; otherwise whole heads, as transformers does.
     Not counted: the state of linear attention, whose size does not depend on the tokens.
     """
-    found = []
+    sizes = []
     for block in decoders(model):
         size = 0
         for attention in (block.attention, block.cross_attention):
             if attention is None or attention.chunk:
                 continue
-            seen = model.encoder_len(prompt) if attention.cross else tokens
+            cached_tokens = model.encoder_len(prompt) if attention.cross else tokens
+            # transformers caches latent attention expanded to every head.
             heads = attention.heads if attention.kv_lora_rank else attention.kv_heads
             width = heads * (attention.head_dim + attention.v_head_dim)
             if latent and attention.kv_lora_rank:
                 width = attention.kv_lora_rank + attention.rope_head_dim
-            size += width * min(seen, attention.window or seen)
-        found.append(size)
-    return found
+            size += width * min(cached_tokens, attention.window or cached_tokens)
+        sizes.append(size)
+    return sizes
 
 
 def cached_elements(model: ModelShape, tokens: int, *, prompt: int = 0, latent: bool = False) -> int:

@@ -25,7 +25,7 @@ from ..estimate import MemoryEstimate, Terms
 from ..hardware import Cluster
 from .device_overhead import FIXED_SEGMENTS, SEGMENT_BYTES, outside_allocator
 
-SURE = 0.975
+FIT_THRESHOLD = 0.975
 """Minimum probability of the verdict "fits". Published runs of ten sources resolve failures down to one in eleven; the
 probability of rarer failures follows from Student's t."""
 
@@ -77,6 +77,7 @@ class SourceSpread(NamedTuple):
         power = cos(angle) if degrees % 2 else 1.0
         term = total = power if degrees > 1 else 0.0
         for step in range(2 + degrees % 2, degrees - 1, 2):
+            # Closed form for whole degrees of freedom; scipy would take longer to import than the answer takes.
             term *= (step - 1) / step * cos(angle) ** 2
             total += term
         if degrees % 2:
@@ -98,6 +99,7 @@ def fit_probability(memory: MemoryEstimate, cluster: Cluster, error: SourceSprea
         return _probability(free, allocated, spread, found)
     states = sum(term.size_bytes for term in memory.peak.terms if term.name in STATES)
     transient = max(1, allocated - states)
+    # The predicted overhead is the median share of waste; here every measured share replaces it in turn.
     free += sum(term.size_bytes for term in memory.reserved_terms) - SEGMENT_BYTES
     return sum(
         probability * _probability(round(free - share * transient), allocated, spread, found)
@@ -109,6 +111,7 @@ def dry_run_fit_probability(need_bytes: int, transient_bytes: int, cluster: Clus
     """Return the probability that each GPU has room for the `need_bytes` of a dry run. transient_bytes: the part of
     them that is transient within a step."""
     spread, error = _outside_spread_bytes(outside_allocator(cluster)), published_error()
+    # The shape of the distribution stays that of published runs: nothing is known of a dry run's tails.
     error = error._replace(location=0.0, scale=DRY_RUN_SPREAD)
     return _probability(cluster.gpu.memory_bytes - need_bytes, max(1, transient_bytes), spread, error)
 
@@ -141,6 +144,5 @@ def fixed_segments_waste() -> list[tuple[float, float]]:
 
 @cache
 def _rows() -> list[tuple[str, float, float]]:
-    """Return the data as (name, value, share) rows."""
     with DATA.open(newline="", encoding="utf-8") as file:
         return [(row["name"], float(row["value"]), float(row["share"])) for row in csv.DictReader(file)]

@@ -37,7 +37,6 @@ class GatheredParameters(NamedTuple):
     head: int = 0
     head_reduction: int = 0
     recomputed: int = 0
-    """While a layer is recomputed."""
     layer: int = 0
     product: int = 0
     """While the gradient of a layer's largest tensor is made."""
@@ -81,6 +80,7 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
     limits = _Limits(
         ranks=world_size,
         threshold=plan.stage3_param_persistence_threshold,
+        # `_fetch_sub_module_impl` stops its prefetch at the first parameter that is still on NVMe.
         max_live=min(plan.stage3_max_live_parameters, in_memory) if from_disk else plan.stage3_max_live_parameters,
         max_reuse=plan.stage3_max_reuse_distance,
         prefetch=plan.stage3_prefetch_bucket_size,
@@ -95,21 +95,25 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
     breaks = breaks_traces(workload, plan)
     if not breaks and not workload.precompute_ref_log_probs:
         return found
-    alone = _gathered(tensors, limits._replace(prefetch=0, max_reuse=0))
+    unprefetched = _gathered(tensors, limits._replace(prefetch=0, max_reuse=0))
     # The engine that TRL made for the pass before training keeps its hooks on the policy. They release every module
     # after its forward pass.
     if not breaks and _Gathering(tensors, limits).gathers_everything:
         # Everything was prefetched in the forward pass, and is gathered again module by module.
-        return found._replace(kept=alone.kept, available=alone.available, loss=alone.loss, head=alone.head)
+        return found._replace(
+            kept=unprefetched.kept, available=unprefetched.available, loss=unprefetched.loss, head=unprefetched.head
+        )
     if not breaks:
         # The head is gathered separately, and the engine that prefetches does not count it.
         return _gathered(tensors, limits._replace(max_live=limits.max_live + tensors.head))
     if workload.method != "full":
         kept = keeps_gathered(workload, plan)
-        unreleased, end = _Gathering(tensors, limits._replace(prefetch=0)).unreleased() if kept else (0, alone.end)
+        unreleased, end = (
+            _Gathering(tensors, limits._replace(prefetch=0)).unreleased() if kept else (0, unprefetched.end)
+        )
         reference = max(found.first_layer, found.last_layer)
-        return alone._replace(reference=reference, unreleased=unreleased, end=end)
-    return alone._replace(first_layer=found.first_layer, last_layer=found.last_layer)
+        return unprefetched._replace(reference=reference, unreleased=unreleased, end=end)
+    return unprefetched._replace(first_layer=found.first_layer, last_layer=found.last_layer)
 
 
 @lru_cache(maxsize=256)
@@ -127,6 +131,7 @@ class _Gathering:
         self.tensors = tensors
         self.limits = limits
         self.tied = tensors.tied and not separate_head
+        # DeepSpeed limits persistent parameters in total as well, by a number that is unlimited by default.
         self.persistent = tensors.numel - self._released(tensors.trainable + tensors.frozen)
         self.layer_tensors = [numel for numel in tensors.layer_tensors if numel > limits.threshold]
         self.largest_tensor = max(self.layer_tensors, default=0)
@@ -150,7 +155,7 @@ class _Gathering:
         self.gathers_everything = self.prefetches and not limits.swap_buffers and self.prefetched >= self.forward
         if not self.gathers_everything:
             starts = range(len(self.layer_tensors))
-            reached = (self._up_to(self.prefetch_limit, start) for start in starts)
+            reached = (self._numel_up_to(self.prefetch_limit, start) for start in starts)
             self.prefetched = max(reached, default=self.prefetch_limit)
         # A frozen embedding takes no part in the backward pass unless it is also the head, or checkpointing makes its
         # output require a gradient.
@@ -170,7 +175,7 @@ class _Gathering:
         """
         return sum(numel for numel in numels if numel > self.limits.threshold)
 
-    def _up_to(self, numel: int, start: int = 0) -> int:
+    def _numel_up_to(self, numel: int, start: int = 0) -> int:
         """Return the elements of layers' tensors in the order of the backward pass, from the `start`-th of a layer on,
         until their sum reaches `numel`."""
         if numel <= 0 or not self.layer:
@@ -180,7 +185,7 @@ class _Gathering:
         sums = accumulate(backward[start:] + backward[:start], initial=0)
         return whole * self.layer + next(reached for reached in sums if reached >= rest)
 
-    def _with_embedding(self) -> int:
+    def _prefetched_embedding(self) -> int:
         """Return the gathered elements when the embedding is the tensor that crosses the limit, after whole layers that
         reentrant checkpointing keeps; 0 if no such layer exists."""
         layers = (self.prefetch_limit - self.separate_head - 1) // self.layer if self.layer else 0
@@ -196,8 +201,9 @@ class _Gathering:
         used again after 2 (T + head) elements, or 3 T + 2 head with recomputation. The tensor that reaches the distance
         also stays. Source: partitioned_param_coordinator.py `__params_to_release`.
         """
+        # The engine counts every module between two uses, and recomputation is a third pass of the layers.
         passes, reach = 3 if self.limits.checkpointing else 2, self.limits.max_reuse - 2 * self.head
-        reused = min(self.layers, self._up_to(-(-reach // passes)))
+        reused = min(self.layers, self._numel_up_to(-(-reach // passes)))
         if reused == self.layers and reach > passes * self.layers and not self.tied:
             reused += self.embedding
         return reused
@@ -245,6 +251,7 @@ class _Gathering:
         """
         if self.limits.checkpointing or self.gathers_everything or not self.layers or self.keeps_experts_local:
             return 0
+        # Layers that are whole at the loss hold these tensors anyway.
         return self.tensors.viewed * (self.layers - reused) // self.layers
 
     def unreleased(self) -> tuple[int, int]:
@@ -266,7 +273,7 @@ class _Gathering:
         in_layers = min(self.layers, max(0, numel - outside))
         return numel - in_layers * self.local_experts // self.layers if self.local_experts else numel
 
-    def _reach(self, buffers: int) -> int:
+    def _swapped_in(self, buffers: int) -> int:
         """Return the elements of layers in `buffers` tensors from NVMe, largest first: whole layers, then tensors of
         one."""
         smallest = SWAP_MIN_BYTES // self.tensors.workload.weight_bytes * self.limits.ranks
@@ -287,8 +294,10 @@ class _Gathering:
         if limits.ranks > 1:
             numels = self.tensors.frozen
             numels += self.tensors.trainable if self.tensors.workload.method == "full" else ()
-            apart = self.tensors.spread or repeat(False)
-            released = [(numel, kind) for numel, kind in zip(numels, apart, strict=False) if numel > limits.threshold]
+            is_expert = self.tensors.spread or repeat(False)
+            released = [
+                (numel, kind) for numel, kind in zip(numels, is_expert, strict=False) if numel > limits.threshold
+            ]
             groups = _flat_buffers(released, limits.prefetch, (False,) if self.keeps_experts_local else (False, True))
             flats = [sum(group) for group in groups]
             if limits.bits_8:
@@ -297,17 +306,21 @@ class _Gathering:
 
     def gathered_parameters(self) -> GatheredParameters:
         limits, head, ahead = self.limits, self.head, self.prefetch_limit
-        again, backward, anywhere = self.layer_tensors, self.layer_tensors[::-1], range(len(self.layer_tensors))
-        flat, reused = self._flat_buffer(backward, anywhere), self._reused()
+        forward_order, backward_order, anywhere = (
+            self.layer_tensors,
+            self.layer_tensors[::-1],
+            range(len(self.layer_tensors)),
+        )
+        flat, reused = self._flat_buffer(backward_order, anywhere), self._reused()
         recomputed = in_backward = in_product = flat
         if limits.bits_8 or self.tensors.model.module:
             pass
         elif limits.checkpointing:  # A layer is gathered for its recomputation and stays for the backward pass.
-            recomputed = self._flat_buffer(again, anywhere)
-            in_backward = in_product = self._flat_buffer(again, anywhere[-1:])
+            recomputed = self._flat_buffer(forward_order, anywhere)
+            in_backward = in_product = self._flat_buffer(forward_order, anywhere[-1:])
         else:
             in_product = self._flat_buffer(
-                backward, [place for place in anywhere if backward[place] == self.largest_tensor]
+                backward_order, [place for place in anywhere if backward_order[place] == self.largest_tensor]
             )
         first_layer, last_layer = self._in_forward(flat)
         loss, flat_at_loss = reused + (head if limits.max_reuse else 0), 0
@@ -320,17 +333,17 @@ class _Gathering:
             flat_at_loss = flat if head < min(ahead, limits.prefetch) else 0
         in_layer = self.layer if limits.checkpointing and limits.max_reuse else self.largest_tensor
         if self.prefetches and limits.swap_buffers:
-            in_layer = max(in_layer, self._reach(limits.swap_buffers))
-            reused = min(self.layers, self._reach(limits.swap_buffers - 1))
+            in_layer = max(in_layer, self._swapped_in(limits.swap_buffers))
+            reused = min(self.layers, self._swapped_in(limits.swap_buffers - 1))
             last_layer = loss = max(loss, head + reused)
         # A tied head is still gathered if nothing was released.
-        apart = 0 if self.tensors.tied and loss >= self.forward else self.separate_head
+        lone_head = 0 if self.tensors.tied and loss >= self.forward else self.separate_head
         viewed = self._viewed(reused)
         # The head is an external parameter of the model, which would release it in its backward hook. The model has
         # none, as token ids require no gradient (parameter_offload.py `ZeROOrderedDict.__getitem__`).
-        stays = 0 if self.tensors.tied else self.separate_head
-        reached = max(self.prefetched + stays * self.gathers_everything, self._with_embedding())
-        whole_in_layer = min(self.backward + stays, max(reused, reached, in_layer))
+        kept_head = 0 if self.tensors.tied else self.separate_head
+        reached = max(self.prefetched + kept_head * self.gathers_everything, self._prefetched_embedding())
+        whole_in_layer = min(self.backward + kept_head, max(reused, reached, in_layer))
         layer = whole_in_layer + in_backward
         fetched = self.fetch_factor
         # When the bucket is full for the first time, that number of elements has been released, and less is left to
@@ -349,9 +362,9 @@ class _Gathering:
             first_layer=first_layer,
             last_layer=last_layer + max(0, viewed - self.tensors.viewed_layer),
             kept=self._copied(loss, head) + viewed,
-            available=self._copied(loss, head) + apart,
-            loss=self._copied(loss, head) + viewed + apart + flat_at_loss,
-            head=self._copied(max(loss, int(head * fetched)), head) + viewed + apart + flat_at_loss,
+            available=self._copied(loss, head) + lone_head,
+            loss=self._copied(loss, head) + viewed + lone_head + flat_at_loss,
+            head=self._copied(max(loss, int(head * fetched)), head) + viewed + lone_head + flat_at_loss,
             # After the head is released, the prefetch takes its place.
             head_reduction=self._copied(min(max(0, self.backward - head), max(loss - head, ahead))) + viewed,
             recomputed=self._copied(whole_in_layer + recomputed) + viewed if limits.checkpointing else 0,
@@ -362,6 +375,7 @@ class _Gathering:
             arriving_at_last_layer=max(0, last),
             arriving_at_loss=max(0, at_loss),
             arriving_in_layer=max(0, within_layer),
+            # The prefetch has fetched all embeddings by then, those of positions and segments too.
             end=min(self.backward, self.embeddings) if self.prefetches else int(self.embedding * fetched),
         )
 

@@ -98,6 +98,7 @@ class GradientMemory:
         if not self.plan.zero_stage or not self.fills.flushed:
             return 0
         head = 0 if self.tensors.tied or self.tensors.head > self.bucket_size else self.tensors.head
+        # A bucket is reduced when the next gradient does not fit, so it may lack up to one tensor.
         return max(0, self.bucket_size - self.layer - head)
 
     def live(self, numel: int, *, reduces: bool = False) -> Terms:
@@ -108,8 +109,8 @@ class GradientMemory:
         return self.live(self.accumulated)
 
     def tiled_loss_terms(self, tiles: int) -> Terms:
-        again = tiles > 1
-        return self.live(self.accumulated + self.head * again, reduces=again)
+        accumulates = tiles > 1
+        return self.live(self.accumulated + self.head * accumulates, reduces=accumulates)
 
     def head_terms(self) -> Terms:
         return self.live(self.accumulated + self.head)
@@ -150,6 +151,7 @@ class Stage0(GradientMemory):
 
     def end_terms(self) -> Terms:
         width, trainable, largest = self.width, self.trainable, self.tensors.largest_trainable
+        # DeepSpeed closes the bucket with the tensor that exceeds the limit, so it may be larger by one tensor.
         copied = min(trainable, ALLREDUCE_BUCKET + largest)
         return self.live(trainable + self.live_at_end - self.last) + _FLATTENED.term(
             width * copied, w=width, Pt=trainable, largest=largest

@@ -45,21 +45,16 @@ _STAGING = Formula(
 )
 _UPDATE = Formula("step_temporaries", "(m + s) part", f"{_SOURCE} step", SYMBOLS, STEP_NOT_COVERED)
 _NORM_OR_CAST = Formula(
-    "step_temporaries",
-    "max(8 slice, w part)",
-    f"{_SOURCE} get_grad_norm_direct, step",
-    SYMBOLS,
-    STEP_NOT_COVERED,
+    "step_temporaries", "max(8 slice, w part)", f"{_SOURCE} get_grad_norm_direct, step", SYMBOLS, STEP_NOT_COVERED
 )
 
 
 class Stage12(GradientMemory):
-    """Gradients of stages 1 and 2."""
-
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         super().__init__(sharded, plan, optimizer, local_ranks)
         self.copied_width = self.width + (4 if plan.reduces_in_fp32 and self.width < 4 else 0)
         """Bytes per element copied for a reduction, with a further copy in fp32 (`allreduce_bucket`)."""
+        # `copy_grads_in_partition` keeps views of whole gradients, even of a tensor that only ends in the partition.
         self.owned = 0 if self.offloaded else sharded.touched
         """Reduced gradients that this rank owns. Offloaded ones are not on the GPU."""
         owned_last = 0 if self.offloaded else sharded.last_load.touched
@@ -133,8 +128,8 @@ class Stage12(GradientMemory):
         # The copy is freed when the rank's part goes to its buffer, and pieces of it to the host.
         largest = self.largest_in_bucket
         piece = min(largest, self.sharded.slice)
-        behind = self.live(whole + self.with_layer, reduces=True, piece=piece, whole=largest)
-        return max(copied, behind, key=total_bytes)
+        after_copy = self.live(whole + self.with_layer, reduces=True, piece=piece, whole=largest)
+        return max(copied, after_copy, key=total_bytes)
 
     def later_reduction_terms(self) -> Terms:
         """Return gradients during the reduction of the second full bucket."""
@@ -171,6 +166,7 @@ class Stage12(GradientMemory):
             (before, self.fills.final * self.copies, 0),
             (after, 0, staged),
             (reduced + self.last, self._flattened(self.last), 0),
+            # Moments are compared in bytes, because gradients, copies and norms differ in their bytes per element.
             key=lambda end: self.width * end[0] + self.copied_width * end[1] + NORM_BYTES * end[2],
         )
         return self.live(gradients, reduces=True, copied=copied, piece=staged, whole=self.last * (staged > 0))
@@ -184,8 +180,8 @@ class Stage12(GradientMemory):
         """
         if self.offloaded:
             return self._staging(0)
-        *waited_for, last = (group.partition for group in self.sharded.groups)
-        part, waiting = max(*waited_for, last, 0), max(waited_for, default=0)
+        *earlier, last = (group.partition for group in self.sharded.groups)
+        part, waiting = max(*earlier, last, 0), max(earlier, default=0)
         width, master = self.width, self.plan.master_bytes
         temporaries = master * self.optimizer.step_elements
         per_element = width if width == master else width + master
@@ -230,7 +226,7 @@ _KEPT_STEP_3 = Formula(
 )
 _STEP_3 = Formula(
     "step_temporaries",
-    "max(8 shard, {cast} G, (m + s) G{overflow})",
+    "max(8 shard, (w + m) G, (m + s) G)",
     f"{_SOURCE_3} get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
     SYMBOLS,
     STEP_NOT_COVERED,
@@ -278,6 +274,7 @@ class Stage3(GradientMemory):
         return self.live(0)
 
     def head_reduction_terms(self) -> Terms:
+        # reduce_scatter_coalesced pads and interleaves tensors unless a single one divides among the ranks.
         in_place = not self.plan.zero_quantized_gradients and self.oversized_head % self.sharded.world_size == 0
         copied = 0 if in_place else self._copied(self.oversized_head, self.oversized_head)
         return self.live(self.head, copied=copied) + self._staging(self.oversized_head)
@@ -317,7 +314,7 @@ class Stage3(GradientMemory):
         master = self.plan.master_bytes
         temporaries = master * self.optimizer.step_elements
         cast, cast_text = (width, "w") if width == master else (width + master, "(w + m)")
-        text = _STEP_3.text.format(cast=cast_text, overflow=", (w + 1) shards" if overflow else "")
+        text = f"max(8 shard, {cast_text} G, (m + s) G{', (w + 1) shards' if overflow else ''})"
         return self.live(0) + _STEP_3._replace(text=text).term(
             max(NORM_BYTES * largest, cast * group, (master + temporaries) * group, overflow),
             w=width,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ..estimate import ON_A_NODE, Formula, MemoryEstimate, Terms, total_bytes
+from ..estimate import NODE_SYMBOLS, Formula, MemoryEstimate, Terms, total_bytes
 from ..hardware import Cluster
 from ..models.model_shape import ModelShape
 from ..objectives import has_reference_model
@@ -24,7 +24,7 @@ CPU_RANK_BYTES, CPU_LAUNCHER_BYTES = 250 << 20, 155 << 20
 not mapped from files, in a training of 140 thousand parameters by the Trainer on two ranks and one."""
 
 _SYMBOLS = {
-    **ON_A_NODE,
+    **NODE_SYMBOLS,
     "process": "bytes of Python, torch and CUDA's libraries in one process",
     "device": "bytes of one rank on the CPU",
     "layers": "checkpointed layers",
@@ -48,10 +48,7 @@ _CHECKPOINTS = Formula(
     _SYMBOLS,
 )
 _LOGITS = Formula(
-    "evaluated_logits",
-    "L k E S V",
-    "transformers 5.23 trainer_pt_utils.py EvalLoopContainer, nested_numpify",
-    _SYMBOLS,
+    "evaluated_logits", "L k E S V", "transformers 5.23 trainer_pt_utils.py EvalLoopContainer, nested_numpify", _SYMBOLS
 )
 
 
@@ -66,16 +63,17 @@ def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ra
         rows = model.stream_len(block, workload.seq_len)
         batch, hidden, width = plan.micro_batch_size, model.activation_width(block), workload.weight_bytes
         size = batch * rows * hidden * width
+        # Each layer's input is a block of its own, so each is rounded up.
         size = block.count * (pinned_block(size) if pins else size)
-        terms += formula.on_node(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)
+        terms += formula.node_term(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)
     return terms
 
 
 def process_terms(cluster: Cluster) -> Terms:
     """Return the memory of a node's processes without the tensors."""
     ranks, of_a_rank = cluster.gpus_per_node, CPU_RANK_BYTES if cluster.gpu.is_cpu else PROCESS_BYTES
-    launcher = _LAUNCHER.on_node(1, CPU_LAUNCHER_BYTES) if cluster.gpu.is_cpu else ()
-    return launcher + _PROCESSES.on_node(ranks, of_a_rank, process=of_a_rank)
+    launcher = _LAUNCHER.node_term(1, CPU_LAUNCHER_BYTES) if cluster.gpu.is_cpu else ()
+    return launcher + _PROCESSES.node_term(ranks, of_a_rank, process=of_a_rank)
 
 
 def kept_logits(model: ModelShape, workload: Workload, cluster: Cluster) -> Terms:
@@ -87,10 +85,11 @@ def kept_logits(model: ModelShape, workload: Workload, cluster: Cluster) -> Term
     width = 2 if workload.precision == "fp16" else 4
     once = workload.eval_logits * (workload.eval_batch or 0) * cluster.world_size
     samples = workload.eval_samples or once
+    # `EvalLoopContainer` concatenates each new array with all earlier ones, so the result exists twice at the end.
     copies = 2 * width if samples > once else width + (workload.weight_bytes if workload.precision == "bf16" else 0)
     inputs = {"E": samples, "k": copies, "S": workload.seq_len, "V": model.vocab_size}
     size = copies * samples * workload.seq_len * model.vocab_size
-    return _LOGITS.on_node(cluster.gpus_per_node, size, **inputs)
+    return _LOGITS.node_term(cluster.gpus_per_node, size, **inputs)
 
 
 def cpu_ranks_memory(memory: MemoryEstimate, cluster: Cluster, kept: Terms) -> MemoryEstimate:
@@ -99,7 +98,7 @@ def cpu_ranks_memory(memory: MemoryEstimate, cluster: Cluster, kept: Terms) -> M
     if not cluster.gpu.is_cpu:
         return memory
     size = memory.device_bytes_per_gpu
-    own = _ON_CPU.on_node(cluster.gpus_per_node, size, device=size)
+    own = _ON_CPU.node_term(cluster.gpus_per_node, size, device=size)
     return replace(memory, host_pageable_terms=memory.host_pageable_terms + own)
 
 
@@ -119,6 +118,7 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     tensors = sharded.tensors
     width = tensors.workload.weight_bytes
     if tensors.workload.method == "qlora":
+        # bitsandbytes quantizes a tensor as soon as it is read, so the host holds one at a time.
         return local_ranks * width * max(tensor.numel for tensor, _ in tensors.model.tensor_counts)
     models = 2 if has_reference_model(tensors.workload) else 1
     if plan.zero_stage < 3:

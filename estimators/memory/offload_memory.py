@@ -32,19 +32,12 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..estimate import ON_A_NODE, Formula, Terms
+from ..estimate import NODE_SYMBOLS, Formula, Terms
 from ..objectives import has_reference_model
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .partition import SWAP_MIN_BYTES, align_up, shard_numel
-from .trainable import (
-    ShardedTensors,
-    TensorSet,
-    groups_on_gpu,
-    optimizer_group_numels,
-    optimizer_groups,
-    shards_below,
-)
+from .trainable import ShardedTensors, TensorSet, groups_on_gpu, optimizer_group_numels, optimizer_groups, shards_below
 from .zero_states import state_bytes
 
 ALIGNED_BYTES = 8 * 1024
@@ -52,12 +45,12 @@ ALIGNED_BYTES = 8 * 1024
 
 _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
-_FIRST_HOME = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
+_PARTITION_PARAM = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
 _UNSWAPPED = "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py is_swappable_tensor"
 _OPTIMIZER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py"
 _PARAMETER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py"
 _SYMBOLS = {
-    **ON_A_NODE,
+    **NODE_SYMBOLS,
     "kept": "bytes of whole gradients that one rank keeps until the step",
     "blocks": "bytes of pinned blocks, each tensor's rounded up to a power of two, that one rank holds",
     "buffer_count": "buffers that the swapper has (buffer_count)",
@@ -85,14 +78,12 @@ _SMALL_GRADIENTS = _formula("gradients", "L sum p2(4 G < 1 MiB)", _UNSWAPPED)
 _SMALL_MASTERS = _formula("master_weights", "L sum 4 G < 1 MiB", _UNSWAPPED)
 _PARAMETERS_3 = _formula("parameters", "L p2(w shards)", f"{_STAGE_3} _create_param_groups_fp16_flat_cpu_memory")
 _IN_CPU = _PARAMETERS_3._replace(text="L p2(w min(shards, max_in_cpu))")
-_FROZEN = _formula("frozen_parameters", "L blocks", _FIRST_HOME)
+_FROZEN = _formula("frozen_parameters", "L blocks", _PARTITION_PARAM)
 _REFERENCE = _FROZEN._replace(name="reference_model", source="trl 1.16 models/utils.py prepare_deepspeed")
 _CACHED = _FROZEN._replace(name="pinned_cache")
-_SECOND_COPY = _formula("second_copy_of_weights", "L blocks", f"{_FIRST_HOME}_sec")
+_SECOND_COPY = _formula("second_copy_of_weights", "L blocks", f"{_PARTITION_PARAM}_sec")
 _OPTIMIZER_BUFFERS = _formula(
-    "optimizer_swap_buffers",
-    "L buffer_count 4 G",
-    "deepspeed 0.19.8 runtime/swap_tensor/utils.py SwapBufferManager",
+    "optimizer_swap_buffers", "L buffer_count 4 G", "deepspeed 0.19.8 runtime/swap_tensor/utils.py SwapBufferManager"
 )
 _PARAMETER_BUFFERS = _formula("parameter_swap_buffers", "L (buffer_count buffer + w whole)", _PARAMETER_SWAPPER)
 _SWAPPED_MASTERS = _formula("master_weights", "L 4 swapped", _OPTIMIZER_SWAPPER)
@@ -126,11 +117,10 @@ def _shard_blocks(
 
 @lru_cache(maxsize=64)
 def _tensor_blocks(tensors: TensorSet, width: int) -> int:
-    """Return the bytes of pinned blocks of all trainable tensors, whole."""
     return _pinned(width * numel for numel in tensors.trainable)
 
 
-class OnNode(NamedTuple):
+class NodeMemory(NamedTuple):
     """A node's memory outside its GPUs."""
 
     pinned: Terms
@@ -138,7 +128,7 @@ class OnNode(NamedTuple):
     nvme: Terms
 
 
-def offloaded(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> OnNode:
+def offloaded(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> NodeMemory:
     """Return the memory that a plan's offload takes outside a node's GPUs during training."""
     parts = _Offload(sharded, plan, local_ranks)
     pinned: Terms = ()
@@ -146,17 +136,16 @@ def offloaded(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, loc
     if plan.offload_optimizer == "nvme":
         pinned, pageable = parts.optimizer_on_nvme(optimizer)
     elif plan.offload_optimizer == "cpu":
-        of_stage = parts.optimizer_1_2 if plan.zero_stage < 3 else parts.optimizer_3
-        pinned, pageable = of_stage(optimizer)
+        optimizer_memory = parts.optimizer_1_2 if plan.zero_stage < 3 else parts.optimizer_3
+        pinned, pageable = optimizer_memory(optimizer)
     if plan.offload_param == "cpu":
         pinned += parts.parameters()
     if not plan.pin_memory:
         pinned, pageable = (), pageable + pinned
-    return OnNode(pinned + parts.swap_buffers(), pageable, parts.on_nvme(optimizer))
+    return NodeMemory(pinned + parts.swap_buffers(), pageable, parts.on_nvme(optimizer))
 
 
 def offloaded_parameters(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
-    """Return the parameters in host memory."""
     return _Offload(sharded, plan, local_ranks).parameters() if plan.offload_param == "cpu" else ()
 
 
@@ -174,7 +163,7 @@ class _Offload:
         self.shards = sharded.shard_total
 
     def _term(self, formula: Formula, size: float, **inputs: float) -> Terms:
-        return formula.on_node(self.local_ranks, size, **inputs)
+        return formula.node_term(self.local_ranks, size, **inputs)
 
     def _blocks(self, formula: Formula, *sizes: int, **inputs: float) -> Terms:
         """Return a block of each size on every rank. `formula` is that of pinned blocks, p2(...)."""
@@ -192,6 +181,7 @@ class _Offload:
         part, width, master = self.sharded.partition, self.width, self.master
         largest = self.tensors.largest_trainable
         pinned = self._blocks(_MASTERS_1_2, master * part, m=master, part=part)
+        # Under offload the masters keep a `.grad` of their size for the whole training.
         pinned += self._blocks(_FLAT_1_2, master * part, m=master, part=part)
         pinned += self._blocks(_STAGING_1_2, width * part, width * largest, w=width, part=part, largest=largest)
         if self.plan.gradient_accumulation_steps > 1 and not self.plan.bf16_master_weights_and_grads:
@@ -199,6 +189,7 @@ class _Offload:
             # their own gradients.
             kept = width * self.sharded.touched
             if self.pin:
+                # Each of these buffers is pinned by itself; the mean rounding of all tensors stands for this rank's.
                 kept = kept * _tensor_blocks(self.tensors, width) // (width * self.tensors.trainable_numel)
             pinned += self._term(_ACCUMULATED, kept, kept=kept)
         states = self._state_bytes(optimizer, part)
@@ -230,7 +221,6 @@ class _Offload:
         return optimizer_group_numels(self.sharded, self.plan.sub_group_size)
 
     def _swapped_groups(self) -> list[int]:
-        """Return the elements of each sub-group on NVMe."""
         return [group for group in self._groups() if 4 * group >= SWAP_MIN_BYTES]
 
     def _gradient_sizes(self) -> list[int]:
@@ -243,7 +233,7 @@ class _Offload:
             sizes += sorted({pinned_block(self.master * group) for group in kept} - set(map(pinned_block, sizes)))
         return sizes
 
-    def _homes(self, *, trainable: bool, below_bytes: int | None = None) -> Counter[int]:
+    def _first_blocks(self, *, trainable: bool, below_bytes: int | None = None) -> Counter[int]:
         threshold = self.plan.stage3_param_persistence_threshold
         return _shard_blocks(
             self.sharded, self.width, trainable=trainable, threshold=threshold, below_bytes=below_bytes
@@ -255,11 +245,11 @@ class _Offload:
         # An engine without optimizer leaves every shard in its first block.
         reference = width * shards if has_reference_model(self.tensors.workload) else 0
         if self.pin:
-            homes = self._homes(trainable=True)
-            frozen = _total(self._homes(trainable=False))
-            reference = _total(homes) if reference else 0
+            first_blocks = self._first_blocks(trainable=True)
+            frozen = _total(self._first_blocks(trainable=False))
+            reference = _total(first_blocks) if reference else 0
             later = self._gradient_sizes() if self.plan.offload_optimizer == "cpu" else ()
-            cached = _total(homes - Counter(map(pinned_block, later)))
+            cached = _total(first_blocks - Counter(map(pinned_block, later)))
         return (
             self._second_copy()
             + self._term(_REFERENCE, reference, blocks=reference)
@@ -301,7 +291,7 @@ class _Offload:
             # A shard too small for NVMe has its own block. A trainable one moves on to the flat buffer; the block stays
             # in the pinned allocator's cache.
             for formula, trainable in ((_FROZEN, False), (_CACHED, True)):
-                blocks = _total(self._homes(trainable=trainable, below_bytes=SWAP_MIN_BYTES))
+                blocks = _total(self._first_blocks(trainable=trainable, below_bytes=SWAP_MIN_BYTES))
                 terms += self._term(formula, blocks, blocks=blocks)
         return terms
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 NCCL_START_ALIGNMENT = 2
 """Alignment of partitions, in elements: 4 bytes in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
 
-
 SWAP_MIN_BYTES = 1 << 20
 """Minimum size of swapped tensors (deepspeed 0.19.8 swap_tensor/constants.py MIN_AIO_BYTES, aio block_size)."""
 
@@ -39,6 +38,7 @@ def sub_groups(shards: tuple[int, ...], sub_group_size: int) -> tuple[range, ...
     """Return stage 3's sub-groups, as ranges of tensors. A sub-group closes with the tensor that reaches
     `sub_group_size`, so it may exceed it by one shard. Source: deepspeed 0.19.8 runtime/zero/stage3.py
     `_create_fp16_sub_groups`."""
+    # The usual case: the default of 1e9 is larger than a rank's shards, and a model has thousands of tensors.
     if sub_group_size >= sum(shards):
         return (range(len(shards)),)
     groups, first, filled = [], 0, 0
@@ -68,7 +68,7 @@ class BucketFills(NamedTuple):
     """Elements with gradients when the second bucket is reduced; 0 if the first tensor's is in it."""
 
 
-def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] = ()) -> BucketFills:
+def bucket_fills(numels: Sequence[int], bucket_size: int, is_expert: Sequence[bool] = ()) -> BucketFills:
     """Return the bucket's contents. A tensor larger than the bucket is reduced alone, in place.
 
     apart: for each tensor, whether it is shared by a different set of ranks (experts). At stage 3 a bucket holds one
@@ -76,17 +76,18 @@ def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] 
 
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py, stage3.py `reduce_independent_p_g_buckets_and_remove_grads`.
     """
-    flushed = unfit = pending = count = come = second = 0
-    kinds, kind = reversed(apart[1:]) if apart else repeat(False), False
+    flushed = unfit = pending = count = reached = second = 0
+    kinds, kind = reversed(is_expert[1:]) if is_expert else repeat(False), False
     for numel, other in zip(reversed(numels[1:]), kinds, strict=False):
         changes, kind = pending > 0 and other != kind, other
         if pending + numel > bucket_size or changes:
             if pending + numel > flushed + unfit:
                 flushed, unfit = pending, numel
             pending, count = 0, count + 1
-            second = come if count == 2 else second
+            second = reached if count == 2 else second
+        # A larger tensor never enters the bucket: the engine reduces it in place (`extra_large_param_to_reduce`).
         pending += numel if numel <= bucket_size else 0
-        come += numel
+        reached += numel
     first = numels[0] if numels[0] <= bucket_size else 0
     waits = pending + numels[0] > bucket_size or kind
     final = first if waits else pending + first
@@ -104,7 +105,6 @@ class FlatGroup(NamedTuple):
     tensors: Sequence[int]
     """Indices among the trainable tensors."""
     numel: int
-    """Elements, padding included."""
     ranks: int
     """Number of ranks that share the group: all, or those with the same experts."""
 
@@ -125,6 +125,7 @@ def flat_groups(
         )
     dense = [index for index, expert in enumerate(experts) if not expert]
     groups, ranks = [(dense, world_size)], world_size // autoep_size
+    # Forces a group of its own for the first expert.
     filled = EXPERT_GROUP_NUMEL + 1
     for index in (index for index, expert in enumerate(experts) if expert):
         if filled + numels[index] > EXPERT_GROUP_NUMEL:
@@ -160,6 +161,7 @@ def rank_loads(numels: Sequence[int], groups: Sequence[FlatGroup]) -> tuple[Rank
         partition, neighbours, start = group.partition, ranks // group.ranks, 0
         for index in group.tensors:
             end = start + numels[index]
+            # A tensor may lie in several partitions, and each of their ranks keeps its whole gradient.
             for part in range(start // partition, -(-end // partition)):
                 piece = min(end, (part + 1) * partition) - max(start, part * partition)
                 for rank in range(part * neighbours, (part + 1) * neighbours):

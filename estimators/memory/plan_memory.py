@@ -57,20 +57,9 @@ from .activations.loss import (
 )
 from .activations.recording import LayerRecorder
 from .batch_independent import BatchIndependentMemory
-from .device_overhead import (
-    allocator_overhead,
-    cache,
-    heap_overhead,
-    outside_allocator,
-)
+from .device_overhead import allocator_overhead, cache, heap_overhead, outside_allocator
 from .evaluation import evaluation_terms
-from .host_memory import (
-    checkpoint_terms,
-    cpu_ranks_memory,
-    kept_logits,
-    loading_bytes,
-    process_terms,
-)
+from .host_memory import checkpoint_terms, cpu_ranks_memory, kept_logits, loading_bytes, process_terms
 from .rollout_memory import constant_rollout_memory, rollout_phases
 from .torch_memory import TorchStep, estimate_torch_memory
 from .trainable import shard_tensors, tensor_set
@@ -94,7 +83,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
             sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
             resident = resident_terms(model, workload, cluster, plan)
             phases = plain.phases + rollout_phases(sharded, cluster, workload, plan, resident)
-            plain = replace(plain, phases=_with_terms(phases, constant_rollout_memory(model, workload, cluster, plan)))
+            plain = replace(plain, phases=_add_terms(phases, constant_rollout_memory(model, workload, cluster, plan)))
         return cpu_ranks_memory(plain, cluster, logits)
     workload = workload.under_engine(plan.zero_stage).rank_share(plan.sequence_parallel_size)
     memory = _batch_independent(model, workload, cluster, plan)
@@ -110,15 +99,16 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
             persistent=memory.gathered.persistent,
             in_scoring=memory.gathered_in_scoring,
         )
-    held = constant_rollout_memory(model, workload, cluster, plan)
-    phases = _with_terms(phases, held)
+    constant = constant_rollout_memory(model, workload, cluster, plan)
+    phases = _add_terms(phases, constant)
     peak = max(phase.allocated_bytes for phase in phases)
     phases = memory.load + phases
-    kept = total_bytes(memory.resident + held)
-    transient, expandable = max(0, peak - kept), workload.software.expandable_segments
+    persistent_bytes = total_bytes(memory.resident + constant)
+    transient, expandable = max(0, peak - persistent_bytes), workload.software.expandable_segments
     if cluster.gpu.is_cpu:
+        # On a CPU glibc returns large blocks at once, and the optimizer works in what the passes left.
         passes = max(phase.allocated_bytes for phase in phases if phase.name != "step")
-        overhead = heap_overhead(peak, passes, max(0, passes - kept))
+        overhead = heap_overhead(peak, passes, max(0, passes - persistent_bytes))
     else:
         overhead = allocator_overhead(plan, transient, expandable=expandable)
     gap = logits_gap_bytes(model, workload, plan.micro_batch_size)
@@ -145,8 +135,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     return cpu_ranks_memory(estimate, cluster, logits)
 
 
-def _with_terms(phases: tuple[Phase, ...], terms: Terms) -> tuple[Phase, ...]:
-    """Return the phases with `terms` added to each."""
+def _add_terms(phases: tuple[Phase, ...], terms: Terms) -> tuple[Phase, ...]:
     return tuple(Phase(name=phase.name, terms=phase.terms + terms) for phase in phases) if terms else phases
 
 
@@ -189,18 +178,20 @@ def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, 
     bucket = min(plan.reduce_bucket_size, tensors.trainable_numel) if cluster.gpu.is_cpu else plan.reduce_bucket_size
     batchless = plan.replace_fields(
         micro_batch_size=1,
+        # Two micro batches accumulate like any larger number, so a search computes them once.
         gradient_accumulation_steps=min(most, plan.gradient_accumulation_steps),
+        # Only whether a sequence is split matters: gradients are then reduced in fp32.
         sequence_parallel_size=min(2, plan.sequence_parallel_size),
         cpu_checkpointing=False,
         reduce_bucket_size=bucket,
         # On one node DeepSpeed does not quantize gradients.
         zero_quantized_gradients=plan.zero_quantized_gradients and cluster.nodes > 1,
     )
-    runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states, step=workload.software.optimizer_step)
-    return _memory_of(shard_tensors(tensors, cluster.world_size // plan.autotp_size), batchless, runs, cluster)
+    spec = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states, step=workload.software.optimizer_step)
+    return _cached_memory(shard_tensors(tensors, cluster.world_size // plan.autotp_size), batchless, spec, cluster)
 
 
-_memory_of = lru_cache(maxsize=256)(BatchIndependentMemory)
+_cached_memory = lru_cache(maxsize=256)(BatchIndependentMemory)
 
 
 def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
@@ -220,7 +211,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     both = reference_logits_terms(model, workload, micro_batch_size)
     saved, head = activations.saved_terms, activations.head_terms
 
-    def left(reduced: int, layer: Terms = activations.product_made_terms) -> Terms:
+    def saved_after(reduced: int, layer: Terms = activations.product_made_terms) -> Terms:
         """Return the saved terms without those of layers with `reduced` elements of gradients, plus `layer`."""
         layers_reduced = reduced // max(1, sum(tensors.trainable_layer))
         return _without(saved, layers_reduced * activations.saved_per_layer_bytes) + layer
@@ -240,10 +231,10 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         "layer_backward": saved + activations.block_terms,
         "layer_recomputation": saved + activations.recomputation_terms,
         "weight_gradient": saved + activations.product_terms,
-        "later_layer_backward": left(gradients.first_reduced, activations.block_terms),
-        "gradient_reduction": left(gradients.first_reduced),
+        "later_layer_backward": saved_after(gradients.first_reduced, activations.block_terms),
+        "gradient_reduction": saved_after(gradients.first_reduced),
         "first_layer_backward": _without(saved, others) + activations.block_terms,
-        "backward_end": _encoder(model, saved),
+        "backward_end": _encoder_terms(model, saved),
         "last_layer_forward": saved + activations.forward_terms,
         "reference_forward": saved + activations.head_terms + max(unsaved, both, key=total_bytes),
         "head_backward": saved + head,
@@ -252,7 +243,9 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     if model.module:
         alive |= _module_phases(memory, workload, plan, saved)
     if "later_gradient_reduction" in phases:
-        alive["later_gradient_reduction"] = left(max(0, gradients.fills.second - (not tensors.tied) * tensors.head))
+        alive["later_gradient_reduction"] = saved_after(
+            max(0, gradients.fills.second - (not tensors.tied) * tensors.head)
+        )
     before = memory.resident + output_terms(model, workload, micro_batch_size, checkpoints=plan.gradient_checkpointing)
     found = tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in phases.items())
     if workload.eval_batch is not None:
@@ -272,16 +265,16 @@ def _module_phases(memory: BatchIndependentMemory, workload: Workload, plan: Pla
             return ()
         return _without(saved, -moment) if moment < 0 else saved + _MOMENT.term(moment, x=moment)
 
-    forward, top, backward, reduction = map(alive, moments)
+    forward, loss_peak, backward, reduction = map(alive, moments)
     return {
-        "loss_peak": top,
+        "loss_peak": loss_peak,
         "last_layer_forward": forward,
         "layer_backward": backward,
         "gradient_reduction": reduction,
     }
 
 
-def _encoder(model: ModelShape, saved: Terms) -> Terms:
+def _encoder_terms(model: ModelShape, saved: Terms) -> Terms:
     """Return the terms that the encoder of an encoder-decoder with one embedding keeps at the end: its backward pass
     follows the decoder's, and the embedding's gradients are summed at its end."""
     if not model.tied or {block.stack for block in model.blocks} != {"encoder", "decoder"}:

@@ -75,7 +75,7 @@ _NEXT_LOGITS = Formula(
     {**_ROLLOUT, "k": "bytes per logit"},
 )
 _GATHERED = Formula("gathered_parameters", "w whole", "trl 1.16 models/utils.py _unwrap_model_for_generation", _ROLLOUT)
-_HANDED = _GATHERED._replace(source="trl 1.16 generation/vllm_generation.py _iter_named_params")
+_SYNCHRONIZED = _GATHERED._replace(source="trl 1.16 generation/vllm_generation.py _iter_named_params")
 _VLLM = Formula(
     "vllm", "u card + graphs", "vLLM gpu_memory_utilization; trl 1.16 generation/vllm_generation.py", _ROLLOUT
 )
@@ -172,27 +172,28 @@ def rollout_phases(
 
     phases: list[Phase] = []
     if rollouts.rollout == "generate":
-        whole = _whole(sharded, plan, persistent) if rollouts.ds3_gather_for_generation else in_scoring
+        whole = _whole_model(sharded, plan, persistent) if rollouts.ds3_gather_for_generation else in_scoring
         whole = resident + whole
+        # All prompts are computed in one pass, before the first completion token.
         first = unsaved(model, workload.at_length(prompt), at_once)
         logits = _NEXT_LOGITS.term(
             LOGIT_BYTES * at_once * model.vocab_size, k=LOGIT_BYTES, b=at_once, V=model.vocab_size
         )
         decoding = generation_cache_terms(model, workload, at_once, workload.seq_len) + logits
         if both.policy:  # scores in parts, then concatenated
-            coming = decoding + _scores(model, workload, completions + at_once, "scores as they come")
-            together = _scores(model, workload, 2 * completions, "scores put together")
-            decoding = max(coming, together, key=total_bytes)
+            generating = decoding + _scores(model, workload, completions + at_once, "scores as they come")
+            concatenating = _scores(model, workload, 2 * completions, "scores put together")
+            decoding = max(generating, concatenating, key=total_bytes)
         phases += [
             Phase(name="rollout_prefill", terms=whole + cache_terms(model, workload, at_once, prompt) + first),
             Phase(name="rollout", terms=whole + decoding),
         ]
     else:
-        handed = _handed_over(sharded, plan, persistent)
+        synchronized = _synchronized_weights(sharded, plan, persistent)
         colocated = rollouts.rollout == "vllm-colocate"
         awake = _vllm(rollouts, cluster) if colocated and rollouts.vllm_enable_sleep_mode else ()
         name = "rollout" if colocated else "weight_synchronization"
-        phases.append(Phase(name=name, terms=resident + handed + awake))
+        phases.append(Phase(name=name, terms=resident + synchronized + awake))
     reward = reward_model(both, workload)
     if both.policy:
         length, scored = workload.seq_len, workload.completion_len
@@ -204,22 +205,22 @@ def rollout_phases(
             C=scored,
             V=model.vocab_size,
         )
-        passing = max(unsaved(model, workload, at_once), logits, key=total_bytes)
+        peak = max(unsaved(model, workload, at_once), logits, key=total_bytes)
         kept = layer_outputs(model, workload, at_once) + cache_terms(model, workload, at_once, length)
-        phases.append(Phase(name="scoring", terms=resident + in_scoring + kept + passing))
+        phases.append(Phase(name="scoring", terms=resident + in_scoring + kept + peak))
     elif reference_passes(workload) or rollouts.policy_passes(plan.gradient_accumulation_steps):
         tokens = min(HEAD_TOKENS, plan.micro_batch_size * workload.scored_len)
         chunk = _SCORED.term(width * tokens * HEAD_COLUMNS, w=width, c=tokens, v=HEAD_COLUMNS)
         forward = max(unsaved(model, workload, plan.micro_batch_size), chunk, key=total_bytes)
         phases.append(Phase(name="scoring", terms=resident + in_scoring + forward))
     if reward is not None:
-        passing = unsaved(reward, reward_workload(workload), at_once)
+        peak = unsaved(reward, reward_workload(workload), at_once)
         kept = layer_outputs(reward, workload, at_once) if both.policy else ()
-        phases.append(Phase(name="rewards", terms=resident + kept + passing))
+        phases.append(Phase(name="rewards", terms=resident + kept + peak))
     return tuple(phases)
 
 
-def _whole(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
+def _whole_model(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
     """Return the whole model that `generate` gathers at stage 3, plus one rank's shards if the engine offloads them:
     they go to the GPU first."""
     if plan.zero_stage < 3 or (sharded.world_size == 1 and plan.offload_param == "none"):
@@ -230,14 +231,15 @@ def _whole(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
     return _GATHERED.term(width * numel, w=width, whole=numel)
 
 
-def _handed_over(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
+def _synchronized_weights(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
     """Return the weights that stage 3 gathers for vLLM: tensor by tensor; with adapters all, as they are merged."""
     if plan.zero_stage < 3 or sharded.world_size == 1:
         return ()
     if sharded.tensors.workload.method != "full":
-        return _whole(sharded, plan, persistent)
+        return _whole_model(sharded, plan, persistent)
+    # Weights are gathered and handed over one at a time, so the largest decides.
     numel, width = sharded.tensors.largest_trainable, sharded.tensors.workload.weight_bytes
-    return _HANDED.term(width * numel, w=width, whole=numel)
+    return _SYNCHRONIZED.term(width * numel, w=width, whole=numel)
 
 
 def cached_sequences(model: ModelShape, workload: Workload, memory_bytes: int) -> float:
@@ -256,6 +258,7 @@ def cached_sequences(model: ModelShape, workload: Workload, memory_bytes: int) -
 def profiled_bytes(model: ModelShape, workload: Workload, tokens: int = VLLM_TOKENS) -> int:
     """Return the bytes that vLLM reserves in addition to weights, keys and values: the larger of a layer's forward pass
     of `tokens` tokens and sampling, plus the memory outside torch."""
+    # vLLM profiles a single pass of this many tokens with its own flash kernels, before it sizes the cache.
     one = replace(workload.passes_cache_key().at_length(tokens), attention="flash")
     shared, layer = forward_only_terms(model, one, 1, compute_capability=None)
     sampled = VLLM_SAMPLED_BYTES * VLLM_SEQUENCES * model.vocab_size

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..estimate import MEMORY_SYMBOLS, ON_A_NODE, Formula, MemoryEstimate, Phase, Terms, total_bytes
+from ..estimate import MEMORY_SYMBOLS, NODE_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware import Cluster
 from ..models.families import find_family
 from ..models.lora import adapters, quantized, quantized_bytes, trained_copies
@@ -37,12 +37,7 @@ from ..plan import Plan
 from ..workload import Workload
 from .activations.activation_memory import ActivationMemory, activation_memory
 from .activations.loss import logits_gap_bytes, output_terms
-from .device_overhead import (
-    allocator_overhead,
-    cache,
-    library_workspace,
-    outside_allocator,
-)
+from .device_overhead import allocator_overhead, cache, library_workspace, outside_allocator
 from .host_memory import loading_bytes, process_terms
 from .trainable import TensorSet, shard_tensors, tensor_set
 
@@ -65,7 +60,7 @@ _OFFLOADED = Formula(
     "offloaded_states",
     "L (2 t + o) Pt / N + L frozen / N",
     "torch 2.4 distributed/fsdp: CPUOffload keeps shards, their gradients and the optimizer on the host",
-    {**ON_A_NODE, "t": _SYMBOLS["t"], "o": _SYMBOLS["o"]},
+    {**NODE_SYMBOLS, "t": _SYMBOLS["t"], "o": _SYMBOLS["o"]},
 )
 
 
@@ -119,7 +114,6 @@ class TorchStep:
         self.resident = self._resident()
 
     def _part(self, name: str, text: str, size: float) -> Terms:
-        """Return a term with the inputs that all formulas share."""
         formula = Formula(name, text, _SOURCE, _SYMBOLS)
         return formula.term(size, t=self.trained, w=self.width, Pt=self.numel, N=self.shards)
 
@@ -158,31 +152,33 @@ class TorchStep:
 
     def _factored_bytes(self) -> int:
         """Return the bytes of Adafactor's second moments when tensors are not flattened."""
-        chosen = adapters(self.model, self.workload)
+        lora = adapters(self.model, self.workload)
         elements = 0
         for tensor, count in self.model.tensor_counts:
             whole = self.workload.method == "full" and not tensor.frozen
-            trained = (tensor,) if whole else chosen.matrices(tensor)
+            trained = (tensor,) if whole else lora.matrices(tensor)
             elements += count * sum(map(_means, trained))
         elements += sum(map(_means, trained_copies(self.model, self.workload).tensors))
         return round(self.trained * elements)
 
     def phases(self) -> tuple[Phase, ...]:
         tensors, plan, workload = self.tensors, self.plan, self.workload
-        made = self._activations(workload.under_fsdp() if plan.sharding == "fsdp" else workload)
+        activations = self._activations(workload.under_fsdp() if plan.sharding == "fsdp" else workload)
         full, sharded = workload.method == "full", self.shards > 1
         alive, whole, stepping = self._while_training()
         earlier = whole if plan.gradient_accumulation_steps > 1 else ()
         head_bytes = (self.trained if full else self.width) * tensors.head * tensors.trains_head
         head = self._part("gradients", "t head", head_bytes)
         root = sum(tensor.numel for tensor in self.model.outside) * self.width * sharded
+        # BACKWARD_PRE gathers the next layer before the current one has finished; frozen layers skip it.
         layer = _layer_bytes(tensors) * sharded * (2 if full else 1)
         in_layer = self._part("gathered_parameters", "w outside + layers", root + layer)
         unsharded: Terms = ()
         if sharded:
             layer_bytes = self.trained * sum(tensors.trainable_layer) if full else 0
+            # FSDP reduces a unit's gradients after its backward pass; until then they are whole.
             unsharded = self._part("gradients", "t (layer + head)", layer_bytes + head_bytes)
-        saved = made.saved_terms + self._fp32_inputs()
+        saved = activations.saved_terms + self._fp32_inputs()
         casts = self._part("autocast_copies", "2 Pt", 2 * (self.numel - tensors.copied) * (self._casts and not sharded))
         passing = alive + casts
         cast_head = self._part("autocast_copies", "w head", self._cast_head_bytes)
@@ -191,12 +187,20 @@ class TorchStep:
         return (
             Phase(
                 name="loss_peak",
-                terms=passing + earlier + outside + saved + self._key_value_cache() + cast_head + made.loss_terms,
+                terms=passing
+                + earlier
+                + outside
+                + saved
+                + self._key_value_cache()
+                + cast_head
+                + activations.loss_terms,
             ),
-            Phase(name="layer_backward", terms=passing + (earlier or head) + in_layer + saved + made.block_terms),
+            Phase(
+                name="layer_backward", terms=passing + (earlier or head) + in_layer + saved + activations.block_terms
+            ),
             Phase(
                 name="first_layer_backward",
-                terms=passing + first + in_layer + made.block_terms + self._retained_inputs(),
+                terms=passing + first + in_layer + activations.block_terms + self._retained_inputs(),
             ),
             Phase(name="step", terms=alive + whole + stepping),
         )
@@ -246,7 +250,7 @@ class TorchStep:
         if self.offloaded:
             t, o = self.trained, self.states
             size = ((2 * t + o) * self.numel + self.tensors.frozen_bytes) / self.shards
-            terms += _OFFLOADED.on_node(self.cluster.gpus_per_node, size, t=t, o=o, Pt=self.numel, N=self.shards)
+            terms += _OFFLOADED.node_term(self.cluster.gpus_per_node, size, t=t, o=o, Pt=self.numel, N=self.shards)
         return terms
 
     def loading_bytes(self) -> int:
@@ -303,17 +307,17 @@ class Fsdp2Step(TorchStep):
 
     def phases(self) -> tuple[Phase, ...]:
         tensors, plan, workload, w = self.tensors, self.plan, self.workload, self.width
-        made, (alive, reduced, stepping) = self._activations(workload), self._while_training()
+        activations, (alive, reduced, stepping) = self._activations(workload), self._while_training()
         tied = tensors.tied
         layer, trained_layer = tensors.layer_numel, sum(tensors.trainable_layer)
         head, embedding = tensors.head, 0 if tied else tensors.embedding
-        kept, of_head = tied * head, head * tensors.trains_head
+        kept, head_gradient = tied * head, head * tensors.trains_head
         # The head's buffer is freed after the forward pass. The standard loss still has 2 bytes per logit to allocate.
         tokens = plan.micro_batch_size * workload.seq_len
         later = tokens * head // self.model.hidden_size if workload.loss == "standard" else 0
         buffer = 0 if tied else max(0, head - later)
         earlier = reduced if plan.gradient_accumulation_steps > 1 else ()
-        saved = made.saved_terms + self._fp32_inputs()
+        saved = activations.saved_terms + self._fp32_inputs()
 
         def gathered(elements: int) -> Terms:
             return _GATHERED.term(w * elements, w=w, units=elements)
@@ -322,33 +326,30 @@ class Fsdp2Step(TorchStep):
             return _WHOLE.term(w * elements, w=w, units=elements)
 
         return (
-            Phase(
-                name="loss_peak",
-                terms=alive + earlier + gathered(head + buffer) + saved + made.loss_terms,
-            ),
+            Phase(name="loss_peak", terms=alive + earlier + gathered(head + buffer) + saved + activations.loss_terms),
             Phase(
                 name="layer_backward",
                 terms=alive
                 + earlier
                 + gathered(2 * layer + kept)
-                + whole(trained_layer + of_head)
+                + whole(trained_layer + head_gradient)
                 + saved
-                + made.block_terms,
+                + activations.block_terms,
             ),
             Phase(
                 name="first_layer_backward",
                 terms=alive
                 + reduced
                 + gathered(layer + kept + embedding)
-                + whole(2 * trained_layer + tied * of_head)
-                + made.block_terms,
+                + whole(2 * trained_layer + tied * head_gradient)
+                + activations.block_terms,
             ),
             Phase(
                 name="gradient_reduction",
                 terms=alive
                 + reduced
                 + gathered(embedding)
-                + whole(trained_layer + (2 * of_head if tied else embedding * tensors.trains_embedding)),
+                + whole(trained_layer + (2 * head_gradient if tied else embedding * tensors.trains_embedding)),
             ),
             Phase(name="step", terms=alive + reduced + stepping),
         )

@@ -27,7 +27,7 @@ from ..models.lora import (
     trains_head,
 )
 from ..models.model_shape import ModelShape, Tensor
-from ..models.vision_parts import derives
+from ..models.vision_parts import has_backward
 from ..plan import Plan
 from ..workload import Workload
 from .partition import BucketFills, FlatGroup, RankLoad, bucket_fills, flat_groups, rank_loads, shard_numel, sub_groups
@@ -94,7 +94,6 @@ class TensorSet:
 
     @cached_property
     def layer_numel(self) -> int:
-        """Elements of the largest layer."""
         return sum(self.layer_tensors)
 
     @property
@@ -132,6 +131,7 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
 
 @lru_cache(maxsize=64)
 def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
+    # The order is that of `named_parameters()`: towers and embeddings before the layers, norm and head after them.
     towers = [tensor for tensor in model.outside if tensor.role == "tower"]
     first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("tower", "embedding", "position")]
@@ -142,10 +142,10 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         return [*map(value, towers), *map(value, first), *chain.from_iterable(layers), *map(value, last)]
 
     numels = each(lambda tensor: stored_numel(tensor, workload))
-    chosen, copies = adapters(model, workload), trained_copies(model, workload)
+    lora, copies = adapters(model, workload), trained_copies(model, workload)
     # The largest layer is chosen with its adapters, which may not be in every kind of layer.
     stored = [[stored_numel(tensor, workload) for tensor in block.tensors] for block in model.blocks]
-    added = [[matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)] for block in model.blocks]
+    added = [[matrix.numel for tensor in block.tensors for matrix in lora.matrices(tensor)] for block in model.blocks]
     layers = list(zip(stored, added, strict=True))
     layer, trainable_layer = max(layers, key=lambda pair: sum(map(sum, pair)), default=([], []))
     experts: tuple[bool, ...] = ()
@@ -153,18 +153,19 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     if workload.method == "full":
         trains = each(lambda tensor: not tensor.frozen)
         trainable, frozen = tuple(compress(numels, trains)), tuple(compress(numels, map(not_, trains)))
+        # Their hooks never fire, so these gradients enter no bucket although ZeRO counts the parameters.
         idle = sum(not tensor.frozen for tensor in towers)
         experts = tuple(compress(each(lambda tensor: tensor.role == "expert"), trains))
         frozen_bytes = sum(frozen) * workload.weight_bytes
         muon = sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_hidden_matrix(tensor))
-        layers_cache_key = ([tensor.numel for tensor in block.tensors if not tensor.frozen] for block in model.blocks)
-        trainable_layer = max(layers_cache_key, key=sum, default=[])
+        trainable_layers = ([tensor.numel for tensor in block.tensors if not tensor.frozen] for block in model.blocks)
+        trainable_layer = max(trainable_layers, key=sum, default=[])
     else:
         # Ordered by adapter instead of by layer: no size depends on the order.
-        counts = ((matrix.numel, count) for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor))
+        counts = ((matrix.numel, count) for tensor, count in model.tensor_counts for matrix in lora.matrices(tensor))
         in_adapters = [numel for numel, count in counts for _ in range(count)]
-        before, behind = ([tensor.numel for tensor in each] for each in (copies.embeddings, copies.heads))
-        trainable, muon = (*before, *in_adapters, *behind), sum(in_adapters)
+        before_layers, after_layers = ([tensor.numel for tensor in each] for each in (copies.embeddings, copies.heads))
+        trainable, muon = (*before_layers, *in_adapters, *after_layers), sum(in_adapters)
         frozen = tuple(numels)
         frozen_bytes = sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts)
         layer = layer + trainable_layer
@@ -175,11 +176,11 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         sum(
             numel
             for numel, tensor in zip(numels, block.tensors, strict=True)
-            if quantized(tensor, workload) or _is_viewed(tensor, chosen)
+            if quantized(tensor, workload) or _is_viewed(tensor, lora)
         )
         for numels, block in zip(stored, model.blocks, strict=True)
     ]
-    passive = (block for block in model.blocks if not derives(model, block, workload, checkpointing=False))
+    passive = (block for block in model.blocks if not has_backward(model, block, workload, checkpointing=False))
     return TensorSet(
         model=model,
         workload=workload,
@@ -205,11 +206,11 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     )
 
 
-def _is_viewed(tensor: Tensor, chosen: Adapters) -> bool:
+def _is_viewed(tensor: Tensor, lora: Adapters) -> bool:
     """Return whether fused experts, stored as (expert, out, in), are read through a transpose by the grouped product
     (transformers 5.23 integrations/moe.py). gpt-oss stores them transposed; an adapter's sum replaces the tensor. The
     caller adds bitsandbytes' weights (0.50 autograd/_functions.py `MatMul4Bit`), which are viewed too."""
-    return tensor.role == "expert" and len(tensor.shape) == 3 and not tensor.transposed and not chosen.folds(tensor)
+    return tensor.role == "expert" and len(tensor.shape) == 3 and not tensor.transposed and not lora.folds(tensor)
 
 
 def _is_hidden_matrix(tensor: Tensor) -> bool:
@@ -220,18 +221,18 @@ def _is_hidden_matrix(tensor: Tensor) -> bool:
 def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
     if quantized(tensor, workload):
         return quantized_bytes(tensor, workload)
-    apart = tensor.role in ("embedding", "position", "head") and workload.method == "qlora"
-    return tensor.numel * (4 if apart and workload.software.fp32_embeddings else workload.weight_bytes)
+    is_outside = tensor.role in ("embedding", "position", "head") and workload.method == "qlora"
+    return tensor.numel * (4 if is_outside and workload.software.fp32_embeddings else workload.weight_bytes)
 
 
 @lru_cache(maxsize=256)
-def larger_than(tensors: TensorSet, numel: int) -> int:
+def count_above(tensors: TensorSet, numel: int) -> int:
     """Return the number of tensors with more than `numel` elements; tensors of unfused experts always count."""
     return sum(1 for each in chain(tensors.trainable, tensors.frozen) if each > numel) + tensors.split_experts
 
 
 @lru_cache(maxsize=256)
-def share_from(tensors: TensorSet, numel: int) -> float:
+def share_above(tensors: TensorSet, numel: int) -> float:
     """Return the share of the elements in tensors with at least `numel` elements."""
     return sum(each for each in chain(tensors.trainable, tensors.frozen) if each >= numel) / tensors.numel
 
@@ -281,7 +282,7 @@ _rank_loads = lru_cache(maxsize=64)(rank_loads)
 @lru_cache(maxsize=256)
 def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
     groups = flat_groups(tensors.trainable, tensors.experts, world_size, tensors.model.autoep_size)
-    ranks = [world_size // tensors.model.autoep_size if apart else world_size for apart in tensors.spread]
+    ranks = [world_size // tensors.model.autoep_size if is_expert else world_size for is_expert in tensors.spread]
     shards = tuple(map(shard_numel, tensors.trainable, ranks or repeat(world_size)))
     return ShardedTensors(
         tensors=tensors,
@@ -303,8 +304,8 @@ def generator_tensors(sharded: ShardedTensors) -> ShardedTensors:
 @lru_cache(maxsize=256)
 def gradient_buckets(tensors: TensorSet, bucket_size: int, *, stage: int = 0) -> BucketFills:
     """Return `partition.bucket_fills` of the trainable tensors."""
-    apart = tensors.spread[tensors.idle :] if stage == 3 else ()
-    return bucket_fills(tensors.trainable[tensors.idle :], bucket_size, apart)
+    is_expert = tensors.spread[tensors.idle :] if stage == 3 else ()
+    return bucket_fills(tensors.trainable[tensors.idle :], bucket_size, is_expert)
 
 
 @lru_cache(maxsize=256)
@@ -321,12 +322,12 @@ def gradients_before_first_reduction(
     large = (
         {} if frees else {index: numel for index, numel in enumerate(numels) if index > idle and numel > bucket_size}
     )
-    held = []
+    numels_by_rank = []
     for load in sharded.loads:
         reached = ends[max(load.tensors)] if load.tensors else 0
         elsewhere = sum(large.values()) - sum(large[index] for index in load.tensors if index in large) if large else 0
-        held.append(load.touched * (reached > reduced_from) + elsewhere)
-    return tuple(held)
+        numels_by_rank.append(load.touched * (reached > reduced_from) + elsewhere)
+    return tuple(numels_by_rank)
 
 
 @lru_cache(maxsize=256)
@@ -350,7 +351,6 @@ def optimizer_groups(sharded: ShardedTensors, sub_group_size: int) -> tuple[Sequ
 
 @lru_cache(maxsize=256)
 def optimizer_group_numels(sharded: ShardedTensors, sub_group_size: int) -> tuple[int, ...]:
-    """Return the elements of each sub-group on one rank."""
     return tuple(sum([sharded.shards[index] for index in group]) for group in optimizer_groups(sharded, sub_group_size))
 
 

@@ -94,6 +94,7 @@ def second_copy(sharded: ShardedTensors, plan: Plan, unreleased: int) -> Terms:
     if group == 1 or plan.offload_param != "none":
         return ()
     trained, frozen = second_copy_numels(sharded, plan.stage3_param_persistence_threshold)
+    # A tensor that is still gathered has no second copy yet: `_partition_param_sec` runs when it is released.
     width, numel = sharded.tensors.workload.weight_bytes, frozen + max(0, trained - unreleased)
     return _SECOND_COPY.term(width * numel // group, w=width, second=numel, h=group)
 
@@ -108,6 +109,7 @@ def state_bytes(optimizer: OptimizerSpec, tensors: TensorSet, numel: int, *, sta
         return int(numel * ((optimizer.cpu_state_bytes if on_cpu else optimizer.state_bytes) or 0))
     width = tensors.workload.weight_bytes
     momentum = 4 if on_cpu or stage == 0 else (width if stage == 3 else 2 * width)
+    # A flat partition mixes matrices and other tensors; the share of the whole model stands for each rank's.
     matrices = numel * tensors.muon // tensors.trainable_numel
     return matrices * momentum + (numel - matrices) * 8
 
@@ -118,9 +120,10 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
     if plan.zero_stage == 3:
         resting = 0 if plan.offload_param != "none" else sharded.shard_total + sharded.frozen_shard_total
         persistent = _PERSISTENT.term(width * gathered.persistent, w=width, persistent=gathered.persistent)
+        # ZeRO-3 shards parameters only; bitsandbytes keeps its scales in `quant_state`, whole on every rank.
         scales = tensors.frozen_bytes - width * sum(tensors.frozen)
-        whole = _SCALES.term(scales, scales=scales) if scales else ()
-        return _SHARDS.term(width * resting, w=width, resting=resting) + whole + persistent
+        scale_terms = _SCALES.term(scales, scales=scales) if scales else ()
+        return _SHARDS.term(width * resting, w=width, resting=resting) + scale_terms + persistent
     trainable = sharded.flat_numel if plan.zero_stage else tensors.trainable_numel
     formula = _WHOLE._replace(source=_STAGE_1_2) if plan.zero_stage else _WHOLE
     inputs = {"w": width, "Pt'": trainable, "frozen": tensors.frozen_bytes}
@@ -142,9 +145,13 @@ def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer
     """Return master weights and optimizer states on a GPU. Under offload: those of the sub-groups that stay on the GPU,
     with their fp32 gradients."""
     if plan.offload_optimizer != "none":
-        kept, m = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
-        states = _KEPT_STATES.term(2 * m * kept, m=m, kept=kept)
-        return _KEPT_MASTERS.term(m * kept, m=m, kept=kept) + states + _KEPT_GRADIENTS.term(m * kept, m=m, kept=kept)
+        on_gpu, m = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
+        states = _KEPT_STATES.term(2 * m * on_gpu, m=m, kept=on_gpu)
+        return (
+            _KEPT_MASTERS.term(m * on_gpu, m=m, kept=on_gpu)
+            + states
+            + _KEPT_GRADIENTS.term(m * on_gpu, m=m, kept=on_gpu)
+        )
     stage = plan.zero_stage
     numel, source, symbol = sharded.partition, _STAGE_1_2, "part"
     if stage == 0:
@@ -153,6 +160,7 @@ def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer
         numel, source, symbol = sharded.shard_total, _MASTERS_3, "shards"
     m, precision = plan.master_bytes, sharded.tensors.workload.precision
     size = state_bytes(optimizer, sharded.tensors, numel, stage=stage, on_cpu=False)
+    # Without a wrapper torch's optimizer updates the model's own fp32 weights.
     masters = 0 if stage == 0 and precision == "fp32" else m * numel
     states = Formula("optimizer_states", f"o {symbol}", optimizer.source).term(
         size, **{"o": size / numel, symbol: numel}

@@ -23,6 +23,7 @@ def linear(
 ) -> Tensors:
     """Tensors of an `nn.Linear`: weight (out, in), bias (out,). GPT-2's `Conv1D` has a transposed weight."""
     shape = (wide_in, wide_out) if transposed else (wide_out, wide_in)
+    # Shapes are stored as in the checkpoint: LoRA's A and B follow from in and out features, not from the order.
     weight = Tensor(name=f"{name}.weight", shape=shape, role=role, linear=True, transposed=transposed)
     return (weight, Tensor(name=f"{name}.bias", shape=(wide_out,), role=role)) if bias else (weight,)
 
@@ -113,10 +114,9 @@ class Body(NamedTuple):
     image: ImageSize | None = None
     logit_softcap: bool = False
     idle_tower: bool = False
-    """See `ModelShape.idle_tower`."""
 
 
-def stack(layers: Sequence[Block]) -> tuple[Block, ...]:
+def group_layers(layers: Sequence[Block]) -> tuple[Block, ...]:
     """Group layers into blocks of identical ones. Equal layers must be the same object.
 
     Alternating layers with equal tensors (a window in every other layer) are gathered: no name or size depends on their
@@ -124,19 +124,14 @@ def stack(layers: Sequence[Block]) -> tuple[Block, ...]:
     """
     kinds = {id(layer): layer for layer in layers}
     order = [id(layer) for layer in layers]
+    # Only layers of equal tensors may be reordered: ZeRO-3's prefetch and the buckets depend on the order of sizes.
     if all(kind.tensors == layers[0].tensors for kind in kinds.values()):
         order.sort(key=list(kinds).index)
     return tuple(replace(kinds[kind], count=len(list(run))) for kind, run in groupby(order))
 
 
 def decoder_heads(
-    hidden: int,
-    vocab: int,
-    *,
-    tied: bool,
-    labels: int,
-    name: str = "lm_head",
-    suffix: str = "ForCausalLM",
+    hidden: int, vocab: int, *, tied: bool, labels: int, name: str = "lm_head", suffix: str = "ForCausalLM"
 ) -> dict[str, Head]:
     """Return the heads that transformers has for nearly every decoder."""
     output = () if tied else linear(name, hidden, vocab, "head")
@@ -170,7 +165,7 @@ class Dims(NamedTuple):
 
         hidden, heads = size("hidden_size"), size("num_attention_heads", limit=MAX_HEADS)
         # An explicit null means "as many as heads", even if the class has another default.
-        kv_default = heads if c.given("num_key_value_heads") else defaults.get("num_key_value_heads", heads)
+        kv_default = heads if c.has("num_key_value_heads") else defaults.get("num_key_value_heads", heads)
         kv_heads = c.size("num_key_value_heads", default=kv_default)
         c.divide("num_attention_heads", heads, "num_key_value_heads", kv_heads)
         head_dim = (
@@ -190,8 +185,6 @@ class Dims(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Attribute names of a model's parts."""
-
     base: str = "model"
     layers: str = "layers"
     embed: str = "embed_tokens"
@@ -225,7 +218,6 @@ class Style(NamedTuple):
     biases: tuple[Switch, Switch, Switch] = (False, False, False)
     """Biases of: query, key and value; the attention's output; the feed-forward."""
     rotary: bool = True
-    """Whether queries and keys get a rotary position embedding."""
     qk_norm: Literal["", "head", "all"] = ""
     """Norm of queries and keys, over each head or over all heads; "" without one."""
     gated: bool = True
@@ -306,6 +298,7 @@ def build(
 
     experts, reaches = is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers
     kinds = list(zip(experts, reaches, attends, strict=True))
+    # One object per kind: `group_layers` groups layers by identity.
     layers = {kind: layer(*kind) for kind in set(kinds)}
     tied = c.flag("tie_word_embeddings", default=style.tied)
     outside = embedding(style.names.embed, dims.vocab, dims.hidden) + outside
@@ -315,7 +308,7 @@ def build(
         base=style.names.base,
         hidden_size=dims.hidden,
         vocab_size=dims.vocab,
-        blocks=stack([layers[kind] for kind in kinds]),
+        blocks=group_layers([layers[kind] for kind in kinds]),
         outside=outside,
         logit_softcap=style.is_softcapped(c, "final"),
         heads=decoder_heads(
@@ -367,7 +360,7 @@ def dense(c: Fields, dims: Dims, style: Style) -> FeedForwardPart:
 
 def window_size(c: Fields, *, default: int | None = None) -> int | None:
     """Return `sliding_window`. An explicit null or 0 disables it."""
-    return c.positive("sliding_window", limit=MAX_POSITIONS) if c.given("sliding_window") else default
+    return c.positive("sliding_window", limit=MAX_POSITIONS) if c.has("sliding_window") else default
 
 
 def switched_window(c: Fields) -> int | None:

@@ -42,7 +42,7 @@ class _Name(NamedTuple):
     def organisation(self) -> str:
         """The organisation in this name, or else in the entry's."""
         own = self.id.rpartition("/")[0] or _entries()[self.entry]["id"].partition("/")[0]
-        return _squeeze(own)
+        return _letters_and_digits(own)
 
     @property
     def stripped(self) -> str:
@@ -60,24 +60,27 @@ def find(name: str) -> ModelShape:
     Raises UnknownModelError, with the candidates for an ambiguous name, otherwise with the nearest names.
     """
     organisation, _, rest = name.strip().rpartition("/")
-    owner, pieces = _squeeze(organisation), _pieces(rest)
+    owner, pieces = _letters_and_digits(organisation), _pieces(rest)
     key, stripped = _keys([pieces])[0], _stripped(pieces)
     owned = [known for known in _names() if not owner or _same_owner(owner, known.organisation)]
     exact = [known for known in (_names() if owner in _MIRRORS else owned) if known.key == key]
     if exact:
-        return _one(name, exact)
+        return _shared_shape(name, exact)
     # A variant without an entry resolves to its model; an entry is preferred (`...-chat-hf` for `llama2-7b-chat`).
     same = [known for known in owned if stripped and known.stripped == stripped]
     if same:
-        return _one(name, [known for known in same if known.key.startswith(key)] or same)
-    longer = [(known, known.key[len(key) :]) for known in owned if key and _begins(known.key, key)] or [
-        (known, known.stripped[len(stripped) :]) for known in owned if stripped and _begins(known.stripped, stripped)
+        return _shared_shape(name, [known for known in same if known.key.startswith(key)] or same)
+    longer = [(known, known.key[len(key) :]) for known in owned if key and _starts_with(known.key, key)] or [
+        (known, known.stripped[len(stripped) :])
+        for known in owned
+        if stripped and _starts_with(known.stripped, stripped)
     ]
     found = [known for known, _ in longer]
+    # A remainder with a size ("qwen2.5" of "qwen2.5-7b") would choose the model's size, which is the user's choice.
     if any(_SIZE.search(rest) for _, rest in longer):
         raise _ambiguous(name, found)
     if found:
-        return _one(name, found)
+        return _shared_shape(name, found)
     raise UnknownModelError(
         f"no model named {name[:80]!r} in the catalogue",
         why=f"nearest names: {', '.join(nearest(name))}",
@@ -93,7 +96,6 @@ def config(hub_id: str) -> dict[str, Any]:
 
 
 def nearest(name: str, n: int = 5) -> list[str]:
-    """Return the n most similar names of the catalogue."""
     from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
 
     wanted = _keys([_pieces(name.rpartition("/")[2])])[0][:100]  # the comparison takes quadratic time
@@ -110,7 +112,6 @@ def nearest(name: str, n: int = 5) -> list[str]:
 
 
 def names() -> list[str]:
-    """Return the hub id of every entry."""
     return [entry["id"] for entry in _entries()]
 
 
@@ -140,6 +141,7 @@ def _all_pieces(names: list[str]) -> list[list[str]]:
 def _keys(names: list[list[str]]) -> list[str]:
     """Join the pieces of each name so that `gpt-j` becomes `gptj`, but 2 and 7 do not become 27."""
     lines = "\n".join([" ".join(pieces) for pieces in names])
+    # All names in one regular expression: a call for each of them would take longer than the rest of an answer.
     return re.sub(r"(?<=\d) (?=\d)", "|", lines).replace(" ", "").split("\n")
 
 
@@ -148,27 +150,27 @@ def _stripped(pieces: list[str]) -> str:
 
 
 @cache
-def _squeeze(organisation: str) -> str:
+def _letters_and_digits(organisation: str) -> str:
     return re.sub(r"[^a-z0-9]", "", organisation.lower())
 
 
-def _same_owner(given: str, known: str) -> bool:
+def _same_owner(named: str, known: str) -> bool:
     """Return whether the organisations are equal. `meta` is accepted for meta-llama, `openai` for openai-community."""
-    return given == known or (len(given) >= 4 and known.startswith(given))
+    return named == known or (len(named) >= 4 and known.startswith(named))
 
 
-def _begins(key: str, start: str) -> bool:
+def _starts_with(key: str, start: str) -> bool:
     """Return whether the key starts with these pieces, without cutting a number."""
     return key.startswith(start) and not (start[-1].isdigit() and re.match(r"[\d.]", key[len(start) :]))
 
 
-def _one(name: str, found: list[_Name]) -> ModelShape:
-    """Return the shape that all these names share."""
+def _shared_shape(name: str, found: list[_Name]) -> ModelShape:
     entries = list(dict.fromkeys(known.entry for known in found))
     shapes = [_shape(entry) for entry in entries]
     if len({replace(shape, name="", source="", max_positions=None) for shape in shapes}) > 1:
         raise _ambiguous(name, found)
     first = replace(shapes[0], name=_name(found[0]))
+    # Base and instruct models often differ in their context length alone, which decides no estimate.
     alike = len({shape.max_positions for shape in shapes}) == 1
     return first if alike else replace(first, max_positions=None)
 
@@ -193,7 +195,5 @@ def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:
     candidates = list(dict.fromkeys(_entries()[known.entry]["id"] for known in found))
     shown = ", ".join(candidates[:8]) + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
     return UnknownModelError(
-        f"{name!r} is ambiguous",
-        why=f"it matches: {shown}",
-        fix="give one of these names in full",
+        f"{name!r} is ambiguous", why=f"it matches: {shown}", fix="give one of these names in full"
     )

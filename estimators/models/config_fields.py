@@ -19,7 +19,7 @@ class Fields:
     """A `config.json` as one family reads it.
 
     A field may have several names (`n_embd`, `hidden_size`), as in transformers. `null` counts as absent, as in most
-    configuration classes; `given` distinguishes them for classes that do.
+    configuration classes; `has` distinguishes them for classes that do.
 
     Every method raises ModelConfigError, with the name of the field.
     """
@@ -31,13 +31,9 @@ class Fields:
         self.where = where
 
     def error(self, what: str, *, why: str = "") -> ModelConfigError:
-        return ModelConfigError(
-            f"{self.where}: {what}",
-            why=why,
-            fix="give a config.json as transformers writes it",
-        )
+        return ModelConfigError(f"{self.where}: {what}", why=why, fix="give a config.json as transformers writes it")
 
-    def given(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Return whether the field is in the file, possibly as `null`."""
         return name in self._values
 
@@ -47,6 +43,7 @@ class Fields:
     def _read(self, names: tuple[str, ...], types: type | tuple[type, ...], kind: str) -> Any:
         """Return the value, which must be of one of these types; None if absent. true and false are not numbers."""
         value = self._raw(names)
+        # bool is a subclass of int in Python: without the second condition `true` would be the size 1.
         if value is not None and (not isinstance(value, types) or (isinstance(value, bool) and types is not bool)):
             raise self.error(f"{names[0]} must be {kind}, not {_short(value)}")
         return value
@@ -140,6 +137,7 @@ class Fields:
 
     def labels(self) -> int:
         """Return the number of classes of a classification head; two by default, as in transformers."""
+        # transformers derives `num_labels` from the length of `id2label`, so the latter wins.
         names = self.section("id2label")
         if names is None:
             return self.size("num_labels", default=2)
@@ -159,7 +157,6 @@ def _is_int(value: object) -> TypeGuard[int]:
 
 
 def _short(value: object) -> str:
-    """Format a value for an error message, shortened if it is long."""
     if _is_int(value) and value.bit_length() > 64:
         return "a number of more than 64 bits"
     if not isinstance(value, (str, int, float)):

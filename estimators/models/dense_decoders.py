@@ -103,6 +103,7 @@ def qwen(c: Fields) -> Body:
         norms=("ln_1", "ln_2"),
     )
     dims = Dims.read(c)
+    # Qwen's first `intermediate_size` is the sum of both projections' widths (modeling_qwen.py `ff_dim_in`).
     return build(c, dims._replace(feed_forward=dims.feed_forward // 2), style)
 
 

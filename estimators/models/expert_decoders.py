@@ -27,15 +27,11 @@ from .body import (
 from .config_fields import MAX_HEADS, MAX_LAYERS, Fields
 from .dense_decoders import LLAMA
 from .model_shape import Attention, FeedForward
-from .vision_language import deepstack, idle, part
+from .vision_language import add_idle_tower, deepstack, sub_config
 
 
 def mixture(
-    hidden: int,
-    experts: FeedForward,
-    *,
-    shared: str = "shared_experts",
-    shared_bias: bool = False,
+    hidden: int, experts: FeedForward, *, shared: str = "shared_experts", shared_bias: bool = False
 ) -> FeedForwardPart:
     """Return a router, E fused experts and, if `shared_hidden` is set, a dense shared expert for every token."""
     count, width = experts.experts, experts.hidden
@@ -51,7 +47,7 @@ def mixture(
     return experts, tensors
 
 
-def routed(
+def routed_experts(
     c: Fields, width: int, *count_names: str, count: int, chosen: int | None, shared_hidden: int = 0
 ) -> FeedForward:
     """Return experts of this width. Their number is read from one of `count_names`; `count`, `chosen`: defaults."""
@@ -70,13 +66,13 @@ def routed(
 
 def mixtral(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=8)
-    experts = routed(c, dims.feed_forward, "num_local_experts", "num_experts", count=8, chosen=2)
+    experts = routed_experts(c, dims.feed_forward, "num_local_experts", "num_experts", count=8, chosen=2)
     return build(c, dims, LLAMA, sparse=mixture(dims.hidden, experts), window=(window_size(c),) * dims.layers)
 
 
 def olmoe(c: Fields) -> Body:
     dims = Dims.read(c)
-    experts = routed(c, dims.feed_forward, "num_experts", "num_local_experts", count=64, chosen=8)
+    experts = routed_experts(c, dims.feed_forward, "num_experts", "num_local_experts", count=64, chosen=8)
     return build(c, dims, Style(qk_norm="all", biases=BIASED), sparse=mixture(dims.hidden, experts))
 
 
@@ -84,7 +80,7 @@ def gated_mixture(c: Fields, dims: Dims, *, width: int, shared: int, count: int,
     """Return routed experts and a shared expert, scaled by a gate per token. The arguments are the defaults."""
     width = c.size("moe_intermediate_size", default=width)
     shared = c.size("shared_expert_intermediate_size", default=shared)
-    experts = routed(c, width, "num_experts", count=count, chosen=chosen, shared_hidden=shared)
+    experts = routed_experts(c, width, "num_experts", count=count, chosen=chosen, shared_hidden=shared)
     feed_forward, tensors = mixture(dims.hidden, experts, shared="shared_expert")
     return feed_forward, tensors + linear("mlp.shared_expert_gate", dims.hidden, 1, "router")
 
@@ -103,7 +99,7 @@ def qwen2_moe(c: Fields) -> Body:
 
 
 def qwen3_vl_moe(c: Fields) -> Body:
-    text = part(c, "text_config", "qwen3_vl_moe_text")
+    text = sub_config(c, "text_config", "qwen3_vl_moe_text")
     return deepstack(c, qwen3_moe(text, key_value_heads=16, width=1408, count=60, chosen=4))
 
 
@@ -111,7 +107,7 @@ def qwen3_moe(c: Fields, *, key_value_heads: int = 4, width: int = 768, count: i
     """Qwen3-MoE and similar models. The arguments are the class's defaults."""
     dims = Dims.read(c, num_key_value_heads=key_value_heads)
     width = c.size("moe_intermediate_size", default=width)
-    experts = routed(c, width, "num_experts", "num_local_experts", count=count, chosen=chosen)
+    experts = routed_experts(c, width, "num_experts", "num_local_experts", count=count, chosen=chosen)
     return build(
         c,
         dims,
@@ -134,7 +130,7 @@ def gpt_oss(c: Fields) -> Body:
     style = Style(biases=(bias, bias, False))
     attention, projections = grouped_query(c, dims, style)
     sinks = parameter("self_attn.sinks", dims.heads, role="attention")
-    experts = routed(c, dims.feed_forward, "num_local_experts", "num_experts", count=128, chosen=4)
+    experts = routed_experts(c, dims.feed_forward, "num_local_experts", "num_experts", count=128, chosen=4)
     # gpt-oss stores its experts transposed, as (experts, in, out), with biases.
     count, hidden, width = experts.experts, dims.hidden, experts.hidden
     weights = (
@@ -157,7 +153,7 @@ def latent_attention(c: Fields, dims: Dims, *, bias: bool) -> AttentionPart:
     """
     rope, value = c.size("qk_rope_head_dim", default=64), c.size("v_head_dim", default=128)
     plain, rank = c.size("qk_nope_head_dim", default=128), c.size("kv_lora_rank", default=512)
-    query_rank = (c.size_or_none("q_lora_rank") or 0) if c.given("q_lora_rank") else 1536
+    query_rank = (c.size_or_none("q_lora_rank") or 0) if c.has("q_lora_rank") else 1536
     attention = Attention(
         heads=dims.heads,
         kv_heads=dims.heads,
@@ -195,7 +191,8 @@ def deepseek(c: Fields, *, width: int, count: int, shared: int, first: int, bias
     width = c.size("moe_intermediate_size", default=width)
     names = ("n_routed_experts", "num_experts", "num_local_experts")
     shared_hidden = width * c.size("n_shared_experts", default=shared)
-    experts = routed(c, width, *names, count=count, chosen=None, shared_hidden=shared_hidden)
+    # Required: V2's class has no default of `num_experts_per_tok`, and every published config.json states it.
+    experts = routed_experts(c, width, *names, count=count, chosen=None, shared_hidden=shared_hidden)
     first = c.count("first_k_dense_replace", default=first, limit=MAX_LAYERS)
     return build(
         c,
@@ -209,7 +206,6 @@ def deepseek(c: Fields, *, width: int, count: int, shared: int, first: int, bias
 
 CHUNK = 64
 """Tokens per chunk of linear attention (transformers 5.23 `torch_chunk_gated_delta_rule`)."""
-
 
 PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
@@ -234,11 +230,11 @@ def qwen3_next(c: Fields) -> Body:
 
 
 def qwen3_5(c: Fields) -> Body:
-    return idle(c, qwen3_5_text(part(c, "text_config", "qwen3_5_text")))
+    return add_idle_tower(c, qwen3_5_text(sub_config(c, "text_config", "qwen3_5_text")))
 
 
 def qwen3_5_moe(c: Fields) -> Body:
-    return idle(c, qwen3_5_moe_text(part(c, "text_config", "qwen3_5_moe_text")))
+    return add_idle_tower(c, qwen3_5_moe_text(sub_config(c, "text_config", "qwen3_5_moe_text")))
 
 
 def _hybrid_layers(c: Fields, dims: Dims, projections: tuple[str, ...]) -> list[AttentionPart]:
@@ -248,14 +244,15 @@ def _hybrid_layers(c: Fields, dims: Dims, projections: tuple[str, ...]) -> list[
     full = [
         (layer + 1) % every == 0 if kinds is None else kinds[layer] == "full_attention" for layer in range(dims.layers)
     ]
-    parts = {True: _gated(c, dims), False: _delta_net(c, dims.hidden, projections)}
+    parts = {True: _gated_attention(c, dims), False: _delta_net(c, dims.hidden, projections)}
     return [parts[each] for each in full]
 
 
-def _gated(c: Fields, dims: Dims) -> AttentionPart:
+def _gated_attention(c: Fields, dims: Dims) -> AttentionPart:
     """Return grouped-query attention whose query projection also computes a gate for the output."""
     bias, head_dim = c.flag("attention_bias", default=False), dims.head_dim
     attention, tensors = grouped_query(c, dims, Style(biases=BIASED, qk_norm="head"))
+    # Query and gate of a head are adjacent in one projection, so it is twice as wide.
     wide = linear("self_attn.q_proj", dims.hidden, 2 * dims.heads * head_dim, "attention", bias=bias)
     return attention._replace(gated=True), wide + tensors[len(wide) :]
 

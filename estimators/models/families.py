@@ -57,8 +57,6 @@ utils/transformers_weight_conversion.py `_MOE_TARGET_MODULE_MAPPING`)."""
 
 
 class FamilySpec(NamedTuple):
-    """One model type of transformers."""
-
     stem: str
     """Prefix of its classes' names."""
     body: Callable[[Fields], Body]
@@ -152,7 +150,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "gpt2": FamilySpec(
         "GPT2",
         dense.gpt2,
-        LayerVariant(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True, chosen_mask=True),
+        LayerVariant(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True, where_mask=True),
         loss_in_weight_type=True,
     ),
     "gpt_bigcode": FamilySpec(
@@ -193,11 +191,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
             )
         ),
     ),
-    "llama": FamilySpec(
-        "Llama",
-        decoder(Style(biases=LLAMA_BIASES)),
-        supports=("ulysses", "tiles", "liger", "autotp"),
-    ),
+    "llama": FamilySpec("Llama", decoder(Style(biases=LLAMA_BIASES)), supports=("ulysses", "tiles", "liger", "autotp")),
     "minicpm": FamilySpec("MiniCPM", decoder(Style(tied=True, biases=BIASED))),
     "mistral3": FamilySpec("Mistral3", vision_language.mistral3),
     "mistral": FamilySpec("Mistral", dense.mistral, supports=("ulysses", "tiles", "liger", "autotp")),
@@ -317,6 +311,7 @@ def supports(model: ModelShape, feature: Feature) -> bool:
 
 def module_experts(model: ModelShape, software: Software) -> int:
     """Return the number of experts of a layer that are separate modules; 0 if they are fused."""
+    # transformers 5 converts all these checkpoints to fused tensors while it loads them (conversion_mapping.py).
     if software.transformers >= (5, 0) or not find_family(model).module_experts:
         return 0
     return max(block.feed_forward.experts for block in model.blocks)
@@ -332,6 +327,7 @@ def leaf_experts(model: ModelShape, software: Software) -> bool:
 def leaf_classes_to_write(model: ModelShape, software: Software) -> tuple[str, ...]:
     """Return the classes of `zero_optimization.leaf_module` that a model needs at stage 3; () if it needs none, or if
     DeepSpeed lacks the key."""
+    # Fused experts are parameters of the mixture itself, whose own hook gathers them on every rank.
     needed = software.deepspeed >= (0, 18) and module_experts(model, software)
     return find_family(model).leaf_classes if needed else ()
 
@@ -343,6 +339,7 @@ def layer_variant(model: ModelShape, block: Block) -> LayerVariant:
         return LayerVariant(kernels=program.kernels, masked=program.has_mask, softmax_fp32=program.softmax_fp32)
     family = find_family(model)
     plain = _LLAMA if block.norm == "rms" else _GPT
+    # Only the layers of a vision tower have a width of their own.
     return (family.tower if block.hidden_size else family.layer) or plain
 
 
@@ -401,8 +398,8 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
 
 def _quantized(config: Mapping[str, object]) -> str:
     """Return the method of `quantization_config`. Older checkpoints of bitsandbytes omit it."""
-    given = config.get("quantization_config")
-    return str(given.get("quant_method") or "bitsandbytes")[:40] if isinstance(given, Mapping) and given else ""
+    options = config.get("quantization_config")
+    return str(options.get("quant_method") or "bitsandbytes")[:40] if isinstance(options, Mapping) and options else ""
 
 
 def _class_suffix(c: Fields, stem: str, body: Body) -> str:
@@ -417,6 +414,7 @@ def _class_suffix(c: Fields, stem: str, body: Body) -> str:
             "architectures names a class that is not supported",
             why=f"known for this model_type: {', '.join(stem + ending for ending in body.heads)}",
         )
+    # "ForSequenceClassification" must not be read as a shorter ending that it also has.
     return max(endings, key=len)
 
 

@@ -12,13 +12,13 @@ from ..workload import Workload
 from .families import PEFT_EXPERTS, find_family, module_experts
 from .model_shape import ModelShape, Tensor
 
-BLOCK = 64
+NF4_BLOCK = 64
 """Elements that share a scale."""
 
 GPTQ_GROUP = 128
 """Elements that share a scale in GPTQ: the usual setting of published checkpoints."""
 
-OUTER_BLOCK = 256
+NF4_OUTER_BLOCK = 256
 """Scales that share a second-level scale (double quantization)."""
 
 
@@ -31,10 +31,10 @@ def quantized(tensor: Tensor, workload: Workload) -> bool:
     Source: transformers 5.23 integrations/bitsandbytes.py `replace_with_bnb_linear`, quantizers/base.py
     `get_keys_to_not_convert` and `get_modules_to_not_convert`.
     """
-    apart = tensor.role == "expert" and workload.software.transformers < (5, 0)
+    is_expert_module = tensor.role == "expert" and workload.software.transformers < (5, 0)
     return (
         workload.method == "qlora"
-        and (tensor.linear or apart)
+        and (tensor.linear or is_expert_module)
         and tensor.role != "head"
         and not tensor.name.endswith("DenseReluDense.wo.weight")
     )
@@ -51,11 +51,11 @@ def int8_bytes(tensor: Tensor) -> int:
 
     Source: LLM.int8 (arXiv:2208.07339) section 2.2; bitsandbytes 0.49 nn/modules.py Int8Params (CB, SCB).
     """
+    # A scale per row of the last dimension, because `Int8Params` is stored as (out, in).
     return tensor.numel + 4 * (tensor.numel // tensor.shape[-1])
 
 
 def in_int8(tensor: Tensor, workload: Workload) -> bool:
-    """Return whether the weight's matrix products run in int8."""
     return workload.quantization == "int8" and quantized(tensor, workload)
 
 
@@ -64,6 +64,7 @@ def stored_numel(tensor: Tensor, workload: Workload) -> int:
     b bits (bitsandbytes' `bnb_4bit_quant_storage`; its default, bytes, takes as much memory)."""
     if not quantized(tensor, workload):
         return tensor.numel
+    # ZeRO-3 shards the storage tensor, not the quantized matrix, so its elements are what partition sizes count.
     return -(-tensor.numel * (8 if workload.quantization == "int8" else 4) // (8 * workload.weight_bytes))
 
 
@@ -84,9 +85,9 @@ def nf4_bytes(numel: int) -> int:
     Four bits per element, one 8-bit scale per 64 elements, and one fp32 scale per 256 of those scales.
     Source: QLoRA (arXiv:2305.14314) section 3; bitsandbytes functional.py `quantize_4bit` (compress_statistics).
     """
-    scales = -(-numel // BLOCK)
+    scales = -(-numel // NF4_BLOCK)
     tables = (16 + 256) * 4
-    return -(-numel // 2) + scales + 4 * -(-scales // OUTER_BLOCK) + tables
+    return -(-numel // 2) + scales + 4 * -(-scales // NF4_OUTER_BLOCK) + tables
 
 
 ALL_LINEAR = "all-linear"
@@ -105,16 +106,17 @@ class Adapters(NamedTuple):
     """Last parts of names that are excluded although they match `modules`."""
     parameters: frozenset[str] = frozenset()
     """Full names of adapted tensors outside any linear layer: fused experts, routers."""
-    apart: tuple[tuple[str, int], ...] = ()
+    expert_modules: tuple[tuple[str, int], ...] = ()
     """The `parameters` that represent linear layers (transformers before 5), with the adapted layers of one expert."""
 
     def adapter_rank(self, tensor: Tensor) -> int:
         """Return the inner width of the tensor's adapter: r; E r for E fused experts and 2 E r for their gate and up (r
         and 2 r if experts are modules); 0 without an adapter."""
-        if not self._names(tensor):
+        if not self._adapts(tensor):
             return 0
-        if len(tensor.shape) == 2 or self._apart(tensor):
-            return self.rank * max(1, self._apart(tensor))
+        if len(tensor.shape) == 2 or self._layers_per_expert(tensor):
+            return self.rank * max(1, self._layers_per_expert(tensor))
+        # peft gives the fused tensor the rank of both former layers (transformers_weight_conversion.py `rank_pattern`).
         return self.rank * tensor.shape[0] * (2 if tensor.name.endswith("gate_up_proj") else 1)
 
     def folds(self, tensor: Tensor) -> bool:
@@ -122,13 +124,13 @@ class Adapters(NamedTuple):
 
         Source: peft 0.21 tuners/lora/layer.py ParamWrapper.
         """
-        return not tensor.linear and not self._apart(tensor) and self._names(tensor)
+        return not tensor.linear and not self._layers_per_expert(tensor) and self._adapts(tensor)
 
     def adapter_layers(self, tensor: Tensor) -> int:
         """Return the number of adapted linear layers: 0 or 1, or those of all experts if they are modules."""
         if len(tensor.shape) == 3:
-            return tensor.shape[0] * self._apart(tensor)
-        return int(self._names(tensor) and not self.folds(tensor))
+            return tensor.shape[0] * self._layers_per_expert(tensor)
+        return int(self._adapts(tensor) and not self.folds(tensor))
 
     def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return A (rank, in) and B (out, rank) of the tensor's adapter; () without an adapter.
@@ -145,8 +147,8 @@ class Adapters(NamedTuple):
             module = tensor.name.rpartition(".")[0]
             if tensor.name.endswith("gate_up_proj") and any(name.endswith("down_proj") for name in self.parameters):
                 module += ".base_layer"
-            if self._apart(tensor):
-                rank, copies = self.rank, experts * self._apart(tensor)
+            if self._layers_per_expert(tensor):
+                rank, copies = self.rank, experts * self._layers_per_expert(tensor)
                 wide_out //= 2 if tensor.name.endswith("gate_up_proj") else 1
         else:
             wide_in, wide_out = tensor.in_features, tensor.out_features
@@ -155,10 +157,11 @@ class Adapters(NamedTuple):
             for matrix, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank)))
         )
 
-    def _apart(self, tensor: Tensor) -> int:
-        return next((layers for name, layers in self.apart if name == tensor.name), 0)
+    def _layers_per_expert(self, tensor: Tensor) -> int:
+        return next((layers for name, layers in self.expert_modules if name == tensor.name), 0)
 
-    def _names(self, tensor: Tensor) -> bool:
+    def _adapts(self, tensor: Tensor) -> bool:
+        # A part named by --freeze gets no adapters, whatever the targets match.
         if tensor.frozen:
             return False
         if tensor.name in self.parameters:
@@ -171,7 +174,7 @@ class Adapters(NamedTuple):
         return any(f".{module}".endswith(f".{target}") for target in self.modules)
 
 
-_NONE = Adapters(rank=0, modules=frozenset())
+_NO_ADAPTERS = Adapters(rank=0, modules=frozenset())
 
 
 class TrainedCopies(NamedTuple):
@@ -207,6 +210,7 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
         if tensor.role in ("embedding", "position", "head") and len(tensor.shape) == 2
     }
     if model.tied and (table := next((each for each in outside.values() if each.role == "embedding"), None)):
+        # A tied head has no tensor of its own, but `modules_to_save` can name its module and then unties it.
         outside[TIED_HEAD] = table._replace(name=f"{TIED_HEAD}.weight", role="head")
     chosen: dict[str, Tensor] = {}
     for wanted in workload.modules_to_save:
@@ -264,12 +268,11 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     (Llama 4, PhiMoE).
     """
     if workload.method == "full":
-        return _NONE
+        return _NO_ADAPTERS
     rank, targets = workload.lora_rank, workload.lora_targets
     if rank < 1:
         raise WorkloadError(
-            f"a LoRA rank of {rank} is impossible",
-            fix="give --lora-rank 8, or another positive number",
+            f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number"
         )
     modules_of_experts = module_experts(model, workload.software) > 0
     fused = dict(model.peft_experts) or find_family(model).peft_experts
@@ -278,8 +281,8 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     every = targets is None or targets == (ALL_LINEAR,)
     ends = {} if every or targets is None else {target: target.rpartition(".")[2] for target in targets}
     adapted = Counter(fused.values() if every else (fused[end] for end in {*ends.values()} if end in fused))
-    parameters, apart = frozenset(adapted), tuple(adapted.items()) if modules_of_experts else ()
-    if parameters and workload.lora_dropout and not apart:
+    parameters, expert_modules = frozenset(adapted), tuple(adapted.items()) if modules_of_experts else ()
+    if parameters and workload.lora_dropout and not expert_modules:
         raise WorkloadError(
             f"peft adapts {model.name}'s experts only without dropout",
             why="it folds W + B A into one weight before the product",
@@ -294,7 +297,9 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
         )
     if every:
         left_out = frozenset(() if modules_of_experts else fused)
-        return Adapters(rank=rank, modules=None, left_out=left_out, parameters=parameters, apart=apart)
+        return Adapters(
+            rank=rank, modules=None, left_out=left_out, parameters=parameters, expert_modules=expert_modules
+        )
     for parameter in () if modules_of_experts else parameters:
         parts = [name for name, tensor in fused.items() if tensor == parameter]
         missing = [part for part in parts if part not in ends.values()]
@@ -314,7 +319,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
                 fix="name one of these in --lora-targets",
             )
     modules = frozenset(ends) if modules_of_experts else others
-    return Adapters(rank=rank, modules=modules, parameters=parameters, apart=apart)
+    return Adapters(rank=rank, modules=modules, parameters=parameters, expert_modules=expert_modules)
 
 
 def _target_names(model: ModelShape, fused: Mapping[str, str]) -> list[str]:

@@ -23,8 +23,6 @@ NormKind = Literal["rms", "layer"]
 
 
 class Tensor(NamedTuple):
-    """One parameter tensor."""
-
     name: str
     """The name in `named_parameters()`; inside a `Block` relative to the layer (`self_attn.q_proj.weight`)."""
     shape: tuple[int, ...]
@@ -89,6 +87,7 @@ class Attention(NamedTuple):
         ranks = sequence_parallel_size
         if ranks == 1:
             return self
+        # With fewer key-value heads than ranks each rank gets a repeated one.
         return self._replace(heads=self.heads // ranks, kv_heads=max(1, self.kv_heads // ranks))
 
 
@@ -135,8 +134,6 @@ class Input(NamedTuple):
 
 
 class UserModule(NamedTuple):
-    """A user's module."""
-
     factory: str
     """FILE.py:FUNCTION; "" for an object of the calling process."""
     inputs: tuple[Input, ...] = ()
@@ -186,7 +183,6 @@ class ImageSize(NamedTuple):
     """The largest image of a sample, and its division into patches and tokens."""
 
     patch: int
-    """Side of a patch in pixels."""
     merge: int
     """Neighbouring patches merged along each side: merge^2 patches become one token of the sequence."""
     pixels: int
@@ -215,7 +211,6 @@ class ModelShape:
     """The name that the user gave, or the catalogue's hub id."""
     model_type: str
     architecture: str
-    """The name of transformers' class."""
     hidden_size: int
     vocab_size: int
     """V, the width of the logits; 0 for a model without a vocabulary, such as ViT."""
@@ -240,7 +235,7 @@ class ModelShape:
     """Whether a vision tower is outside the blocks, because text samples do not use it."""
     source: str = ""
     """Source of the dimensions: a catalogue's source, a file, the hub."""
-    around: OuterPrograms | None = None
+    outer_programs: OuterPrograms | None = None
     """Programs around the layers, recorded from the model's own code; None if they were not recorded."""
     peft_experts: tuple[tuple[str, str], ...] = ()
     """`FamilySpec.peft_experts` of a recorded model."""
@@ -311,9 +306,9 @@ class ModelShape:
     def assumptions(self) -> tuple[str, ...]:
         """Assumptions about a sample's content besides text, and about weights if the checkpoint has other ones."""
         phrases = list[str]()
-        if self.around:
-            own = "layers recorded from the module's own code"
-            phrases.append(own if self.module else "layers recorded from transformers' own code")
+        if self.outer_programs:
+            recorded = "layers recorded from the module's own code"
+            phrases.append(recorded if self.module else "layers recorded from transformers' own code")
         if self.quantized:
             phrases.append(f"weights as --method loads them, not as the checkpoint's {self.quantized}")
         if self.images and self.image:

@@ -63,8 +63,6 @@ def value_at(coefficients: Coefficients, seq_len: int) -> int:
 
 
 class Slot(NamedTuple):
-    """One tensor of a program."""
-
     elements: Quantity
     width: int
     """Last dimension; 1 if it depends on the length."""
@@ -85,12 +83,11 @@ class Derivative(NamedTuple):
     """Work of autograd for one operation when some of its inputs require a gradient."""
 
     saves_inputs: tuple[int, ...]
-    """Indices of the saved inputs."""
     saves_outputs: tuple[int, ...]
     saves_weights: tuple[int, ...]
     saves_new: Quantity
     """Bytes of saved tensors that are neither input, output nor weight."""
-    passes: bool
+    reuses_gradient: bool
     """Whether the gradients of the inputs are views of the output's gradient."""
     workspace: Quantity
     """Bytes that the backward pass allocates in addition to the gradients of inputs and weights."""
@@ -106,8 +103,6 @@ begin and end (with the results as inputs) of a part that gradient checkpointing
 
 
 class Instruction(NamedTuple):
-    """One operation."""
-
     kind: Kind
     name: str
     """torch's name of the operation, or the module of a linear layer."""
@@ -130,12 +125,13 @@ class Instruction(NamedTuple):
     def derivative(self, mask: int) -> Derivative | None:
         """Return the derivative for the inputs in `mask`. If it was not recorded, return that of the smallest recorded
         set that contains them."""
+        # A superset is the safe side: it saves at least what the missing derivative would.
         larger = [each for each in self.derivatives if mask and each[0] & mask == mask]
         return min(larger, key=lambda each: each[0].bit_count())[1] if larger else None
 
     @property
     def reads_weights(self) -> tuple[str, ...]:
-        """The parameters that it reads."""
+        # `linear` is one instruction with its module's name, so that adapters and quantization can replace it.
         return (f"{self.name}.weight",) if self.kind == "linear" else self.weights
 
 
@@ -149,7 +145,7 @@ class Program(NamedTuple):
     embedding: int
     """The slot of the input embedding's output; -1 in a program without one."""
     instructions: tuple[Instruction, ...]
-    held: tuple[int, ...] = ()
+    output_slots: tuple[int, ...] = ()
     """Slots of the model's output, which a training loop holds in a variable."""
     flash: bool = True
     """Whether the model's class supports the flash-attn package."""
@@ -168,7 +164,7 @@ class Program(NamedTuple):
         """Whether attention gets a mask even without a window."""
         return any(dict(instruction.details).get("masked") for instruction in self.instructions)
 
-    def derived(self, trained: Container[str]) -> set[int]:
+    def slots_requiring_grad(self, trained: Container[str]) -> set[int]:
         """Return the slots that require a gradient if the weights in `trained` do."""
         found = {number for number, slot in enumerate(self.slots) if slot.source > 0 and slot.needs_grad}
         for each in self.instructions:
@@ -192,8 +188,6 @@ class Program(NamedTuple):
 
 
 class OuterPrograms(NamedTuple):
-    """Programs of a model around its layers."""
-
     prologue: tuple[Program, ...]
     """Programs before the first layer of each stack."""
     epilogue: Program
@@ -208,11 +202,9 @@ class LayerVariant(NamedTuple):
     """Differences of `modeling_<model type>.py` (transformers 5.23) that affect the saved tensors of a layer."""
 
     norm: NormVariant = "rms"
-    """The norms over the hidden size."""
     norm_operations: int = 8
     """Operations that an RMSNorm over the hidden size launches."""
     qk_norm: NormVariant = "rms"
-    """The norms of queries and keys."""
     layout: Literal["pre", "output", "sandwich"] = "pre"
     """pre: x + f(norm(x)), twice; output: x + norm(f(x)) (OLMo 2); sandwich: x + norm(f(norm(x))) (Gemma 2)."""
     rotary: Literal["model", "fp32"] = "model"
@@ -221,7 +213,7 @@ class LayerVariant(NamedTuple):
     """Attention implementations that the class supports in addition to eager."""
     softmax_fp32: bool = True
     """Whether eager attention computes the softmax in fp32 and casts it back."""
-    chosen_mask: bool = False
+    where_mask: bool = False
     """Whether eager attention before transformers 5 masks the scores with `torch.where`."""
     masked: bool = False
     """Whether sdpa always gets a mask."""

@@ -49,6 +49,7 @@ def split_layers(model: ModelShape, ranks: int) -> ModelShape:
         ),
         outside=tuple(
             tensor._replace(shape=(tensor.shape[0] // ranks, *tensor.shape[1:]))
+            # A tied head is the embedding, which AutoTP leaves whole.
             if tensor.role == "head" and not model.tied
             else tensor
             for tensor in model.outside
@@ -61,6 +62,7 @@ def _split_tensor(tensor: Tensor, ranks: int) -> Tensor:
     module = parts[-2] if len(parts) > 1 else ""
     if module in _BY_COLUMNS:
         return tensor._replace(shape=(shape[0] // ranks, *shape[1:]))
+    # A bias of a row-split layer is added after the all-reduce, so every rank keeps it whole.
     if module in _BY_ROWS and len(shape) == 2:
         return tensor._replace(shape=(shape[0], shape[1] // ranks))
     return tensor

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,44 +23,20 @@ FOLDER = Path(__file__).parents[1] / "data" / "recorded"
 def recording(model_type: str, hub_id: str) -> ModelShape:
     """Return the recording of a catalogue entry whose type has no row."""
     models, tree = next((models, tree) for models, tree in _groups(model_type) if hub_id in models)
-    return from_json(ModelShape, _of_one(tree, models.index(hub_id)))
+    return from_json(ModelShape, _select_model(tree, models.index(hub_id)))
 
 
 @cache
 def _groups(model_type: str) -> list[tuple[list[str], Any]]:
-    """Return the content of a type's file."""
     groups: list[tuple[list[str], Any]] = json.loads(gzip.decompress((FOLDER / f"{model_type}.json.gz").read_bytes()))
     return groups
 
 
-def _of_one(tree: Any, index: int) -> Any:
+def _select_model(tree: Any, index: int) -> Any:
     if isinstance(tree, list):
-        return [_of_one(each, index) for each in tree]
+        return [_select_model(each, index) for each in tree]
     if isinstance(tree, dict):
-        return tree["each"][index] if "each" in tree else {key: _of_one(each, index) for key, each in tree.items()}
+        return (
+            tree["each"][index] if "each" in tree else {key: _select_model(each, index) for key, each in tree.items()}
+        )
     return tree
-
-
-def recording_groups(shapes: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
-    """Return the content of a file, from the shapes as JSON by hub id."""
-    groups: dict[str, list[str]] = {}
-    for hub_id, shape in shapes.items():
-        groups.setdefault(repr(_form(shape)), []).append(hub_id)
-    return [(models, _of_all([shapes[hub_id] for hub_id in models])) for models in groups.values()]
-
-
-def _form(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _form(each) for key, each in value.items()}
-    return [_form(each) for each in value] if isinstance(value, list) else None
-
-
-def _of_all(values: Sequence[Any]) -> Any:
-    first = values[0]
-    if all(value == first for value in values):
-        return first
-    if isinstance(first, list):
-        return [_of_all(each) for each in zip(*values, strict=True)]
-    if isinstance(first, dict):
-        return {key: _of_all([value[key] for value in values]) for key in first}
-    return {"each": list(values)}

@@ -16,11 +16,11 @@ from .body import (
     decoder_heads,
     embedding,
     feed_forward_linears,
+    group_layers,
     linear,
     norm,
     norms,
     parameter,
-    stack,
 )
 from .config_fields import MAX_HEADS, MAX_LAYERS, Fields
 from .dense_decoders import GELU, LLAMA, gemma3_text, ministral3, mistral, qwen2
@@ -75,8 +75,8 @@ def patch_grid(c: Fields, *, image: int, patch: int) -> tuple[int, tuple[int, in
 
 def gemma3(c: Fields) -> Body:
     """SigLIP patches, a pooling projector, and Gemma 3's decoder. Each sample has one image."""
-    body = gemma3_text(part(c, "text_config", "gemma3_text"))
-    vision = part(c, "vision_config", "siglip_vision_model")
+    body = gemma3_text(sub_config(c, "text_config", "gemma3_text"))
+    vision = sub_config(c, "vision_config", "siglip_vision_model")
     defaults = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
     sizes = Sizes.read(vision, activation=GELU, **defaults)
     if vision.flag("vision_use_head", default=True):
@@ -99,6 +99,7 @@ def gemma3(c: Fields) -> Body:
         + norms((f"{at}post_layernorm",), hidden, "layer")
     )
     side = c.size("mm_tokens_per_image", default=256)
+    # The projector pools a square of patches into each image token.
     merge = math.isqrt(patches // side)
     image = ImageSize(kernel[1], merge, patches * kernel[1] * kernel[2], resized=False)
     return combine(c, body, (block,), tower + projector, patches=patches, image=image)
@@ -106,9 +107,9 @@ def gemma3(c: Fields) -> Body:
 
 def mistral3(c: Fields) -> Body:
     """Pixtral's tower at its largest image, a projector that merges patches, and a Mistral decoder."""
-    text = part(c, "text_config", "mistral", "ministral3")
+    text = sub_config(c, "text_config", "mistral", "ministral3")
     body = (ministral3 if text.text("model_type", default="mistral") == "ministral3" else mistral)(text)
-    vision = part(c, "vision_config", "pixtral")
+    vision = sub_config(c, "vision_config", "pixtral")
     sizes = Sizes.read(vision, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
     hidden, at = sizes.hidden, "vision_tower."
     patches, kernel = patch_grid(vision, image=1540, patch=14)
@@ -191,7 +192,7 @@ class MergingTower(NamedTuple):
         image = ImageSize(patch, merge, IMAGE_TOKENS * (patch * merge) ** 2)
         return cls(block, outside + _merger("visual.", merger, hidden, hidden * merge**2, out, kind), image)
 
-    def with_language(self, c: Fields, text: Body, blocks: tuple[Block, ...] | None = None) -> Body:
+    def add_language_model(self, c: Fields, text: Body, blocks: tuple[Block, ...] | None = None) -> Body:
         vision = (self.block,) if blocks is None else blocks
         return combine(c, text, vision, self.outside, patches=self.image.patches, tied=False, image=self.image)
 
@@ -216,17 +217,19 @@ _MERGER = ("merger.ln_q", "merger.mlp.0", "merger.mlp.2")
 
 def qwen2_vl(c: Fields) -> Body:
     """A vision tower of LayerNorms, and Qwen2's decoder."""
-    vision = part(c, "vision_config", "qwen2_vl", "qwen2_vl_vision")
+    vision = sub_config(c, "vision_config", "qwen2_vl", "qwen2_vl_vision")
     hidden = vision.size("embed_dim", default=1280)
     width = hidden * vision.size("mlp_ratio", default=4)
     feed_forward = FeedForward(hidden=width, gated=False, activation=vision.text("hidden_act", default="quick_gelu"))
     names, out = ("mlp.fc1", "mlp.fc2"), vision.size("hidden_size", default=3584)
-    return MergingTower.read(vision, hidden, feed_forward, names, _MERGER, out=out).with_language(c, _qwen2_text(c))
+    return MergingTower.read(vision, hidden, feed_forward, names, _MERGER, out=out).add_language_model(
+        c, _qwen2_text(c)
+    )
 
 
 def qwen2_5_vl(c: Fields) -> Body:
     """A vision tower with windowed attention in most layers, and Qwen2's decoder."""
-    vision = part(c, "vision_config", "qwen2_5_vl", "qwen2_5_vl_vision")
+    vision = sub_config(c, "vision_config", "qwen2_5_vl", "qwen2_5_vl_vision")
     hidden, width = vision.size("hidden_size", default=3584), vision.size("intermediate_size", default=3420)
     feed_forward = FeedForward(hidden=width, gated=True, activation=vision.text("hidden_act", default="silu"))
     names, out = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), vision.size("out_hidden_size", default=3584)
@@ -235,8 +238,8 @@ def qwen2_5_vl(c: Fields) -> Body:
     whole = replace(tower.block, count=1)
     windowed = replace(whole, attention=whole.attention._replace(window=max(1, reach), chunked=True))
     full = vision.items("fullatt_block_indexes") or [7, 15, 23, 31]
-    blocks = stack([whole if index in full else windowed for index in range(tower.block.count)])
-    return tower.with_language(c, _qwen2_text(c), blocks)
+    blocks = group_layers([whole if index in full else windowed for index in range(tower.block.count)])
+    return tower.add_language_model(c, _qwen2_text(c), blocks)
 
 
 def deep_tower(vision: Fields, out: int, *, inner: int = 0) -> MergingTower:
@@ -260,27 +263,29 @@ def deep_tower(vision: Fields, out: int, *, inner: int = 0) -> MergingTower:
 def qwen3_vl(c: Fields) -> Body:
     """A deep tower (`deep_tower`) and Qwen3's decoder."""
     text = decoder(Style(qk_norm="head", biases=BIASED), num_key_value_heads=32, head_dim=128)
-    return deepstack(c, text(part(c, "text_config", "qwen3_vl_text")))
+    return deepstack(c, text(sub_config(c, "text_config", "qwen3_vl_text")))
 
 
 def deepstack(c: Fields, text: Body) -> Body:
     """Combine Qwen3-VL's tower with a language model, which by default gets the patches of three layers."""
-    vision = part(c, "vision_config", *(f"qwen3_vl{each}" for each in ("", "_vision", "_moe", "_moe_vision")))
+    vision = sub_config(c, "vision_config", *(f"qwen3_vl{each}" for each in ("", "_vision", "_moe", "_moe_vision")))
     seen = vision.items("deepstack_visual_indexes")
-    return deep_tower(vision, 3584, inner=3 if seen is None else len(seen)).with_language(c, text)
+    return deep_tower(vision, 3584, inner=3 if seen is None else len(seen)).add_language_model(c, text)
 
 
-def idle(c: Fields, text: Body) -> Body:
+def add_idle_tower(c: Fields, text: Body) -> Body:
     """Return Qwen3.5's model with the tensors of its vision tower outside the blocks, because text does not use it."""
-    vision = part(c, "vision_config", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision")
+    vision = sub_config(c, "vision_config", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision")
     block, tower, _ = deep_tower(vision, text.hidden_size)
+    # One by one, because these tensors are outside the blocks and need their full names.
     for layer in range(block.count):
         tower += tuple(each._replace(name=f"{block.prefix}.{layer}.{each.name}") for each in block.tensors)
     tower = tuple(tensor._replace(role="tower") for tensor in tower)
+    # Samples are text, so there is no encoder stream and no number of patches.
     return combine(c, text, (), tower, patches=1, tied=False)._replace(encoder_len_fixed=None, idle_tower=True)
 
 
-def part(c: Fields, name: str, *model_types: str) -> Fields:
+def sub_config(c: Fields, name: str, *model_types: str) -> Fields:
     """Return a nested configuration; with all defaults if it is absent."""
     inner = c.section(name) or Fields({}, f"{c.where}, {name}")
     kind = inner.text("model_type", default=model_types[0])

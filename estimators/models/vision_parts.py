@@ -48,6 +48,7 @@ def apply_images(model: ModelShape, images: int | None, max_pixels: int | None) 
             fix=f"pass --max-pixels {256 * size.unit**2} (256 tokens), for instance",
         )
     blocks = tuple(
+        # Several images of a sample are one batch of patches, but attention is computed image by image.
         replace(block, attention=block.attention._replace(window=size.patches, chunked=True))
         if block.hidden_size and count > 1 and block.attention.window is None
         else block
@@ -90,10 +91,7 @@ def select_parts(model: ModelShape, parts: Sequence[str]) -> tuple[str, ...]:
     """Return the parts that the model has. Raises WorkloadError for an unknown part."""
     unknown = [part for part in parts if part not in PATTERNS]
     if unknown:
-        raise WorkloadError(
-            f"--freeze has no part {unknown[0][:40]!r}",
-            fix=f"name some of {', '.join(PATTERNS)}",
-        )
+        raise WorkloadError(f"--freeze has no part {unknown[0][:40]!r}", fix=f"name some of {', '.join(PATTERNS)}")
     return tuple(part for part in parts if any(map(re.compile(PATTERNS[part]).fullmatch, _frozen_by_name(model))))
 
 
@@ -111,6 +109,7 @@ def frozen_prefixes(model: ModelShape) -> tuple[str, ...]:
     for name in (name for name, is_frozen in names.items() if is_frozen and not name.startswith(tuple(found))):
         parts = name.split(".")
         begins = (".".join(parts[:end]) + "." for end in range(1, len(parts)))
+        # The shortest prefix covers later modules of the part too, which FSDP and peft match by name.
         found.append(next((each for each in begins if not any(other.startswith(each) for other in others)), name))
     return tuple(found)
 
@@ -152,18 +151,18 @@ def trains(model: ModelShape, block: Block, workload: Workload) -> bool:
     """Return whether a layer has a weight or an adapter that trains."""
     if workload.method == "full":
         return not all(tensor.frozen for tensor in block.tensors)
-    chosen = adapters(model, workload)
-    return any(chosen.adapter_rank(tensor) for tensor in block.tensors)
+    lora = adapters(model, workload)
+    return any(lora.adapter_rank(tensor) for tensor in block.tensors)
 
 
 def trains_projector(model: ModelShape, workload: Workload) -> bool:
     """Return whether the projector after a vision tower trains, or has adapters."""
-    is_of_it, chosen = re.compile(PATTERNS["projector"]).fullmatch, adapters(model, workload)
-    own = [tensor for tensor in model.outside if is_of_it(tensor.name) and not tensor.frozen]
-    return any(workload.method == "full" or chosen.adapter_rank(tensor) for tensor in own)
+    in_projector, lora = re.compile(PATTERNS["projector"]).fullmatch, adapters(model, workload)
+    projector = [tensor for tensor in model.outside if in_projector(tensor.name) and not tensor.frozen]
+    return any(workload.method == "full" or lora.adapter_rank(tensor) for tensor in projector)
 
 
-def derives(model: ModelShape, block: Block, workload: Workload, *, checkpointing: bool) -> bool:
+def has_backward(model: ModelShape, block: Block, workload: Workload, *, checkpointing: bool) -> bool:
     """Return whether a layer has a backward pass. Layers of a frozen vision tower have none, unless checkpointing makes
     the output of its embedding require a gradient (transformers 5.23 modeling_utils.py
     `gradient_checkpointing_enable`, `enable_input_require_grads`)."""

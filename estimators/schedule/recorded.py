@@ -88,7 +88,7 @@ class Schedule:
     entries: tuple[Entry, ...]
 
 
-WIDENED = 2
+LARGEST_COPY_RATIO = 2
 """Largest ratio of the bytes of a copied tensor to those of its reduction: fp32 to 16 bits."""
 
 
@@ -114,7 +114,7 @@ def add_serialized_copies(schedule: Schedule) -> Schedule:
     operations, entries = list(schedule.operations), list[Entry]()
     for begins, ends, found in passes:
         if found.is_serialized:
-            entries += _shared_out(operations, schedule.entries, begins, ends, found)
+            entries += _distribute_copies(operations, schedule.entries, begins, ends, found)
         else:
             entries += schedule.entries[begins:ends]
     return replace(schedule, operations=tuple(operations), entries=tuple(entries))
@@ -131,7 +131,6 @@ def _phases(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
 
 
 def _pass(schedule: Schedule, begins: int, ends: int) -> _Pass:
-    """Return the pass formed by the entries from `begins` to `ends`."""
     found, reduced = _Pass(), None
     for number in range(begins, ends):
         code, first, _ = schedule.entries[number]
@@ -143,19 +142,21 @@ def _pass(schedule: Schedule, begins: int, ends: int) -> _Pass:
             if reduced is not None:
                 found.reductions.append(number)
         elif operation.kind in ("to host", "to device") and reduced is not None:
-            if operation.size_bytes > WIDENED * reduced.size_bytes:
+            # A larger copy is not of this bucket: a layer's weights, or activations that checkpointing offloads.
+            if operation.size_bytes > LARGEST_COPY_RATIO * reduced.size_bytes:
                 continue
             found.copies.append(number)
             found.followed.add(found.reductions[-1])
     return found
 
 
-def _shared_out(
+def _distribute_copies(
     operations: list[RecordedOperation], entries: Sequence[Entry], begins: int, ends: int, found: _Pass
 ) -> Iterator[Entry]:
     """Yield the entries of a pass with all ranks' copies distributed over its all-reduces. Each share is inserted where
     the copying stream has waited for the all-reduce."""
     ranks = max(operations[entries[number][1]].ranks for number in found.reductions)
+    # The recorded rank owns part of a few buckets only; the other ranks copy theirs while it waits.
     turns, stream = min(ranks, len(found.reductions)), entries[found.copies[0]][2]
     copied, shares = [operations[entries[number][1]] for number in found.copies], list[Entry]()
     for kind in ("to device", "to host"):  # the previous sum comes from the host, and the new one goes back

@@ -24,7 +24,7 @@ from ..time.collective_time import CONTENTION, PREFETCH_HIDDEN, Ring, ring
 from ..time.host_costs import HostCosts, host_costs
 from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
 from ..time.roofline import KERNEL_S, attention_rate, memory_rate, product_rate, product_s
-from ..workload import PRECISION_OF
+from ..workload import PRECISIONS
 from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule, add_serialized_copies
 from .streams import HOST, Lane, Span, Streams
 
@@ -41,7 +41,6 @@ _KINDS: dict[Kind, tuple[str, str, Lane | None]] = {
 }
 """For each kind of operation: name in a term, resource ("" if it depends on the operation), and lane that it occupies
 (None if the host computes it)."""
-
 
 _CALLS = {
     "operation": "launches",
@@ -78,8 +77,6 @@ class HostStretch:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedStep:
-    """One optimizer step in time."""
-
     schedule: Schedule
     time: TimeEstimate
     spans: tuple[Span, ...]
@@ -138,7 +135,6 @@ class _Simulation:
         self.phase = self.schedule.phases[phase]
 
     def busy(self, name: str, seconds: float) -> None:
-        """Advance the host by `seconds` of the work `name`."""
         name = f"{self.phase}: {name}"
         begins_s = self.now_s
         self.now_s += seconds
@@ -152,6 +148,7 @@ class _Simulation:
         if lane is None:
             self.busy(self.names[operation], self.seconds[operation])
             return
+        # The host does not wait for the kernel: it issues the next operation after the launch alone.
         self.busy("launches", self.launch_s)
         self.phase_of.append(self.phase)
         seconds, held_up = self.seconds[operation], self.contentions[operation]
@@ -170,7 +167,7 @@ class _Simulation:
     def result(self, tokens_per_step: int) -> SimulatedStep:
         self.synchronize(ALL_STREAMS, 0)
         critical, busy = self._critical_path(), self._busy()
-        together = self.streams.busy_s
+        busy_s = self.streams.busy_s
         return SimulatedStep(
             schedule=self.schedule,
             time=TimeEstimate(
@@ -191,16 +188,15 @@ class _Simulation:
             spans=tuple(self.streams.spans),
             host=tuple(self.host),
             names=self.names,
-            gpu_busy_s=sum(seconds for lanes, seconds in together.items() if "gpu" in lanes),
-            links_busy_s=sum(seconds for lanes, seconds in together.items() if "links" in lanes),
-            overlapped_s=sum(seconds for lanes, seconds in together.items() if {"gpu", "links"} <= lanes),
+            gpu_busy_s=sum(seconds for lanes, seconds in busy_s.items() if "gpu" in lanes),
+            links_busy_s=sum(seconds for lanes, seconds in busy_s.items() if "links" in lanes),
+            overlapped_s=sum(seconds for lanes, seconds in busy_s.items() if {"gpu", "links"} <= lanes),
         )
 
     def _name(self, span: int) -> str:
         return f"{self.phase_of[span]}: {self.names[self.streams.spans[span].operation]}"
 
     def _busy(self) -> dict[str, float]:
-        """Return seconds of work by name, whether or not it was hidden."""
         busy = defaultdict[str, float](float)
         for number, span in enumerate(self.streams.spans):
             busy[self._name(number)] += span.ends_s - span.begins_s
@@ -219,6 +215,7 @@ class _Simulation:
                 path[self._name(number)] += at_s - spans[number].begins_s
                 number, at_s = spans[number].after, spans[number].begins_s
                 continue
+            # The host stretch in which the step's critical path arrives at `at_s`.
             stretch = bisect_left(ends, at_s)
             while stretch >= 0 and host[stretch].name:
                 path[host[stretch].name] += at_s - host[stretch].begins_s
@@ -250,6 +247,7 @@ def contention(operation: RecordedOperation) -> float:
     if operation.kind != "collective":
         return 0.0
     scattered = "allgather" in operation.name or "scatter" in operation.name
+    # Stage 3's gathers have a fitted share of their own; all-reduces slow kernels down as the literature measures.
     return 1 - PREFETCH_HIDDEN if scattered else CONTENTION
 
 
@@ -257,6 +255,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
     """Return the seconds of one operation. Raises ClusterError for a GPU without any published rate."""
     kind, size = operation.kind, operation.size_bytes
     if kind == "host":
+        # All ranks of a node step at the same time and share its memory bandwidth.
         return size * cluster.gpus_per_node / cpu_step_bytes_per_s(cluster)
     if kind in ("to host", "to device"):
         return host_link_s(cluster, size, pinned=operation.pinned, alone=1.0 if operation.serialized else 0.0)
@@ -273,7 +272,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
 
 
 def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
-    gpu, precision = cluster.gpu, PRECISION_OF.get(operation.precision, "fp32")
+    gpu, precision = cluster.gpu, PRECISIONS.get(operation.precision, "fp32")
     bandwidth = memory_rate(gpu)
     if operation.kind == "product":
         copies, rows, inner, columns = operation.product

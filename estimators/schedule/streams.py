@@ -19,8 +19,6 @@ HOST = -1
 
 
 class Span:
-    """One executed operation."""
-
     __slots__ = ("after", "begins_s", "contention", "ends_s", "issued_s", "lane", "left_s", "operation", "stream")
 
     def __init__(
@@ -31,7 +29,6 @@ class Span:
         self.lane = lane
         self.contention = contention
         self.issued_s = issued_s
-        """Time at which the host issued it."""
         self.left_s = seconds
         """Remaining seconds of work, if alone on its lane."""
         self.begins_s = self.ends_s = 0.0
@@ -85,7 +82,6 @@ class Streams:
         self.spans.append(Span(operation, stream, lane, seconds, issued_s, contention))
 
     def record(self, event: int, stream: int) -> None:
-        """Issue an event."""
         self._records += 1
         self._recorded[event] = self._records
         self._queue(stream, "record", self._records)
@@ -98,6 +94,7 @@ class Streams:
     def finish(self, event: int | None = None) -> tuple[float, int]:
         """Simulate until the event is complete, or with None until everything is done. Return the time of that, and the
         span that determined it."""
+        # Number 0 stands for an event that was never recorded, which counts as complete.
         record = None if event is None else self._recorded.get(event, 0)
         self._begin()
         while self._running and (record is None or (record and record not in self._happened)):
@@ -118,6 +115,7 @@ class Streams:
     def _begin(self) -> None:
         """Advance every idle stream as far as possible."""
         happened = True
+        # An event may let other streams go on, so all idle ones are tried until none moves.
         while happened:
             happened = False
             for number in tuple(self._ready):
@@ -144,6 +142,7 @@ class Streams:
                 queue.popleft()
                 span = self.spans[item]
                 span.begins_s = max(stream.ready_s, span.issued_s)
+                # If the stream was idle before the launch, the host was what the span waited for.
                 span.after = stream.last if stream.ready_s >= span.issued_s else HOST
                 stream.running = item
                 self._running.append(stream)
@@ -162,9 +161,11 @@ class Streams:
             on_lane[lane] = on_lane.get(lane, 0) + 1
         rates = {lane: 1 / count for lane, count in on_lane.items()}
         if "gpu" in rates and "links" in rates:
+            # NCCL's kernels occupy SMs and memory bandwidth, so both sides take longer.
             longer = 1 + max(spans[stream.running].contention for stream in active)
             rates |= {"gpu": rates["gpu"] / longer, "links": rates["links"] / longer}
         if self._through_host and "links" in rates and len(_HOST_LINK & rates.keys()) > 1:
+            # Without NVLink a collective crosses the same PCIe link as copies to and from the host.
             rates |= {lane: rates[lane] / 2 for lane in _HOST_LINK & rates.keys()}
         until, ends = min(coming, default=float("inf")), None
         for stream in active:

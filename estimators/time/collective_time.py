@@ -37,7 +37,7 @@ from typing import NamedTuple
 from ..hardware import Cluster, Gpu, network_bytes_per_s
 from ..memory.gathered_parameters import gathered_parameters
 from ..memory.partition import SWAP_MIN_BYTES
-from ..memory.trainable import TensorSet, larger_than, share_from
+from ..memory.trainable import TensorSet, count_above, share_above
 from ..models.model_shape import ModelShape
 from ..plan import Plan
 from ..workload import Workload
@@ -75,7 +75,6 @@ CONTENTION = 0.3
 CONTENTION min(G, L). Fitted. Published: kernels are slowed by 19 % on average and up to 40 % (arXiv:2507.03114, A100,
 H100, MI250); a product during an all-gather falls from 80 to 47 % of an H100's peak (NVIDIA developer forum 337991)."""
 
-
 PREFETCH_HIDDEN = 0.47
 """1 - CONTENTION for stage 3's all-gathers and reduce-scatters. Fitted."""
 
@@ -95,14 +94,15 @@ class Ring(NamedTuple):
 
     def gather_s(self, size_bytes: float, calls: int) -> float:
         """Return the seconds of an all-gather or reduce-scatter of `size_bytes` in total, split into `calls`."""
-        return self._once_around_s(size_bytes, calls, self.bytes_per_s)
+        return self._ring_pass_s(size_bytes, calls, self.bytes_per_s)
 
     def all_reduce_s(self, size_bytes: float, calls: int) -> float:
-        return 2 * self._once_around_s(size_bytes, calls, self.all_reduce_bytes_per_s)
+        return 2 * self._ring_pass_s(size_bytes, calls, self.all_reduce_bytes_per_s)
 
-    def _once_around_s(self, size_bytes: float, calls: int, bytes_per_s: float) -> float:
+    def _ring_pass_s(self, size_bytes: float, calls: int, bytes_per_s: float) -> float:
         if self.ranks == 1:
             return 0.0
+        # Latencies are paid per call: a thousand small tensors cost more than one large bucket.
         return size_bytes * (self.ranks - 1) / self.ranks / bytes_per_s + calls * self.call_s
 
 
@@ -116,7 +116,6 @@ def _link_bytes_per_s(gpu: Gpu) -> float:
 
 
 def ring(cluster: Cluster) -> Ring:
-    """Return the ring over all ranks of the cluster."""
     gpu, local, nodes = cluster.gpu, cluster.gpus_per_node, cluster.nodes
     rates: dict[str, float] = {}
     if local > 1:
@@ -126,6 +125,7 @@ def ring(cluster: Cluster) -> Ring:
     resource = min(rates, key=lambda name: rates[name], default="gpu links")
     hops = nodes * (local - 1) * (LOCAL_HOP_S if nodes == 1 else POSTED_HOP_S) + (nodes - 1) * NETWORK_HOP_S
     slowest = rates.get(resource, 1.0)
+    # `bench` measures this machine alone, which says nothing about a network.
     all_reduce, measured_s = (cluster.all_reduce_bytes_per_s, cluster.collective_call_s) if nodes == 1 else (None, None)
     return Ring(
         ranks=cluster.world_size,
@@ -136,24 +136,24 @@ def ring(cluster: Cluster) -> Ring:
     )
 
 
-def ring_of_neighbours(cluster: Cluster, ranks: int) -> Ring:
+def neighbour_ring(cluster: Cluster, ranks: int) -> Ring:
     """Return the ring over consecutive ranks, within a node if they fit into one."""
     local = cluster.gpus_per_node
     return ring(replace(cluster, nodes=max(1, ranks // local), gpus_per_node=min(ranks, local)))
 
 
-def ring_of_replicas(cluster: Cluster, group: int) -> Ring:
+def replica_ring(cluster: Cluster, group: int) -> Ring:
     """Return the ring over one rank of each group of neighbours that split layers or keep experts. The rings of a
     node's ranks share its adapters."""
     if group == 1:
         return ring(cluster)
-    together = min(group, cluster.gpus_per_node)
+    local_group = min(group, cluster.gpus_per_node)
     return ring(
         replace(
             cluster,
-            nodes=max(1, cluster.nodes * together // group),
-            gpus_per_node=cluster.gpus_per_node // together,
-            interconnect_bytes_per_s=network_bytes_per_s(cluster) / together,
+            nodes=max(1, cluster.nodes * local_group // group),
+            gpus_per_node=cluster.gpus_per_node // local_group,
+            interconnect_bytes_per_s=network_bytes_per_s(cluster) / local_group,
         )
     )
 
@@ -164,7 +164,6 @@ shard is within a factor of two of it)."""
 
 
 def quantized_bytes(numel: float, bits: int) -> float:
-    """Return the bytes of elements in `bits` bits, with their scales."""
     return numel * (bits / 8 + 4 / SCALED_TOGETHER)
 
 
@@ -185,13 +184,12 @@ class QuantizedReduction(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Seconds of one reduction of all gradients."""
         within = self.size_bytes * (self.local - 1) / self.local / self.link_bytes_per_s
         between = self.size_bytes * (self.nodes - 1) / self.nodes / self.network_bytes_per_s
         return within + between + self.calls * self.call_s
 
     @classmethod
-    def of(cls, tensors: TensorSet, cluster: Cluster, plan: Plan) -> QuantizedReduction | None:
+    def from_plan(cls, tensors: TensorSet, cluster: Cluster, plan: Plan) -> QuantizedReduction | None:
         """Return the reduction of a plan; None if gradients are not quantized, as on one node."""
         if not plan.zero_quantized_gradients or cluster.nodes == 1:
             return None
@@ -204,6 +202,7 @@ class QuantizedReduction(NamedTuple):
             calls=4 * matrices,
             link_bytes_per_s=_link_bytes_per_s(cluster.gpu),
             network_bytes_per_s=network_bytes_per_s(cluster) * NETWORK_SHARE,
+            # Two of the four collectives stay within the node, two cross the network.
             call_s=CALL_S + (LOCAL_HOP_S + NETWORK_HOP_S) / 2,
             local=cluster.gpus_per_node,
             nodes=cluster.nodes,
@@ -233,7 +232,7 @@ class Exchange(NamedTuple):
         return self.size_bytes * (self.ranks - 1) / self.ranks / self.bytes_per_s + self.calls * self.call_s
 
     @classmethod
-    def of(cls, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Exchange | None:
+    def from_plan(cls, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Exchange | None:
         """Return the exchange of a plan; None without sequence parallelism and spread experts. `workload` is that of a
         rank. Routers are assumed to be balanced."""
         ranks, local = max(plan.sequence_parallel_size, plan.autoep_size), cluster.gpus_per_node
@@ -244,10 +243,12 @@ class Exchange(NamedTuple):
         if plan.autoep_size > 1:
             mixtures = [(block.count, block.feed_forward) for block in model.blocks if block.feed_forward.experts]
             copies = sum(count * shape.experts_per_token for count, shape in mixtures)
+            # Sent to the experts and back.
             size = 2 * tokens * copies * model.hidden_size * workload.weight_bytes
             calls = 4 * sum(count for count, _ in mixtures)
         rate, resource, hop_s = _link_bytes_per_s(cluster.gpu), "gpu links", LOCAL_HOP_S
         if ranks > local:
+            # Of a rank's P - 1 partners only those on other nodes are reached over the network.
             leaving = (ranks - local) / (ranks - 1)
             network = network_bytes_per_s(cluster) * NETWORK_SHARE / local / leaving
             if network < rate:
@@ -286,18 +287,18 @@ def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[fl
     backward pass (tensors released between recomputation and backward pass). Persistent parameters are never gathered.
     Weights that are whole at the loss are not gathered again (`gathered_parameters`), unless autograd alone keeps them.
     """
-    kept = gathered_parameters(tensors, plan, world_size)
+    gathered = gathered_parameters(tensors, plan, world_size)
     numel = tensors.numel - (tensors.spread_numel if plan.autoep_size == world_size else 0)
-    forward = numel - kept.persistent - tensors.unread
+    forward = numel - gathered.persistent - tensors.unread
     backward = forward - (0 if plan.gradient_checkpointing else tensors.passive)
     if not (tensors.trains_embedding or plan.gradient_checkpointing or tensors.tied):
         backward -= tensors.embedding  # no gradient passes through it
-    backward, again = max(0, backward - kept.available), 0.0
+    backward, repeated = max(0, backward - gathered.available), 0.0
     if plan.gradient_checkpointing and plan.sharding == "zero":
         # Embedding and head run once. A unit of FSDP stays gathered.
         layers = numel - tensors.unread - tensors.embedding - (0 if tensors.tied else tensors.head)
-        again = _released_when_recomputed(tensors, plan) * min(backward, layers)
-    return forward / numel, (backward + again) / numel, again / numel
+        repeated = _released_when_recomputed(tensors, plan) * min(backward, layers)
+    return forward / numel, (backward + repeated) / numel, repeated / numel
 
 
 def _released_when_recomputed(tensors: TensorSet, plan: Plan) -> float:
@@ -313,6 +314,7 @@ def _released_when_recomputed(tensors: TensorSet, plan: Plan) -> float:
     released = after = 0
     for numel in reversed(tensors.layer_tensors):
         if numel > plan.stage3_param_persistence_threshold:
+            # The recomputation ends where the backward pass begins, so what follows a tensor is passed twice.
             released += numel if 2 * after >= reuse and numel + after >= ahead else 0
             after += numel
     return released / after if after else 0.0
@@ -325,7 +327,7 @@ def weights_on_nvme(tensors: TensorSet, plan: Plan, world_size: int) -> float:
     if plan.offload_param != "nvme" or in_memory:
         return 0.0
     smallest = SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size
-    return share_from(tensors, smallest)
+    return share_above(tensors, smallest)
 
 
 class Calls(NamedTuple):
@@ -340,7 +342,7 @@ def gather_calls(tensors: TensorSet, plan: Plan) -> Calls:
     as many with scales."""
     threshold = plan.stage3_param_persistence_threshold
     with_scales = 2 if plan.zero_quantized_weights else 1
-    experts, larger = sum(tensors.spread), larger_than(tensors, threshold)
+    experts, larger = sum(tensors.spread), count_above(tensors, threshold)
     size, bucket = tensors.numel, plan.stage3_prefetch_bucket_size
     shared = with_scales * _calls(size, bucket, larger - experts)
     return Calls(shared, _calls(size, bucket, experts) if experts else 0)
@@ -363,4 +365,5 @@ def reduce_calls(tensors: TensorSet, plan: Plan) -> Calls:
 
 
 def _calls(numel: int, bucket: int, count: int) -> int:
+    # A tensor is never cut, so there are no more buckets than tensors.
     return max(1, min(count, -(-numel // max(1, bucket))))

@@ -16,7 +16,7 @@ from ..hardware import Gpu
 from ..memory.activations.activation_memory import recorded
 from ..memory.activations.recording import LayerRecorder, Recording
 from ..models.model_shape import Block, ModelShape
-from ..models.vision_parts import derives
+from ..models.vision_parts import has_backward
 from ..workload import Workload
 from .flops import Product, attended_len, attention_backward, block_attention, block_products, head_product
 from .host_time import FSDP_SERIAL, ZERO3_SERIAL
@@ -64,37 +64,32 @@ class ComputeTime(NamedTuple):
 
     @property
     def backward_s(self) -> float:
-        """Seconds of the backward pass with recomputation."""
         return self.backward.total_s + self.recompute.total_s
 
 
 @lru_cache(maxsize=512)
 def compute_time(
-    model: ModelShape,
-    workload: Workload,
-    gpu: Gpu,
-    micro_batch: int,
-    gradient_checkpointing: bool,
+    model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int, gradient_checkpointing: bool
 ) -> ComputeTime:
     """Return the seconds of one micro batch. Raises ClusterError for a GPU without any published rate."""
     passes = _Passes(model, workload, gpu, micro_batch)
     for block in model.blocks:
-        back = derives(model, block, workload, checkpointing=gradient_checkpointing)
+        backward = has_backward(model, block, workload, checkpointing=gradient_checkpointing)
         for product in block_products(model, block, workload, micro_batch):
             passes.add_product(
-                product if back else product._replace(backward=0),
+                product if backward else product._replace(backward=0),
                 block.count,
-                recomputed=back and (product.recomputed or workload.software.reentrant),
+                recomputed=backward and (product.recomputed or workload.software.reentrant),
             )
-        passes.add_attention(block, back=back)
+        passes.add_attention(block, backward_pass=backward)
         weights_forward, weights_backward = block_weight_bytes(model, block, workload)
-        passes.add_bytes(block.count * weights_forward, block.count * weights_backward, recomputed=back)
+        passes.add_bytes(block.count * weights_forward, block.count * weights_backward, recomputed=backward)
     # ZeRO's changes to a recording do not change the bytes moved.
-    made = recorded(LayerRecorder(model, workload, gradient_checkpointing, gpu.compute_capability))
-    for block, layer in made.layers:
-        passes.add_recorded(layer, block.count, recomputed=layer.derives)
+    recordings = recorded(LayerRecorder(model, workload, gradient_checkpointing, gpu.compute_capability))
+    for block, layer in recordings.layers:
+        passes.add_recorded(layer, block.count, recomputed=layer.has_backward)
     in_layers_s = passes.forward.total_s
-    passes.add_recorded(made.end, 1, recomputed=False)
+    passes.add_recorded(recordings.head, 1, recomputed=False)
     head = head_product(model, workload, micro_batch)
     if head is not None:
         passes.add_product(head, 1, recomputed=False)
@@ -126,7 +121,7 @@ class _Passes:
 
     def add_product(self, product: Product, layers: int, *, recomputed: bool) -> None:
         rows, inner, columns = product.rows, product.inner, product.columns
-        took = partial(
+        product_seconds = partial(
             product_s,
             copies=product.copies,
             rate=self.rate,
@@ -134,19 +129,20 @@ class _Passes:
             element=self.workload.weight_bytes,
             is_cpu=self.gpu.is_cpu,
         )
-        once = took(rows, inner, columns)
+        forward_s = product_seconds(rows, inner, columns)
         # The gradient of the input sums over the output's width, that of the weight over the rows.
-        of_input = took(rows, columns, inner) if product.backward else 0.0
-        of_weight = took(inner, rows, columns) if product.backward == 2 else 0.0
-        self.forward.products_s += layers * once
-        self.backward.products_s += layers * (of_input + of_weight)
-        self.recompute.products_s += layers * once if recomputed else 0.0
+        input_s = product_seconds(rows, columns, inner) if product.backward else 0.0
+        weight_s = product_seconds(inner, rows, columns) if product.backward == 2 else 0.0
+        self.forward.products_s += layers * forward_s
+        self.backward.products_s += layers * (input_s + weight_s)
+        self.recompute.products_s += layers * forward_s if recomputed else 0.0
 
-    def add_attention(self, block: Block, *, back: bool) -> None:
-        """Add the attention of a block. back: whether the layer has a backward pass."""
+    def add_attention(self, block: Block, *, backward_pass: bool) -> None:
+        """backward_pass: whether the layer has one."""
         workload = self.workload
         for attention, flops, masked in block_attention(self.model, block, workload, self.micro_batch):
             keys = attention.keys or attended_len(workload, workload.seq_len)
+            # The rate depends on the keys of one kernel call, which a window or chunk limits.
             keys = min(attention.chunk or attention.window or keys, keys)
             forward, backward = (
                 attention_rate(
@@ -154,13 +150,13 @@ class _Passes:
                 )
                 for which in (False, True)
             )
-            backward_flops = back * block.count * flops * attention_backward(workload.attention)
+            backward_flops = backward_pass * block.count * flops * attention_backward(workload.attention)
             self.forward.attention_s += block.count * flops / forward
-            self.recompute.attention_s += back * block.count * flops / forward
+            self.recompute.attention_s += backward_pass * block.count * flops / forward
             self.backward.attention_s += backward_flops / backward
 
     def add_recorded(self, recording: Recording, times: int, *, recomputed: bool) -> None:
-        forward, backward = (times * size.at(self.micro_batch) for size in recording.moved)
+        forward, backward = (times * size.at(self.micro_batch) for size in recording.moved_bytes)
         self.add_bytes(forward, backward, recomputed=recomputed)
 
     def add_bytes(self, forward: float, backward: float, *, recomputed: bool) -> None:
@@ -170,8 +166,6 @@ class _Passes:
 
 
 class Passes:
-    """All passes of a step."""
-
     def __init__(self, step: Step) -> None:
         plan, n, costs, host = step.plan, step.micro_batches, step.costs, step.host
         self.step = step
@@ -278,6 +272,7 @@ class Passes:
 def _overlapped_s(gpu_s: float, host_s: float, serial: float, after_s: float = 0.0) -> float:
     """Return the longer of GPU and host time plus the `serial` share of the shorter. `after_s`: GPU time at the end,
     after all earlier launches of the host."""
+    # Launches are asynchronous: in eager PyTorch the slower of the two threads determines the time.
     return max(gpu_s, host_s + after_s) + serial * min(gpu_s - after_s, host_s)
 
 

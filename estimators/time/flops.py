@@ -56,7 +56,7 @@ from ..models.lora import Adapters, adapters, trains_head
 from ..models.model_shape import Attention, Block, ModelShape, Tensor, build_attention
 from ..models.program import ZERO, Program
 from ..models.rank_part import rank_share
-from ..models.vision_parts import derives
+from ..models.vision_parts import has_backward
 from ..objectives import LOSSES
 from ..plan import Plan
 from ..workload import AttentionKernel, MatmulPrecision, Workload
@@ -100,15 +100,15 @@ class StepFlops(NamedTuple):
 
 def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> StepFlops:
     """Return the FLOPs that a GPU executes for one micro batch (rules 1 to 8)."""
-    blocks_forward = blocks_backward = blocks_again = 0
+    blocks_forward = blocks_backward = blocks_recomputed = 0
     for block in model.blocks:
         products = block_products(model, block, workload, plan.micro_batch_size)
         attention = sum(work.flops for work in block_attention(model, block, workload, plan.micro_batch_size))
         forward = sum(product.forward_flops for product in products) + attention
         blocks_forward += block.count * forward
-        if not derives(model, block, workload, checkpointing=plan.gradient_checkpointing):
+        if not has_backward(model, block, workload, checkpointing=plan.gradient_checkpointing):
             continue
-        blocks_again += block.count * (
+        blocks_recomputed += block.count * (
             forward - sum(product.forward_flops for product in products if not product.recomputed)
         )
         blocks_backward += block.count * (
@@ -119,7 +119,7 @@ def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> Step
     return StepFlops(
         forward=blocks_forward + (head.forward_flops if head else 0),
         backward=blocks_backward + (head.backward_flops if head else 0),
-        recompute=blocks_again if plan.gradient_checkpointing else 0,
+        recompute=blocks_recomputed if plan.gradient_checkpointing else 0,
     )
 
 
@@ -129,7 +129,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
         return tuple(_recorded_products(block, block.program, workload, micro_batch))
     stream = model.stream_len(block, workload.seq_len)
     tokens, encoder_tokens = micro_batch * stream, micro_batch * model.encoder_len(workload.seq_len)
-    chosen = adapters(model, workload)
+    lora = adapters(model, workload)
     products: list[Product] = []
     for tensor in block.tensors:
         backward = 2 if workload.method == "full" and not tensor.frozen else 1
@@ -144,14 +144,15 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     inner=one,
                     columns=other,
                     copies=busy,
-                    backward=2 if chosen.folds(tensor) else backward,
+                    backward=2 if lora.folds(tensor) else backward,
                 )
             )
-            if layers := chosen.adapter_layers(tensor) // experts:
-                for matrix in chosen.matrices(tensor)[:2]:
+            if layers := lora.adapter_layers(tensor) // experts:
+                for matrix in lora.matrices(tensor)[:2]:
                     columns, inner = layers * matrix.out_features, matrix.in_features
                     products.append(products[-1]._replace(inner=inner, columns=columns, backward=2))
         elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
+            # Keys and values of cross attention are projected from the encoder's output.
             rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
             repeats = workload.mlp == "tiled" and tensor.role == "feed_forward"  # rule 7
             products.append(
@@ -159,18 +160,19 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     rows=rows,
                     inner=tensor.in_features,
                     columns=tensor.out_features,
-                    backward=(2 if chosen.folds(tensor) else backward) + repeats,
+                    backward=(2 if lora.folds(tensor) else backward) + repeats,
                 )
             )
-            if tensor.linear and (rank := chosen.adapter_rank(tensor)):
+            if tensor.linear and (rank := lora.adapter_rank(tensor)):
                 products += (
                     Product(rows=rows, inner=tensor.in_features, columns=rank),
                     Product(rows=rows, inner=rank, columns=tensor.out_features),
                 )
-        if chosen.folds(tensor):
-            products += _folds(tensor, chosen)
+        if lora.folds(tensor):
+            products += _folds(tensor, lora)
     tiled = workload.mlp == "tiled" and not block.feed_forward.experts
-    if products and not tiled and not _saves_its_end(block):
+    if products and not tiled and not _saves_after_last_product(block):
+        # The last product's result is needed by nothing: checkpointing stops before it (rule 6).
         products[-1] = products[-1]._replace(recomputed=False)
     return tuple(products)
 
@@ -180,11 +182,11 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
     convolution, `inner` is the window and the columns are the output channels."""
     shapes = {tensor.name: tensor.shape for tensor in block.tensors}
     trained = {tensor.name for tensor in block.tensors if not tensor.frozen}
-    derived = program.derived(trained)
-    runs_again = False
+    derived = program.slots_requiring_grad(trained)
+    is_checkpointed = False
     for instruction in program.instructions:
         if instruction.kind in ("checkpoint", "checkpointed"):
-            runs_again = instruction.kind == "checkpoint"
+            is_checkpointed = instruction.kind == "checkpoint"
         flops = instruction.flops.at(workload.seq_len).at(micro_batch)
         if not flops:
             continue
@@ -200,20 +202,16 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
             derivative = instruction.derivative(mask)
             backward = derivative.flops.at(workload.seq_len).at(micro_batch) / flops if derivative else 0.0
         yield Product(
-            rows=elements // columns,
-            inner=inner,
-            columns=columns,
-            backward=round(backward),
-            recomputed=runs_again,
+            rows=elements // columns, inner=inner, columns=columns, backward=round(backward), recomputed=is_checkpointed
         )
 
 
-def _saves_its_end(block: Block) -> bool:
+def _saves_after_last_product(block: Block) -> bool:
     """Return whether anything after the layer's last product saves a tensor: dropout, a norm, expert weights."""
     if block.program is not None:
-        behind = takewhile(lambda each: each.kind != "linear", reversed(block.program.instructions))
-        made = [derivative for each in behind for _, derivative in each.derivatives]
-        return any(each.saves_inputs or each.saves_outputs or each.saves_new.at(1) != ZERO for each in made)
+        tail = takewhile(lambda each: each.kind != "linear", reversed(block.program.instructions))
+        derivatives = [derivative for each in tail for _, derivative in each.derivatives]
+        return any(each.saves_inputs or each.saves_outputs or each.saves_new.at(1) != ZERO for each in derivatives)
     return bool(
         block.hidden_dropout
         or block.feed_forward.experts_per_token < block.feed_forward.experts
@@ -221,11 +219,11 @@ def _saves_its_end(block: Block) -> bool:
     )
 
 
-def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
+def _folds(tensor: Tensor, lora: Adapters) -> tuple[Product, ...]:
     """Return the products of W + B A for a router, or for every expert with the repeated check (rule 3a)."""
     *experts, wide_out, wide_in = tensor.shape
     copies = prod(experts)
-    fold = Product(rows=wide_out, inner=chosen.adapter_rank(tensor) // copies, columns=wide_in, copies=copies)
+    fold = Product(rows=wide_out, inner=lora.adapter_rank(tensor) // copies, columns=wide_in, copies=copies)
     return (fold, fold._replace(backward=0)) if experts else (fold,)
 
 
@@ -240,16 +238,13 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
         rows=micro_batch * workload.scored_len,
         inner=model.hidden_size,
         columns=columns,
-        backward=0 if unread else (2 if trains_head(model, workload) else 1) + LOSSES[workload.loss].head_again,
+        backward=0 if unread else (2 if trains_head(model, workload) else 1) + LOSSES[workload.loss].recomputes_head,
     )
 
 
 class AttentionWork(NamedTuple):
-    """An attention module of one layer."""
-
     attention: Attention
     flops: int
-    """FLOPs of the forward pass."""
     masked: bool
     """Whether torch's memory-efficient kernel adds a mask to the scores."""
 
@@ -261,10 +256,10 @@ def block_attention(model: ModelShape, block: Block, workload: Workload, micro_b
     kernel, masked = kernel_and_mask(model, block, workload, block.attention, None)
     masked = masked and kernel == "efficient"
     encoder, stream = model.encoder_len(workload.seq_len), model.stream_len(block, workload.seq_len)
-    attention, whole = block.attention.rank_share(workload.sequence_parallel_size), attention_len(workload, stream)
-    alone = attended_len(workload, stream)
+    attention, total_len = block.attention.rank_share(workload.sequence_parallel_size), attention_len(workload, stream)
+    document_len = attended_len(workload, stream)
     dense = kernel == "eager" or masked
-    flops = attention_flops(attention, micro_batch, alone, alone, dense=dense) * whole // alone
+    flops = attention_flops(attention, micro_batch, document_len, document_len, dense=dense) * total_len // document_len
     modules = [AttentionWork(attention, flops, masked)]
     if block.cross_attention is not None:
         flops = attention_flops(block.cross_attention, micro_batch, stream, encoder)
@@ -301,16 +296,17 @@ def attention_flops(attention: Attention, batch: int, queries: int, keys: int, *
         key, value = attention.head_dim, attention.v_head_dim
         per_token = 4 * chunk * key + chunk * (key + value) + 2 * chunk * value + 6 * key * value
         return batch * attention.heads * queries * per_token
-    pairs = queries * keys if dense else seen_pairs(attention, queries, keys)
+    pairs = queries * keys if dense else visible_pairs(attention, queries, keys)
     return 2 * batch * attention.heads * (attention.head_dim + attention.v_head_dim) * pairs
 
 
-def seen_pairs(attention: Attention, queries: int, keys: int) -> int:
+def visible_pairs(attention: Attention, queries: int, keys: int) -> int:
     """Return the unmasked pairs of query and key of one sequence."""
     if attention.cross:
         return queries * keys
     window = min(attention.window or keys, keys)
     if attention.causal:
+        # The first w - 1 queries see fewer keys than the window.
         return window * queries - window * (window - 1) // 2
     return queries * window
 
@@ -336,7 +332,8 @@ def model_flops_utilization(
     if not peak:
         return None
     rank, part = rank_share(model, plan), workload.rank_share(plan.sequence_parallel_size)
-    part = replace(part, mlp="whole", loss="standard" if LOSSES[part.loss].head_again else part.loss)
+    # MFU counts the model's own FLOPs, not those that a memory saving repeats.
+    part = replace(part, mlp="whole", loss="standard" if LOSSES[part.loss].recomputes_head else part.loss)
     flops, micro = micro_batch_flops(rank, part, plan), plan.micro_batch_size
     attention = sum(
         block.count * work.flops for block in rank.blocks for work in block_attention(rank, block, part, micro)
@@ -347,7 +344,6 @@ def model_flops_utilization(
 
 
 def peak_flops_per_s(gpu: Gpu, precision: MatmulPrecision) -> float | None:
-    """Return the card's dense peak."""
     of_tf32 = gpu.tf32_flops_per_s or gpu.fp32_flops_per_s
     peaks = {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "fp32": gpu.fp32_flops_per_s, "tf32": of_tf32}
     return peaks[precision]

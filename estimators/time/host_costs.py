@@ -26,7 +26,6 @@ class HostCosts(NamedTuple):
     view_s: float = 1.6e-6
     """A dispatched operation without a kernel (view, transpose, detach) or an allocation."""
     module_call_s: float = 5.63e-6
-    """A call of an `nn.Module` without hooks."""
     backward_operation_s: float = 8.02e-6
     """An operation of a backward pass, or of DeepSpeed's hooks in any pass, that launches a kernel."""
     backward_view_s: float = 1e-6
@@ -62,7 +61,6 @@ class HostCosts(NamedTuple):
 
     @property
     def launched_s(self) -> float:
-        """An operation of a forward pass with its launch."""
         return self.operation_s + self.launch_s
 
     @property
@@ -72,6 +70,7 @@ class HostCosts(NamedTuple):
     @property
     def forward_visit_s(self) -> float:
         """A visit with the views that its hooks create, and the event by which one stream waits for the other."""
+        # DeepSpeed's pre- and post-backward functions around a module detach its tensors, which is a view each.
         return self.visit_forward_s + 2 * (self.view_s + self.launch_s)
 
     @property
@@ -100,6 +99,7 @@ class HostCosts(NamedTuple):
 
     def times(self, factor: float) -> HostCosts:
         """Return the costs on a core that takes `factor` times as long."""
+        # Every cost scales, the assumed launch too: it is time of the calling thread.
         return HostCosts(*(factor * cost for cost in self))
 
 

@@ -23,16 +23,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..memory.trainable import larger_than, tensor_set
+from ..memory.trainable import count_above, tensor_set
 from ..models.families import layer_variant, leaf_experts, module_experts
 from ..models.lora import Adapters, adapters, quantized
 from ..models.model_shape import Block, ModelShape
 from ..models.program import Program, value_at
-from ..models.vision_parts import derives
+from ..models.vision_parts import has_backward
 from ..plan import Plan
 from ..workload import Workload
 from .host_costs import HostCosts
-from .memory_bound import unpacking
+from .memory_bound import dequantization
 
 BACKWARD_OF_OTHERS = 1.8
 """Backward operations for each forward operation that is not a product with a weight."""
@@ -45,8 +45,6 @@ _FOLD_CALLS = 5
 
 
 class Operations(NamedTuple):
-    """Counts of one layer, or of several."""
-
     operations: int = 0
     """Forward operations that launch a kernel."""
     views: int = 0
@@ -54,11 +52,9 @@ class Operations(NamedTuple):
     backward_operations: int = 0
     backward_views: int = 0
     calls: int = 0
-    """Module calls."""
     hooked: int = 0
     """Module calls with hooks of ZeRO-3."""
     adapted: int = 0
-    """Linear layers with an adapter."""
     folds: int = 0
     """Weights W + B A that LoRA computes because no module can hold an adapter."""
 
@@ -67,28 +63,28 @@ class Operations(NamedTuple):
 
 
 def layer_operations(
-    model: ModelShape, block: Block, workload: Workload, chosen: Adapters, *, fused: bool = False
+    model: ModelShape, block: Block, workload: Workload, lora: Adapters, *, fused: bool = False
 ) -> Operations:
     """Return the counts of one layer. fused: whether norms, rotary embedding, gated activation are one kernel each."""
     if block.program is not None:
-        own, cast = _recorded_operations(block, block.program, workload), 0
-        adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.adapter_rank(tensor))
+        counts, cast = _recorded_operations(block, block.program, workload), 0
+        adapted = sum(1 for tensor in block.tensors if tensor.linear and lora.adapter_rank(tensor))
     else:
-        own = _own_operations(model, block, workload, fused=fused)
+        counts = _own_operations(model, block, workload, fused=fused)
         cast = 2 if workload.software.fp32_adapters else 0
-        adapted = sum(chosen.adapter_layers(tensor) for tensor in block.tensors)
-    folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
+        adapted = sum(lora.adapter_layers(tensor) for tensor in block.tensors)
+    folds = sum(1 for tensor in block.tensors if lora.folds(tensor))
     # Modules with parameters, and layer, attention, feed-forward and activation. peft adds four around an adapted
     # module (base layer, dropout, lora_A, lora_B) and five around a tensor that it folds.
     modules = len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
-    calls = own.calls + modules + 4 * adapted + _FOLD_CALLS * folds
+    calls = counts.calls + modules + 4 * adapted + _FOLD_CALLS * folds
     return Operations(
-        operations=own.operations + (4 + cast) * adapted,
-        views=own.views + 6 * adapted,
-        backward_operations=own.backward_operations + (5 + cast) * adapted,
-        backward_views=own.backward_views + 9 * adapted,
+        operations=counts.operations + (4 + cast) * adapted,
+        views=counts.views + 6 * adapted,
+        backward_operations=counts.backward_operations + (5 + cast) * adapted,
+        backward_views=counts.backward_views + 9 * adapted,
         calls=calls,
-        hooked=calls - _unhooked(model, block, workload, chosen, folds),
+        hooked=calls - _unhooked(model, block, workload, lora, folds),
         adapted=adapted,
         folds=folds,
     )
@@ -99,17 +95,17 @@ def _own_operations(model: ModelShape, block: Block, workload: Workload, *, fuse
     experts = module_experts(model, workload.software) if block.feed_forward.experts else 0
     fused_experts = sum(1 for tensor in block.tensors if experts and tensor.role == "expert")
     matrices = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2) + 3 * experts - fused_experts
-    others = _others(model, block, workload, fused=fused) + _EXPERT_OPERATIONS * experts
+    others = _other_operations(model, block, workload, fused=fused) + _EXPERT_OPERATIONS * experts
     trained = [tensor for tensor in block.tensors if workload.method == "full" and not tensor.frozen]
     biases = sum(1 for tensor in trained if tensor.name.endswith(".bias"))
     casts = 2 * matrices + biases if workload.autocasts else 0  # inputs and weights, and their gradients backward
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
-    unpacked, others_backward = unpacking(workload), round(BACKWARD_OF_OTHERS * others)
+    dequantizing, others_backward = dequantization(workload), round(BACKWARD_OF_OTHERS * others)
     backward = (2 if trained else 1) * matrices + biases + casts + others_backward
     return Operations(
-        operations=matrices + others + casts + unpacked.operations * dequantized,
+        operations=matrices + others + casts + dequantizing.operations * dequantized,
         views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + _EXPERT_VIEWS * experts,
-        backward_operations=backward + unpacked.backward_operations * dequantized,
+        backward_operations=backward + dequantizing.backward_operations * dequantized,
         backward_views=6 * matrices + 29,
         calls=_expert_calls(experts),
     )
@@ -150,8 +146,7 @@ def norm_operations(model: ModelShape, block: Block, *, fused: bool) -> int:
     return 1 if fused or block.norm == "layer" else layer_variant(model, block).norm_operations
 
 
-def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> int:
-    """Return the forward operations that are not products with a weight."""
+def _other_operations(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> int:
     attention, feed_forward = block.attention, block.feed_forward
     count = norm_operations(model, block, fused=fused) * (block.norm_count + (2 if attention.qk_norm else 0)) + 2
     count += ((2 if fused else 10) if attention.rotary else 0) + (7 if workload.attention == "eager" else 1)
@@ -161,13 +156,13 @@ def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool)
     return count + (2 if block.hidden_dropout else 0)
 
 
-def _unhooked(model: ModelShape, block: Block, workload: Workload, chosen: Adapters, folds: int) -> int:
+def _unhooked(model: ModelShape, block: Block, workload: Workload, lora: Adapters, folds: int) -> int:
     """Return the module calls without hooks: those of peft around a folded tensor, which are added after DeepSpeed's
     hooks, and those of a leaf module's submodules and their activation."""
     if not (block.feed_forward.experts and leaf_experts(model, workload.software)):
         return _FOLD_CALLS * folds
     inside = [tensor for tensor in block.tensors if tensor.role in ("router", "expert", "feed_forward")]
-    adapted = sum(chosen.adapter_layers(tensor) for tensor in inside)
+    adapted = sum(lora.adapter_layers(tensor) for tensor in inside)
     modules = len({tensor.name.rpartition(".")[0] for tensor in inside}) + 1 + 4 * adapted
     return modules + _expert_calls(module_experts(model, workload.software)) + _FOLD_CALLS * folds
 
@@ -193,22 +188,17 @@ _OUTSIDE = Operations(operations=13, views=15, backward_operations=12, backward_
 _ROTARY_TABLE = 6
 """Operations that compute the cosines and sines once for all layers."""
 
-
 CHECK_LAUNCHES = 12
 """Kernels that check a tensor for infinities: abs, !=, ==, products, extremes (counted like `step_counts`)."""
 
 
 class HostWork(NamedTuple):
-    """Work of the host in one micro batch."""
-
     counts: Operations
     once: Operations
     """The counts that checkpointing does not repeat: outside the layers, and in layers without a backward pass."""
     layers: int
     reentrant: bool
-    """Whether checkpointing is reentrant."""
     parameters: int
-    """Number of trained tensors."""
     gathered: int
     """Number of tensors that stage 3 does not keep on every rank."""
     persistent: int
@@ -231,13 +221,13 @@ class HostWork(NamedTuple):
         seconds = self._run_s(costs, zero_stage, repeated) + self.layers * costs.checkpoint_s
         return seconds + (0 if self.reentrant else repeated.operations) * costs.recomputed_operation_s
 
-    def backward_s(self, costs: HostCosts, zero_stage: int, buckets: int, gathered_again: float = 1.0) -> float:
+    def backward_s(self, costs: HostCosts, zero_stage: int, buckets: int, regathered: float = 1.0) -> float:
         """Return the host seconds of a backward pass. buckets: gradient buckets that stages 1 to 3 reduce in the pass.
         gathered_again: share of the tensors gathered in the forward pass that are gathered again."""
         counts = self.counts
         seconds = counts.backward_operations * costs.backward_launched_s + counts.backward_views * costs.backward_view_s
         seconds += self._visits_s(costs.backward_visit_s, zero_stage, counts.hooked)
-        seconds += gathered_again * self._gathers_s(costs, zero_stage)
+        seconds += regathered * self._gathers_s(costs, zero_stage)
         if zero_stage and buckets:
             gradient_s = costs.partitioned_s if zero_stage == 3 else costs.bucketed_s
             seconds += self.parameters * gradient_s + buckets * costs.reduced_bucket_s
@@ -264,6 +254,7 @@ class HostWork(NamedTuple):
             return operations, 2 * trained + whole + (6 if offloaded else 41)
         if offloaded:
             return 4 * trained + 56, 4
+        # A rank's partition cuts at most one tensor more than its share.
         touched = min(trained, trained // world_size + 1)
         return 18 * touched + 4 * trained + 47, 15 * touched + 41
 
@@ -287,6 +278,7 @@ class HostWork(NamedTuple):
         """Return the seconds of stage 3's hooks in one pass."""
         if zero_stage != 3:
             return 0.0
+        # FSDP hooks whole units, ZeRO-3 every module with or without parameters.
         return self.units * FSDP_VISIT_S if self.units else hooked * visit_s
 
     def _gathers_s(self, costs: HostCosts, zero_stage: int) -> float:
@@ -301,8 +293,8 @@ def host_work(model: ModelShape, workload: Workload, persistence_threshold: int,
 
 @lru_cache(maxsize=64)
 def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool) -> HostWork:
-    chosen, tensors = adapters(model, workload), tensor_set(model, workload)
-    gathered = larger_than(tensors, persistence_threshold)
+    lora, tensors = adapters(model, workload), tensor_set(model, workload)
+    gathered = count_above(tensors, persistence_threshold)
     fused, last, once = workload.kernels != "torch", model.blocks[-1], Operations()
     if not model.module:
         norm = norm_operations(model, last, fused=fused)
@@ -311,8 +303,8 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
         once = _OUTSIDE.plus(more)
     counts = once
     for block in model.blocks:
-        layer = layer_operations(model, block, workload, chosen, fused=fused)
-        if not derives(model, block, workload, checkpointing=False):
+        layer = layer_operations(model, block, workload, lora, fused=fused)
+        if not has_backward(model, block, workload, checkpointing=False):
             layer = layer._replace(backward_operations=0, backward_views=0)
             once = once.plus(layer, block.count)
         counts = counts.plus(layer, block.count)
@@ -325,5 +317,6 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
         gathered=gathered,
         persistent=len(tensors.trainable) + len(tensors.frozen) + tensors.split_experts - gathered,
         units=model.num_layers + counts.adapted if fsdp else 0,
+        # `torch.where` per expert must know how many tokens it gets, which only the GPU knows.
         synchronizes=tensors.split_experts > 0,
     )

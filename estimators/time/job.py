@@ -21,8 +21,6 @@ PADDED_TO = 8
 
 
 class SamplesOfLength(NamedTuple):
-    """`samples` samples of `tokens` tokens."""
-
     tokens: int
     samples: int
 
@@ -184,8 +182,6 @@ LEAST_LOST_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """The checkpoints of one run."""
-
     size_bytes: int
     """Bytes of one checkpoint, all ranks together."""
     write_s: float
@@ -209,8 +205,10 @@ def saving(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, 
     Not covered: a network drive that all nodes share; asynchronous checkpoints.
     """
     size = checkpoint_bytes(model, workload, plan.zero_stage)
+    # Ranks write their parts at the same time, each node to its own drive.
     write = size / cluster.nodes / nvme_write_bytes_per_s(cluster)
     between_failures = GPU_HOURS_BETWEEN_FAILURES * HOUR_S / cluster.world_size
+    # On one machine failures are so rare that Young's optimum would be longer than the run.
     seldom = max(MOST_LOST_SHARE * training_s, write / MOST_WRITING_SHARE, LEAST_LOST_S)
     interval = min(young_interval_s(write, between_failures), seldom, training_s)
     return Saving(size_bytes=size, write_s=write, interval_s=interval, count=max(1, round(training_s / interval)))
@@ -231,8 +229,6 @@ _SAVED_WEIGHT_BYTES = 2
 
 
 class JobDuration(NamedTuple):
-    """Duration of a job under one plan."""
-
     cluster: Cluster
     """All paid hardware, including the GPUs of a rollout server."""
     steps: int
@@ -248,7 +244,6 @@ class JobDuration(NamedTuple):
     loading_s: float
     """Start of the processes, and reading the weights from each node's drive."""
     evaluation_s: float
-    """Seconds of all evaluations."""
     saving: Saving
     spread: Spread | None = None
     """The 80 % interval of the speed, as factors."""
@@ -267,6 +262,7 @@ class JobDuration(NamedTuple):
         return self.spread and (self._duration_s(self.spread.high), self._duration_s(self.spread.low))
 
     def _duration_s(self, speed: float) -> float:
+        # Loading and saving depend on the drive, so the error of the predicted speed does not apply to them.
         return (self.training_s + self.evaluation_s) / speed + self.loading_s + self.saving.total_s
 
     @property
@@ -275,14 +271,12 @@ class JobDuration(NamedTuple):
 
     @property
     def padding(self) -> float:
-        """Share of the computed tokens that is padding."""
         return 1 - self.tokens / self.computed_tokens
 
     def cost(self, price: Price) -> float:
         return price.cost(self.cluster, self.duration_s)
 
     def cost_range(self, price: Price) -> tuple[float, float] | None:
-        """Return the 80 % interval of the cost."""
         ends = self.duration_s_range
         return ends and (price.cost(self.cluster, ends[0]), price.cost(self.cluster, ends[1]))
 
@@ -315,6 +309,7 @@ def job_duration(
     step_s, steps = time.step_s, job.steps(samples, seq_len)
     if shorter.seq_len != seq_len:
         at_length = {length: estimate_time(model, length, cluster, plan).step_s for length in (workload, shorter)}
+        # A ratio of predictions, because `time` may be a measurement, which knows the longest samples only.
         step_s *= at_length[shorter] / at_length[workload]
     saved = saving(model, workload, cluster, plan, steps * step_s)
     evaluation_s = 0.0

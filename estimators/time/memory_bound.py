@@ -75,7 +75,7 @@ of the node, which write 1/L of it (stage3.py `__add_grad_to_ipg_bucket`, coales
 `all_to_all_quant_reduce`). bf16 adds `RECAST_BYTES`."""
 
 
-class Unpacking(NamedTuple):
+class Dequantization(NamedTuple):
     """Work of a quantized linear layer in addition to its product."""
 
     forward_bytes: float
@@ -86,11 +86,11 @@ class Unpacking(NamedTuple):
     backward_operations: int
 
 
-UNPACKING: Mapping[str, Unpacking] = {
-    "nf4": Unpacking(7, 7, 1, 1),
-    "gptq": Unpacking(7, 7, 1, 1),
-    "gptq by torch": Unpacking(16.5, 0, 9, 0),
-    "int8": Unpacking(0, 1 + 2 + 2 + 2, 8, 1),
+DEQUANTIZATION: Mapping[str, Dequantization] = {
+    "nf4": Dequantization(7, 7, 1, 1),
+    "gptq": Dequantization(7, 7, 1, 1),
+    "gptq by torch": Dequantization(16.5, 0, 9, 0),
+    "int8": Dequantization(0, 1 + 2 + 2 + 2, 8, 1),
 }
 """Unpacking by format. NF4: the bytes that memory moves in the time of one unpacking. litgpt
 tutorials/resource-tables.md (A100-40GB, micro batch 1): it adds 79 ms to an iteration of Llama-2-7B and 191 ms to one
@@ -107,11 +107,11 @@ FIRST_WITH_GPTQMODEL = (4, 49)
 versions use auto-gptq, which trains with torch's operations."""
 
 
-def unpacking(workload: Workload) -> Unpacking:
+def dequantization(workload: Workload) -> Dequantization:
     kind: str = workload.quantization
     if kind == "gptq" and workload.software.transformers < FIRST_WITH_GPTQMODEL:
         kind = "gptq by torch"
-    return UNPACKING[kind]
+    return DEQUANTIZATION[kind]
 
 
 def exchanged_bytes(attention: Attention, workload: Workload) -> int:
@@ -129,7 +129,7 @@ def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> t
     casts of autocast, and gradient sums of every tile of a feed-forward except the first."""
     if workload.method != "full":
         weights = sum(tensor.numel for tensor in block.tensors if quantized(tensor, workload))
-        kind = unpacking(workload)
+        kind = dequantization(workload)
         return kind.forward_bytes * weights, kind.backward_bytes * weights
     if workload.autocasts:
         casts = AUTOCAST_BYTES * sum(tensor.numel for tensor in block.tensors if len(tensor.shape) > 1)
@@ -137,6 +137,7 @@ def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> t
     if workload.mlp != "tiled" or block.feed_forward.experts:
         return 0.0, 0.0
     weights = sum(tensor.numel for tensor in block.tensors if tensor.role == "feed_forward")
+    # Autograd adds each tile's gradient of the whole weight to the sum of the earlier ones.
     return 0.0, float((mlp_tiles(model, workload) - 1) * SUMMED_PASSES * weights * workload.weight_bytes)
 
 
@@ -147,6 +148,7 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
     logits = micro_batch * workload.scored_len * model.vocab_size
     forward, backward = LOSSES[workload.loss].logit_bytes
     uncast = model.model_type == "gpt2" and workload.software.transformers < (4, 48) and workload.weight_bytes == 2
+    # GPT-2's head computed its loss in the model's own type, without an fp32 copy of the logits.
     if uncast and workload.loss == "standard":
         forward, backward = UNCAST_LOGIT_BYTES
     if model.logit_softcap and workload.loss in ("standard", "chunked", "chunked-softmax"):
@@ -157,7 +159,7 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
     return float(forward * logits), float(backward * logits)
 
 
-FOLLOWED_LAYERS = 32
+SIMULATED_LAYERS = 32
 """Number of layers whose prefetches are simulated; the others repeat the pattern."""
 
 PREFETCHES = 3
@@ -180,11 +182,12 @@ def _concatenated_shares(
 ) -> tuple[float, float]:
     layer = [numel for numel in tensors.layer_tensors if numel > threshold]
     everything = [numel for numel in tensors.frozen + tensors.trainable if numel > threshold]
+    # Then the first forward pass prefetches the whole model and nothing is released before the loss.
     if sum(everything) <= max_live:
         uses = [(number, numel, False) for number, numel in enumerate(everything)]
         share = _concatenated_share(uses, max_live, prefetch)
         return share, share
-    layers, size = range(min(FOLLOWED_LAYERS, tensors.model.num_layers)), len(layer)
+    layers, size = range(min(SIMULATED_LAYERS, tensors.model.num_layers)), len(layer)
     in_turn = [(index * size + at, layer[at]) for index in layers for at in range(size)]
     forward = [(-1, tensors.embedding, True), *((number, numel, True) for number, numel in in_turn)]
     backward = [(-1, tensors.head, True)]
@@ -219,6 +222,7 @@ def _concatenated_share(uses: Sequence[tuple[int, int, bool]], max_live: int, pr
                     available.add(following)
                     group, count = group + size, count + 1
             live, gathered = live + group, gathered + group
+            # A single tensor is gathered into its own memory.
             concatenated += group if count > 1 else 0
         if released:
             available.remove(tensor)

@@ -91,6 +91,7 @@ def cpu_step_bytes_per_s(cluster: Cluster) -> float:
     # If the measured rate of all cores exceeds the assumed sum, each core is faster than assumed.
     core = max(CORE_BYTES_PER_S, together / cores)
     contention: float = max(1.0, threads / cores) ** CONTENTION_EXPONENT
+    # Threads of few ranks cannot use all of a node's bandwidth, and more threads than cores slow each other down.
     return min(together, threads * core) / contention
 
 

@@ -63,11 +63,8 @@ SCORING_TERMS = ("passes without gradients", "reference model", "reward model")
 
 
 class Engine(NamedTuple):
-    """One of the generation engines."""
-
     engines: int
     sequences: float
-    """Sequences generated at a time."""
     token_s: float
     """Seconds to generate one token of all sequences."""
     prefill_s: float
@@ -106,18 +103,18 @@ def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
             engines=engine.engines,
             b=engine.sequences,
         ),
-        *_handed_over(step, rollouts, per_step),
+        *_weight_synchronization(step, rollouts, per_step),
     ]
     reward = reward_model(step.model, workload)
     if reward is not None:
         scored_s = _reward_s(step, reward, per_gpu)
         values = {"rollouts": per_step, "scored": scored_s}
         terms.append(step.term("reward model", "gpu compute", per_step * scored_s, "rollouts scored", **values))
-    more = {  # with a value model each pass runs both models: policy and values, reference and values
+    pass_counts = {  # with a value model each pass runs both models: policy and values, reference and values
         "passes without gradients": rollouts.policy_passes(step.micro_batches),
         "reference model": reference_passes(workload),
     }
-    for name, count in more.items():
+    for name, count in pass_counts.items():
         if count:
             passes = count / rollouts.num_iterations
             values = {"more": passes, "forward": forward_s}
@@ -125,21 +122,22 @@ def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
     return terms
 
 
-def _handed_over(step: Step, rollouts: Rollouts, per_step: float) -> list[TimeTerm]:
+def _weight_synchronization(step: Step, rollouts: Rollouts, per_step: float) -> list[TimeTerm]:
     """Return the terms of sending weights to the engine: stage 3's gathers (all at once for `generate`, by tensor for
     vLLM), then one write on the same GPU, or a transfer from one rank to the server."""
     size = step.tensors.numel * step.element_bytes
-    gathers, calls, handed_s = 0, len(step.tensors.trainable) + len(step.tensors.frozen), 0.0
+    gathers, calls, transfer_s = 0, len(step.tensors.trainable) + len(step.tensors.frozen), 0.0
     if step.zero3:  # unless the whole model is gathered, `generate` gathers each layer for each token
-        once = rollouts.rollout != "generate" or rollouts.ds3_gather_for_generation
-        gathers = 1 if once else rollouts.max_completion_length
+        gathers_once = rollouts.rollout != "generate" or rollouts.ds3_gather_for_generation
+        gathers = 1 if gathers_once else rollouts.max_completion_length
     if rollouts.rollout == "vllm-colocate":
-        handed_s = 2 * size / step.values["W"]
+        transfer_s = 2 * size / step.values["W"]
     elif rollouts.rollout == "vllm-server":
         across = rollouts.server_has_node
+        # One rank sends the weights to the server, so the ring has two members.
         pair = replace(step.cluster, nodes=2 if across else 1, gpus_per_node=1 if across else 2)
-        handed_s = size / ring(pair).bytes_per_s
-    seconds = gathers * step.ring.gather_s(size, calls) + handed_s
+        transfer_s = size / ring(pair).bytes_per_s
+    seconds = gathers * step.ring.gather_s(size, calls) + transfer_s
     if not seconds:
         return []
     return [
@@ -153,7 +151,7 @@ def _handed_over(step: Step, rollouts: Rollouts, per_step: float) -> list[TimeTe
             all=step.tensors.numel,
             link=step.ring.bytes_per_s,
             calls=calls,
-            handed=handed_s,
+            handed=transfer_s,
         )
     ]
 
@@ -183,39 +181,42 @@ def vllm_engine(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu
         engines = max(1, gpus // ranks)
         room = cached_sequences(model, workload, gpu.memory_bytes)
         sequences = max(1.0, min(per_gpu * cluster.world_size / engines, room))
-    one_token, prompts = _passes(workload, 1), _passes(workload, prompt)
+    one_token, prompts = _generation_workload(workload, 1), _generation_workload(workload, prompt)
     at_once = max(1, round(sequences))
     bandwidth, element = memory_rate(gpu), workload.weight_bytes
     decoded = compute_time(model, one_token, gpu, at_once, False).forward
     prefilled = compute_time(model, prompts, gpu, at_once, False)
-    kept = sequences * element * cached_elements(model, prompt + length // 2, latent=by_vllm)
+    cached_bytes = sequences * element * cached_elements(model, prompt + length // 2, latent=by_vllm)
+    # `DynamicLayer.update` concatenates: keys and values are read, written and read again; repeated heads once more.
     copies = 1.0 if by_vllm else 3 + (2 * grouped_heads(model) if grouped_heads(model) > 1 else 0)
-    computed_s = (decoded.total_s + copies * kept / bandwidth) / ranks
+    computed_s = (decoded.total_s + copies * cached_bytes / bandwidth) / ranks
     layers, host_s = sum(block.count for block in model.blocks), 0.0
     if by_vllm:
-        token_s = computed_s + _split_s(model, workload, cluster, at_once)
+        token_s = computed_s + _graph_token_s(model, workload, cluster, at_once)
     else:
         costs = host_costs(cluster)
         work = host_work(model, workload, 0)
         launched = TOKEN_OPERATIONS + LAYER_OPERATIONS * layers
         host_s = GENERATE_HOST * (work.forward_s(costs, 0) + launched * costs.launched_s)
         token_s = computed_s if gpu.is_cpu else max(computed_s, host_s)
+    # Only the last token's logits are computed for a prompt.
     prefill_s = (prefilled.forward_s - prefilled.after_layers_s) / ranks
     return Engine(engines=engines, sequences=sequences, token_s=token_s, prefill_s=prefill_s, host_s=host_s)
 
 
-def _split_s(model: ModelShape, workload: Workload, cluster: Cluster, sequences: int) -> float:
+def _graph_token_s(model: ModelShape, workload: Workload, cluster: Cluster, sequences: int) -> float:
     """Return the seconds of a token's kernels in a graph, and of two all-reduces per layer if GPUs split the layers."""
     rollouts, layers = workload.rollouts, sum(block.count for block in model.blocks)
     assert rollouts is not None
     seconds = layers * GRAPH_LAYER_OPERATIONS * KERNEL_S
     if rollouts.vllm_tensor_parallel_size > 1:
         group = ring(replace(cluster, nodes=1, gpus_per_node=rollouts.vllm_tensor_parallel_size))
+        # Row-parallel attention output and feed-forward output each end with an all-reduce.
         seconds += 2 * layers * group.all_reduce_s(sequences * model.hidden_size * workload.weight_bytes, 1)
     return seconds
 
 
-def _passes(workload: Workload, tokens: int) -> Workload:
+def _generation_workload(workload: Workload, tokens: int) -> Workload:
     """Return the workload of forward passes of `tokens` tokens per sequence. Adapters are merged in vLLM."""
     return Workload(
         seq_len=tokens,

@@ -93,7 +93,6 @@ It lies between 180 on the A5000, where every query sees all keys, and 1000 for 
 at 1k, 2k and 4k, Dao-AILab/flash-attention #2605).
 """
 
-
 TRITON_SPEED = (0.75, 0.45)
 """Forward and backward speed of FlashAttention's Triton kernel of 2023 over FlashAttention-2, read off the plots of
 arXiv:2307.08691 (figures 5 and 6)."""
@@ -105,15 +104,7 @@ EFFICIENT_SPEED = (0.48, 0.45)
 
 
 def product_s(
-    rows: int,
-    inner: int,
-    columns: int,
-    *,
-    copies: int,
-    rate: float,
-    bandwidth: float,
-    element: int,
-    is_cpu: bool,
+    rows: int, inner: int, columns: int, *, copies: int, rate: float, bandwidth: float, element: int, is_cpu: bool
 ) -> float:
     """Return the seconds of `copies` matrix products (rows x inner) by (inner x columns), launched as one.
 
@@ -173,6 +164,7 @@ def attention_rate(
     whether torch's memory-efficient kernel runs."""
     if masked and gpu.architecture not in ("Volta", "Turing"):  # these have no other kernel
         return EFFICIENT_SPEED[backward] * attention_rate(gpu, precision, kernel, keys, backward=backward)
+    # Fused attention kernels ignore `allow_tf32`.
     if precision == "tf32" and kernel != "eager":
         precision = "fp32"
     products = product_rate(gpu, precision)
@@ -186,6 +178,7 @@ def attention_rate(
     if kernel == "eager" or precision not in ("bf16", "fp16") or peak is None:
         return products
     share = ATTENTION_OF_PEAK.get(_kind(gpu), 0.3) * (ATTENTION_BACKWARD_SPEED if backward else 1.0)
+    # A short sequence leaves most of a tile masked and each block with little work between its loads.
     rate = min(products, peak * share) * keys / (keys + ATTENTION_HALF_TOKENS)
     return rate * TRITON_SPEED[backward] if kernel == "triton" else rate
 
@@ -200,6 +193,7 @@ def _measured_attention(gpu: Gpu, precision: MatmulPrecision, keys: int, backwar
         return known[-1].flops_per_s
     longer = next(number for number in range(1, len(known)) if keys < known[number].keys)
     short, long = known[longer - 1], known[longer]
+    # Time per FLOP is a constant plus a start-up cost shared by the keys, hence linear in 1 / keys.
     part = (1 / keys - 1 / long.keys) / (1 / short.keys - 1 / long.keys)
     return 1 / ((1 - part) / long.flops_per_s + part / short.flops_per_s)
 

@@ -73,7 +73,7 @@ SYMBOLS: Mapping[str, str] = {
     "G": "ranks of a node",
     "all": "elements of all weights",
     "sent": "bytes of all gradients in 4 bits, with their scales",
-    "near": "bytes per second of a GPU's link to the others of its node",
+    "intra_node_link": "bytes per second of a GPU's link to the others of its node",
     "DRAM": "bytes per second of a node's memory",
     "read": "bytes per second from NVMe",
     "write": "bytes per second to NVMe",
@@ -87,7 +87,6 @@ _NOT_COVERED = {
     "optimizer on the host": "cores taken by data loading",
     "rollout": "completions that end early, prefixes shared by prompts, rewards by a function",
 }
-
 
 _SOURCES = {
     "gpu memory": "estimators/time/memory_bound.py",
@@ -123,7 +122,7 @@ class Step:
         """Bytes of a weight and of a gradient. Under autocast those of plain PyTorch are fp32."""
         self.replicas = cluster.world_size // plan.autotp_size
         self.tensors = tensor_set(model, workload)
-        self.ring = collective.ring_of_replicas(cluster, plan.autotp_size)
+        self.ring = collective.replica_ring(cluster, plan.autotp_size)
         self.engine = plan.sharding == "zero"
         self.zero3 = stage == 3 and self.engine
         # On a CPU the computing process also moves the data that ranks exchange, so nothing is hidden.
@@ -141,9 +140,10 @@ class Step:
         """The ring over the ranks that keep the same experts."""
         if plan.autoep_size > 1:
             self.expert_numel = self.tensors.spread_numel
-            self.expert_ring = collective.ring_of_replicas(cluster, plan.autoep_size)
+            self.expert_ring = collective.replica_ring(cluster, plan.autoep_size)
         self.trained_per_rank = self.trained / (self.replicas if stage else 1)
         if stage and self.expert_numel:
+            # Experts are sharded over fewer ranks, so a rank updates a larger part of them.
             self.trained_per_rank += self.expert_numel * (plan.autoep_size - 1) / self.replicas
         self.trained_per_node = self.trained_per_rank * cluster.gpus_per_node if stage else self.trained
         self.gpu_stepped = 0
@@ -158,7 +158,7 @@ class Step:
         # Below stage 2 only the last micro batch reduces its gradients; the others sum them up.
         self.reductions = n if stage >= 2 else 1
         self.reduce_calls = collective.reduce_calls(self.tensors, plan)
-        self.quantized = collective.QuantizedReduction.of(self.tensors, cluster, plan)
+        self.quantized = collective.QuantizedReduction.from_plan(self.tensors, cluster, plan)
         self.gathers = (0.0, 0.0)
         """Number of times that stage 3 gathers all weights in the forward and in the backward passes of a step."""
         self.repeated_gathers = 0.0
@@ -201,7 +201,8 @@ class Step:
             seconds=seconds,
             resource=resource,
             formula=formula,
-            inputs=tuple([(word, known[word]) for word in _words(formula) if word in known]),
+            # Only the symbols that the formula names are stored: they are printed with it.
+            inputs=tuple([(word, known[word]) for word in _symbol_names(formula) if word in known]),
             source=_SOURCES.get(name) or _SOURCES[resource],
             symbols={} if resource == "launch" else SYMBOLS,
             not_covered=_NOT_COVERED.get(name, ""),
@@ -221,20 +222,19 @@ class Step:
     ) -> TimeTerm:
         """Return the term of `times` all-gathers or reduce-scatters of a size, or all-reduces. formula: formula of the
         bytes. among: a ring of fewer ranks; None for the ring over all."""
-        ring, around = among or self.ring, f"{formula} (N - 1) / N / link + calls t"
+        ring, text = among or self.ring, f"{formula} (N - 1) / N / link + calls t"
         seconds, link = times * ring.gather_s(size_bytes, calls), ring.bytes_per_s
         if all_reduces:
             seconds, link = times * ring.all_reduce_s(size_bytes, calls), ring.all_reduce_bytes_per_s
-            around, calls = f"2 {around}", 2 * calls
+            text, calls = f"2 {text}", 2 * calls
         values = {"N": ring.ranks, "link": link, "calls": times * calls, "t": ring.call_s, **values}
-        return self.term(name, ring.resource, seconds, around, **values)
+        return self.term(name, ring.resource, seconds, text, **values)
 
     def host_link_term(self, name: str, size_bytes: float, formula: str, **values: float) -> TimeTerm:
-        """Return the term of a copy between each GPU and host memory."""
         seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)
         return self.term(name, "pcie", seconds, formula, **values)
 
 
 @lru_cache(maxsize=256)
-def _words(formula: str) -> tuple[str, ...]:
+def _symbol_names(formula: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.findall(r"\w+", formula)))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..estimate import Estimate, Spread, TimeEstimate, TimeTerm
-from ..hardware import HOST_CORE, Cluster, assumed_of_machines
+from ..hardware import HOST_CORE, Cluster, machine_assumptions
 from ..memory.activations.kernels import offered_attention
 from ..memory.plan_memory import estimate_memory
 from ..models.model_shape import ModelShape
@@ -46,8 +46,8 @@ from .transfers import (
     gather_forward,
     gradient_reduction,
     gradients_to_host,
+    last_reduction_share,
     layer_inputs,
-    reduced_last,
     split_layers,
 )
 
@@ -65,7 +65,7 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
     plan, workload, passes = step.plan, step.workload, Passes(step)
     links = _forward_links(step, passes)
     terms = [*passes.terms(), *_without_gradients(step, passes, links), *links, *_backward_links(step, passes)]
-    terms += update(step, passes)
+    terms += optimizer_terms(step, passes)
     return TimeEstimate(
         terms=tuple(term for term in terms if term.seconds or term.hidden_s),
         tokens_per_step=plan.micro_batch_size * plan.gradient_accumulation_steps * step.replicas * workload.seq_len,
@@ -117,18 +117,14 @@ _INPUTS_TO_HOST = "layer inputs to host"
 def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
     """Return the transfers during forward passes, and exchanges between layers in all passes."""
     transfers = Transfers()
-    transfers.exposed += [
-        *exchanges(step),
-        *split_layers(step),
-        *layer_inputs(step, _INPUTS_TO_HOST),
-    ]
+    transfers.exposed += [*exchanges(step), *split_layers(step), *layer_inputs(step, _INPUTS_TO_HOST)]
     if step.plan.zero_stage == 3:
         gather_forward(step, transfers)
     return transfers.terms(passes.forward_s, hidden_share=step.hidden_share, idle_s=passes.forward_idle_s)
 
 
 def _backward_links(step: Step, passes: Passes) -> list[TimeTerm]:
-    stage, last = step.plan.zero_stage, reduced_last(step)
+    stage, last = step.plan.zero_stage, last_reduction_share(step)
     transfers = Transfers(fill_share=0.0 if stage == 3 else 1 / step.reduce_calls.shared)
     transfers.exposed += layer_inputs(step, "layer inputs to GPU")
     if stage == 3:
@@ -158,25 +154,20 @@ def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str
     if time is not None and cluster.host_score_s is None:
         launches = sum(term.seconds for term in time.terms if term.resource == "launch")
         core = (HOST_CORE,) if launches >= LAUNCHES_MATTER * time.step_s else ()
-    return (
-        *cluster.assumptions,
-        *assumed_of_machines(cluster),
-        *core,
-        "data loading does not slow down training",
-    )
+    return (*cluster.assumptions, *machine_assumptions(cluster), *core, "data loading does not slow down training")
 
 
 STEP_REDUCTIONS = (0, 2, 2, 1)
 """All-reduces of one number in a step, by stage: overflow, and the gradient's norm; stage 3 has only one."""
 
 
-def update(step: Step, passes: Passes) -> list[TimeTerm]:
+def optimizer_terms(step: Step, passes: Passes) -> list[TimeTerm]:
     """Return the terms of the optimizer's step on the GPU, on the host and from NVMe, and of returning the weights."""
     if step.plan.offload_optimizer == "none":
-        on_gpu = _on_gpu(step)
+        on_gpu = _gpu_update(step)
         launches = _launches(step, passes, on_gpu.seconds * (1 - _stepped_share(step)))
         return [on_gpu, launches, *_weights_moved(step), *_collectives(step)]
-    stepped = [*_on_host(step), *_weights_to_gpu(step), *_kept_on_gpu(step)]
+    stepped = [*_host_update(step), *_weights_to_gpu(step), *_kept_on_gpu(step)]
     return [*stepped, _launches(step, passes, 0.0), *_weights_moved(step), *_collectives(step)]
 
 
@@ -190,9 +181,10 @@ def _passes_bytes(step: Step) -> float:
     return passes - (BF16_MASTERS_SAVE_BYTES if step.plan.bf16_master_weights_and_grads else 0)
 
 
-def _on_gpu(step: Step) -> TimeTerm:
+def _gpu_update(step: Step) -> TimeTerm:
     states, passes = _state_bytes(step), _passes_bytes(step)
     kernels = step.host.step_kernels(step.plan, step.replicas) if step.engine and not step.cluster.gpu.is_cpu else 0
+    # States are read and written; a kernel has a minimum time even if its tensors are small.
     seconds = (passes + 2 * states) * step.trained_per_rank / step.values["W"] + kernels * KERNEL_S
     formula = f"({passes:g} + 2 states) Pr / W + kernels k"
     return step.term("optimizer", "gpu memory", seconds, formula, states=states, kernels=kernels, k=KERNEL_S)
@@ -220,7 +212,7 @@ def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
     return term._replace(hidden_s=hidden)
 
 
-def _on_host(step: Step) -> list[TimeTerm]:
+def _host_update(step: Step) -> list[TimeTerm]:
     """Return the terms of the step on the host, including reads and writes of states on NVMe."""
     cluster, node = step.cluster, step.trained_per_node
     if not step.host_share:
@@ -229,9 +221,10 @@ def _on_host(step: Step) -> list[TimeTerm]:
     rate = offload.cpu_step_bytes_per_s(cluster)
     seconds = offload.cpu_step_bytes(states, step.plan.master_bytes) * node * step.host_share / rate
     formula = "hosted (6 m + 2 + 2 states) Pn / host" if step.gpu_stepped else "(6 m + 2 + 2 states) Pn / host"
-    own = {"states": states, "host": rate, "hosted": step.host_share}
-    terms = [step.term("optimizer on the host", "cpu", seconds, formula, **own)]
+    inputs = {"states": states, "host": rate, "hosted": step.host_share}
+    terms = [step.term("optimizer on the host", "cpu", seconds, formula, **inputs)]
     if step.plan.offload_optimizer == "nvme":
+        # fp32 masters and fp32 gradients take 8 bytes, whatever the type of the weights is.
         each_way = node * (8 + states)
         seconds = each_way / step.values["read"] + each_way / step.values["write"]
         formula = "(8 + states) Pn (1 / read + 1 / write)"
@@ -295,6 +288,7 @@ def _collectives(step: Step) -> list[TimeTerm]:
             step.ring_term("updated experts gathered", 1, size, 1, "w experts", among=among, experts=step.expert_numel)
         )
     if step.zero3 and not alone and step.host.persistent:
+        # What no forward pass gathers is what every rank keeps.
         whole = step.tensors.numel * (1 - step.gathers[0] / step.micro_batches) - step.tensors.unread
         whole *= step.element_bytes
         calls = step.host.persistent

@@ -45,6 +45,7 @@ class Transfers:
         total = sum(term.seconds for term in self.overlappable)
         if not total or not hidden_share:
             return self.exposed + self.overlappable
+        # While the GPU waits for the host, even transfers that nothing overlaps are hidden.
         hidden = hidden_share * min(total - self.unoverlapped_s, pass_s * (1 - self.fill_share)) + min(
             self.unoverlapped_s, idle_s
         )
@@ -83,7 +84,7 @@ def _reduced_element(step: Step) -> int:
     return 4 if step.plan.reduces_in_fp32 else step.element_bytes
 
 
-def reduced_last(step: Step) -> float:
+def last_reduction_share(step: Step) -> float:
     """Return the share of the gradients reduced after the backward pass: the last bucket, with the embedding."""
     embedding = step.tensors.embedding if step.tensors.trains_embedding else 0
     return max(1 / step.reduce_calls.shared, embedding / max(1, step.trained))
@@ -109,10 +110,10 @@ def _quantized_reduction(step: Step, quantized: collective.QuantizedReduction) -
         "gradient reduction",
         "network",
         times * quantized.seconds,
-        "reductions sent ((G - 1) / G / near + (M - 1) / M / link) + calls t",
+        "reductions sent ((G - 1) / G / intra_node_link + (M - 1) / M / link) + calls t",
         sent=quantized.size_bytes,
         G=quantized.local,
-        near=quantized.link_bytes_per_s,
+        intra_node_link=quantized.link_bytes_per_s,
         link=quantized.network_bytes_per_s,
         calls=times * quantized.calls,
         t=quantized.call_s,
@@ -148,10 +149,10 @@ def gradients_to_host(step: Step) -> TimeTerm:
 
 
 def exchanges(step: Step) -> list[TimeTerm]:
-    """Return the terms of all-to-alls of heads or of tokens, in all passes."""
-    exchange = collective.Exchange.of(step.model, step.workload, step.cluster, step.plan)
+    exchange = collective.Exchange.from_plan(step.model, step.workload, step.cluster, step.plan)
     if exchange is None:
         return []
+    # Ulysses and AutoEP exchange again in the recomputation.
     passes = 3 if step.plan.gradient_checkpointing else 2
     what = "tokens" if step.expert_numel else "heads"
     return [
@@ -180,10 +181,11 @@ def split_layers(step: Step) -> list[TimeTerm]:
     plan, model, n = step.plan, step.model, step.micro_batches
     if plan.autotp_size == 1:
         return []
-    ring = collective.ring_of_neighbours(step.cluster, plan.autotp_size)
-    again = (2 if step.workload.software.reentrant else 1) if plan.gradient_checkpointing else 0
+    ring = collective.neighbour_ring(step.cluster, plan.autotp_size)
+    # Non-reentrant recomputation stops before the feed-forward's all-reduce, whose result no derivative reads.
+    recomputed = (2 if step.workload.software.reentrant else 1) if plan.gradient_checkpointing else 0
     backward = sum(block.count * (4 + block.feed_forward.gated) for block in model.blocks)
-    reduced = (2 + again) * model.num_layers + backward + (not model.tied)
+    reduced = (2 + recomputed) * model.num_layers + backward + (not model.tied)
     size = step.element_bytes * plan.micro_batch_size * step.workload.seq_len * model.hidden_size
     terms = [
         step.term(
@@ -232,20 +234,28 @@ def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
 def gather_forward(step: Step, transfers: Transfers) -> None:
     """Add the gathers of forward passes. The embedding is gathered first, without overlap."""
     n, tensors = step.micro_batches, step.tensors
+    # Only weights that the step has changed must come from all ranks, in the first of n micro batches.
     trained = step.trained * step.element_bytes / collective.gathered_bytes(tensors, step.workload)
     first = tensors.embedding / tensors.numel
     # A tied embedding is read again for the head.
-    again = first if tensors.tied else 0.0
-    _gather(step, transfers, step.gathers[0], near=1 - trained / n, reads=step.gathers[0] + n * again, first=first)
+    for_head = first if tensors.tied else 0.0
+    _gather(
+        step,
+        transfers,
+        step.gathers[0],
+        second_copy_share=1 - trained / n,
+        reads=step.gathers[0] + n * for_head,
+        first=first,
+    )
 
 
 def gather_backward(step: Step, transfers: Transfers) -> None:
     """Add the gathers of backward passes. Weights read for a layer's recomputation are then still in host memory."""
     passes = step.gathers[1]
-    _gather(step, transfers, passes, near=_near_backward(step), reads=min(step.micro_batches, passes))
+    _gather(step, transfers, passes, second_copy_share=_second_copy_share(step), reads=min(step.micro_batches, passes))
 
 
-def _near_backward(step: Step) -> float:
+def _second_copy_share(step: Step) -> float:
     """Return the share of a backward pass's gathers that read hpZ's second copy. Before 0.13 only hooks of the backward
     pass read it, not those of a recomputation (deepspeed 0.10 partition_parameters.py `all_gather_coalesced`,
     `forward`)."""
@@ -254,9 +264,11 @@ def _near_backward(step: Step) -> float:
     return 1 - step.repeated_gathers / step.gathers[1]
 
 
-def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, reads: float, first: float = 0.0) -> None:
-    """Add `passes` gathers of all weights and `reads` reads from NVMe. near: share that reads hpZ's second copy. first:
-    share that is gathered before any computation."""
+def _gather(
+    step: Step, transfers: Transfers, passes: float, *, second_copy_share: float, reads: float, first: float = 0.0
+) -> None:
+    """Add `passes` gathers of all weights and `reads` reads from NVMe. second_copy_share: share that reads hpZ's second
+    copy. first: share that is gathered before any computation."""
     plan, tensors = step.plan, step.tensors
     size = step.gathered_bytes
     calls, expert_calls = collective.gather_calls(tensors, plan)
@@ -264,7 +276,7 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
     expert_bytes = step.expert_numel * step.element_bytes
     if not passes:
         return
-    overlappable, own = list[TimeTerm](), {"passes": passes, "weights": size}
+    overlappable, inputs = list[TimeTerm](), {"passes": passes, "weights": size}
     if step.expert_numel and step.expert_ring.ranks > 1:
         overlappable.append(
             step.ring_term(
@@ -280,32 +292,36 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
         )
     if step.ring.ranks > 1:
         sent_bytes -= expert_bytes
-        far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
-        if far:
+        from_all = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - second_copy_share)
+        if from_all:
             name, formula = "weight gathering", "passes weights"
-            overlappable.append(step.ring_term(name, far, sent_bytes, calls, formula, passes=far, weights=sent_bytes))
-        if passes - far:
-            overlappable.append(_nearby(step, passes - far, sent_bytes, calls))
+            overlappable.append(
+                step.ring_term(name, from_all, sent_bytes, calls, formula, passes=from_all, weights=sent_bytes)
+            )
+        if passes - from_all:
+            overlappable.append(_group_gathering(step, passes - from_all, sent_bytes, calls))
     if plan.offload_param != "none":
         ranks = step.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
+        # Every rank copies its own shard to the GPU and gathers the rest from the others.
         per_rank, formula = passes * size / ranks, "passes weights / N / PCIe"
-        own = {"passes": passes, "weights": size, "N": ranks}
+        inputs = {"passes": passes, "weights": size, "N": ranks}
         # DeepSpeed's host waits for each copy before it launches concurrent work (`_all_gather_dtype`); FSDP's does
         # not (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
-        from_host = step.host_link_term("weights from host", per_rank, formula, **own)
+        from_host = step.host_link_term("weights from host", per_rank, formula, **inputs)
         (transfers.exposed if step.zero3 else overlappable).append(from_host)
+    # Nothing computes while the first bucket is gathered.
     transfers.add_overlappable(overlappable, max(first, 1 / calls))
     on_nvme = collective.weights_on_nvme(tensors, plan, step.replicas)
     if on_nvme:
         reads *= on_nvme
         seconds, formula = reads * (size / step.cluster.nodes / step.values["read"]), "passes weights / M / read"
-        own = {"passes": reads, "weights": size}
-        transfers.exposed.append(step.term("weights from NVMe", "nvme", seconds, formula, **own))
+        inputs = {"passes": reads, "weights": size}
+        transfers.exposed.append(step.term("weights from NVMe", "nvme", seconds, formula, **inputs))
 
 
-def _nearby(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
+def _group_gathering(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
     group = step.plan.zero_hpz_partition_size
-    ring = collective.ring_of_neighbours(step.cluster, group)
+    ring = collective.neighbour_ring(step.cluster, group)
     return step.term(
         "weight gathering nearby",
         ring.resource,

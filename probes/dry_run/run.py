@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from packaging.version import Version
 
@@ -33,14 +33,18 @@ from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
 
-if TYPE_CHECKING:
-    from ..model_recorder.recorded_model import ModuleRequest
-
 OnProgress = Callable[[str], object]
 
 _POLL_S = 0.2
 
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
+
+
+class Answering(Protocol):
+    """A request that computes its own answer in the subprocess; it is pickled. The recorder of models has one, and
+    imports this module."""
+
+    def answer(self) -> Any: ...
 
 
 class DryRunError(DsAdviseError):
@@ -213,7 +217,7 @@ def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> S
 
 
 def answer(
-    request: Request | ModuleRequest, timeout_s: float, on_progress: OnProgress = lambda _phase: None
+    request: Request | Answering, timeout_s: float, on_progress: OnProgress = lambda _phase: None
 ) -> dict[str, Any]:
     """The result of a request in JSON, from a subprocess.
 
@@ -239,7 +243,7 @@ def answer(
 
 
 def _run_worker(
-    request: Request | ModuleRequest, folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
+    request: Request | Answering, folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
 ) -> int:
     """Run `worker.py`. Returns its exit status, negative for a signal."""
     phase = folder / "phase"

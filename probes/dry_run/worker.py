@@ -22,7 +22,6 @@ import torch
 
 from ...estimators.json_form import to_json
 from ...estimators.objectives import OBJECTIVES
-from ..model_recorder.recorded_model import ModuleRequest
 from ..recording.allocation_classifier import AllocationClassifier
 from ..recording.ledger import Ledger, RecordingMode
 from ..recording.phases import PhaseRecorder, highest_peak, peak_by_phase, timeline
@@ -33,6 +32,7 @@ from ..simulated_gpu import attention, collectives, kernels, patches
 from ..simulated_gpu.device import DEVICE_TYPE, register
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from . import training
+from .run import Answering
 
 _HOPPER = 9.0
 """Compute capability assumed for a GPU without one (AMD's, the CPU)."""
@@ -49,9 +49,7 @@ def main() -> None:
     os._exit(0)  # skips the exit handlers of the fake process group
 
 
-def run_request(
-    request: Request | ModuleRequest, on_phase: Callable[[str], object] = lambda _name: None
-) -> dict[str, Any]:
+def run_request(request: Request | Answering, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:
     """{"result": ...}, a `DryRunResult` or the `ModelShape` of a module, or {"error": message, "kind": exception class,
     "phase", "where": line of the user's code, "package": origin of the exception, "fix", "traceback"}.
 
@@ -60,7 +58,7 @@ def run_request(
     recorder = None
     try:
         started = time.monotonic()
-        if isinstance(request, ModuleRequest):
+        if not isinstance(request, Request):
             return {"result": to_json(request.answer())}
         recorder = _recorder(on_phase)
         return {"result": _run(request, recorder, started).to_json()}
@@ -68,7 +66,7 @@ def run_request(
         return {
             "error": str(error),
             "kind": type(error).__name__,
-            "phase": recorder.current if recorder else "" if isinstance(request, ModuleRequest) else "start",
+            "phase": recorder.current if recorder else "start" if isinstance(request, Request) else "",
             "where": _users_line(error),
             "package": _package(error),
             "fix": getattr(error, "fix", ""),

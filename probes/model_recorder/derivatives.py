@@ -29,7 +29,7 @@ class RawDerivative:
     saves_outputs: tuple[int, ...]
     saves_weights: tuple[int, ...]
     saves_new: int
-    passes: bool
+    reuses_gradient: bool
     workspace: int
     operations: int
     flops: int
@@ -92,7 +92,7 @@ def _derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDeriva
         saves_outputs=tuple(place for place in _found(saved, results) if _key(outputs[place]) not in inputs),
         saves_weights=_found(saved, weights),
         saves_new=sum(tensor.untyped_storage().nbytes() for tensor in new),
-        passes=bool(of_activations) and all(_key(gradient) in arrived for gradient in of_activations),
+        reuses_gradient=bool(of_activations) and all(_key(gradient) in arrived for gradient in of_activations),
         workspace=max(0, allocated.peak_bytes - sum(own.values())),
         operations=allocated.operations,
         flops=allocated.flops,

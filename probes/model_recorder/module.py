@@ -100,7 +100,7 @@ def recorded_module(
         tied=False,
         encoder_len_fixed=seq_len if follows else 1,
         source="recorded from its own code",
-        around=OuterPrograms((), _EMPTY),
+        outer_programs=OuterPrograms((), _EMPTY),
         module=own._replace(checkpointing=f"model.{method}()" if method else ""),
     )
 

@@ -211,7 +211,7 @@ def _derivative(raw: Sequence[RawDerivative], inputs: _Row, outputs: _Row, shape
         saves_outputs=outputs.among(first.saves_outputs),
         saves_weights=first.saves_weights,
         saves_new=_quantity([one.saves_new for one in raw], shapes),
-        passes=first.passes,
+        reuses_gradient=first.reuses_gradient,
         workspace=_quantity([one.workspace for one in raw], shapes),
         operations=first.operations,
         flops=_quantity([one.flops for one in raw], shapes),

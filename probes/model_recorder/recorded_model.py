@@ -27,7 +27,7 @@ from ..dry_run.run import absolute_factory, answer
 from ..machine import installed_version
 from ..store_path import store_path
 
-FORMAT = 11
+FORMAT = 12
 """Increases when earlier recordings can no longer be read or are wrong."""
 
 REFUSES = "cannot be built from this configuration"

@@ -151,7 +151,7 @@ def _shape_at(
         source=source,
         peft_experts=tuple(_peft_experts(config.model_type, blocks)),
         pair_router=any(path.endswith(("router", "gate")) and _returns_several(modules[path]) for path in modules),
-        around=_around(runs, shapes, of_head[0].removesuffix(".weight") if of_head else ""),
+        outer_programs=_around(runs, shapes, of_head[0].removesuffix(".weight") if of_head else ""),
     )
 
 

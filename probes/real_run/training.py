@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ...ds_configs.read import optimizer_step_in
-from ...estimators.optimizers import optimizer_of_type
+from ...estimators.optimizers import deepspeed_optimizer
 from ...estimators.workload import Workload
 from ..dry_run import models, user_module
 from ..dry_run.models import UnusableModelError
@@ -132,7 +132,7 @@ def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
     optimizer = config.get("optimizer")
     zero = config.get("zero_optimization")
     builders = ["AsyncIOBuilder"] if nvme_folder else []
-    spec = optimizer_of_type(str(optimizer.get("type"))) if isinstance(optimizer, dict) else None
+    spec = deepspeed_optimizer(str(optimizer.get("type"))) if isinstance(optimizer, dict) else None
     is_deepspeeds = optimizer_step_in(config, Workload()) == "auto"  # not torch's, which `torch_adam` selects
     if spec is not None and spec.is_adam and is_deepspeeds:
         offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None

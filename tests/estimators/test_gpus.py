@@ -82,8 +82,7 @@ def test_a_bare_size_has_exact_memory_and_borrowed_speed(gigabytes: int) -> None
     """Memory follows from the size alone; the speed is a named card's, and is marked as assumed."""
     gpu = gpu_of_memory(gigabytes)
     assert gpu.memory_bytes == int(gigabytes * GIB * UNMEASURED_MEMORY_SHARE)
-    assert gpu.assumed
-    assert gpu.nominal_gb == gigabytes
+    assert gpu.assumed and gpu.nominal_gb == gigabytes
     assert gpu.name in {known.name for known in gpus()}
     assert product_rate(gpu, "fp16") == product_rate(find_gpu(gpu.name), "fp16")
 

@@ -188,14 +188,11 @@ def test_a_value_head_beside_the_logits_takes_their_bytes_in_the_forward_pass_al
     assert logits.size_bytes == (2 + 4) * 2 * 2048 * MODEL.vocab_size
     alone = trained_model(MODEL, "reward")
     plan, standard = PLANS["zero3"], replace(beside, loss="standard")
-    more = {
-        phase.name: phase.allocated_bytes
-        for phase in estimate_memory(model, beside, CLUSTER, plan).phases
-        if phase.name in ("loss_peak", "layer_backward")
-    }
-    for phase in estimate_memory(alone, standard, CLUSTER, plan).phases:
-        if phase.name in more:
-            more[phase.name] -= phase.allocated_bytes
+    with_logits, without = (
+        {phase.name: phase.allocated_bytes for phase in estimate_memory(*each, CLUSTER, plan).phases}
+        for each in ((model, beside), (alone, standard))
+    )
+    more = {name: with_logits[name] - without[name] for name in ("loss_peak", "layer_backward")}
     assert more["loss_peak"] > 0.9 * 6 * 4 * 2048 * MODEL.vocab_size > 100 * abs(more["layer_backward"])
     slower = estimate_time(model, beside, CLUSTER, plan).step_s / estimate_time(alone, standard, CLUSTER, plan).step_s
     assert 1 < slower < 1.2

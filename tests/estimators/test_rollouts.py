@@ -17,7 +17,7 @@ from ds_advise.estimators.memory.evaluation import cached_elements
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.rollout_memory import VLLM_GRAPHS_BYTES
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.objectives import trained_model
+from ds_advise.estimators.objectives import OBJECTIVES, trained_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.estimators.time.job import server_cluster
@@ -81,14 +81,10 @@ def test_vllm_on_the_same_gpu_takes_its_part_in_every_phase_or_asleep_in_the_rol
 def test_completions_are_scored_once_in_a_generation(settings: dict[str, Any], passes: dict[str, float]) -> None:
     """By the policy where vLLM made them, or where they outlive a step (TRL's `_generate_and_score_completions`)."""
     workload = grpo(**settings)
-    found, forward_s = (
-        estimate_time(MODEL, workload, CLUSTER, PLAN).components,
-        estimate_forward_s(MODEL, workload, CLUSTER, PLAN),
-    )
-    scored = {
-        name: found[name] / forward_s for name in ("passes without gradients", "reference model") if name in found
-    }
-    assert scored == pytest.approx(passes)
+    found = estimate_time(MODEL, workload, CLUSTER, PLAN).components
+    forward_s = estimate_forward_s(MODEL, workload, CLUSTER, PLAN)
+    names = found.keys() & {"passes without gradients", "reference model"}
+    assert {name: found[name] / forward_s for name in names} == pytest.approx(passes)
 
 
 def test_decoding_is_bound_by_memory_for_few_sequences_and_by_products_for_many() -> None:
@@ -133,18 +129,17 @@ def test_an_answer_fits_in_every_phase_and_its_phases_add_up() -> None:
 @pytest.mark.parametrize("objective", ["grpo", "rloo"])
 def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
     """Its class has every argument, and the server's command names the GPUs that do not train."""
-    trl = pytest.importorskip("trl")
     question = build_question(MODEL, gpus="8xH100", objective=objective, rollout="vllm-server", server_gpus=2)
     (decided,) = rollout_choices(question)
     workload, cluster = decided.workload, decided.cluster
     assert cluster.world_size == 6
-    config = {"grpo": "GRPOConfig", "rloo": "RLOOConfig"}[objective]
     arguments = training_arguments(PLAN, workload, cluster)
-    assert arguments.keys() <= {field.name for field in fields(getattr(trl, config))}
     assert (arguments["use_vllm"], arguments["vllm_mode"]) == (True, "server")
     assert "reward_funcs=..." in "".join(script_lines(MODEL, workload, PLAN, cluster, "ds_config.json")[-4:])
     (command,) = server_commands(workload, cluster, MODEL.name)
     assert command.startswith("CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve") and "--data-parallel-size 2" in command
+    config = getattr(pytest.importorskip("trl"), OBJECTIVES[objective].config)
+    assert arguments.keys() <= {field.name for field in fields(config)}
 
 
 def test_other_gpus_are_no_change_where_a_server_has_some() -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.cli.explain import explain
 from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.advisor.search.candidate import LIKELY, SURE
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD, LIKELY
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
 from ds_advise.estimators.memory.fit_probability import fixed_segments_waste
 from ds_advise.estimators.models.catalogue import find
@@ -64,7 +64,7 @@ def test_no_run_on_text_that_ran_out_of_memory_is_predicted_to_fit() -> None:
 def test_verdicts_hold_as_often_as_their_probabilities() -> None:
     """As many of the likely fits ran as their probabilities predict, within two standard deviations."""
     likely = [(fit_probabilities()[each.run.row], each.run.fitted) for each in results()]
-    likely = [(probability, ran) for probability, ran in likely if LIKELY <= probability < SURE]
+    likely = [(probability, ran) for probability, ran in likely if LIKELY <= probability < FIT_THRESHOLD]
     expected = sum(probability for probability, _ in likely)
     deviation = sum(probability * (1 - probability) for probability, _ in likely) ** 0.5
     assert len(likely) > 10 and abs(sum(ran for _, ran in likely) - expected) <= 2 * deviation

@@ -16,10 +16,10 @@ from ...ds_configs.read import is_true, plan_from_ds_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import MemoryEstimate
 from ...estimators.hardware import Cluster
-from ...estimators.memory.fit_probability import SURE, fit_probability
+from ...estimators.memory.fit_probability import FIT_THRESHOLD, fit_probability
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.optimizers import OptimizerSpec, optimizer_of_type
+from ...estimators.optimizers import OptimizerSpec, deepspeed_optimizer
 from ...estimators.plan import Plan
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
@@ -79,7 +79,7 @@ class Situation:
         if unsupported(self.model, self.workload, other_plan, self.cluster):
             return 0.0
         other = replace(self, plan=other_plan)
-        gain = other._rate() / self._rate() if other.fit_probability() >= SURE else 0.0
+        gain = other._rate() / self._rate() if other.fit_probability() >= FIT_THRESHOLD else 0.0
         return gain if gain >= GAIN else 0.0
 
     def _rate(self) -> float:
@@ -219,7 +219,7 @@ class LintedConfig:
     @cached_property
     def optimizer_spec(self) -> OptimizerSpec | None:
         """The row of the optimizer block's type; None without a block or for an unknown optimizer."""
-        return optimizer_of_type(self.optimizer)
+        return deepspeed_optimizer(self.optimizer)
 
     @property
     def has_adam(self) -> bool:

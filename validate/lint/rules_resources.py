@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...ds_configs.read import unmodeled_features
-from ...estimators.memory.fit_probability import SURE
+from ...estimators.memory.fit_probability import FIT_THRESHOLD
 from ...estimators.units import gib
 from .linted_config import LintedConfig
 from .rule import Violation, advice_rule, section, violation, warning_rule
@@ -16,12 +16,12 @@ _SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
 
 def _too_large(config: LintedConfig) -> Iterator[Violation]:
     situation = config.situation
-    if situation is None or (probability := situation.fit_probability()) >= SURE:
+    if situation is None or (probability := situation.fit_probability()) >= FIT_THRESHOLD:
         return
     memory, available = situation.memory(), gib(situation.cluster.gpu.memory_bytes)
     time = " at the first evaluation" if memory.peak.name == "evaluation" else ""
     what = f"it needs about {gib(memory.device_bytes_per_gpu)} GiB per GPU{time}, which has {available} GiB"
-    if probability >= 1 - SURE:
+    if probability >= 1 - FIT_THRESHOLD:
         what += f": it fits with a probability of {probability:.0%}"
     yield violation("zero_optimization", what)
 

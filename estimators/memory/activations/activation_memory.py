@@ -10,7 +10,7 @@ from ...estimate import MEMORY_SYMBOLS, Formula, Terms, total_bytes
 from ...models.model_shape import Block, ModelShape
 from ...models.program import ZERO, Size
 from ...workload import Workload
-from .embedding_and_head import encoder_output_terms, end, input_term, shared_terms
+from .embedding_and_head import encoder_output_terms, input_term, record_head, shared_terms
 from .loss import loss_terms
 from .passes import WeightsInPass, frontier
 from .recording import SOURCE, LayerRecorder, PerBatchTerm, Recording, saved_term, saved_terms
@@ -92,14 +92,15 @@ def activation_memory(
         workload,
         gradient_checkpointing,
         compute_capability,
+        # Where everything trains, ZeRO-3's linear layer saves the same inputs as torch's; one cache entry serves both.
         zero3=zero_stage >= 3 and (has_frozen or model.module is not None),
         reduces=zero_stage > 0 or workload.mlp == "whole",
     )
-    return _of_layout(recorder, micro_batch_size, cpu_checkpointing)
+    return _activation_memory(recorder, micro_batch_size, cpu_checkpointing)
 
 
 @lru_cache(maxsize=1024)
-def _of_layout(recorder: LayerRecorder, micro_batch_size: int, on_host: bool) -> ActivationMemory:
+def _activation_memory(recorder: LayerRecorder, micro_batch_size: int, on_host: bool) -> ActivationMemory:
     """Return `activation_memory` from the arguments that determine it; most plans of a search share them."""
     layout = activation_layout(recorder, on_host)
     head = layout.head.terms(micro_batch_size)
@@ -130,8 +131,7 @@ def forward_only_terms(
 class BackwardPeaks(NamedTuple):
     """Moments of the backward pass of one kind of layer, in addition to all saved terms."""
 
-    again: Size
-    """Recomputed bytes."""
+    recomputed: Size
     forward: tuple[Size, ...]
     """While the layer runs forward; with checkpointing, in its recomputation. The rest: `Recording.backward`."""
     all: tuple[Size, ...]
@@ -156,12 +156,13 @@ class ActivationLayout(NamedTuple):
 
     def block_terms(self, micro_batch_size: int, *parts: str) -> Terms:
         """Return the peak within these parts of `BackwardPeaks`, as recomputation and the rest of the backward pass."""
-        found = ((each.again, moment) for each in self.working for part in parts for moment in getattr(each, part))
-        again, largest = max(found, key=lambda pair: pair[1].at(micro_batch_size), default=(ZERO, ZERO))
-        if largest.at(micro_batch_size) < again.at(micro_batch_size):  # a part of the recomputation is freed
-            again = largest
-        gradients = _linear(_GRADIENTS, largest.minus(again), micro_batch_size)
-        return _linear(_RECOMPUTED, again, micro_batch_size) + gradients
+        found = ((each.recomputed, moment) for each in self.working for part in parts for moment in getattr(each, part))
+        # The largest moment depends on the batch: one grows with it, another is fixed (weights that are dequantized).
+        recomputed, largest = max(found, key=lambda pair: pair[1].at(micro_batch_size), default=(ZERO, ZERO))
+        if largest.at(micro_batch_size) < recomputed.at(micro_batch_size):  # a part of the recomputation is freed
+            recomputed = largest
+        gradients = _linear(_GRADIENTS, largest.minus(recomputed), micro_batch_size)
+        return _linear(_RECOMPUTED, recomputed, micro_batch_size) + gradients
 
 
 def _largest(moments: Sequence[Size], micro_batch_size: int) -> Size:
@@ -169,7 +170,6 @@ def _largest(moments: Sequence[Size], micro_batch_size: int) -> Size:
 
 
 def _linear(formula: Formula, size: Size, micro_batch_size: int) -> Terms:
-    """Return a term of B x + y bytes."""
     whole = max(0, size.at(micro_batch_size))
     return formula.term(whole, B=micro_batch_size, x=size.per_sample, y=size.fixed)
 
@@ -189,12 +189,13 @@ def _passes(recorder: LayerRecorder, weights: WeightsInPass) -> tuple[tuple[Size
 
 class Recorded(NamedTuple):
     layers: list[tuple[Block, Recording]]
-    end: Recording
+    head: Recording
 
 
 @lru_cache(maxsize=256)
 def recorded(recorder: LayerRecorder) -> Recorded:
-    return Recorded(_layers(recorder._replace(workload=recorder.workload.layers_cache_key())), end(recorder))
+    # The layers do not depend on the loss, so that a search over losses records them once.
+    return Recorded(_layers(recorder._replace(workload=recorder.workload.layers_cache_key())), record_head(recorder))
 
 
 @lru_cache(maxsize=256)
@@ -210,48 +211,51 @@ def activation_layout(recorder: LayerRecorder, on_host: bool = False) -> Activat
     layers, last = recorded(recorder)
     if model.module:  # its program has its own checkpoints
         checkpointing = False
-    checkpoint = [ZERO if on_host or not record.derives else record.input_size for _, record in layers]
+    checkpoint = [ZERO if on_host or not record.has_backward else record.input_size for _, record in layers]
     # Reentrant checkpointing runs the forward pass without derivatives, so they keep nothing.
-    hold = checkpointing and not workload.software.reentrant
-    held = [record.graph.held() if hold else () for _, record in layers]
-    kept = [
+    keeps_unhooked = checkpointing and not workload.software.reentrant
+    unhooked = [record.graph.unhooked() if keeps_unhooked else () for _, record in layers]
+    kept_sizes = [
         own.plus(total(more)) if checkpointing else total(record.saved)
-        for own, more, (_, record) in zip(checkpoint, held, layers, strict=True)
+        for own, more, (_, record) in zip(checkpoint, unhooked, layers, strict=True)
     ]
     terms: list[PerBatchTerm] = []
     forward: list[Size] = []
     # The final norm.
-    behind = tuple(moment.plus(total(last.saved)) for moment in last.backward[0])
-    working = [BackwardPeaks(ZERO, (), behind, (), ())]
+    norm_moments = tuple(moment.plus(total(last.saved)) for moment in last.backward[0])
+    working = [BackwardPeaks(ZERO, (), norm_moments, (), ())]
     for index, (block, record) in enumerate(layers):
-        layer, gone = total(record.saved), _freed_before_backward(recorder, layers[index:], kept[index:])
-        if not record.derives:
-            forward.extend(moment.minus(gone) for moment in record.forward)
+        layer, freed = total(record.saved), _freed_before_backward(recorder, layers[index:], kept_sizes[index:])
+        if not record.has_backward:
+            forward.extend(moment.minus(freed) for moment in record.forward)
             continue
         if checkpointing:
             # The recomputed forward pass runs while the gradient of the layer's output is waiting.
             own = record.input_size if on_host else ZERO
-            passing = tuple(moment.plus(record.input_size).plus(own).minus(gone) for moment in record.forward)
-            added = layer.plus(own).minus(gone)
+            forward_moments = tuple(moment.plus(record.input_size).plus(own).minus(freed) for moment in record.forward)
+            added = layer.plus(own).minus(freed)
             forward.extend(moment.plus(own) for moment in record.unsaved)
             if not on_host:
                 terms.append(input_term(recorder, block))
-            if held[index]:
+            if unhooked[index]:
                 name = f"{block.stack} inputs of int8 layers"
-                terms.append(saved_term(name, held[index], count=block.count, rows=recorder.rows(block)))
+                terms.append(saved_term(name, unhooked[index], count=block.count, rows=recorder.rows(block)))
         else:
             forward.extend(moment.minus(layer) for moment in record.forward)
-            passing, added = tuple(moment.minus(layer).minus(gone) for moment in record.forward), ZERO.minus(gone)
+            forward_moments, added = (
+                tuple(moment.minus(layer).minus(freed) for moment in record.forward),
+                ZERO.minus(freed),
+            )
             stack = "module's" if model.module else block.stack
             terms.extend(saved_terms(stack, record.saved, count=block.count, rows=recorder.rows(block)))
         backward = (tuple(moment.plus(added) for moment in moments) for moments in record.backward)
-        working.append(BackwardPeaks(layer if checkpointing else ZERO, passing, *backward))
+        working.append(BackwardPeaks(layer if checkpointing else ZERO, forward_moments, *backward))
     shared = tuple(shared_terms(recorder))
     return ActivationLayout(
         saved=(*terms, *shared),
         shared=shared,
         head=saved_term("final norm and head input", last.saved, count=1, rows=recorder.rows(model.blocks[-1])),
-        per_layer=max(kept),
+        per_layer=max(kept_sizes),
         forward=frontier(forward),
         unsaved=frontier(moment.plus(record.input_size) for _, record in layers for moment in record.unsaved),
         working=tuple(working),
@@ -259,15 +263,16 @@ def activation_layout(recorder: LayerRecorder, on_host: bool = False) -> Activat
 
 
 def _freed_before_backward(
-    recorder: LayerRecorder, layers: Sequence[tuple[Block, Recording]], kept: Sequence[Size]
+    recorder: LayerRecorder, layers: Sequence[tuple[Block, Recording]], kept_sizes: Sequence[Size]
 ) -> Size:
     """Return the bytes freed when the first of these layers runs backward: those that all later layers kept.
     Alternating blocks of equal tensors do not count as later. An encoder's output is freed with its decoder."""
-    gone, (first, _) = ZERO, layers[0]
-    for (block, _), size in zip(layers, kept, strict=True):
+    freed, (first, _) = ZERO, layers[0]
+    for (block, _), size in zip(layers, kept_sizes, strict=True):
+        # Alternating kinds (a sliding window in every other layer) interleave, so none of them runs backward first.
         if block.tensors != first.tensors:
-            gone = gone.plus(size.times(block.count))
+            freed = freed.plus(size.times(block.count))
     if first.stack == "encoder":
         for term in encoder_output_terms(recorder):
-            gone = gone.plus(term.size)
-    return gone
+            freed = freed.plus(term.size)
+    return freed

@@ -24,26 +24,27 @@ _SYMBOLS = {
     "y": "bytes for any batch size",
 }
 
-
 _MERGER = re.compile(r"\bvisual\.(merger|deepstack_merger_list\.\d+)\.")
 
 
-def end(recorder: LayerRecorder) -> Recording:
+def record_head(recorder: LayerRecorder) -> Recording:
     """Return the final norm and the head's input."""
     model, block = recorder.model, recorder.model.blocks[-1]
     rows = recorder.rows(block)
     ops = recorder.ops((tensor for tensor in model.outside if tensor.role == "head"), "head")
     width = recorder.workload.activation_itemsize
     value = output = ops.graph.tensor(rows, model.hidden_size, width, "last hidden state")
-    if model.around is not None:
+    if model.outer_programs is not None:
         everything = recorder.ops(model.outside, "head")._replace(graph=ops.graph)
-        output = recorder.replay(everything, model.around.epilogue, block).run(value)
+        output = recorder.replay(everything, model.outer_programs.epilogue, block).run(value)
     else:
         output = norm(ops, recorder.variant(block).norm, output)
     adapted = any(ops.adapters.adapter_rank(tensor) for tensor in ops.weights.values())
     trained = trains_head(model, recorder.workload)
-    kept = recorder.zero3 or LOSSES[recorder.workload.loss].head_again  # head_again: needs the head's input in any case
-    if (model.vocab_size or model.num_labels) and (trained or adapted or kept or model.num_labels):
+    # A loss that repeats the head's product reads its input even if the head is frozen.
+    saves_input = recorder.zero3 or LOSSES[recorder.workload.loss].recomputes_head
+    if (model.vocab_size or model.num_labels) and (trained or adapted or saves_input or model.num_labels):
+        # Under autocast the final norm returns fp32, and the head casts it: the cast copy is what its product saves.
         output = ops.cast(output, ops.itemsize) if recorder.workload.autocasts else output
         ops.graph.apply("logits", (output,), width=1, saves=(output,), product=True)
     return Recording(ops.graph, value, output)
@@ -51,14 +52,14 @@ def end(recorder: LayerRecorder) -> Recording:
 
 def shared_terms(recorder: LayerRecorder) -> list[PerBatchTerm]:
     """Return the terms that live as long as the layers."""
-    around = recorder.model.around
-    if around is None:
+    outer = recorder.model.outer_programs
+    if outer is None:
         return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_terms(recorder)]
     programs = [block.program for block in recorder.model.blocks if block.program is not None]
     # Code without fused attention receives its mask as an input of the layers.
     has_masks = not recorder.model.module and any(program.kernels for program in programs)
     masks = _masks(recorder) if has_masks else []
-    return [*_layer_inputs(recorder, programs), *masks, *_openings(recorder, around)]
+    return [*_layer_inputs(recorder, programs), *masks, *_prologue_terms(recorder, outer)]
 
 
 def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[PerBatchTerm]:
@@ -74,20 +75,20 @@ def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[
     return [PerBatchTerm("inputs of all layers", size, "B x + y", inputs, _SYMBOLS)] if any(size) else []
 
 
-def _openings(recorder: LayerRecorder, around: OuterPrograms) -> list[PerBatchTerm]:
+def _prologue_terms(recorder: LayerRecorder, outer: OuterPrograms) -> list[PerBatchTerm]:
     """Return the activations saved before the first layer of each stack. Checkpointing makes the embedding's output
     require a gradient (`enable_input_require_grads`), which keeps it."""
     needs_grad = recorder.checkpointing and not recorder.trains_embedding
     model, terms = recorder.model, []
-    for opening in around.prologue:
+    for program in outer.prologue:
         ops = recorder.ops(model.outside, "embedding")
         block = next((block for block in reversed(model.blocks) if not block.tokens), model.blocks[0])
-        rows, given = recorder.rows(block), None
-        if opening.input >= 0:  # the output of the previous stack
-            slot = opening.slots[opening.input]
+        rows, hidden_states = recorder.rows(block), None
+        if program.input >= 0:  # the output of the previous stack
+            slot = program.slots[program.input]
             before = slot.elements.at(rows).per_sample // slot.width
-            given = ops.graph.tensor(before, slot.width, ops.itemsize, "last hidden state")
-        output = recorder.replay(ops, opening, block, embedding_needs_grad=needs_grad).run(given)
+            hidden_states = ops.graph.tensor(before, slot.width, ops.itemsize, "last hidden state")
+        output = recorder.replay(ops, program, block, embedding_needs_grad=needs_grad).run(hidden_states)
         saved = [storage for storage in ops.graph.saved() if storage is not output.storage]
         if saved:
             terms.append(saved_term("embedding", saved, count=1, rows=rows))
@@ -95,7 +96,6 @@ def _openings(recorder: LayerRecorder, around: OuterPrograms) -> list[PerBatchTe
 
 
 def _tables(recorder: LayerRecorder) -> list[PerBatchTerm]:
-    """Return the cos and sin tables."""
     rotary = next((block.attention for block in recorder.model.blocks if block.attention.rotary), None)
     if rotary is None:
         return []
@@ -109,6 +109,7 @@ def _masks(recorder: LayerRecorder) -> list[PerBatchTerm]:
     """Return the masks that checkpointed layers hold for the recomputation; otherwise masks end with the forward
     pass."""
     terms, seen = [], set()
+    # Without checkpointing only attention kernels read the mask, and they are counted with their layer.
     for block in recorder.model.blocks if recorder.checkpointing else ():
         rows = recorder.rows(block)
         kernel, masked = recorder.kernel(block)
@@ -129,9 +130,10 @@ def _embedding(recorder: LayerRecorder) -> list[PerBatchTerm]:
     model, terms = recorder.model, []
     for block in {block.stack: block for block in reversed(model.blocks)}.values():
         variant, rows = recorder.variant(block), recorder.rows(block)
-        derives = recorder.derives(block)
-        ops = recorder.ops((), "embedding")._replace(frozen=not derives)
-        needs_grad = derives and (is_tower(block) or recorder.trains_embedding or recorder.checkpointing)
+        has_backward = recorder.has_backward(block)
+        ops = recorder.ops((), "embedding")._replace(frozen=not has_backward)
+        # Dropout saves its mask only if its input needs a gradient.
+        needs_grad = has_backward and (is_tower(block) or recorder.trains_embedding or recorder.checkpointing)
         item, width = recorder.workload.activation_itemsize, model.activation_width(block)
         value = ops.graph.tensor(rows, width, item, "embedding", needs_grad=needs_grad)
         drops = variant.embedding_dropout and block.hidden_dropout > 0
@@ -149,11 +151,11 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[PerBatchTerm]:
     if not encoder or encoder[-1] is recorder.model.blocks[-1]:
         return []
     variant = recorder.variant(encoder[-1])
-    derives = recorder.derives(encoder[-1])
-    ops = recorder.ops((), "encoder output")._replace(frozen=not derives)
+    has_backward = recorder.has_backward(encoder[-1])
+    ops = recorder.ops((), "encoder output")._replace(frozen=not has_backward)
     width, rows = recorder.model.activation_width(encoder[-1]), recorder.rows(encoder[-1])
     item = recorder.workload.activation_itemsize
-    value = ops.graph.tensor(rows, width, item, "last encoder state", needs_grad=derives)
+    value = ops.graph.tensor(rows, width, item, "last encoder state", needs_grad=has_backward)
     output = norm(ops, variant.norm, value, "encoder output")
     if mergers := [tensor for tensor in recorder.model.outside if _MERGER.search(tensor.name)]:
         _merge(recorder.ops(mergers, "merger")._replace(graph=ops.graph), value, output, variant)
@@ -168,9 +170,11 @@ def _merge(ops: Ops, value: Value, output: Value, variant: LayerVariant) -> None
     layer that the language model reads (transformers 5.23 qwen3_vl/modeling_qwen3_vl.py Qwen3VLVisionPatchMerger)."""
     names = [name for name, weight in ops.weights.items() if weight.linear]
     for place in range(0, len(names), 2):
-        given = output if not place else norm(ops, variant.norm, value, "normed patches")
+        patches = output if not place else norm(ops, variant.norm, value, "normed patches")
         width = ops.weights[names[place]].in_features
-        merged = Value(given.rows * given.width // width, width, given.itemsize, given.storage, given.needs_grad)
+        merged = Value(
+            patches.rows * patches.width // width, width, patches.itemsize, patches.storage, patches.needs_grad
+        )
         ops.linear(names[place + 1], ops.saves_input("activated", ops.linear(names[place], merged)))
 
 

@@ -10,7 +10,7 @@ from .ops import Ops
 from .passes import backward_bytes, backward_pass, forward_bytes, forward_pass
 from .saved_tensors import AutogradGraph, Value
 
-INDEX = 8
+INDEX_BYTES = 8
 """Bytes per index."""
 
 
@@ -24,6 +24,7 @@ def activate(ops: Ops, function: str, value: Value) -> Value:
     if function == "relu":
         return ops.saves_output("activated", value)
     if function == "gelu_new":
+        # torch.pow is on autocast's fp32 list, so x^3 is computed from an fp32 copy.
         half, base = ops.scale(value), ops.cast(value, ops.workload.activation_itemsize)
         inner = ops.scale(ops.add(value, ops.scale(ops.power("x^3", base))))
         gate = ops.scale(ops.saves_output("tanh", inner))
@@ -47,7 +48,7 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value) -> V
     else:
         inner = activate(ops, shape.activation, ops.linear(inputs[0], value))
     output = ops.linear(down, inner)
-    ops.graph.hold(value)
+    ops.graph.keep_alive(value)
     return output
 
 
@@ -59,27 +60,29 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
     pass, the previous tile's result, and the weights' gradients, which accumulate until the last tile. Source:
     deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py TiledMLP.
     """
+    # DeepSpeed's example cuts a sequence into ceil(S / H) tiles, so that a tile is about square.
     tiles, graph = -(-value.rows // value.width), ops.graph
     tile = ops._replace(graph=AutogradGraph(graph.part))
     part = tile.graph.tensor(-(-value.rows // tiles), value.width, value.itemsize, "tile", outer=True)
     result = dense(tile, shape, names, part)
     saved = sum(storage.size for storage in tile.graph.saved())
     backward = max(moment.per_sample for moment in backward_pass(tile.graph, result).moments) + saved - result.size
-    again = max(moment.per_sample for moment in forward_pass(tile.graph).moments)
+    recomputed = max(moment.per_sample for moment in forward_pass(tile.graph).moments)
+    # TiledMLP hides gradients from ZeRO until the last tile (`ds_grad_is_ready`), so they stay whole on the GPU.
     weights = sum(ops.weights[name].numel for name in names) if ops.reduces_gradients and tiles > 1 else 0
-    there, back = forward_bytes(tile.graph).per_sample, backward_bytes(tile.graph, result).per_sample
+    forward_moved, backward_moved = forward_bytes(tile.graph).per_sample, backward_bytes(tile.graph, result).per_sample
     results = graph.apply(
         "results of tiles",
         (value,),
         saves=(value,),
         trains=ops.trains,
         forward_workspace=max(moment.per_sample for moment in forward_pass(tile.graph, saves=False).moments),
-        workspace=max(again, backward + result.size) + (result.size if tiles > 1 else 0),
+        workspace=max(recomputed, backward + result.size) + (result.size if tiles > 1 else 0),
         fixed_workspace=value.itemsize * weights,
         product=True,
-        moves=(tiles * there, tiles * (there + back)),
+        moves=(tiles * forward_moved, tiles * (forward_moved + backward_moved)),
     )
-    return graph.apply("feed-forward output", (results,), passes=True)
+    return graph.apply("feed-forward output", (results,), reuses_gradient=True)
 
 
 def _gated(ops: Ops, shape: FeedForward, gate: Value, up: Value) -> Value:
@@ -106,10 +109,11 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
     if not variant.routing_fp32:
         scores = ops.cast(scores, ops.itemsize)
     rows = value.rows * copies
-    order, token, back = (
-        graph.tensor(rows, 1, INDEX, label, needs_grad=False)
+    order, token, inverse = (
+        graph.tensor(rows, 1, INDEX_BYTES, label, needs_grad=False)
         for label in ("order by expert", "token of each copy", "inverse order")
     )
+    # Sorting by expert makes each expert's tokens one block, which a grouped matrix product needs.
     weights = graph.gather("sorted routing weights", _as_rows(scores), order, rows=rows)
     fused = _grouped(
         ops,
@@ -120,7 +124,7 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
     inner = _clamped_gate(ops, fused, shape.hidden) if variant.gpt_oss_experts else _gate(ops, shape, fused)
     output = _grouped(ops, "down_proj", inner, value.width)
     weighted = ops.multiply(output, weights, "weighted output", itemsize=weights.itemsize)
-    restored = graph.gather("restored order", weighted, back, rows=rows)
+    restored = graph.gather("restored order", weighted, inverse, rows=rows)
     return ops.cast(graph.apply("expert output", (restored,), rows=value.rows), ops.itemsize)
 
 
@@ -141,14 +145,15 @@ def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> V
     rows = value.rows * copies
     padded = rows + shape.experts // shape.autoep_size * GROUP_ALIGNMENT  # padding: once per batch, here per sample
 
-    def projected(label: str, given: Value, width: int) -> Value:
-        return graph.apply(label, (given,), width=width, saves=(given,), trains=True, product=True)
+    def projected(label: str, operand: Value, width: int) -> Value:
+        return graph.apply(label, (operand,), width=width, saves=(operand,), trains=True, product=True)
 
-    def index(count: int, label: str, itemsize: int = INDEX) -> Value:
+    def index(count: int, label: str, itemsize: int = INDEX_BYTES) -> Value:
         return graph.tensor(count, 1, itemsize, label, needs_grad=False)
 
     scores = ops.saves_output("router probabilities", ops.cast(ops.linear(router, value), 4))
     scores = _top_k(ops, scores, copies)
+    # Normalizing divides by the sum over the chosen experts; scaling by the route scale is a product with a constant.
     scores = ops.scale(graph.apply("normalized weights", (scores,), saves=(scores,)))
     order, places, inverse = (
         index(rows, "order by expert"),
@@ -162,9 +167,9 @@ def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> V
     inner = graph.apply("gated", (gate, up), saves=(gate, up))
     output = projected("down", inner, value.width)
     output = graph.apply("tokens in order", (output,), rows=rows, saves=(places, inverse))
-    back = ops.new("returned tokens", (output,))
-    placed = graph.apply("restored order", (back,), saves=(order,))
-    graph.hold(grouped, back)
+    returned = ops.new("returned tokens", (output,))
+    placed = graph.apply("restored order", (returned,), saves=(order,))
+    graph.keep_alive(grouped, returned)
     weighted = ops.multiply(placed, _as_rows(scores), "weighted output", itemsize=4)
     return ops.cast(graph.apply("expert output", (weighted,), rows=value.rows), ops.itemsize)
 
@@ -175,7 +180,7 @@ def _as_rows(value: Value) -> Value:
 
 
 def _top_k(ops: Ops, scores: Value, copies: int) -> Value:
-    indices = ops.graph.tensor(scores.rows, copies, INDEX, "expert indices", needs_grad=False)
+    indices = ops.graph.tensor(scores.rows, copies, INDEX_BYTES, "expert indices", needs_grad=False)
     return ops.graph.apply("routing weights", (scores,), width=copies, saves=(indices,))
 
 
@@ -198,6 +203,7 @@ def _gate(ops: Ops, shape: FeedForward, fused: Value) -> Value:
 
 
 def _clamped_gate(ops: Ops, fused: Value, hidden: int) -> Value:
+    # gpt-oss adds a bias to gate and up, which is a new tensor; its split by every other column is two views.
     bias = ops.graph.apply("expert biases", (fused,))
     gate, up = (ops.graph.apply("gate_up_proj", (fused,), width=hidden, view=True) for _ in range(2))
     # The derivative of clamp masks the gradient with one byte per element.
@@ -207,5 +213,5 @@ def _clamped_gate(ops: Ops, fused: Value, hidden: int) -> Value:
     )
     glu = ops.multiply(gate, ops.saves_output("sigmoid", ops.scale(gate)), "glu")
     gated = ops.multiply(ops.scale(up), glu, "gated")
-    ops.graph.hold(bias, up)
+    ops.graph.keep_alive(bias, up)
     return gated

@@ -19,7 +19,6 @@ Kernel = Literal["flash", "efficient", "math", "eager"]
 LARGEST_FUSED_HEAD = 256
 """Maximum head size of flash attention, in torch's kernel and in the flash-attn package."""
 
-
 FIRST_BOOLEAN_MASKS = (4, 53)
 """First transformers version with boolean masks for torch's attention (masking_utils.py)."""
 
@@ -39,13 +38,15 @@ def kernel_and_mask(
     variant, rows = layer_variant(model, block), model.stream_len(block, workload.seq_len)
     ranks, software = workload.sequence_parallel_size, workload.software
     attention = attention.rank_share(ranks)
+    # A sequence shorter than the window needs no mask: transformers then passes None and `is_causal`.
     windowed = attention.window is not None and rows * ranks >= attention.window and not attention.chunked
-    made = model.model_type in ALWAYS_MASKED and (4, 38) <= software.transformers < (4, 40)
+    always_masked = model.model_type in ALWAYS_MASKED and (4, 38) <= software.transformers < (4, 40)
     # Answers differ in length. In 16 bits they count as full; in fp32 their mask keeps sdpa off the math path.
     answers = workload.precision == "fp32" and bool(OBJECTIVES[workload.objective].trainer)
-    padded = software.padding_mask or made or answers
+    padded = software.padding_mask or always_masked or answers
     masked = windowed or variant.masked or padded
     repeated = windowed or padded or software.transformers < FIRST_GROUPED
+    # transformers repeats keys and values itself where the kernel could not group them (`use_gqa_in_sdpa`).
     repeated |= max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD
     kernel = attention_kernel(
         workload,
@@ -55,6 +56,7 @@ def kernel_and_mask(
         grouped=attention.kv_heads < attention.heads and not repeated,
         compute_capability=compute_capability,
     )
+    # Eager attention always adds a causal mask to the scores; flash takes window and causality as arguments.
     return kernel, attention.causal if kernel == "eager" else masked and kernel != "flash"
 
 
@@ -102,6 +104,7 @@ def attention_kernel(
     half = workload.precision != "fp32"
     ampere = compute_capability is None or compute_capability >= 8.0
     widths = (attention.head_dim, attention.v_head_dim)
+    # DeepSeek's heads are 192 wide for queries and 128 for values, which flash accepts from Hopper to B200 only.
     hopper = compute_capability is not None and 9.0 <= compute_capability < 11.0
     equal = widths[0] == widths[1] or (hopper and widths == (192, 128))
     if half and ampere and not masked and equal and max(widths) <= LARGEST_FUSED_HEAD:
@@ -130,6 +133,7 @@ def attend(
     groups = ops.workload.attention != "sdpa" or ops.workload.software.transformers >= FIRST_GROUPED
     if kernel == "flash" and groups:
         return _fused(ops, attention, states, out_width, lse_rows=rows)
+    # `repeat_kv` expands and reshapes, which copies keys and values to the width of the queries.
     if key.width < heads * attention.head_dim:
         key = ops.new("repeated k", (key,), width=heads * attention.head_dim)
         value = ops.new("repeated v", (value,), width=out_width)
@@ -145,6 +149,7 @@ def attend(
     if kernel == "math":
         # torch's composite path: all tensors in fp32, with whole scores and their softmax.
         scaled, keyed, value = (ops.cast(part, 4) for part in (query, key, value))
+        # torch's math path scales both operands by the root of the factor, for stability.
         scores = ops.product("scores", ops.scale(scaled), ops.scale(keyed), width=heads * keys)
         added = mask or bias
         if added is not None:
@@ -155,9 +160,9 @@ def attend(
     itemsize = query.itemsize
     raw = ops.product("scores", ops.new("q", (query,)), ops.new("k", (key,)), width=heads * keys)
     # `where` read and wrote the scores (transformers 4.12 to 4.57 modeling_gpt2.py).
-    chosen = variant.chosen_mask and ops.workload.software.transformers < (5, 0)
-    besides = 2 * ops.itemsize * raw.rows * raw.width * chosen
-    scores = ops.graph.apply("scores", (raw,), moves=(besides, besides))
+    masks_with_where = variant.where_mask and ops.workload.software.transformers < (5, 0)
+    extra_moves = 2 * ops.itemsize * raw.rows * raw.width * masks_with_where
+    scores = ops.graph.apply("scores", (raw,), moves=(extra_moves, extra_moves))
     if attention.softcap:
         scores = ops.scale(ops.saves_output("soft cap", ops.scale(scores)))
     for addend in (bias, mask):
@@ -187,7 +192,7 @@ def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value
     for state, width in zip(states, widths, strict=True):
         repeated = ops.new("repeated heads", (state,), width=width) if state.width < width else state
         wide.append(ops.cast(repeated, 4))
-    query, key = (_unit(ops, state, heads) for state in wide[:2])
+    query, key = (_normalized(ops, state, heads) for state in wide[:2])
     query = padded(ops.scale(query), query.width)
     key, value = padded(key, key.width), padded(wide[2], widths[2])
     beta, decay = padded(ops.cast(beta, 4), heads), padded(ops.scale(decay), heads)
@@ -214,8 +219,7 @@ def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value
     return ops.new("delta output", (ops.cast(output, ops.itemsize),), rows=states[0].rows)
 
 
-def _unit(ops: Ops, value: Value, heads: int) -> Value:
-    """Return each head divided by its length."""
+def _normalized(ops: Ops, value: Value, heads: int) -> Value:
     squares = ops.graph.apply("squares", (value,), saves=(value,), workspace=value.size)
     return ops.multiply(
         value, ops.saves_output("reciprocal length", ops.new("length", (squares,), width=heads)), "unit"
@@ -272,5 +276,6 @@ def backward_workspace(query: Value, key: Value, lse: Value, out_width: int) -> 
     grouped heads also the gradients of keys and values for every query head. Source: FlashAttention 2
     `csrc/flash_attn/flash_api.cpp` (mha_bwd: dq_accum, softmax_d, dk_expanded, dv_expanded). The memory-efficient
     kernel's workspace is similar."""
+    # With grouped heads every query head has a gradient of keys and values of its own until they are summed.
     expanded = key.rows * (query.width + out_width) * key.itemsize if key.width < query.width else 0
     return query.rows * query.width * 4 + lse.size + expanded

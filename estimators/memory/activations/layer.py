@@ -37,10 +37,10 @@ class Layer:
         if layout in ("output", "sandwich"):
             output = norm(ops, self.variant.norm, output)
         output = ops.dropout(output, self.block.hidden_dropout)
+        # An addition saves nothing, and the gradient of a sum is the same tensor for both branches.
         return ops.add(value, ops.scale(output) if self.variant.residual_scaled else output, "residual")
 
     def _names(self, role: str) -> list[str]:
-        """Return the linear modules of a role, in the order of the state dict."""
         return [name for name, tensor in self.ops.weights.items() if tensor.role == role and tensor.linear]
 
     def _attention(self, value: Value) -> Value:
@@ -60,19 +60,19 @@ class Layer:
         if attention.rotary:
             query, key = self._rotate(query), self._rotate(key)
         if self.ops.workload.sequence_parallel_size > 1:
-            attended = self._attend_in_turn(output, attention, (query, key, states))
+            attended = self._ulysses_attention(output, attention, (query, key, states))
         else:
             attended = self._attend(output, attention, (query, key, states), gate)
-        self.ops.graph.hold(value)
+        self.ops.graph.keep_alive(value)
         return attended
 
-    def _attend_in_turn(self, output: str, attention: Attention, states: tuple[Value, Value, Value]) -> Value:
+    def _ulysses_attention(self, output: str, attention: Attention, states: tuple[Value, Value, Value]) -> Value:
         """Return Ulysses attention: all tokens for a part of the heads, between two all-to-alls. Queries, keys and
         values stay alive as local variables of the layer, the exchanged ones as those of
         `UlyssesSPAttentionHF.forward`."""
         ops, ranks = self.ops, self.ops.workload.sequence_parallel_size
         part = attention.rank_share(ranks)
-        rows, kept = states[0].rows, ops.graph.hold
+        rows, kept = states[0].rows, ops.graph.keep_alive
         heads = (part.heads, part.kv_heads, part.kv_heads)
         exchanged = []
         for state, count in zip(states, heads, strict=True):
@@ -114,7 +114,6 @@ class Layer:
     def _attend(
         self, output: str, attention: Attention, states: tuple[Value, Value, Value], gate: Value | None = None
     ) -> Value:
-        """Return attention with its gate and the output projection."""
         ops, kernel, dropout = self.ops, self.kernel, bool(self.block.attention_dropout)
         attended = attend(ops, kernel, self.variant, attention, states, mask=self.mask, dropout=dropout)
         if kernel == "flash" and self.variant.joined:  # its output is head-major
@@ -151,6 +150,7 @@ class Layer:
         expanded = ops.linear(find["kv_b_proj"], norm(ops, self.variant.norm, latent))
         key_width = heads * (attention.head_dim - attention.rope_head_dim)
         key, states = ops.graph.split(expanded, (key_width, heads * attention.v_head_dim))
+        # The rotary part of the key is one for all heads: joining it to each head's plain part copies both.
         query, key = ops.new("q", (query,)), ops.new("k", (key,), width=heads * attention.head_dim)
         return self._attend(find["o_proj"], attention, (query, key, states))
 
@@ -182,7 +182,7 @@ class Layer:
         output = norm(ops, "rms", output, "delta", heads=heads)
         activated = ops.saves_input("activated", ops.cast(gate, 4))
         output = ops.cast(ops.multiply(output, activated, "gated output", itemsize=4), ops.itemsize)
-        graph.hold(value)
+        graph.keep_alive(value)
         return ops.linear(find["out_proj"], output)
 
     def _feed_forward(self, value: Value) -> Value:
@@ -195,6 +195,7 @@ class Layer:
         matrices = [name for name, tensor in ops.weights.items() if len(tensor.shape) == 2]
         router = next(name for name in matrices if ops.weights[name].role == "router")
         gate = next((name for name in matrices if name.endswith("shared_expert_gate")), None)
+        # Qwen's code runs the shared expert before the routed ones, DeepSeek's after them.
         shared = dense(ops, shape, names, value) if gate is not None else None
         if shape.autoep_size > 1:
             output = spread_experts(ops, shape, router, value)

@@ -196,11 +196,11 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     if copies:
         states = _LAST_STATES.term(w * tokens * model.hidden_size, w=w, H=model.hidden_size)
         capped = _SOFT_CAP.term(w * tokens * v, w=w, V=v, B=micro_batch_size) if model.logit_softcap else ()
-        own = {"V": v, "B": micro_batch_size, "S": workload.scored_len}
-        return states + _COPIES.term(copies * tokens * v, c=copies, **own) + capped
+        logit_inputs = {"V": v, "B": micro_batch_size, "S": workload.scored_len}
+        return states + _COPIES.term(copies * tokens * v, c=copies, **logit_inputs) + capped
     inputs = {"B": micro_batch_size, "S": workload.scored_len, "V": v, "w": w}
     if not LOSSES[workload.loss].makes_logits:
-        return _terms_of_chunks(model, workload, micro_batch_size)
+        return _chunked_loss_terms(model, workload, micro_batch_size)
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
     if workload.loss in _IN_16_BITS:
         formulas = _IN_16_BITS[workload.loss]
@@ -254,6 +254,7 @@ class _Chunks(NamedTuple):
 def _chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> _Chunks:
     tokens, v, w = micro_batch_size * workload.seq_len, model.vocab_size, workload.weight_bytes
     if workload.loss == "fused":
+        # Liger chooses the number of chunks so that a chunk's logits are about as large as all hidden states.
         chunk = -(-tokens // -(-v // model.hidden_size))
         chunk = 1 << max(0, chunk - 1).bit_length()  # the next power of two
         return _Chunks(min(tokens, chunk), v, w, w, w, "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py")
@@ -266,16 +267,16 @@ def _chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> _Ch
     return _Chunks(tokens, HEAD_COLUMNS, w, summed, summed, source)
 
 
-def _terms_of_chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
+def _chunked_loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
     chunks, h = _chunks(model, workload, micro_batch_size), model.hidden_size
     tokens, v = micro_batch_size * workload.scored_len, model.vocab_size
     inputs = {"B": micro_batch_size, "S": workload.scored_len, "V": v, "H": h}
     hidden, head = (each._replace(source=chunks.source) for each in (_HIDDEN_GRADIENT, _HEAD_GRADIENT))
-    made = chunks.head_bytes if trains_head(model, workload) else 0
+    head_bytes = chunks.head_bytes if trains_head(model, workload) else 0
     return (
         chunks.logits
         + hidden.term(chunks.gradient_bytes * tokens * h, **inputs, k=chunks.gradient_bytes)
-        + head.term(made * v * h, **inputs, k=made)
+        + head.term(head_bytes * v * h, **inputs, k=head_bytes)
     )
 
 
@@ -296,6 +297,7 @@ def evaluated_loss_terms(model: ModelShape, workload: Workload, samples: int, *,
         return states + _chunks(model, workload, samples).logits
     upcast = (4 if w < 4 else 0) if upcasts(model) else 0
     c = _copied_bytes(model, workload) or w + upcast + (4 if upcasts(model) else w)
+    # Metrics then need the logits alone; only Liger's patched forward computes the standard loss in evaluation.
     if (not makes_logits or workload.loss in _IN_16_BITS) and workload.loss != "fused":
         c = w
     formula = _COPIES._replace(source=LOSS_SOURCE)
@@ -346,8 +348,9 @@ def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: in
     the later fp32 tensors, 4 B S V each, do not fit in their place. 0 without logits, without an upcast copy, or if the
     logits stay alive (transformers 4.46 and 4.47)."""
     version, w = workload.software.transformers, workload.weight_bytes
-    stays = _KEEPS_LOGITS <= version < _PADDED_LABELS
-    if workload.loss != "standard" or w == 4 or stays or model.num_labels or not upcasts(model):
+    keeps_logits = _KEEPS_LOGITS <= version < _PADDED_LABELS
+    # The free block of w B S V bytes is smaller than each fp32 tensor that follows, so it stays a gap.
+    if workload.loss != "standard" or w == 4 or keeps_logits or model.num_labels or not upcasts(model):
         return 0
     return w * micro_batch_size * workload.scored_len * model.vocab_size
 
@@ -365,7 +368,7 @@ def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int, *
     if model.module:
         size = ZERO
         for program in (block.program for block in model.blocks if block.program):
-            for slot in (program.slots[number] for number in program.held):
+            for slot in (program.slots[number] for number in program.output_slots):
                 size = size.plus(slot.elements.at(workload.seq_len).times(slot.itemsize or workload.weight_bytes))
         return _MODULE_OUTPUT.term(size.at(micro_batch_size), x=size.per_sample, y=size.fixed, B=micro_batch_size)
     v = model.vocab_size

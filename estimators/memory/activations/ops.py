@@ -13,15 +13,12 @@ from .saved_tensors import AutogradGraph, Value
 
 
 class Ops(NamedTuple):
-    """Recorder of operations for one workload."""
-
     graph: AutogradGraph
     workload: Workload
     weights: Mapping[str, Tensor]
     """The layer's matrices and fused experts, by module name."""
     adapters: Adapters
     biased: frozenset[str] = frozenset()
-    """Modules with a bias."""
     frozen: bool = False
     """Whether all of the tensors are frozen (`--freeze`)."""
     reduces_gradients: bool = False
@@ -31,7 +28,6 @@ class Ops(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element of weights and activations."""
         return self.workload.weight_bytes
 
     @property
@@ -53,9 +49,10 @@ class Ops(NamedTuple):
         return self.graph.apply(label or value.storage.label, (value,))
 
     def add(self, left: Value, right: Value, label: str = "sum") -> Value:
-        return self.graph.apply(label, (left, right), itemsize=max(left.itemsize, right.itemsize), passes=True)
+        return self.graph.apply(label, (left, right), itemsize=max(left.itemsize, right.itemsize), reuses_gradient=True)
 
     def multiply(self, left: Value, right: Value, label: str, *, itemsize: int | None = None) -> Value:
+        # The derivative of a product reads the other factor, and only for a factor that needs a gradient.
         saves = [other for other, one in ((right, left), (left, right)) if one.needs_grad]
         # The gradient of a one-column factor is a full product before it is summed.
         narrow = right.width < left.width and right.needs_grad
@@ -82,7 +79,6 @@ class Ops(NamedTuple):
         return self.graph.apply(label, (value,), saves_output=True)
 
     def product(self, label: str, left: Value, right: Value, *, width: int) -> Value:
-        """Return a matrix product of two activations."""
         return self.graph.apply(label, (left, right), width=width, itemsize=left.itemsize, saves=(left, right))
 
     def dropout(self, value: Value, applied: object = True) -> Value:
@@ -132,6 +128,7 @@ class Ops(NamedTuple):
             )
         folded = self.folded(name)
         if folded is not None:
+            # The product with W + B A saves the sum as well, because the sum is an activation that needs a gradient.
             operands = value, self.cast(folded, value.itemsize)
             return self.graph.apply(label, operands, width=width, saves=operands, product=True)
         dequantized = weight.numel * self.itemsize if quantized(weight, self.workload) else 0
@@ -139,7 +136,7 @@ class Ops(NamedTuple):
         cast = 0 if self.workload.precision == "fp16" else 2
         # The input is cast to fp16 (2 + 2), compared (|x| 2 + 2, mask 2 + 1, read 2), quantized 2 + 1; the result goes
         # from int32 to fp16 (4 + 4 + 2) and is cast (bitsandbytes 0.49 backends/cuda/ops.py int8_vectorwise_quant).
-        besides = value.rows * ((12 + 2 * cast) * value.width + (10 + 2 * cast) * width) if int8 else 0
+        int8_moves = value.rows * ((12 + 2 * cast) * value.width + (10 + 2 * cast) * width) if int8 else 0
         base = self.graph.apply(
             label,
             (value,),
@@ -148,7 +145,7 @@ class Ops(NamedTuple):
             hidden=int8,
             fixed_workspace=dequantized,
             product=True,
-            moves=(besides, 0),
+            moves=(int8_moves, 0),
             forward_workspace=value.rows * ((1 + cast) * value.width + 4 * width) if int8 else 0,
         )
         return self.adapted(weight, base, value, label)
@@ -158,15 +155,18 @@ class Ops(NamedTuple):
         rank, width = self.adapters.adapter_rank(weight), base.width
         if not rank:
             return base
-        given = self.cast(value, 4) if self.workload.software.fp32_adapters else value
-        taken = self.dropout(given, self.workload.lora_dropout)
+        cast_input = self.cast(value, 4) if self.workload.software.fp32_adapters else value
+        lora_input = self.dropout(cast_input, self.workload.lora_dropout)
         if self.workload.software.autocast:
-            taken = self.cast(taken, self.itemsize)
-        low = self.graph.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True, product=True)
+            lora_input = self.cast(lora_input, self.itemsize)
+        low = self.graph.apply(
+            f"lora_A of {label}", (lora_input,), width=rank, saves=(lora_input,), trains=True, product=True
+        )
         full = self.graph.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True, product=True)
         update = self.scale(full)
+        # Not in place: peft writes `result = result + lora_B(lora_A(x)) * scaling`, so both exist for a moment.
         output = self.add(base, self.cast(update, base.itemsize), label)
-        self.graph.hold(value, given)
+        self.graph.keep_alive(value, cast_input)
         return output
 
 
@@ -185,8 +185,8 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
     """
     if ops.fused and variant in ("rms", "rms_plus_one", "rms_fp32"):
         scale = ops.graph.tensor(value.rows, heads, 4, "reciprocal RMS")
-        passes = variant != "rms_plus_one"
-        return ops.graph.apply(label, (value,), saves=(value, scale), passes=passes, trains=ops.trains)
+        in_place = variant != "rms_plus_one"
+        return ops.graph.apply(label, (value,), saves=(value, scale), reuses_gradient=in_place, trains=ops.trains)
     if variant == "layer":
         return _native(ops, ops.cast(value, 4) if ops.workload.autocasts else value, label, heads)
     if variant == "layer_bare":

@@ -24,7 +24,7 @@ class WeightsInPass(NamedTuple):
 
     width: int = 0
     """Bytes per element of a gradient while it is made."""
-    stay: bool = False
+    keeps_gradients: bool = False
     """Whether gradients stay until the step."""
     released: int = 0
     """Bytes per element of gathered weights, which are released when their gradients have been made."""
@@ -68,20 +68,21 @@ class LiveBytes:
     def mark(self, workspace: Size = ZERO) -> None:
         per_sample, fixed = self.live
         weights = self.weights
-        fixed += weights.width * (self.making + self.made * weights.stay)
+        fixed += weights.width * (self.making + self.made * weights.keeps_gradients)
+        # Weights are released only after the slack that the prefetch refills is used up.
         fixed += weights.released * min(0, weights.slack - self.passed)
         self.marks.append((self.made, Size(per_sample + workspace.per_sample, fixed + workspace.fixed)))
 
-    def make(self, weights: tuple[int, ...]) -> None:
+    def begin_gradients(self, weights: tuple[int, ...]) -> None:
         self.making = sum(weights)
 
-    def pass_by(self, weights: tuple[int, ...]) -> None:
+    def finish_gradients(self, weights: tuple[int, ...]) -> None:
         """Record that the gradients of weights are complete and move to where gradients wait."""
         if not weights:
             return
         making, self.making = self.making, 0
         self.made += making
-        self.mark(ZERO if self.weights.stay else Size(0, self.weights.width * making))
+        self.mark(ZERO if self.weights.keeps_gradients else Size(0, self.weights.width * making))
         self.passed += sum(numel for numel in weights if numel > self.weights.threshold)
 
     def mark_all(self, inner: LiveBytes) -> None:
@@ -101,6 +102,7 @@ class LiveBytes:
 
     def sum(self, value: Value, earlier: _Gradient, later: _Gradient) -> _Gradient:
         """Return the sum of two gradients of one tensor, in place if the earlier one has no other user."""
+        # torch accumulates in place only into a buffer that nothing else refers to (input_buffer.cpp `accumulate`).
         if earlier.users == 1 and saved_tensors.IN_PLACE:
             self.release(later)
             return earlier
@@ -124,13 +126,13 @@ def forward_pass(graph: AutogradGraph, *, saves: bool = True, threshold: int = 0
     for step, node in enumerate(graph.nodes):
         # A saved storage may not be any operation's output, such as the mask of a dropout.
         for storage in [*[value.storage for value in node.outputs], *node.saved]:
-            if storage not in alive and graph.counts(storage):
+            if storage not in alive and graph.owns(storage):
                 alive.add(storage)
                 live.add(storage.size, storage.fixed)
         live.made += any(numel > threshold for numel in node.weights)
         live.mark(Size(node.forward_workspace, 0))
-        if node.again:
-            live.mark_all(forward_pass(node.again, saves=False))
+        if node.recomputed:
+            live.mark_all(forward_pass(node.recomputed, saves=False))
             live.made += 1
         if step == len(graph.nodes) - 1:
             break
@@ -153,23 +155,23 @@ def backward_pass(graph: AutogradGraph, output: Value, weights: WeightsInPass = 
 def _run_backward(graph: AutogradGraph, live: LiveBytes, gradients: dict[int, _Gradient]) -> None:
     users = Counter(storage for node in graph.nodes for storage in node.saved)
     for node in reversed(graph.nodes):
-        if node.again:
-            live.mark_all(forward_pass(node.again))
-            again = total(node.again.saved())
-            live.add(again.per_sample, False)
-            live.add(again.fixed, True)
-            _run_backward(node.again, live, gradients)
+        if node.recomputed:
+            live.mark_all(forward_pass(node.recomputed))
+            recomputed_size = total(node.recomputed.saved())
+            live.add(recomputed_size.per_sample, False)
+            live.add(recomputed_size.fixed, True)
+            _run_backward(node.recomputed, live, gradients)
             _release(graph, node, users, live)
             continue
         incoming = [gradients.pop(id(value)) for value in node.outputs if id(value) in gradients]
         outgoing: list[tuple[Value, _Gradient]] = []
         if node.overwrites:
             _release(graph, node, users, live)
-        live.make(node.weights)
+        live.begin_gradients(node.weights)
         if incoming:
             for value in node.inputs:
                 if value.needs_grad:
-                    gradient = incoming[0] if node.passes else live.gradient(value)
+                    gradient = incoming[0] if node.reuses_gradient else live.gradient(value)
                     gradient.users += 1
                     outgoing.append((value, gradient))
             live.mark(node.workspace)
@@ -182,7 +184,7 @@ def _run_backward(graph: AutogradGraph, live: LiveBytes, gradients: dict[int, _G
             live.release(gradient)
         if weighs:
             live.products_made.append(Size(*live.live))
-        live.pass_by(node.weights)
+        live.finish_gradients(node.weights)
         for value, gradient in outgoing:
             earlier = gradients.get(id(value))
             gradients[id(value)] = gradient if earlier is None else live.sum(value, earlier, gradient)
@@ -192,7 +194,7 @@ def _release(graph: AutogradGraph, node: Node, users: Counter[Storage], live: Li
     """Free the node's saved storages, unless another node saved them too."""
     for storage in node.saved:
         users[storage] -= 1
-        if not users[storage] and graph.counts(storage):
+        if not users[storage] and graph.owns(storage):
             live.add(-storage.size, storage.fixed)
 
 
@@ -203,9 +205,9 @@ def forward_bytes(graph: AutogradGraph) -> Size:
     moved, known = [0, 0], set[int]()  # per sample, and independent of the batch
     for node in graph.unrolled():
         moved[0] += node.moves[0]
-        given = {id(value.storage) for value in node.inputs}
-        made = [value for value in node.outputs if id(value.storage) not in given]
-        known |= given | {id(value.storage) for value in made}
+        input_storages = {id(value.storage) for value in node.inputs}
+        made = [value for value in node.outputs if id(value.storage) not in input_storages]
+        known |= input_storages | {id(value.storage) for value in made}
         masks = [storage for storage in node.saved if id(storage) not in known and not storage.outer]
         known |= {id(storage) for storage in masks}
         if node.product:
@@ -228,7 +230,7 @@ def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
             continue
         moved[0] += node.moves[1]
         wanted = [value for value in node.inputs if value.needs_grad]
-        if not node.product and (node.saved or not node.passes):
+        if not node.product and (node.saved or not node.reuses_gradient):
             # A weight's gradient is a separate product if it has a workspace; a fused kernel reads once.
             readers = len(wanted) + (node.trains and node.workspace.per_sample > 0)
             for value in gradients:
@@ -249,6 +251,7 @@ def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
 def frontier(moments: Iterable[Size]) -> tuple[Size, ...]:
     """Return the moments that can be the largest for some micro batch size."""
     best: list[Size] = []
+    # Sorted by bytes per sample: a later moment can win for small batches only if its fixed part is larger.
     for moment in sorted(set(moments), reverse=True):
         if not best or moment.fixed > best[-1].fixed:
             best.append(moment)

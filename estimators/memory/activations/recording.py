@@ -13,7 +13,7 @@ from ...models.families import layer_variant
 from ...models.lora import adapters, trains_embedding
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
 from ...models.program import LayerVariant, Program, Size
-from ...models.vision_parts import derives, is_tower, trains_projector
+from ...models.vision_parts import has_backward, is_tower, trains_projector
 from ...workload import Workload
 from .kernels import FIRST_BOOLEAN_MASKS, Kernel, kernel_and_mask
 from .layer import Layer
@@ -31,7 +31,6 @@ class PerBatchTerm(NamedTuple):
     name: str
     size: Size
     text: str
-    """The formula."""
     inputs: Mapping[str, float]
     """Values of the formula's symbols, without B."""
     symbols: Mapping[str, str] = MEMORY_SYMBOLS
@@ -43,15 +42,15 @@ class PerBatchTerm(NamedTuple):
 
 def saved_term(name: str, saved: Sequence[Storage], *, count: int, rows: int) -> PerBatchTerm:
     """Return `count` times the storages of one graph, in bytes per token (per batch if independent of B)."""
+    # Per token, so that the printed formula shows the sizes of the layer's tensors and not those of the batch.
     tokens = " + ".join(f"{storage.size / rows:g} {storage.label}" for storage in saved if not storage.fixed)
     fixed = " + ".join(f"{storage.size} {storage.label}" for storage in saved if storage.fixed)
     sums = ((f"L B S ({tokens})", tokens), (f"L ({fixed})", fixed))
-    text = " + ".join(text for text, given in sums if given)
+    text = " + ".join(text for text, sizes in sums if sizes)
     return PerBatchTerm(name, total(saved).times(count), text, {"L": count, "S": rows})
 
 
 def saved_terms(stack: str, saved: Iterable[Storage], *, count: int, rows: int) -> list[PerBatchTerm]:
-    """Return one term per part of a layer."""
     groups: dict[str, list[Storage]] = {}
     for storage in saved:
         groups.setdefault(storage.part, []).append(storage)
@@ -64,7 +63,6 @@ class Recording:
 
     graph: AutogradGraph
     value: Value
-    """The input."""
     output: Value
 
     @cached_property
@@ -72,8 +70,7 @@ class Recording:
         return self.graph.saved()
 
     @property
-    def derives(self) -> bool:
-        """Whether it has a backward pass."""
+    def has_backward(self) -> bool:
         return self.output.needs_grad
 
     @property
@@ -82,6 +79,7 @@ class Recording:
 
     @cached_property
     def forward(self) -> tuple[Size, ...]:
+        # A layer has hundreds of moments; only a few of them can be the peak for some batch.
         return frontier(forward_pass(self.graph).moments)
 
     @cached_property
@@ -112,7 +110,7 @@ class Recording:
         return frontier(in_layers), frontier(before), frontier(begun), frontier(reduced)
 
     @cached_property
-    def moved(self) -> tuple[Size, Size]:
+    def moved_bytes(self) -> tuple[Size, Size]:
         """Bytes moved through GPU memory outside products, forward and backward."""
         return forward_bytes(self.graph), backward_bytes(self.graph, self.output)
 
@@ -137,11 +135,10 @@ class LayerRecorder(NamedTuple):
     def trains_embedding(self) -> bool:
         return trains_embedding(self.model, self.workload)
 
-    def derives(self, block: Block) -> bool:
-        return derives(self.model, block, self.workload, checkpointing=self.checkpointing)
+    def has_backward(self, block: Block) -> bool:
+        return has_backward(self.model, block, self.workload, checkpointing=self.checkpointing)
 
     def rows(self, block: Block) -> int:
-        """Return the tokens of the block's stream."""
         return self.model.stream_len(block, self.workload.seq_len)
 
     def variant(self, block: Block) -> LayerVariant:
@@ -152,34 +149,35 @@ class LayerRecorder(NamedTuple):
         stream, and all layers without a backward pass. The embedding's output requires a gradient under checkpointing
         (`enable_input_require_grads`), with a trained embedding, and with trained parts for images."""
         images_train = trains_projector(self.model, self.workload)
-        images_train |= any(self.derives(block) for block in self.model.blocks if is_tower(block))
-        apart: list[tuple[Block, bool]] = []
+        images_train |= any(self.has_backward(block) for block in self.model.blocks if is_tower(block))
+        parts: list[tuple[Block, bool]] = []
         seen: set[str] = set()
         for block in self.model.blocks:
+            # Without a gradient to pass on, the layer below an adapter saves only what its own adapters need.
             needs_grad = self.checkpointing or (
                 self.trains if is_tower(block) else self.trains_embedding or images_train
             )
             is_first = not needs_grad and block.stack not in seen
-            if not self.derives(block):
-                apart.append((block, True))
+            if not self.has_backward(block):
+                parts.append((block, True))
                 continue
             seen.add(block.stack)
             if is_first:
-                apart.append((replace(block, count=1), True))
+                parts.append((replace(block, count=1), True))
             if block.count > is_first:
-                apart.append((replace(block, count=block.count - is_first), False))
-        return apart
+                parts.append((replace(block, count=block.count - is_first), False))
+        return parts
 
     def ops(self, tensors: Iterable[Tensor], part: str) -> Ops:
-        given = tuple(tensors)
-        weights = {tensor.name.removesuffix(".weight"): tensor for tensor in given if len(tensor.shape) >= 2}
+        own = tuple(tensors)
+        weights = {tensor.name.removesuffix(".weight"): tensor for tensor in own if len(tensor.shape) >= 2}
         return Ops(
             graph=AutogradGraph(part),
             workload=self.workload,
             weights=weights,
             adapters=adapters(self.model, self.workload),
-            frozen=bool(given) and all(tensor.frozen for tensor in given),
-            biased=frozenset(tensor.name.removesuffix(".bias") for tensor in given if tensor.name.endswith(".bias")),
+            frozen=bool(own) and all(tensor.frozen for tensor in own),
+            biased=frozenset(tensor.name.removesuffix(".bias") for tensor in own if tensor.name.endswith(".bias")),
             keeps_frozen_inputs=self.zero3,
             reduces_gradients=self.reduces and self.trains,
         )
@@ -193,28 +191,28 @@ class LayerRecorder(NamedTuple):
         graph, hidden, item = ops.graph, self.model.activation_width(block), self.workload.activation_itemsize
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
         if block.program is not None:
-            given = value if block.program.input >= 0 else None
-            return Recording(graph, value, self.replay(ops, block.program, block).run(given))
+            hidden_states = value if block.program.input >= 0 else None
+            return Recording(graph, value, self.replay(ops, block.program, block).run(hidden_states))
         kernel, masked = self.kernel(block)
         mask = self.mask(ops, kernel, rows) if masked else None
         layer = Layer(ops=ops, variant=self.variant(block), block=block, kernel=kernel, mask=mask)
         return Recording(graph, value, layer.forward(value))
 
     def replay(self, ops: Ops, program: Program, block: Block, *, embedding_needs_grad: bool = False) -> Replay:
-        """Return a replay of a program in the stream of a block."""
         rows = self.rows(block)
 
-        def kernel_of(attention: Attention) -> tuple[Kernel, Value | None]:
+        def choose_kernel(attention: Attention) -> tuple[Kernel, Value | None]:
             kernel, masked = self.kernel(block, attention)
             return kernel, self.mask(ops, kernel, rows) if masked else None
 
-        replay = Replay(ops, program, rows, block.attention.window, kernel_of, embedding_needs_grad)
+        replay = Replay(ops, program, rows, block.attention.window, choose_kernel, embedding_needs_grad)
         if self.model.module:
             uses = Counter(name for each in program.instructions for name in each.reads_weights)
             numels = {tensor.name: tensor.numel for tensor in block.tensors if not tensor.frozen}
             replay.frozen = frozenset(tensor.name for tensor in block.tensors if tensor.frozen)
             replay.checkpointing, replay.zero3 = self.checkpointing, self.zero3
             replay.numels = {name: numel for name, numel in numels.items() if uses[name] < 2}
+            # A weight that two operations read gets its gradient from both, and keeps it until the last one has run.
             replay.shared = {
                 name: ops.graph.tensor(1, numel, ops.itemsize, name, fixed=True, outer=True)
                 for name, numel in numels.items()
@@ -232,5 +230,4 @@ class LayerRecorder(NamedTuple):
         return ops.graph.tensor(rows, rows, itemsize, "mask", needs_grad=False, fixed=fixed, outer=True)
 
     def kernel(self, block: Block, attention: Attention | None = None) -> tuple[Kernel, bool]:
-        """Return `kernel_and_mask` of the block's own attention, or of another one."""
         return kernel_and_mask(self.model, block, self.workload, attention or block.attention, self.compute_capability)

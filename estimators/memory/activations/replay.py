@@ -15,13 +15,11 @@ from .saved_tensors import AutogradGraph, Node, Storage, Value
 
 @dataclass(slots=True, eq=False)
 class Replay:
-    """One replay of a program."""
-
     ops: Ops
     program: Program
     seq_len: int
     window: int | None
-    kernel_of: Callable[[Attention], tuple[Kernel, Value | None]]
+    choose_kernel: Callable[[Attention], tuple[Kernel, Value | None]]
     """Returns the kernel of an attention, and the mask that it needs or None."""
     embedding_needs_grad: bool = False
     """Whether the output of the model's input embedding requires a gradient although the embedding does not train."""
@@ -37,7 +35,7 @@ class Replay:
     outer: list[Ops] = field(default_factory=list, init=False)
     values: dict[int, Value] = field(default_factory=dict, init=False)
     storages: dict[int, Storage] = field(default_factory=dict, init=False)
-    whole: dict[Storage, int] = field(default_factory=dict, init=False)
+    loop_bytes: dict[Storage, int] = field(default_factory=dict, init=False)
     """Bytes of all iterations of a loop, by the storage of one: every iteration saves its own."""
 
     def run(self, value: Value | None) -> Value:
@@ -48,10 +46,10 @@ class Replay:
             shared = tuple(self.shared.values())
             self.ops.graph.nodes.append(Node((), shared, weights=tuple(value.width for value in shared)))
         for instruction in self.program.instructions:
-            inputs = tuple(self.values.get(number) or self._given(number) for number in instruction.inputs)
+            inputs = tuple(self.values.get(number) or self._external_value(number) for number in instruction.inputs)
             nodes = len(self.ops.graph.nodes)
             if instruction.kind == "hold":
-                self.ops.graph.hold(*inputs)
+                self.ops.graph.keep_alive(*inputs)
             elif instruction.kind == "checkpoint":
                 self._begin_checkpoint()
             elif instruction.kind == "checkpointed":
@@ -62,7 +60,7 @@ class Replay:
                 self._set(number, self.ops.linear(instruction.name, inputs[0], width=width))
                 self._attach_weights(*instruction.reads_weights, f"{instruction.name}.bias")
             elif self.zero3 and instruction.name == ROWS:
-                self._set(instruction.outputs[0], self._rows_of(inputs[0]))
+                self._set(instruction.outputs[0], self._row_view(inputs[0]))
             elif instruction.kind == "attention":
                 self._set(instruction.outputs[0], self._attend(instruction, inputs))
             elif instruction.kind == "cast" and inputs and self._itemsize(instruction.outputs[0]) == inputs[0].itemsize:
@@ -73,11 +71,11 @@ class Replay:
             self._repeat(nodes, value_at(instruction.repeats, self.seq_len))
         return self.values[self.program.output]
 
-    def _rows_of(self, value: Value) -> Value:
+    def _row_view(self, value: Value) -> Value:
         """Return a view instead of the copy, which is temporary in both passes."""
         rows = value._replace()
         copy = Size(0, value.size) if value.storage.fixed else Size(value.size, 0)
-        node = Node((value,), (rows,), passes=True, workspace=copy, forward_workspace=copy.per_sample)
+        node = Node((value,), (rows,), reuses_gradient=True, workspace=copy, forward_workspace=copy.per_sample)
         self.ops.graph.nodes.append(node)
         return rows
 
@@ -94,12 +92,12 @@ class Replay:
     def _attach_weights(self, *names: str) -> None:
         """Assign weights to the last operation, whose derivative computes their gradients."""
         shared = [self.shared[name] for name in names if name in self.shared]
-        own = tuple(self.numels[name] for name in names if name in self.numels)
-        if shared or own:
+        unshared = tuple(self.numels[name] for name in names if name in self.numels)
+        if shared or unshared:
             nodes = self.ops.graph.nodes
-            nodes[-1] = nodes[-1]._replace(inputs=(*nodes[-1].inputs, *shared), weights=own)
+            nodes[-1] = nodes[-1]._replace(inputs=(*nodes[-1].inputs, *shared), weights=unshared)
 
-    def _given(self, number: int) -> Value:
+    def _external_value(self, number: int) -> Value:
         """Return a value that no instruction has made: it is external, or from a loop's previous iteration."""
         return self._new(number, needs_grad=self.program.slots[number].needs_grad)
 
@@ -108,7 +106,7 @@ class Replay:
         nodes = self.ops.graph.nodes
         for place in range(first, len(nodes)):
             for storage in nodes[place].saved:
-                storage.size = self.whole.get(storage, storage.size)
+                storage.size = self.loop_bytes.get(storage, storage.size)
             if times > 1:
                 nodes[place] = nodes[place]._replace(times=times)
 
@@ -117,7 +115,8 @@ class Replay:
         counted separately."""
         self.values[number] = value
         self.storages[self.program.slots[number].storage] = value.storage
-        value.storage.outer |= number in self.program.held
+        # The training loop's variable holds these; `loss.output_terms` counts them.
+        value.storage.outer |= number in self.program.output_slots
 
     def _itemsize(self, number: int) -> int:
         return self.program.slots[number].itemsize or self.ops.itemsize
@@ -132,7 +131,7 @@ class Replay:
             is_fixed = not size.per_sample
             storage = Storage(elements * itemsize, label, self.ops.graph.part, is_fixed, outer=slot.source != 0)
         if (times := value_at(slot.repeats, self.seq_len)) > 1:
-            self.whole[storage] = max(self.whole.get(storage, storage.size), elements * itemsize * times)
+            self.loop_bytes[storage] = max(self.loop_bytes.get(storage, storage.size), elements * itemsize * times)
         value = Value(max(1, elements // slot.width), slot.width, itemsize, storage, needs_grad)
         self._set(number, value)
         return value
@@ -142,16 +141,13 @@ class Replay:
         ops, slots = self.ops, self.program.slots
         trains = ops.trains and not self.frozen.issuperset(instruction.weights)
         folded = [self._folded(name) for name in instruction.weights]
+        # `enable_input_require_grads` makes the embedding's output a leaf that requires a gradient.
         is_leaf = self.embedding_needs_grad and self.program.embedding in instruction.outputs
         mask = sum(1 << place for place, value in enumerate(inputs) if value.needs_grad)
         mask |= (trains or any(folded) or is_leaf) << len(inputs)
         derivative = instruction.derivative(mask)
         outputs = [
-            self._new(
-                number,
-                needs_grad=derivative is not None and slots[number].needs_grad,
-                label=instruction.name,
-            )
+            self._new(number, needs_grad=derivative is not None and slots[number].needs_grad, label=instruction.name)
             for number in instruction.outputs
         ]
         saved: list[Storage] = []
@@ -174,7 +170,7 @@ class Replay:
                 (*inputs, *(weight for weight in folded if weight)),
                 tuple(outputs),
                 tuple(dict.fromkeys(saved)),
-                passes=derivative is not None and derivative.passes,
+                reuses_gradient=derivative is not None and derivative.reuses_gradient,
                 workspace=workspace,
                 product=instruction.is_product,
                 trains=trains,
@@ -193,9 +189,10 @@ class Replay:
         tokens, keys = attention.tokens or self.seq_len, attention.keys or self.seq_len
         for value, rows in zip(inputs, (tokens, keys, keys, tokens), strict=False):
             views.append(Value(rows, value.rows * value.width // rows, value.itemsize, value.storage, value.needs_grad))
-            self.ops.graph.nodes.append(Node((value,), (views[-1],), passes=True))
+            self.ops.graph.nodes.append(Node((value,), (views[-1],), reuses_gradient=True))
         query, key, value, *biases = views
-        kernel, mask = self.kernel_of(attention)
+        kernel, mask = self.choose_kernel(attention)
+        # A mask never needs a gradient; relative positions (T5's bias table) do.
         bias = next((each for each in biases if each.needs_grad), None)
         if bias is not None:  # trained relative positions, with the mask added already
             attention, mask = attention._replace(causal=False), None

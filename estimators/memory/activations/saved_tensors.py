@@ -52,12 +52,10 @@ class Value(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One operation of a graph."""
-
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     saved: tuple[Storage, ...] = ()
-    passes: bool = False
+    reuses_gradient: bool = False
     """Whether the output's gradient is passed on (add, view) instead of a new tensor."""
     workspace: Size = ZERO
     forward_workspace: int = 0
@@ -69,9 +67,9 @@ class Node(NamedTuple):
     """Additional bytes per sample that its kernels move, forward and backward."""
     trains: bool = False
     """Whether one of its weights requires a gradient."""
-    held: tuple[Storage, ...] = ()
+    unhooked: tuple[Storage, ...] = ()
     """Saved storages that saved-tensor hooks do not see, so that checkpointing keeps them."""
-    again: AutogradGraph | None = None
+    recomputed: AutogradGraph | None = None
     """The graph that checkpointing recomputes, or None; `saved` then holds its inputs."""
     weights: tuple[int, ...] = ()
     """Elements of the weights with gradients computed in its backward pass, in the program of a module."""
@@ -86,7 +84,7 @@ class AutogradGraph:
     part: str = ""
     """The group (`Storage.part`) of new storages."""
     nodes: list[Node] = field(default_factory=list)
-    kept: frozenset[Storage] = frozenset()
+    external: frozenset[Storage] = frozenset()
     """Storages that a checkpointed part reads from outside; the graph around it keeps them."""
 
     def tensor(
@@ -113,7 +111,7 @@ class AutogradGraph:
         itemsize: int | None = None,
         saves: Iterable[Value] = (),
         saves_output: bool = False,
-        passes: bool = False,
+        reuses_gradient: bool = False,
         view: bool = False,
         trains: bool = False,
         workspace: int = 0,
@@ -141,13 +139,14 @@ class AutogradGraph:
         output = Value(rows, width, itemsize, storage, trains or any(value.needs_grad for value in inputs))
         saved: tuple[Storage, ...] = ()
         if output.needs_grad:
+            # Storages, not tensors: two views of one memory are kept once, as autograd keeps them.
             saved = tuple(dict.fromkeys([value.storage for value in saves])) + ((storage,) if saves_output else ())
         self.nodes.append(
             Node(
                 tuple(inputs),
                 (output,),
                 saved,
-                passes or view,
+                reuses_gradient or view,
                 Size(workspace, fixed_workspace),
                 forward_workspace,
                 overwrites,
@@ -163,19 +162,20 @@ class AutogradGraph:
         """Add a checkpointed part of the forward pass. It keeps the tensors that it reads from outside."""
         made = {id(value) for node in inner.nodes for value in node.outputs}
         read = (value for node in inner.nodes if node.outputs for value in node.inputs)
-        given = {id(value): value for value in read if id(value) not in made}
-        kept = tuple(dict.fromkeys(value.storage for value in given.values()))
-        inner.kept = frozenset(kept)
-        self.nodes.append(Node(tuple(given.values()), tuple(results), kept, again=inner))
+        external_values = {id(value): value for value in read if id(value) not in made}
+        storages = tuple(dict.fromkeys(value.storage for value in external_values.values()))
+        # The graph around the part keeps what the part reads, so the part must not count it again.
+        inner.external = frozenset(storages)
+        self.nodes.append(Node(tuple(external_values.values()), tuple(results), storages, recomputed=inner))
 
     def unrolled(self) -> Iterator[Node]:
         """Yield all operations, with the recomputed ones in place of their checkpoints."""
         for node in self.nodes:
-            yield from node.again.unrolled() if node.again else (node,)
+            yield from node.recomputed.unrolled() if node.recomputed else (node,)
 
-    def hold(self, *values: Value) -> None:
+    def keep_alive(self, *values: Value) -> None:
         """Mark that local variables hold these tensors up to here, although no operation reads them any more."""
-        self.nodes.append(Node(values, (), passes=True))
+        self.nodes.append(Node(values, (), reuses_gradient=True))
 
     def gather(self, label: str, value: Value, index: Value, *, rows: int) -> Value:
         """Return value[index]. The index is saved; the gradient is scattered into zeros."""
@@ -184,20 +184,21 @@ class AutogradGraph:
     def split(self, value: Value, widths: Sequence[int]) -> tuple[Value, ...]:
         """Return views of adjacent columns (`split`, `chunk`). Their gradients are joined in one new tensor."""
         parts = tuple(Value(value.rows, width, value.itemsize, value.storage, value.needs_grad) for width in widths)
+        # One node for all parts: their gradients are written into one new tensor.
         self.nodes.append(Node((value,), parts))
         return parts
 
     def saved(self) -> tuple[Storage, ...]:
         """Return the distinct storages that the backward pass will read."""
-        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if self.counts(storage)))
+        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if self.owns(storage)))
 
-    def counts(self, storage: Storage) -> bool:
+    def owns(self, storage: Storage) -> bool:
         """Return whether no other term counts the storage."""
-        return not storage.outer and storage not in self.kept
+        return not storage.outer and storage not in self.external
 
-    def held(self) -> tuple[Storage, ...]:
+    def unhooked(self) -> tuple[Storage, ...]:
         """Return the saved storages that non-reentrant checkpointing keeps nevertheless."""
-        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.held if not storage.outer))
+        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.unhooked if not storage.outer))
 
 
 def total(storages: Iterable[Storage]) -> Size:

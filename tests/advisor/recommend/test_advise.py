@@ -12,7 +12,7 @@ from ds_advise.advisor.advise import answer as answer_to
 from ds_advise.advisor.advise import build_question as question_of
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.verdict import answer_verdict
-from ds_advise.advisor.search.candidate import SURE
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD
 from ds_advise.advisor.search.choice import SAME_SPEED
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.objectives import LOSSES
@@ -56,7 +56,7 @@ def test_every_candidate_is_consistent(answer: Recommendation) -> None:
     question, offer = answer.question, answer.question.cluster.gpu.memory_bytes
     for candidate in answer.candidates:
         fit, memory, plan = candidate.fit, candidate.memory, candidate.plan
-        assert fit.fits == (fit.verdict == "fits") == (fit.probability >= SURE)
+        assert fit.fits == (fit.verdict == "fits") == (fit.probability >= FIT_THRESHOLD)
         assert not fit.fits or candidate.device_bytes < offer
         assert fit.limit in ("host", "nvme") or fit.probability < 0.6 or candidate.device_bytes < 1.02 * offer
         assert 0 < memory.allocated_bytes_per_gpu <= memory.reserved_bytes_per_gpu <= memory.device_bytes_per_gpu

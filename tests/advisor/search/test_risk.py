@@ -10,7 +10,7 @@ from ds_advise import advise
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import main
-from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, Candidate, fit_verdict
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD, LEAST, LIKELY, Candidate, fit_verdict
 from ds_advise.advisor.search.choice import WORTH_A_RISK
 from ds_advise.advisor.verification.verify import by_speed, verify
 from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase, Terms
@@ -49,7 +49,7 @@ def test_a_run_that_was_seen_to_train_is_not_refused() -> None:
 def test_the_plan_to_try_first_is_likely_and_much_faster(risky: Recommendation) -> None:
     first, safe = risky.try_first, risky.recommended
     assert first is not None and safe is not None and safe.fit.fits
-    assert LIKELY <= first.fit.probability < SURE and first.fit.verdict == "likely fits"
+    assert LIKELY <= first.fit.probability < FIT_THRESHOLD and first.fit.verdict == "likely fits"
     assert first.tokens_per_s >= WORTH_A_RISK * safe.tokens_per_s
     lead = " ".join(printed(risky).split("\n\n")[0].split())
     assert "probably fits too" in lead and "as fast: try it first." in lead
@@ -67,7 +67,7 @@ def test_json_has_the_probability_of_each_plan(risky: Recommendation) -> None:
     form = to_json(build_advice(risky, all_candidates=True))
     assert form["try_first"]["verdict"] == "likely fits" and not form["try_first"]["fits"]
     for plan in (*form["candidates"], *form["ladder"], form["recommended"]):
-        assert plan["fits"] == (plan["fit_probability"] >= SURE)
+        assert plan["fits"] == (plan["fit_probability"] >= FIT_THRESHOLD)
         assert plan["verdict"] == fit_verdict(plan["fit_probability"])
     assert to_json(build_advice(replace(risky, try_first=None)))["try_first"] is None
 

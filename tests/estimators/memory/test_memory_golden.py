@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.estimators.memory.plan_memory import estimate_memory
@@ -109,15 +110,18 @@ ROWS: list[tuple[str, int, int, dict[str, Any], Workload, int, float]] = [
 ]
 
 
+def predicted(model: str, ranks: int, workload: Workload, **settings: Any) -> MemoryEstimate:
+    shape = shape_from_config(MODELS[model], name=model)
+    cluster = Cluster(nodes=1, gpus_per_node=ranks, gpu=find_gpu("H100-80GB"))
+    return estimate_memory(shape, workload, cluster, Plan(**{"micro_batch_size": 1, **settings}))
+
+
 @pytest.mark.parametrize(("model", "stage", "ranks", "settings", "workload", "measured", "tolerance"), ROWS)
 def test_gpu_peak_is_that_of_the_dry_run(
     model: str, stage: Any, ranks: int, settings: dict[str, Any], workload: Workload, measured: int, tolerance: float
 ) -> None:
     """Peak of live tensors while training, without library workspaces, within the row's tolerance."""
-    shape = shape_from_config(MODELS[model], name=model)
-    cluster = Cluster(nodes=1, gpus_per_node=ranks, gpu=find_gpu("H100-80GB"))
-    plan = Plan(**{"zero_stage": stage, "micro_batch_size": 1, **settings})
-    estimate = estimate_memory(shape, workload, cluster, plan)
+    estimate = predicted(model, ranks, workload, zero_stage=stage, **settings)
     peak = max(
         sum(term.size_bytes for term in phase.terms if term.name != "library_workspace")
         for phase in estimate.phases
@@ -140,8 +144,5 @@ def test_host_bytes_are_those_of_the_dry_run(
     model: str, stage: Any, ranks: int, settings: dict[str, Any], measured_per_rank: int
 ) -> None:
     """What a rank keeps on the host when nothing is rounded to pinned blocks, to the alignment of storages."""
-    shape = shape_from_config(MODELS[model], name=model)
-    cluster = Cluster(nodes=1, gpus_per_node=ranks, gpu=find_gpu("H100-80GB"))
-    plan = Plan(**{"zero_stage": stage, "micro_batch_size": 1, "pin_memory": False, **settings})
-    estimate = estimate_memory(shape, Workload(), cluster, plan)
+    estimate = predicted(model, ranks, Workload(), zero_stage=stage, pin_memory=False, **settings)
     assert estimate.host_training_bytes_per_node / ranks - PROCESS_BYTES == pytest.approx(measured_per_rank, rel=1e-4)

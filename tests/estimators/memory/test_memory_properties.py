@@ -106,10 +106,8 @@ def test_terms_are_whole_bytes_and_add_up_to_the_totals(
     """Every term is a positive int with formula and source; the GPU's terms add up to what the device shows."""
     estimate = runnable(model, workload, plan, machines)
     for term in every_term(estimate):
-        assert isinstance(term.size_bytes, int)
-        assert term.size_bytes > 0
-        assert term.formula
-        assert term.source
+        assert isinstance(term.size_bytes, int) and term.size_bytes > 0
+        assert term.formula and term.source
     assert total(estimate.gpu_terms) == estimate.device_bytes_per_gpu
     assert estimate.allocated_bytes_per_gpu <= estimate.reserved_bytes_per_gpu <= estimate.device_bytes_per_gpu
     assert estimate.allocated_bytes_per_gpu == max(total(phase.terms) for phase in estimate.phases)
@@ -123,11 +121,10 @@ def test_memory_never_falls_with_batch_and_sequence(
 ) -> None:
     """A larger micro batch or a longer sequence needs at least as much memory on the GPU, and the same on the host."""
     estimate = runnable(model, workload, plan, machines)
-    batch = estimate_memory(
-        model, workload, machines, replace(plan, micro_batch_size=plan.micro_batch_size + more_batch)
-    )
-    longer = estimate_memory(model, replace(workload, seq_len=workload.seq_len + more_tokens), machines, plan)
-    for larger in (batch, longer):
+    more_samples = replace(plan, micro_batch_size=plan.micro_batch_size + more_batch)
+    longer = replace(workload, seq_len=workload.seq_len + more_tokens)
+    for work, each in ((workload, more_samples), (longer, plan)):
+        larger = estimate_memory(model, work, machines, each)
         assert larger.allocated_bytes_per_gpu >= estimate.allocated_bytes_per_gpu
         assert larger.host_training_bytes_per_node == estimate.host_training_bytes_per_node
 
@@ -151,8 +148,7 @@ def test_model_states_shrink_with_stage_and_ranks(model: ModelShape, workload: W
     tensors = tensor_set(model, workload)
     padding = 32 * (2 * machines.world_size + len(tensors.trainable) + len(tensors.frozen))
     held = [at(stage) for stage in range(4)]
-    assert held[1] <= held[0] + padding
-    assert held[2] == held[1]
+    assert held[2] == held[1] <= held[0] + padding
     assert held[3] <= held[2] + padding
     for stage in (1, 2, 3):
         assert at(stage, replace(machines, nodes=2 * machines.nodes)) <= held[stage] + padding
@@ -162,24 +158,21 @@ def test_model_states_shrink_with_stage_and_ranks(model: ModelShape, workload: W
 @given(models, st.sampled_from(["full", "lora"]), clusters, st.integers(1, 3))
 def test_offload_moves_states_and_destroys_none(model: ModelShape, method: str, machines: Cluster, stage: int) -> None:
     """Masters and states that leave the GPUs of a node arrive in its host memory; shards of weights likewise."""
-    workload = Workload(method=method)
-    kept = estimate_memory(model, workload, machines, Plan(zero_stage=stage, micro_batch_size=1))
-    moved = estimate_memory(
-        model, workload, machines, Plan(zero_stage=stage, micro_batch_size=1, offload_optimizer="cpu", pin_memory=False)
-    )
+
+    def at(**settings: Any) -> MemoryEstimate:
+        plan = Plan(zero_stage=stage, micro_batch_size=1, pin_memory=False, **settings)  # type: ignore[arg-type]
+        return estimate_memory(model, Workload(method=method), machines, plan)
+
+    kept, moved = at(), at(offload_optimizer="cpu")
     names = {"master_weights", "optimizer_states"}
     left = total(term for term in kept.phases[-1].terms if term.name in names)
     arrived = total(term for term in moved.host_pageable_terms if term.name in names)
     assert left * machines.gpus_per_node == arrived
     assert not names & {term.name for phase in moved.phases for term in phase.terms}
     if stage == 3:
-        weights = estimate_memory(
-            model, workload, machines, Plan(zero_stage=3, micro_batch_size=1, offload_param="cpu", pin_memory=False)
-        )
+        names = {"parameters", "frozen_parameters"}
         left = total(term for term in kept.phases[-1].terms if term.name == "parameters")
-        arrived = total(
-            term for term in weights.host_pageable_terms if term.name in ("parameters", "frozen_parameters")
-        )
+        arrived = total(term for term in at(offload_param="cpu").host_pageable_terms if term.name in names)
         assert left * machines.gpus_per_node == arrived
 
 
@@ -289,3 +282,9 @@ def test_logits_for_metrics_end_in_host_ram_on_every_rank(
     kept = 8 * copies * (samples or 2 * 8 * 8) * workload.seq_len * model.vocab_size
     assert total(term for term in memory.host_pageable_terms if term.name == "evaluated_logits") == kept
     assert memory.host_bytes_per_node >= kept
+
+
+def test_bf16_needs_a_gpu_that_has_it() -> None:
+    volta, plan = replace(cluster(), gpu=replace(GPU, bf16_flops_per_s=None)), Plan(zero_stage=0, micro_batch_size=1)
+    assert "bf16" in (unsupported(llama(), Workload(), plan, volta) or "")
+    assert unsupported(llama(), Workload(precision="fp16"), plan, volta) is None

@@ -110,6 +110,6 @@ def test_a_layer_moves_what_torch_dispatches(
     shape, method = shape_from_config(config, name=family), "lora" if rank else "full"
     workload = Workload(method=method, seq_len=SEQ_LEN, precision=precision, attention=attention)
     _, layer = recorded(LayerRecorder(shape, workload, False, 8.0)).layers[-1]
-    predicted = [size.at(BATCH) for size in layer.moved]
+    predicted = [size.at(BATCH) for size in layer.moved_bytes]
     assert predicted == [pytest.approx(forward, rel=0.09), pytest.approx(backward, rel=0.09)]
     assert sum(predicted) == pytest.approx(forward + backward, rel=0.08)

@@ -11,27 +11,15 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.models.vision_parts import apply_images
 
+from tests.estimators.small_models import sizes
+
 VL, GEMMA = "Qwen2.5-VL-7B-Instruct", "gemma-3-4b"
-QWEN_TEXT = {
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1024,
-}
+QWEN_TEXT = sizes(512, 1024, 2, 4, 2, 1024)
 QWEN_PROCESSORS = {"Qwen2VLImageProcessor", "Qwen2VLImageProcessorPil"}
 MISTRAL = shape_from_config(
     {
         "model_type": "mistral3",
-        "text_config": {
-            "model_type": "mistral",
-            "hidden_size": 512,
-            "intermediate_size": 1024,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 8,
-            "vocab_size": 1024,
-        },
+        "text_config": sizes(512, 1024, 2, 8, 8, 1024, model_type="mistral"),
         "vision_config": {"model_type": "pixtral"},
     },
     name="mistral3",
@@ -71,16 +59,10 @@ def test_images_are_patches_of_the_tower_and_tokens_of_the_sequence(
 
 
 def test_an_image_attends_to_itself_alone() -> None:
-    tower = [
-        block for block in build_question(VL, gpus="8xH100", images_per_sample=1).model.blocks if block.hidden_size
-    ]
-    several = [
-        block
-        for block in build_question(VL, gpus="8xH100", images_per_sample=4, max_pixels=256 * 28 * 28).model.blocks
-        if block.hidden_size
-    ]
-    assert {block.attention.window for block in tower} == {None, 64}
-    assert {block.attention.window for block in several} == {1024, 64}
+    for images, windows in ((1, {None, 64}), (4, {1024, 64})):
+        options = {"images_per_sample": images, "max_pixels": 256 * 28 * 28}
+        blocks = build_question(VL, gpus="8xH100", **options).model.blocks
+        assert {block.attention.window for block in blocks if block.hidden_size} == windows
 
 
 @pytest.mark.parametrize(

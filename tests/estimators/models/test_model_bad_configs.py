@@ -12,6 +12,8 @@ from ds_advise.estimators.models.model_shape import ModelShape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.estimators.small_models import sizes
+
 CONFIGS: dict[str, dict[str, Any]] = {}
 for entry in catalogue._entries():
     if entry["config"]["model_type"] in FAMILIES:
@@ -74,14 +76,7 @@ def test_no_value_in_any_field_brings_another_error(data: st.DataObject) -> None
         ({"model_type": "rwkv"}, "model: no row describes model_type 'rwkv'"),
         ({"architectures": ["LlamaForQuantumAnswering"]}, "model: architectures names a class that is not supported"),
         (
-            {
-                "vocab_size": 10**6,
-                "hidden_size": 10**6,
-                "intermediate_size": 10**6,
-                "num_hidden_layers": 2000,
-                "num_attention_heads": 1000,
-                "num_key_value_heads": 1000,
-            },
+            sizes(10**6, 10**6, 2000, 1000, 1000, 10**6),
             "model: hidden_size, num_hidden_layers and the others give 7.0e+15 parameters",
         ),
     ],

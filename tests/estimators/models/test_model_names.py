@@ -28,8 +28,11 @@ def test_a_usual_spelling_finds_its_model(spelling: str, hub_id: str) -> None:
 
 
 def test_every_published_name_finds_its_entry() -> None:
-    """Hub ids and aliases, as they are, in lower case, and without organisation."""
+    """Hub ids and aliases, as they are, in lower case, and without organisation. The count of parameters is that of
+    the transformers class, built on the meta device; each entry has its sources, and a row or a recording."""
     for entry in catalogue._entries():
+        assert entry["sources"] and all(entry["sources"])
+        assert catalogue.find(entry["id"]).source.startswith("catalogue: ")
         for name in (entry["id"], *entry["aliases"]):
             for spelling in (name, name.lower(), name.rpartition("/")[2]):
                 assert catalogue.find(spelling).parameters == entry["parameters"], spelling

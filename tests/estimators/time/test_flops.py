@@ -9,7 +9,7 @@ import pytest
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Attention
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.time.flops import attention_flops, micro_batch_flops, seen_pairs
+from ds_advise.estimators.time.flops import attention_flops, micro_batch_flops, visible_pairs
 from ds_advise.estimators.workload import Workload
 
 from tests.estimators.small_models import DEEPSEEK, GPT, TEXT, Config, small
@@ -83,7 +83,7 @@ def test_a_causal_query_sees_itself_and_what_came_before() -> None:
             for key in range(10)
             if (key <= query or not attention.causal) and query - key < (attention.window or 10)
         )
-        assert seen_pairs(attention, 10, 10) == by_hand
+        assert visible_pairs(attention, 10, 10) == by_hand
     assert attention_flops(causal, 3, 10, 10) == 3 * 2 * 55 * 2 * (8 + 4)
     assert attention_flops(causal, 3, 10, 10, dense=True) == 3 * 2 * 100 * 2 * (8 + 4)
 

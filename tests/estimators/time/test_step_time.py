@@ -80,12 +80,8 @@ def test_terms_are_finite_add_up_and_carry_their_formula(
     estimate = estimate_time(MODEL, workload, cluster, plan)
     assert estimate.step_s == pytest.approx(sum(term.seconds for term in estimate.terms))
     for term in estimate.terms:
-        assert term.seconds >= 0, term
-        assert term.hidden_s >= 0, term
-        assert math.isfinite(term.seconds + term.hidden_s)
-        assert term.formula
-        assert term.source
-        assert term.resource in RESOURCES
+        assert 0 <= term.seconds < math.inf and 0 <= term.hidden_s < math.inf, term
+        assert term.formula and term.source and term.resource in RESOURCES
     tokens = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size * 512
     assert estimate.tokens_per_step == tokens
     assert estimate.tokens_per_s == pytest.approx(tokens / estimate.step_s)
@@ -142,9 +138,8 @@ def test_tf32_speeds_up_the_products_of_fp32_numbers_where_the_gpu_has_it() -> N
     fast = took(products, "A100-80GB", precision="fp32", software=tf32)
     assert 6 * fast < took(products, "A100-80GB", precision="fp32")
     assert fast == pytest.approx(2 * took(products, "A100-80GB"), rel=0.15)
-    assert took(operations, "A100-80GB", precision="fp32", software=tf32) == took(
-        operations, "A100-80GB", precision="fp32"
-    )
+    moved = [took(operations, "A100-80GB", precision="fp32", software=each) for each in (tf32, Software())]
+    assert moved[0] == moved[1]
     for gpu, precision in (("V100-32GB", "fp32"), ("A100-80GB", "bf16")):
         same = {took(products, gpu, precision=precision, software=each) for each in (tf32, Software())}
         assert len(same) == 1
