@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from ..text.units import gib
 from .blocks import (
     Block,
     Cell,
+    Chart,
     Code,
     Commands,
     Diff,
@@ -23,6 +26,7 @@ from .blocks import (
     Verbatim,
     sections,
 )
+from .charts import Bar, StackedBars
 
 _EXCERPT_COLUMNS = 80
 
@@ -30,9 +34,9 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
 
 
 def markdown_text(document: Document) -> str:
-    """Return the document. Sections with lines to copy, and what a report folds, open by a click; charts are left
-    out."""
-    parts = [f"**{_plain(document.verdict)}**", _plain(document.subject)]
+    """Return the document. Sections with lines to copy, and what a report folds, open by a click; of charts, only the
+    sizes of the bars that a terminal draws."""
+    parts = [f"**{_plain(document.verdict)}**"]
     for (title, *_), blocks in sections(document.blocks):
         texts = [*_texts(blocks)]
         if title and any(isinstance(block, Code | Commands) for block in blocks):
@@ -60,8 +64,18 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
                 yield _fence(cut(_EXCERPT_COLUMNS))
             case Diff():
                 yield _fence(block.lines(), "diff")
+            case Chart(printed=StackedBars() as chart):
+                yield from (_plain(_bar_text(bar, chart.families)) for bar in chart.bars)
             case Folded(title, inner):
                 yield _folded(title, _texts(inner))
+
+
+def _bar_text(bar: Bar, families: Mapping[str, str]) -> str:
+    """Return `weights 2.1, activations 23.6`, in GiB."""
+    sizes = Counter[str]()
+    for part in bar.parts:
+        sizes[part.ink] += int(part.value)
+    return ", ".join(f"{families[ink]} {gib(sizes[ink])}" for ink in families if sizes[ink])
 
 
 def _table(table: Table) -> str:

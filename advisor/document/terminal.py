@@ -154,7 +154,10 @@ def _print_columns(
         return
     mark, (name, *others) = (">" if each.look in _MARKED else "").ljust(indent), line
     if cell_len(name) > abs(widths[0]):
-        sentence(console, mark[1:] + name, style=style, hang=4)
+        if cell_len(mark + name) <= max(console.width, NARROWEST):
+            row(console, mark + name, style=style)
+        else:
+            sentence(console, mark.lstrip() + name, style=style, hang=4)
         mark, name = " " * indent, ""
     last = others.pop() if len(line) < len(widths) or widths[-1] <= 0 else ""
     figures = [padded(text, width) for text, width in zip((name, *others), widths, strict=False)]
@@ -169,13 +172,15 @@ def _print_columns(
 
 
 def _row_sentence(line: Sequence[str], head: Sequence[str], widths: Sequence[int]) -> str:
-    """Return `name: title figure, title figure, text`."""
+    """Return `name: title figure, title figure, text`, with the marks of the titles' language."""
     name, *others = line
     titles = [f"{title} " if width > 0 else "" for title, width in zip(head[1:], widths[1:], strict=True)]
     if others and len(line) < len(head):
         titles[len(others) - 1] = ""  # the last text extends over other columns
-    words = ", ".join(f"{title}{text.strip()}" for title, text in zip(titles, others, strict=False) if text)
-    return f"{name}{': ' if name and words else ''}{words}"
+    is_wide = any(cell_len(title) > len(title) for title in head)
+    colon, comma = ("\uff1a", "\uff0c") if is_wide else (": ", ", ")
+    words = comma.join(f"{title}{text.strip()}" for title, text in zip(titles, others, strict=False) if text)
+    return f"{name}{colon if name and words else ''}{words}"
 
 
 def _widths(table: Table, lines: Sequence[Sequence[str]]) -> list[int]:

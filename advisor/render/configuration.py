@@ -17,7 +17,7 @@ _LONGEST_VALUE = 24
 def configuration(config: Mapping[str, Any], name: str) -> list[Block]:
     """Return the blocks of a report on a configuration: the text to copy, and the meaning of its keys."""
     known = ((path, value, words) for path, value in _flat(config) if (words := meaning(path)))
-    rows = [Row([Snippet(path), value_label(value)], remarks=[words]) for path, value, words in known]
+    rows = [Row([Snippet(path), Snippet(value_label(value))], remarks=[words]) for path, value, words in known]
     keys = Table(["key and meaning", "value"], rows)
     text = Code(config_text(config).splitlines(), Path(name).name)
     return [Folded(f"{name}, to copy", [text]), Folded("What its keys decide", [keys])]

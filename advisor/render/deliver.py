@@ -15,6 +15,7 @@ from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
 from ..answer.start import plan_config, recommended_config
 from ..text.language import SAMPLES, Language, can_encode
+from ..text.lines import encodable
 from ..text.output import Output
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def deliver(
         if markdown:
             from ..document.markdown import markdown_text  # imported here: few answers are Markdown
 
-            print(markdown_text(document), end="")
+            print(encodable(markdown_text(document), console), end="")
         else:
             print_document(document, console)
 

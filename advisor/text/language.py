@@ -32,6 +32,9 @@ SAMPLES: Mapping[Language, str] = {"en": "", "zh": "显存"}
 _NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000-\u303f])"
 """Spaces next to wide punctuation."""
 
+_MISSING_SPACES = r"(?<=[A-Za-z0-9])(?=[\u4e00-\u9fff])|(?<=[\u4e00-\u9fff])(?=[A-Za-z0-9])"
+"""Places between Latin and Chinese characters."""
+
 _FIELD = re.compile(r"\{(\w+)\}")
 
 _WORD = r"[^\s()]*[^\s():;,.](?: [MBT]\b)?"
@@ -40,10 +43,15 @@ _WORD = r"[^\s()]*[^\s():;,.](?: [MBT]\b)?"
 _TEXT = r"(?:\([^()]*\)|(?![.;:] |, | · ).)+?"
 """A text without separators, except in parentheses."""
 
-_TEXTS = ("age", "begin", "chance", "end", "gpu", "largest", "moment", "part", "peak", "plan", "time", "what")
+_TEXTS = ("age", "begin", "chance", "end", "gpu", "largest", "moment", "part", "peak", "plan", "time", "what", "whole")
 _LISTS = ("arguments", "names", "reason")
+_FIGURES = ("gib", "low", "high")
 
-_FIELD_PATTERNS = {**dict.fromkeys(_TEXTS, _TEXT), **dict.fromkeys(_LISTS, ".+?"), "gib": r"[\d.,]+"}
+_FIELD_PATTERNS = {
+    **dict.fromkeys(_TEXTS, _TEXT),
+    **dict.fromkeys(_LISTS, ".+?"),
+    **dict.fromkeys(_FIGURES, r"[\d.,]+(?: [MBT]\b)?"),
+}
 """What a field of this name matches; any other field is a `_WORD`. Without kinds, `{speed}, {each} per {device}` would
 also match a device of several words, and swap the parts of a sentence."""
 
@@ -134,7 +142,10 @@ def _translated(text: str, language: Language) -> str:
             found = re.fullmatch(pattern, text)
             if found is not None:
                 fields = {name: _translated(value, language) for name, value in found.groupdict().items()}
-                return re.sub(_NEEDLESS_SPACES, "", translation.format(**fields))
+                if "names" in fields:
+                    fields["names"] = fields["names"].replace("\uff0c", "\u3001")
+                spaced = re.sub(_MISSING_SPACES, " ", translation.format(**fields))
+                return re.sub(_NEEDLESS_SPACES, "", spaced)
     for separator, mark in _SEPARATORS.items():
         parts = re.split(rf"{re.escape(separator)}(?![^()]*\))", text)
         if len(parts) > 1:

@@ -129,13 +129,17 @@ def _continued(command: str, columns: int) -> list[str]:
     return [*parts, indent + rest]
 
 
+def encodable(text: str, console: Console) -> str:
+    """Return the text with the nearest ASCII for characters that the encoding lacks."""
+    return text if can_encode(console, text) else text.replace("·", "|").encode("ascii", "replace").decode("ascii")
+
+
 def row(console: Console, line: str | Text, *, style: str = "") -> None:
     """Print one line unwrapped; characters missing in the encoding are replaced by the nearest ASCII."""
     text = Text(line, style=style) if isinstance(line, str) else line
     text.plain = printable(text.plain.replace(GLUE, " ").replace(FIRM, " "))  # a name may have an escape byte
     if not can_encode(console, text.plain):
-        plain = text.plain.replace("·", "|")
-        text = Text(plain.encode("ascii", "replace").decode("ascii"))
+        text = Text(encodable(text.plain, console))
     console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True, highlight=False)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from string import Formatter
@@ -14,6 +16,9 @@ from click.testing import CliRunner
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
+from ds_advise.advisor.document.blocks import UNTRANSLATED
+from ds_advise.advisor.document.translation import translated
+from ds_advise.advisor.render.answer import answer_document
 from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, translate
 from rich.cells import cell_len
 
@@ -28,14 +33,22 @@ QUESTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("Llama-3.1-8B", "8xH100", {"sharding": "fsdp", "tokens": "1B", "optimizer_dtype": "bf16"}),
     ("flan-t5-xl", "2x8xA100-80GB", {"framework": "deepspeed", "nvme": "/nvme:8TB"}),
     ("Qwen2.5-7B", "2x24GB", {"method": "qlora", "lora_dropout": 0.1}),
+    ("Qwen3-30B-A3B", "8xH100", {"experts": "autoep", "samples": "20000"}),
+    ("Qwen2.5-7B", "8xA100-80GB", {"eval_batch": 8, "eval_logits": 10, "optimizer": "lamb"}),
+    (
+        "Qwen2.5-7B",
+        "2x8xA100-80GB",
+        {"objective": "grpo", "interconnect": "10Gb/s", "samples": "1M", "eval_split": 0.05},
+    ),
 ]
 NAMES = re.compile(
-    r"pip install [a-z-]+|   (from_pretrained|    |model = |peft_config = |\)).*|PATH:|"
-    r"ds-advise .*|deepspeed --.*|(export|echo) .*|# hostfile .*|--[\w-]+( [a-z]\w*)?|\w+_\w+(=\w+)*|bf16=\w+|zero.Init"
-    r"|(Qwen|meta-llama|google|mistralai|zero|ddp|fsdp|[AH]100|B200|Q?LoRA|r=)\S*|True|False|offload|ZeRO|FSDP|PyTorch|DeepSpeed|NF4|dropout"
-    r"|TrainingArguments|Ulysses|AutoTP|GPU|NVMe|NCCL|CUDA|GiB|[GT]B|tokens?/s|token|flop/s|MFU|logits|log-softmax|hpZ|KV|all-to-all|json"
-    r"|accelerate|[Mm]icro batch|global batch|epoch|bf16|fp32|adamw|chunked|fused|standard|RTX|SUPER"
-    r"|\d (min|ms|Tflop)|\d+GiB"
+    r"pip install [a-z-]+|\w+=[\"{].*|.dtype.*|   (from_pretrained|    |model = |peft_config = |\)).*"
+    r"|PATH:|ds-advise .*|deepspeed --.*|(export|echo) .*|# hostfile .*|--[\w-]+( [a-z]\w*)?|\w+_\w+(=\w+)*|bf16=\w+"
+    r"|zero.Init|(Qwen|meta-llama|google|mistralai|zero|ddp|fsdp|[AH]100|B200|Q?LoRA|r=)\S*|True|False|offload|ZeRO|FSDP"
+    r"|PyTorch|DeepSpeed|NF4|dropout|TrainingArguments|GRPOConfig|TRL|grpo|Ulysses|AutoTP|AutoEP|GPU|NVMe|NCCL|CUDA"
+    r"|GiB|[GT]B|tokens?/s|token|flop/s|MFU|logits|log-softmax|hpZ|KV|all-to-all|json|accelerate|transformers|generate|vLLM"
+    r"|engine.save.checkpoint|train.py|[Mm]icro batch|global batch|epoch|bf16|fp32|adamw|lamb|rank|chunked(-head)?"
+    r"|fused|standard|RTX|SUPER|\d (min|ms|Tflop)|\d+GiB"
 )
 """What stays as it is in every language: names, options, keys, commands and units."""
 
@@ -61,7 +74,8 @@ def test_a_text_of_the_catalogue_is_translated_by_its_own_entry(text: str) -> No
     names = [name for _, name, _, _ in Formatter().parse(text) if name]
     assert sorted(names) == sorted(name for _, name, _, _ in Formatter().parse(ZH[text]) if name)
     values = {name: str(number) for number, name in enumerate(names)}
-    assert translate(text.format(**values), "zh") == ZH[text].format(**values)
+    # Spaces between Chinese and Latin characters are made.
+    assert translate(text.format(**values), "zh").replace(" ", "") == ZH[text].format(**values).replace(" ", "")
 
 
 def test_the_catalogue_has_each_text_once_without_a_full_stop() -> None:
@@ -135,3 +149,26 @@ def test_errors_and_other_commands_are_english(
         assert run(arguments) == code
         printed = capsys.readouterr()
         assert (printed.out or printed.err) and not re.search("[\u3000-\u9fff]", printed.out + printed.err)
+
+
+@pytest.mark.parametrize("number", range(len(QUESTIONS)))
+def test_no_text_of_a_report_is_half_translated(number: int) -> None:
+    """A text is Chinese apart from names, or English as a whole: a formula or a source."""
+    document = translated(answer_document(_answer(number), details=True, charts=True), "zh")
+    texts = {*_texts(document.blocks), document.subject, document.verdict}
+    assert len(texts) > 150
+    assert [text for text in texts if re.search("[\u4e00-\u9fff]", text) and _ENGLISH.search(NAMES.sub("", text))] == []
+
+
+def _texts(part: Any) -> Iterator[str]:
+    """The texts that are translated in blocks and charts."""
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, UNTRANSLATED):
+        return
+    elif isinstance(part, Mapping):
+        yield from (text for each in part.values() for text in _texts(each))
+    elif isinstance(part, Iterable):
+        yield from (text for each in part for text in _texts(each))
+    elif is_dataclass(part):
+        yield from (text for each in fields(part) for text in _texts(getattr(part, each.name)))
