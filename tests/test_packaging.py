@@ -14,6 +14,10 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 NOT_PACKAGED = ("tests", "benchmarks", ".github")
+PACKAGED = (
+    *(".py", ".json", ".json.gz", ".jsonl", ".csv", ".po", "py.typed", ".md"),
+    *(".css", ".html", ".js", ".mjs", ".svg"),
+)
 
 
 STRAY = ("ds_config.json", "train.py", "estimators/data/rows.csv", "validate/lint/ds_config.json")
@@ -26,23 +30,7 @@ def _tracked_files() -> set[str]:
         path
         for path in listing.splitlines()
         if path.split("/")[0] not in NOT_PACKAGED
-        and path.endswith(
-            (
-                ".py",
-                ".json",
-                ".json.gz",
-                ".jsonl",
-                ".csv",
-                ".css",
-                ".html",
-                ".js",
-                ".mjs",
-                ".svg",
-                ".po",
-                "py.typed",
-                ".md",
-            )
-        )
+        and path.endswith(PACKAGED)
         and path != "setup.py"
         and (not path.endswith(".md") or "/" in path)
         and not path.startswith(("docs/pictures", "docs/numbers.json"))

@@ -88,20 +88,6 @@ def test_every_rule_has_a_code_and_names_files_that_deepspeed_has() -> None:
                 assert (folder / name).is_file(), (rule.code, name)
 
 
-def test_a_typo_is_answered_with_the_key_that_was_meant() -> None:
-    """In a checked block, at the top level, in an optimizer's arguments."""
-    report = judged(
-        {
-            "train_batch_size": 8,
-            "gradient_cliping": 1,
-            "zero_optimization": {"stage": 2, "reduce_buckt_size": 1},
-            "optimizer": {"type": "AdamW", "params": {"weight_decya": 0.1}},
-        }
-    )
-    fixes = {finding.fix for finding in report.findings}
-    assert {f"rename it to {meant}" for meant in ("gradient_clipping", "reduce_bucket_size", "weight_decay")} <= fixes
-
-
 def test_no_remedy_is_guessed_from_another_blocks_key() -> None:
     """wandb takes its key from the environment; comet's key of the same name is another thing."""
     report = judged({"train_batch_size": 8, "wandb": {"enabled": True, "api_key": "0123"}, "workspace": "x"})
