@@ -92,7 +92,8 @@ def no_users_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of the test's own, for it and the processes that it starts."""
+    """A store of the test's own, for it and the processes that it starts. They work in a folder that begins empty."""
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "results of this test"
     monkeypatch.setenv("DS_ADVISE_CACHE", str(folder))
     return folder / "results.sqlite"

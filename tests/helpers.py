@@ -23,53 +23,47 @@ from ds_advise.advisor.render.answer import answer_document
 from ds_advise.advisor.text.language import Language
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.files import write_config
+from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
+from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
 from ds_advise.probes.dry_run.run import DryRunError, _worker_error
+from ds_advise.probes.machine import Machine
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request, Run
 from rich.console import Console
 
+
+def sizes(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, **fields: Any) -> Any:
+    """The dimensions of a decoder, as `config.json` has them."""
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+        **fields,
+    }
+
+
 SMALL_LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
+    **sizes(256, 688, 2, 4, 2, 1000, max_position_embeddings=512, tie_word_embeddings=False),
 }
 """The config.json of a Llama that is dry-run in a second or two."""
 
-WIDE_LLAMA: dict[str, Any] = SMALL_LLAMA | {
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 4000,
-    "max_position_embeddings": 1024,
-}
+WIDE_LLAMA: dict[str, Any] = SMALL_LLAMA | sizes(512, 1024, 3, 8, 4, 4000, max_position_embeddings=1024)
 """Its logits are the largest tensor."""
 
-TINY_SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+TINY_SIZES: dict[str, Any] = sizes(64, 128, 2, 4, 2, 512, max_position_embeddings=4096, tie_word_embeddings=False)
 TINY: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **TINY_SIZES}
 """A transformers configuration of 100 thousand parameters."""
 
@@ -133,6 +127,21 @@ def processes_of(folder: Path | str) -> list[psutil.Process]:
     ]
 
 
+def preset(
+    strategy: Strategy, model: ModelShape, workload: Workload, cluster: Cluster, micro: int = 2, steps: int = 2
+) -> Plan:
+    """A strategy's plan for micro batches of two and two of them in a step, with checkpointing."""
+    return plan_for(
+        strategy,
+        model,
+        workload,
+        cluster,
+        micro_batch_size=micro,
+        gradient_accumulation_steps=steps,
+        gradient_checkpointing=True,
+    )
+
+
 def launch_request(run: Run, folder: Path, *arguments: str, **changes: Any) -> LaunchRequest:
     """A launch of `train.py` in the folder with torchrun."""
     request = LaunchRequest(
@@ -156,6 +165,31 @@ def outcome_of(folder: Path, kind: FailureKind | None, **changes: Any) -> Launch
         folder=folder,
     )
     return replace(outcome, **changes)
+
+
+MACHINE = Machine(
+    gpus=("L4", "L4"),
+    gpu_memory_bytes=(22 * 2**30,) * 2,
+    driver="570.1",
+    cpu="a CPU",
+    cpu_cores=8,
+    ram_bytes=64 * 2**30,
+)
+
+
+def bench_result(*figures: BenchFigure, **changes: Any) -> BenchResult:
+    """A benchmark of two GPUs with these figures."""
+    result = BenchResult(
+        version=BENCH_VERSION,
+        device="cuda",
+        ranks=2,
+        figures=figures,
+        skipped=(),
+        nvme_mount="",
+        versions={},
+        seconds=1.0,
+    )
+    return replace(result, **changes)
 
 
 def ran(

@@ -31,6 +31,7 @@ SLOW = (
     "numpy",
     "huggingface_hub",
     "psutil",
+    "sqlite3",
     "ds_advise.advisor.html_report",
 )
 

@@ -88,12 +88,14 @@ def evidence_sentences(answer: Recommendation) -> Iterator[str]:
             "corrected by the probe of the most similar plan (ds-advise history)."
         )
     elif answer.past_probes:
+        advice = " Add --probe to confirm it with a few real runs." if chosen is not None else ""
         yield (
-            "Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history). Add "
-            "--probe to confirm it with a few real runs."
+            "Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history)."
+            f"{advice}"
         )
     elif cluster.gpu.is_cpu:
-        yield "Evidence: analytic. Add --probe to confirm it with a few real runs on this machine."
+        advice = " Add --probe to confirm it with a few real runs on this machine." if chosen is not None else ""
+        yield f"Evidence: analytic.{advice}"
     else:
         yield "Evidence: analytic. --verify dry-runs the real DeepSpeed engine, without a GPU."
     if cluster.measured:

@@ -12,7 +12,7 @@ from ..question.question import Question
 from ..search.candidate import Candidate
 from ..search.rollouts import RolloutOutcome
 from ..text.labels import device_label
-from ..text.units import gib, percent, rate, seconds
+from ..text.units import counted_noun, gib, percent, rate, seconds
 
 StepPhase = Literal["rollout", "scoring", "training"]
 
@@ -84,7 +84,7 @@ def phase_sentences(question: Question, candidate: Candidate) -> Iterator[str]:
     scored = ["the policy's log-probabilities"] * rollouts.policy_passes(plan.gradient_accumulation_steps)
     if rollouts.beta > 0:
         full = workload.method == "full"
-        scored.append("the reference model's" if full else "log-probabilities without adapters")
+        scored.append("the reference model's log-probabilities" if full else "log-probabilities without adapters")
     if rollouts.reward_model is not None:
         scored.append(f"rewards by {rollouts.reward_model.name}")
     what = {
@@ -111,8 +111,8 @@ def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu:
     if rollouts.rollout == "generate":
         return f"generate, {at_once} completions per GPU at once, {speed} tokens/s in total"
     return (
-        f"{engine.engines} vLLM engines, {min(at_once * engine.engines, total)} of {total} completions at a time, "
-        f"{speed} tokens/s in total"
+        f"{counted_noun(engine.engines, 'vLLM engine')}, {min(at_once * engine.engines, total)} of {total} completions "
+        f"at a time, {speed} tokens/s in total"
     )
 
 

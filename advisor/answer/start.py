@@ -246,7 +246,7 @@ def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) ->
     text = f"A checkpoint takes {gib(one)} GiB, and the Trainer keeps all of them"
     if question.cluster.is_this_machine:
         free = free_bytes(Path(config_path).parent)
-        text = f"{text}: {free // one} fit into the {gib(free)} GiB free here"
+        text = f"{text}: {free // one:,} fit into the {gib(free)} GiB free here"
     text = f"{text}; save_total_limit=1 needs room for two"
     if saves_model(plan_config(answer, chosen)):
         small = gib(checkpoint_bytes(question.model, question.workload, stage, only_model=True))

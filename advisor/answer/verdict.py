@@ -230,18 +230,18 @@ def what_lacks(question: Question, missed: Candidate) -> str:
         f"The closest plan, {missed.strategy}, needs {gib(missed.device_bytes)} GiB per {device_label(cluster)} "
         f"({gib(cluster.gpu.memory_bytes)} available)"
     )
+    beyond = []
     if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
         probability = chance(missed.fit.probability)
         text = f"{text}, which fits with a probability of {probability}"
     if memory.host_bytes_per_node > cluster.most_host_bytes_per_node:
-        text = f"{text} and {gib(memory.host_bytes_per_node)} GiB of RAM per node"
         note = "--ram" if have is None else f"{gib(have)} available"
-        text = f"{text} ({note})"
+        beyond.append(f"{gib(memory.host_bytes_per_node)} GiB of RAM per node ({note})")
     if disk and not room:
-        text = f"{text} and {gib(disk)} GiB of NVMe per node (--nvme)"
+        beyond.append(f"{gib(disk)} GiB of NVMe per node (--nvme)")
     elif room is not None and disk > room:
-        text = f"{text} and {gib(disk)} GiB of NVMe per node ({gib(room)} available)"
-    return f"{text}."
+        beyond.append(f"{gib(disk)} GiB of NVMe per node ({gib(room)} available)")
+    return f"{' and '.join([', '.join([text, *beyond[:-1]]), *beyond[-1:]])}."
 
 
 def _largest_found(found: Largest | None, chosen: Candidate | None) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from ..text.output import Output
 from .options import (
     ACCUMULATION,
     FORCE,
+    NUMBER,
     PATH,
     ROLLOUTS,
     TRAINING,
@@ -128,9 +129,9 @@ _compared = question_options(
 @click.argument("config_files", metavar="DS_CONFIG...", nargs=-1, required=True)
 @click.option("--max-memory", metavar="SIZE", help="Maximum memory per GPU, such as 30GiB.")
 @click.option("--max-ram", metavar="SIZE", help="Maximum host RAM per node, such as 200GiB.")
-@click.option("--min-tokens-per-second", type=float, metavar="N", help="Minimum predicted speed of all GPUs.")
+@click.option("--min-tokens-per-second", type=NUMBER, metavar="N", help="Minimum predicted speed of all GPUs.")
 @click.option("--max-duration", metavar="TIME", help="Maximum duration of the job: 24h, 90m or 3d.")
-@click.option("--max-cost", type=float, metavar="N", help="Maximum cost of the job, by --price.")
+@click.option("--max-cost", type=NUMBER, metavar="N", help="Maximum cost of the job, by --price.")
 @_compared
 @output_options
 def check(config_files: tuple[str, ...], question: dict[str, Any], output: Output, **limits: Any) -> int:

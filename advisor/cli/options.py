@@ -45,11 +45,25 @@ class _CountOrMax(_Count):
     name = "N|max"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == "max" else super().convert(value, param, ctx)
+        try:
+            return value if value == "max" or isinstance(value, int) else parse_count(str(value))
+        except ValueError as error:
+            self.fail(f"{error.args[0]}, or max", param, ctx)
+
+
+class _Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    name = "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{value[:40]!r} is not a number", param, ctx)
 
 
 COUNT = _Count()
-_TYPES: Mapping[str, Any] = {"count": COUNT, "count or max": _CountOrMax(), "number": float, "text": str}
+NUMBER = _Number()
+_TYPES: Mapping[str, Any] = {"count": COUNT, "count or max": _CountOrMax(), "number": NUMBER, "text": str}
 
 OBJECTIVE = ("objective", "precompute_ref_log_probs")
 ROLLOUTS = names_in(RolloutOptions)

@@ -9,7 +9,7 @@ import click
 
 from ..question.options import AnswerOptions, JobOptions, MethodOptions, SoftwareOptions, TrainingOptions, names_in
 from ..text.output import Output
-from .options import COUNT, MODEL_ARGUMENT, PATH, output_options, question_options, report_options
+from .options import COUNT, MODEL_ARGUMENT, NUMBER, PATH, output_options, question_options, report_options
 
 
 @click.command()
@@ -19,7 +19,7 @@ from .options import COUNT, MODEL_ARGUMENT, PATH, output_options, question_optio
 )
 @click.option("--deadline", metavar="TIME", help="Find the cheapest machine that finishes in this time: 24h, 90m, 3d.")
 @click.option(
-    "--budget", type=float, metavar="AMOUNT", help="Find the fastest machine within this budget (prices' currency)."
+    "--budget", type=NUMBER, metavar="AMOUNT", help="Find the fastest machine within this budget (prices' currency)."
 )
 @click.option("--prices", type=PATH, metavar="FILE", help="Price table as CSV.  [default: a small built-in table]")
 @click.option("--max-nodes", "most_nodes", type=COUNT, default=4, help="Maximum number of machines.")

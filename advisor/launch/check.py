@@ -200,7 +200,7 @@ def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[
     if count * one <= free:
         if kept is None:
             say(
-                f"a checkpoint takes {gib(one)} GiB, and {free // one} fit into the {gib(free)} GiB free in "
+                f"a checkpoint takes {gib(one)} GiB, and {free // one:,} fit into the {gib(free)} GiB free in "
                 f"{output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"
             )
         return []

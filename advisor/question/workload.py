@@ -169,7 +169,9 @@ def plan_settings(
     for name, value in settings.items():
         field = str(name).replace("-", "_").lower()
         if field not in types:
-            raise WorkloadError(f"{option} has no setting {str(name)[:40]!r}", fix=f"set one of {', '.join(types)}")
+            raise WorkloadError(
+                f"{option} has no setting {str(name)[:40]!r}", fix=f"set one of {', '.join(types).replace('_', '-')}"
+            )
         found[field] = _typed(f"{option} {name}", value, types[field])
     return found
 
@@ -177,24 +179,26 @@ def plan_settings(
 def _typed(name: str, value: Any, kind: Any) -> Any:
     """The value of a text as a bool, a count (`200000000`, `2e8`), a version (`4.45`) or a Literal."""
     choices: Sequence[str] = get_args(kind)
+    wanted = ""
     if kind is bool:
         choices = tuple(_WORDS)
         if isinstance(value, bool) or str(value).lower() in choices:
             return value if isinstance(value, bool) else _WORDS[str(value).lower()]
     elif kind is int:
-        choices = ("a whole number such as 200000000", "2e8")
+        wanted = "a whole number such as 200000000 or 2e8"
         with suppress(TypeError, ValueError):
             if 0 <= float(value) < 2**63 and float(value).is_integer():
                 return int(float(value))
     elif get_origin(kind) is tuple:
-        choices = ("a version such as 4.45",)
+        wanted = "a version such as 4.45"
         text = ".".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
         version = re.fullmatch(r"(\d{1,3})(\.(\d{1,3})(\..*)?)?", text)
         if version is not None:
             return int(version[1]), int(version[3] or 0)
     elif value in choices:
         return value
-    raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass one of {', '.join(choices)}")
+    wanted = wanted or f"one of {', '.join(choices)}"
+    raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass {wanted}")
 
 
 def _loss(options: Mapping[str, Any], framework: Framework, software: Software) -> LossKernel:

@@ -35,7 +35,7 @@ def checkpoint_document(answer: CheckpointAnswer) -> doc.Document:
     """Return what the checkpoint is, whether it is whole, and its possible uses."""
     contents, damaged = answer.contents, answer.damaged
     name = printable(contents.folder)
-    blocks: list[doc.Block] = [doc.Sentence(f"{_kind(contents)}, {gib(contents.size_bytes)} GiB.")]
+    blocks: list[doc.Block] = [doc.Sentence(f"{_kind(contents)}, {gib(contents.size_bytes)} GiB in all.")]
     blocks += [doc.Sentence(f"  {printable(file.name)} {file.problem}", hang=4) for file in damaged[:_MOST_FILES]]
     if len(damaged) > _MOST_FILES:
         blocks.append(doc.Sentence(f"  and {len(damaged) - _MOST_FILES} more (--json)"))

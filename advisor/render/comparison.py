@@ -89,7 +89,7 @@ def _speed(first: Candidate, second: Candidate) -> str:
         return f"Only {fits} is sure to fit; {other}: {lacks.fit.reason}."
     ratio = second.tokens_per_s / first.tokens_per_s
     if abs(ratio - 1) < SAME_SPEED:
-        return "Both fit, and are equally fast."
+        return "Both fit at about the same speed."
     faster, by = ("B", ratio) if ratio > 1 else ("A", 1 / ratio)
     return f"Both fit; {faster} is {times(by)} as fast."
 

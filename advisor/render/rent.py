@@ -129,12 +129,12 @@ def _limits(advice: RentAdvice) -> str | None:
 
 def _ram(offer: Offer) -> str:
     have = offer.question.cluster.host_memory_bytes_per_node
-    text = f"{gib(offer.candidate.memory.host_bytes_per_node)} GiB of RAM"
-    if offer.figures.nodes > 1:
-        text = f"{text} per machine"
-    if have is None:
-        return f"{text}; the table does not give the machine's RAM"
-    return f"{text}, which has {gib(have)}"
+    needed = gib(offer.candidate.memory.host_bytes_per_node)
+    several = offer.figures.nodes > 1
+    if have is not None:
+        return f"{needed} of {'each' if several else 'the'} machine's {gib(have)} GiB of RAM"
+    per_machine = " per machine" if several else ""
+    return f"{needed} GiB of RAM{per_machine}; the table does not give the machine's RAM"
 
 
 def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
@@ -158,7 +158,7 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
 def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
     hidden, table = len(advice.offers) - len(shown), advice.table
     units = f"cost in {table.currency}; /M tok: cost of a million tokens"
-    yield f"{units}; faint: not within the limits" if _limits(advice) else units
+    yield f"{units}; dimmed rows miss your limits" if _limits(advice) else units
     if any(map(_needs_unknown_ram, shown)):
         yield "?: the plan needs RAM, and the table does not give the machine's."
     if hidden:
@@ -170,10 +170,7 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
         oldest, newest = table.dates
         when = oldest if oldest == newest else f"{oldest} to {newest}"
         name = f"{name} ({when})"
-    yield (
-        f"{len(table.machines)} machines, with the prices of {name}; --prices FILE.csv uses others. Storage, traffic "
-        "and taxes are not included."
-    )
+    yield (f"Prices of {name}; --prices FILE.csv uses others. Storage, traffic and taxes are not included.")
 
 
 def _title(offer: Offer) -> str:

@@ -194,6 +194,8 @@ def _shape(entry: int) -> ModelShape:
 def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:
     candidates = list(dict.fromkeys(_entries()[known.entry]["id"] for known in found))
     shown = ", ".join(candidates[:8]) + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
+    if len(candidates) == 1:
+        return UnknownModelError(f"{name!r} is not the full name of a model", fix=f"did you mean {shown}?")
     return UnknownModelError(
         f"{name!r} is ambiguous", why=f"it matches: {shown}", fix="give one of these names in full"
     )

@@ -240,8 +240,8 @@ class Passes:
         recomputed = n * self.compute.recompute.total_s
         elementwise, loss = forward.elementwise_s + backward.elementwise_s, forward.loss_s + backward.loss_s
         moved, loss_moved = elementwise * step.values["W"], loss * step.values["W"]
-        products_formula = "n sum(max(2 rows (inner + tile start) columns / R, bytes / W) + ramp)"
-        attention_formula = "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)"
+        products_formula = "n sum(max(2 rows (inner + tile) columns / R, bytes / W) + ramp)"
+        attention_formula = "n L 2 B A (d + dv) pairs (1 + again) / rate(S)"
         recompute_formula = "n forward: of every layer, up to its last product"
         summed = "Pr" if step.plan.zero_stage >= 2 else "Pt"
         copied = f"(copies reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W"

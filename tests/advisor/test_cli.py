@@ -15,9 +15,7 @@ from ds_advise.advisor.cli.main import COMMANDS, program
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.question.options import GROUPS, OPTIONS
 from ds_advise.advisor.text.lines import wrapped
-from ds_advise.estimators.json_form import SCHEMA_VERSION
 from ds_advise.estimators.models import catalogue
-from ds_advise.estimators.plan import STRATEGIES
 from rich.cells import cell_len
 
 from tests.helpers import TINY
@@ -39,13 +37,6 @@ def run(*arguments: str, cwd: Path, shell: str = "", **environment: str) -> subp
         timeout=900,
         env={**clean, **environment},
     )
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_the_main_command_answers_and_writes_the_configuration(tmp_path: Path) -> None:
@@ -72,26 +63,9 @@ def test_colors_and_characters_are_those_of_the_terminal(tmp_path: Path) -> None
     assert done.returncode == 0 and "Traceback" not in done.stderr
 
 
-def test_json_is_one_object(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing else is on stdout; the file is written too. docs/json.md and the schema have the fields."""
-    assert run_here(["Qwen2.5-14B", "--gpus", "2x32GB", "--json", *FAST]) == 0
-    out, err = capsys.readouterr()
-    answer = json.loads(out)
-    assert err == "" and answer["schema_version"] == SCHEMA_VERSION
-    assert answer["model"] == {
-        "name": "Qwen/Qwen2.5-14B",
-        "parameters": 14770033664,
-        "trainable_parameters": 14770033664,
-    }
-    assert [step["strategy"] for step in answer["ladder"]] == list(STRATEGIES)
-    assert answer["files"] == ["ds_config.json"] and (here / "ds_config.json").is_file()
-    assert run_here(["Qwen2.5-14B", "--gpus", "2x32GB", "--json", "--all", *FAST]) == 0
-    assert len(json.loads(capsys.readouterr().out)["candidates"]) > len(answer["candidates"])
-
-
-def test_an_existing_file_is_kept_unless_forced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_file_is_kept_unless_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The answer is printed anyway; an identical file is no obstacle."""
-    target = here / "ds_config.json"
+    target = tmp_path / "ds_config.json"
     target.write_text("{}")
     assert run_here(["gpt2", "--gpus", "T4", *FAST]) == 2 and target.read_text() == "{}"
     out, err = capsys.readouterr()
@@ -100,15 +74,15 @@ def test_an_existing_file_is_kept_unless_forced(here: Path, capsys: pytest.Captu
     assert run_here(["gpt2", "--gpus", "T4", *FAST]) == 0
 
 
-def test_where_the_configuration_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_the_configuration_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """-o FILE, -o - (the configuration alone on stdout), --no-write."""
     assert run_here(["gpt2", "--gpus", "T4", "-o", "zero.json", *FAST]) == 0
     capsys.readouterr()
     assert run_here(["gpt2", "--gpus", "T4", "-o", "-", *FAST]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == json.loads((here / "zero.json").read_text()) and "fits" in err
+    assert json.loads(out) == json.loads((tmp_path / "zero.json").read_text()) and "fits" in err
     assert run_here(["gpt2", "--gpus", "T4", "--no-write", *FAST]) == 0
-    assert [file.name for file in here.iterdir()] == ["zero.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["zero.json"]
     assert run_here(["gpt2", "--gpus", "T4", "--no-write", "-o", "a.json", *FAST]) == 2
     assert "--output and --no-write contradict each other" in capsys.readouterr().err
     for folder in (".", "/"):
@@ -116,39 +90,37 @@ def test_where_the_configuration_is_written(here: Path, capsys: pytest.CaptureFi
         assert f"--output {folder} is a folder" in capsys.readouterr().err
 
 
-def test_nothing_fits_exits_1_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_fits_exits_1_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here(["llama-3.1-405b", "--gpus", "RTX4090", "--ram", "64GB", *FAST]) == 1
     out, err = capsys.readouterr()
     assert err == "" and out.startswith(" Nothing fits.") and "GiB of RAM" in out.split("\n\n")[0]
     assert "What would make it fit" in out
-    assert list(here.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 BAD_LINES = [
     "gpt2 --gpus 2x32GB --seq-len 0",
-    "gpt2 --gpus 2x32GB --seq-len 1e3",
     "gpt2 --gpus 2x32GB --micro-batch -2",
     "gpt2 --gpus T4 --json -o -",
     "gpt2 --gpus T4 -o=",
     "gpt2 --gpus T4 -o no/such/folder/ds_config.json",
     "gpt2 gpt2 --gpus T4",
     f"{'a' * 5000} --gpus T4",
-    "~no-such-user/model --gpus T4",
     "not-json.json --gpus T4",
 ]
 
 
 @pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:60])
-def test_bad_input_gets_one_line_and_exit_2(here: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
+def test_bad_input_gets_one_line_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
     """What, why and fix on stderr; no traceback; nothing written. (An unwritable target still prints the answer.)"""
-    (here / "not-json.json").write_text("{")
-    before = sorted(here.iterdir())
+    (tmp_path / "not-json.json").write_text("{")
+    before = sorted(tmp_path.iterdir())
     arguments = ["" if word == "-o=" else word for word in line.replace("-o=", "-o -o=").split()]
     assert run_here([*arguments, *FAST]) == 2
     out, err = capsys.readouterr()
     assert len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err
     assert "error of ds-advise itself" not in err and len(err) < 500
-    assert sorted(here.iterdir()) == before
+    assert sorted(tmp_path.iterdir()) == before
     assert out == "" or "-o" in arguments
 
 
@@ -177,7 +149,6 @@ def test_an_error_is_one_line_and_debug_adds_the_traceback(capsys: pytest.Captur
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("here")
 def test_a_fault_of_the_program_is_one_line_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,11 +171,6 @@ def test_a_stdout_that_takes_nothing(tmp_path: Path, redirection: str, code: int
     assert "zero_optimization" in json.loads((tmp_path / "ds_config.json").read_text())
 
 
-def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
-    done = run("gpt2", "--gpus", "T4", "--no-write", *FAST, cwd=tmp_path, shell="| head -1")
-    assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
-
-
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_the_exit_code_is_that_of_the_answer_if_nobody_reads_it(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "bad.json").write_text('{"zero_optimization": {"stage": 9}}')
@@ -216,12 +182,12 @@ def test_the_exit_code_is_that_of_the_answer_if_nobody_reads_it(tmp_path: Path, 
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_links_are_followed_and_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_are_followed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A loop of links is an error in one line, after the answer."""
-    link = here / "ds_config.json"
+    link = tmp_path / "ds_config.json"
     link.symlink_to("real.json")
     assert run_here(["gpt2", "--gpus", "T4", *FAST]) == 0
-    assert link.is_symlink() and (here / "real.json").is_file()
+    assert link.is_symlink() and (tmp_path / "real.json").is_file()
     link.unlink()
     link.symlink_to(link.name)
     capsys.readouterr()
@@ -230,12 +196,10 @@ def test_links_are_followed_and_kept(here: Path, capsys: pytest.CaptureFixture[s
     assert "fits" in out and len(err.splitlines()) == 1
 
 
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("words", "warning"),
     [
         ("--lora-rank 4", "--lora-rank has no effect with --method full"),
-        ("--quantization int8", "--quantization has no effect with --method full"),
         ("--method lora --quantization int8", "--quantization has no effect with --method lora"),
         ("--budget 5m", "--budget has no effect without --probe"),
         ("--freeze vision-tower", "--freeze vision-tower has no effect: openai-community/gpt2 has no such part"),
@@ -292,11 +256,8 @@ def test_a_wrong_option_points_to_its_commands_help(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("words", ["{} --gpus 80GB -o {}.json", "{}/x --gpus 80GB"])
-def test_names_do_not_steer_the_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
-) -> None:
+def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
     """A folder's name with an escape sequence, in answers, in commands to copy and in errors."""
-    monkeypatch.chdir(tmp_path)
     name = "evil\x1b[31mred"
     (tmp_path / name).mkdir()
     (tmp_path / name / "config.json").write_text(json.dumps(TINY))

@@ -167,10 +167,9 @@ def test_the_hostfile_has_every_node(tmp_path: Path) -> None:
 
 
 def test_the_answer_names_the_files_and_keeps_those_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are written next to the configuration; a user's file is replaced with --force only."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "hostfile").write_text("mine slots=8\n")
     ask = ["gpt2", "--gpus", "2x8xH100", "-o", "conf/ds.json", "--emit", "slurm,hostfile", "--no-deepspeed-estimate"]

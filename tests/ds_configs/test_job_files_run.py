@@ -53,7 +53,6 @@ def _runs(*words: str) -> bool:
 @pytest.fixture
 def emit(tmp_path: Path, extensions: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Emit:
     """Write a job file for a training of a small model with two ranks on the CPU into the working folder."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     extensions("ShareMemCommBuilder")

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.helpers import sizes
+
 Config = dict[str, Any]
-
-
-def sizes(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, **fields: Any) -> Config:
-    """The dimensions of a decoder."""
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocabulary,
-        **fields,
-    }
 
 
 TEXT = sizes(64, 96, 4, 4, 2, 128)

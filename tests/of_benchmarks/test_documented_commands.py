@@ -123,7 +123,6 @@ def test_every_command_that_is_shown_is_run_by_a_test() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the documents speak of, on a machine without a GPU."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("COLUMNS", "80")
     make_files(tmp_path)

@@ -9,20 +9,16 @@ from ds_advise.estimators.workload import Workload
 from ds_advise.probes.model_recorder.recorded_model import recorded_model
 
 from benchmarks.dry_run.cases import FAMILIES
+from tests.helpers import sizes
 
 CONFIGS = {
     # Experts are stored as (expert, in, out), so no view of them is saved.
     "gpt_oss": {
         "model_type": "gpt_oss",
-        "hidden_size": 512,
-        "intermediate_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
+        **sizes(512, 512, 2, 8, 2, 8000),
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "layer_types": ["sliding_attention", "full_attention"],
-        "vocab_size": 8000,
         "tie_word_embeddings": False,
     },
     # No tensor of the tower gets a gradient.

@@ -17,19 +17,9 @@ from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run.run import dry_run
 from ds_advise.probes.run import Run
 
-from tests.helpers import dry_runs_in_forks
+from tests.helpers import dry_runs_in_forks, sizes
 
-TEXT = {
-    "model_type": "gemma3_text",
-    "hidden_size": 2560,
-    "intermediate_size": 43040,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 32768,
-    "layer_types": ["full_attention"] * 4,
-}
+TEXT = sizes(2560, 43040, 4, 8, 4, 32768, model_type="gemma3_text", head_dim=256, layer_types=["full_attention"] * 4)
 VISION = {
     "model_type": "siglip_vision_model",
     "hidden_size": 1152,

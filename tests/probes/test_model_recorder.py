@@ -17,19 +17,9 @@ from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.model_recorder.recorded_model import recorded_model
 
-from tests.helpers import imports_of
+from tests.helpers import imports_of, sizes
 
-NEMOTRON: dict[str, Any] = {
-    "model_type": "nemotron",
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "vocab_size": 32000,
-    "pad_token_id": 0,
-}
+NEMOTRON = sizes(1024, 4096, 2, 8, 2, 32000, model_type="nemotron", head_dim=128, pad_token_id=0)
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +59,6 @@ def test_the_second_answer_imports_no_torch(tmp_path: Path) -> None:
         "assert answer.recommended is not None"
     )
     assert imports_of(program, ("torch",)) == []
-
-
-def test_windows_are_those_of_the_configuration() -> None:
-    config = {
-        **NEMOTRON,
-        "model_type": "exaone4",
-        "sliding_window": 4096,
-        "sliding_window_pattern": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
-    }
-    shape = recorded_model(config, name="exaone4", source="")
-    assert [(block.count, block.attention.window) for block in shape.blocks] == [(1, 4096), (1, None)]
 
 
 def test_experts_are_adapted_as_peft_adapts_them() -> None:
@@ -194,21 +172,6 @@ def test_a_loop_over_tokens_or_chunks_is_one_iteration_that_repeats(
     programs = [block.program for block in shape.blocks if block.program]
     found = {each.repeats for program in programs for each in program.instructions} - {(1.0, 0.0, 0.0)}
     assert [each[:2] for each in found] == [pytest.approx(iterations)]
-
-
-def test_an_image_is_recorded_where_the_class_requires_one() -> None:
-    config = {
-        "model_type": "blip",
-        "text_config": {"num_hidden_layers": 2, "hidden_size": 64, "encoder_hidden_size": 32, "vocab_size": 64}
-        | {"intermediate_size": 128, "num_attention_heads": 4, "max_position_embeddings": 512},
-        "vision_config": {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
-        | {"image_size": 32, "patch_size": 8},
-    }
-    shape = recorded_model(config, name="blip", source="")
-    tower, text = shape.blocks
-    assert (tower.stack, tower.tokens, tower.hidden_size, tower.count) == ("encoder", 17, 32, 3)
-    assert (text.stack, text.tokens, text.count) == ("decoder", 0, 2)
-    assert "one image of 17 patches in each sample" in shape.assumptions
 
 
 SMALL_T5 = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 64}

@@ -19,17 +19,11 @@ from typing import Any
 import pytest
 from ds_advise.estimators.json_form import from_json
 from ds_advise.probes.machine import Machine, this_machine
-from ds_advise.probes.store import Record, Store, StoreError, try_store
+from ds_advise.probes.store import Record, Store, StoreError
 from ds_advise.probes.store_path import store_path
 
-MACHINE = Machine(
-    gpus=("L4", "L4"),
-    gpu_memory_bytes=(22 * 2**30,) * 2,
-    driver="570.1",
-    cpu="a CPU",
-    cpu_cores=8,
-    ram_bytes=64 * 2**30,
-)
+from tests.helpers import MACHINE
+
 NOBODY = 65534
 
 
@@ -241,17 +235,6 @@ def test_a_sound_file_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch, err
     monkeypatch.setattr("ds_advise.probes.store.sqlite3.connect", fail)
     for refused in _all_operations_fail(Store()):
         assert what in refused.what and "rm " not in refused.fix
-
-
-def test_callers_continue_without_an_unusable_store(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line on stderr, the other answer, no exception."""
-    own_store.mkdir(parents=True)
-    assert try_store(lambda store: store.add(_probe()), -1) == -1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert str(own_store) in line
-    own_store.rmdir()
-    assert try_store(lambda store: store.find(), [_probe()]) == []
-    assert capsys.readouterr().err == ""
 
 
 def test_a_machine_is_identified_by_its_parts_and_not_by_its_name() -> None:

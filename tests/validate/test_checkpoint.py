@@ -67,10 +67,8 @@ def _copy_rank_0(path: Path) -> None:
         ("latest", Path.unlink, "is missing", "is missing"),
         ("trainer_state.json", _empty, "is empty", "is cut off after 0 of"),
         ("trainer_state.json", _cut, "is not JSON", "is cut off after"),
-        ("trainer_state.json", Path.unlink, "is missing", "is missing"),
         (MODEL, _cut, "is cut off", "is cut off after"),
         (MODEL, _flip, "", "has changed since it was saved"),
-        ("rng_state_0.pth", _cut, "is cut off", "is cut off after"),
         ("rng_state_1.pth", Path.unlink, "the random states of rank 1 is missing", "is missing"),
     ],
 )

@@ -139,21 +139,16 @@ def test_a_foreign_checkpoint_writes_nothing(
     saved: Callable[[str, str], Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = Path(shutil.copytree(saved("3", "untied"), tmp_path / "copy"))
     damage(folder)
-    monkeypatch.chdir(tmp_path)
     assert run(["checkpoint", str(folder), "--to-hf", "out"]) == 2
     assert says in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"copy"}
 
 
-def test_a_folder_is_described_without_torch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Files that a training left, whole and damaged, and folders that are no checkpoint."""
-    monkeypatch.chdir(tmp_path)
     folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
     assert run(["checkpoint", folder.name]) == 0
     assert "checkpoint-8 is whole, by the structure of its files." in " ".join(capsys.readouterr().out.split())

@@ -15,6 +15,8 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Offload, Plan
 from ds_advise.validate.deepspeed_estimate import deepspeed_estimate, largest_module_parameters
 
+from tests.helpers import sizes
+
 MODEL = find("Qwen2.5-7B")
 P, LARGEST = MODEL.parameters, 152064 * 3584
 CLUSTER = Cluster(nodes=2, gpus_per_node=4, gpu=gpu_of_memory(24))
@@ -58,14 +60,7 @@ def test_the_largest_module_is_deepspeeds_largest_layer() -> None:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     for vocab_size in (16, 512):
-        config = {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": vocab_size,
-        }
+        config = sizes(64, 96, 1, 4, 2, vocab_size)
         shape = shape_from_config({"model_type": "qwen2", **config}, name="small")
         model = AutoModelForCausalLM.from_config(Qwen2Config(**config))
         assert (shape.parameters, largest_module_parameters(shape)) == model_to_params(model)

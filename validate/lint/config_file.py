@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...ds_configs.files import read_file, replace_file
 from ...estimators.errors import ConfigFileError
-from .document import FIX, MAX_BYTES, Document, KeyPath, Member, read_document
+from .document import COMMENT, FIX, MAX_BYTES, Document, KeyPath, Member, read_document
 
 STANDARD_INPUT = Path("-")
 
@@ -72,7 +72,7 @@ def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
     if isinstance(edit, Replace):
         return member.value_start, member.value_end, json.dumps(edit.value)
     start, end = _removal(document, member, owner)
-    commented = any(start < found.end and found.start < end for found in document.extensions if found.kind == "comment")
+    commented = any(start < found.end and found.start < end for found in document.extensions if found.kind == COMMENT)
     return None if commented else (start, end, "")
 
 

@@ -45,13 +45,13 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that Python's json accepts and JSON does not have."""
 
-BYTE_ORDER_MARK = "byte order mark"
+BYTE_ORDER_MARK, COMMENT = "a byte order mark", "a comment"
 
 KeyPath = tuple[str, ...]
 
 
 class Extension(NamedTuple):
-    """Syntax beyond JSON: its kind ("comment", "missing comma", ...) and place."""
+    """Syntax beyond JSON: its kind ("a comment", "a missing comma", ...) and place."""
 
     kind: str
     start: int
@@ -171,7 +171,7 @@ class _Reader:
             else:
                 return at
             end = len(text) if end == -1 else end
-            self._note("comment", at, end)
+            self._note(COMMENT, at, end)
             at = end
 
     def _value(self, at: int, path: KeyPath) -> tuple[Any, int]:
@@ -222,7 +222,7 @@ class _Reader:
         bare = _BARE_KEY.match(self.text, at)
         if bare is None:
             self._fail("a key is missing" if at < len(self.text) else "the closing } is missing", at)
-        self._note("key without quotes", at, bare.end())
+        self._note("a key without quotes", at, bare.end())
         return bare[0], bare.end()
 
     def _object(self, at: int, path: KeyPath) -> tuple[dict[str, Any], int]:
@@ -261,12 +261,12 @@ class _Reader:
         if found == ",":
             after = self._skip(comma + 1)
             if self.text[after : after + 1] == closing:
-                self._note("comma before a closing bracket", comma, comma + 1)
+                self._note("a comma before a closing bracket", comma, comma + 1)
             return after
         if not found:
             self._fail(f"the closing {closing} is missing", comma)
         if found != closing:
             if "\n" not in self.text[at:comma]:
                 self._fail(f"a comma or {closing} is missing", comma)
-            self._note("missing comma", at, at)
+            self._note("a missing comma", at, at)
         return comma

@@ -52,6 +52,8 @@ decided = ~for_trainer | that(
     lambda config: not config.precision_is_auto and any(map(config.has, ("fp16.enabled", "bf16.enabled")))
 )
 """The file decides the precision, not the Trainer or accelerate."""
+known_optimizer = that(lambda config: config.optimizer in (*config.facts.optimizers, *config.facts.torch_optimizers))
+"""The optimizer block's type is DeepSpeed's or torch's."""
 has_adam = that(lambda config: config.has_adam)
 may_have_adam = has_adam | that(lambda config: not config.optimizer)
 """The optimizer is DeepSpeed's Adam (optimizer block), or the Trainer's own AdamW (no block)."""

@@ -18,10 +18,10 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
     extensions = [found for found in config.document.extensions if found.kind not in NON_FINITE]
     if config.framework == "hf" and extensions:
         first = extensions[0]
-        kinds = ", ".join(dict.fromkeys(found.kind for found in extensions))
+        kinds = " and ".join(dict.fromkeys(found.kind for found in extensions))
         before = [member.path for member in config.document.members if member.start <= first.start]
         path = before[-1] if before else ()
-        yield Violation(path=path, what=f"the file contains: {kinds}", span=(first.start, first.end))
+        yield Violation(path=path, what=f"the file is not plain JSON: it has {kinds}", span=(first.start, first.end))
 
 
 def _duplicates(config: LintedConfig) -> Iterator[Violation]:
@@ -107,7 +107,12 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
             yield violation("bfloat16", "bfloat16 is ignored because bf16 exists", fix="remove it")
         else:
             edit = Rename(("bfloat16",), "bf16")
-            yield violation("bfloat16", "bfloat16 is the old name of bf16", fix="name the block bf16", edits=(edit,))
+            yield violation(
+                "bfloat16",
+                "bfloat16 is the old name of bf16; the Trainer and accelerate never read it",
+                fix="name the block bf16",
+                edits=(edit,),
+            )
 
 
 def _two_names(config: LintedConfig) -> Iterator[Violation]:
@@ -149,8 +154,7 @@ KEY_RULES = section(
     warning_rule(
         "DS014 a deprecated key",
         _deprecated,
-        why="DeepSpeed still reads it, with a warning in its log, and will remove it; the Trainer and accelerate never "
-        "read bfloat16",
+        why="DeepSpeed still reads it, with a warning in its log, and will remove it",
         source="runtime/zero/config.py (json_schema_extra deprecated), runtime/precision_config.py get_bfloat16_config",
     ),
     error_rule(

@@ -53,7 +53,7 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
         params, names = config.block(path), [parameter.name for parameter in taken or ()]
         for name in params if taken is not None else ():
             if name not in names and (block, name) != ("optimizer", "max_grad_norm"):  # DS503 reports it
-                what = f"{kind} has no argument {name[:40]!r}"
+                what = f"{config.text(f'{block}.type')} has no argument {name[:40]!r}"
                 yield unknown_name((block, "params", name), what, names, cutoff=0.5)
         if block == "scheduler" and taken is not None:
             missing = ", ".join(known.name for known in taken if known.required and known.name not in params)
@@ -82,7 +82,6 @@ def _optimizer_parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
     return (*arguments, *(Parameter(name=name, required=False) for name in own))
 
 
-_exists = that(lambda config: config.optimizer in (*config.facts.optimizers, *config.facts.torch_optimizers))
 _tested = that(lambda config: config.optimizer_spec is not None and config.optimizer_spec.tested_with_zero)
 _allowed = that(lambda config: bool(config.get("zero_allow_untested_optimizer")))
 _old_muon = when.per_matrix & that(lambda config: not config.facts.at_least("0.19.7"))
@@ -119,8 +118,8 @@ OPTIMIZER_RULES = section(
         "DS504 an optimizer that is untested with ZeRO",
         at(
             "optimizer.type",
-            ~when.stages(0) & _exists & ~_tested & ~_allowed,
-            lambda config, _: f"{config.optimizer} is untested with ZeRO",
+            ~when.stages(0) & when.known_optimizer & ~_tested & ~_allowed,
+            lambda config, path: f"{config.text(path)} is untested with ZeRO",
         ),
         why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; others need zero_allow_untested_optimizer",
         fix='add "zero_allow_untested_optimizer": true',
@@ -171,7 +170,8 @@ OPTIMIZER_RULES = section(
                 lambda config, path: config.number(path) not in (None, config.number("optimizer.params.lr"))
             ),
             lambda config, path: (
-                f"lr is {config.number('optimizer.params.lr'):g}, but warmup_max_lr is {config.number(path):g}"
+                f"the optimizer's lr is {config.number('optimizer.params.lr'):g}, but warmup_max_lr is "
+                f"{config.number(path):g}"
             ),
         ),
         why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",
@@ -281,7 +281,7 @@ LOGGING_RULES = section(
         at(
             ("wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled"),
             when.on,
-            lambda _, path: f"{path.replace('.', ' ')} is on",
+            lambda _, path: f"{path.removesuffix('.enabled')} is on",
         ),
         why="timing a phase or a collective waits for the GPU; the FLOPs profiler also turns wall_clock_breakdown on",
         fix="set it to false after profiling",

@@ -342,13 +342,13 @@ def _fits_pinned(config: LintedConfig) -> bool:
 
 
 _partly_offloaded = when.number(lambda ratio: 0 <= ratio < 1) & when.stages(3) & when.offloaded
-_without_cpu_class = that(
-    lambda config: bool(config.optimizer) and not (config.optimizer_spec and config.optimizer_spec.cpu_class)
+_without_cpu_class = when.known_optimizer & that(
+    lambda config: not (config.optimizer_spec and config.optimizer_spec.cpu_class)
 )
 
 
-def _no_cpu_class(config: LintedConfig, _: str) -> str:
-    return f"{config.optimizer} has no CPU implementation"
+def _no_cpu_class(config: LintedConfig, path: str) -> str:
+    return f"{config.text(path)} has no CPU implementation"
 
 
 _lamb = that(lambda config: config.optimizer == "lamb")

@@ -20,8 +20,7 @@ JOB = ["--tokens", "1B", "--price", "$2/h"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "good.json").write_text(json.dumps(GOOD))
     (tmp_path / "bad.json").write_text(json.dumps(BAD))
     return tmp_path
@@ -34,7 +33,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["good.json"], []),
         (["bad.json"], ["lint"]),
         (["good.json", "bad.json", *ON], ["lint"]),
-        (["good.json", *ON], []),
         (["good.json", "--model", "Qwen2.5-7B", "--gpus", "1x24GB", "--offline"], ["fits"]),
         (["good.json", *ON, "--max-memory", "70GiB", "--max-ram", "900GiB", "--min-tokens-per-second", "9e3"], []),
         (["good.json", *ON, "--max-memory", "9GiB", "--max-ram", "1GiB"], ["memory", "ram"]),
@@ -68,7 +66,6 @@ def test_the_exit_code_says_whether_all_requirements_are_met(
         (["good.json", *ON, "--max-memory", "9"], "not a size"),
         (["good.json", *ON, "--max-duration", "24h"], "--tokens"),
         (["good.json", *ON, "--tokens", "1B", "--max-cost", "5"], "--price"),
-        (["good.json", *ON, *JOB, "--max-duration", "soon"], "not a duration"),
         (["good.json", *ON, "--min-tokens-per-second", "-1"], "above 0"),
     ],
 )
@@ -85,14 +82,10 @@ def test_impossible_checks_are_one_line_and_code_2(
     [
         "Qwen2.5-32B --gpus 2xL40S --method qlora --seq-len 4096",
         "Qwen3-30B-A3B --gpus 2x16GB --ram 256GB --nvme /n:4TB --framework deepspeed",
-        "Llama-3.1-405B --gpus 2x8xH100 --ram 4000GiB",
     ],
 )
-def test_lint_finds_nothing_in_the_file_of_an_answer(
-    question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lint_finds_nothing_in_the_file_of_an_answer(question: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Asked about the same training; it says what it predicts for."""
-    monkeypatch.chdir(tmp_path)
     model, *options = question.split()
     assert run([model, *options, "-o", "own.json", "--no-deepspeed-estimate", "--json"]) == 0
     workload = json.loads(capsys.readouterr().out)["workload"]
@@ -102,11 +95,8 @@ def test_lint_finds_nothing_in_the_file_of_an_answer(
     assert "nothing found" in out and f"sequence {workload['seq_len']}, {workload['loss']} loss" in out
 
 
-def test_one_file_has_one_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_file_has_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
     """The advice writes `auto`; lint and check fill it with the advice's batch for the question, and say so."""
-    monkeypatch.chdir(tmp_path)
     question = ["--gpus", "4x8xH100", "--offline"]
     assert run(["Llama-3.1-70B", *question, "-o", "own.json", "--no-deepspeed-estimate", "--json"]) == 0
     advice = json.loads(capsys.readouterr().out)["recommended"]

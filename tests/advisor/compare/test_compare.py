@@ -71,16 +71,6 @@ def zero(**keys: Any) -> dict[str, Any]:
             zero(reduce_bucket_size=500000000, sub_group_size=1e9, overlap_comm=True, stage3_max_live_parameters=1e9),
         ),
         (zero(prefetch_bucket_size=5e7, max_live_parameters=7), zero(stage3_max_live_parameters=7)),
-        (
-            zero(),
-            zero(
-                overlap_comm="auto", contiguous_gradients="auto", offload_param={"device": "none", "pin_memory": False}
-            ),
-        ),
-        (
-            zero(offload_optimizer={"device": "cpu"}),
-            zero(offload_optimizer={"device": "cpu", "pin_memory": True, "ratio": 1}),
-        ),
         ({"bfloat16": {"enabled": True}}, {"bf16": {"enabled": True}}),
         (zero(cpu_offload=True, cpu_offload_param=False), zero(offload_optimizer={"device": "cpu"})),
         (zero(stage3_gather_fp16_weights_on_model_save=True), zero(gather_16bit_weights_on_model_save=True)),
@@ -104,22 +94,10 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (zero(), {"zero_optimization": {"stage": 2}}, "zero_optimization.stage", "3 file, 2 file, acts"),
     (zero(), zero(overlap_comm=False), "zero_optimization.overlap_comm", "True default, False file, acts"),
     (
-        zero(stage=2),
-        zero(stage=2, overlap_comm=True),
-        "zero_optimization.overlap_comm",
-        "False default, True file, acts",
-    ),
-    (
         zero(),
         zero(reduce_bucket_size="auto"),
         "zero_optimization.reduce_bucket_size",
         "500000000 default, auto auto, acts",
-    ),
-    (
-        zero(stage=2),
-        zero(stage=2, stage3_max_live_parameters=7),
-        "zero_optimization.stage3_max_live_parameters",
-        "1000000000 default, 7 file, idle",
     ),
     ({}, {"aio": {"queue_depth": 32}}, "aio.queue_depth", "8 default, 32 file, idle"),
     ({}, {"aio": {"queue_depth": 32}, **NVME}, "aio.queue_depth", "8 default, 32 file, acts"),
@@ -231,26 +209,6 @@ def text_of(comparison: Comparison, width: int = 80) -> str:
     return output.getvalue()
 
 
-def test_the_tables_hold_the_figures_of_the_plans(files: dict[str, str]) -> None:
-    """Columns add up to what the closed form says: GiB of a GPU, and ms of 1,000 tokens where the batches differ."""
-    comparison = compare(files["offload"], files["zero3"], comparison_context("Qwen2.5-7B", **WHERE))
-    text = text_of(comparison)
-    sides = [side.candidate for side in comparison.sides]
-    assert sides[0] is not None and sides[1] is not None
-    blocks = {block.splitlines()[0].strip().split(",")[0]: block.splitlines()[1:] for block in text.split("\n\n")}
-    for title, wanted in (
-        ("Memory per GPU", [side.device_bytes / 2**30 for side in sides if side]),
-        ("Time", [1e6 / side.tokens_per_s for side in sides if side]),
-    ):
-        rows = [line.split()[-3:-1] for line in blocks[title][1:]]
-        for column in (0, 1):
-            shown = sum(float(row[column].replace(",", "")) for row in rows if row[column] != "-")
-            assert shown == pytest.approx(wanted[column], rel=0.02), title
-    assert "ms per 1,000 tokens" in text
-    less = (sides[0].device_bytes - sides[1].device_bytes) / 2**30
-    assert f" B takes {abs(less):.1f} GiB {'less' if less > 0 else 'more'} on each GPU." in text.splitlines()
-
-
 def test_verdicts(files: dict[str, str]) -> None:
     """Who fits and who is faster, in words."""
 
@@ -261,7 +219,7 @@ def test_verdicts(files: dict[str, str]) -> None:
     assert verdict("zero3", "zero2-offload").startswith(" Both fit; A is ")
     assert verdict("ddp", "zero3", gpus="4x48GB").startswith(" Only B is sure to fit; A: ")
     assert verdict("ddp", "zero1", gpus="2x16GB").startswith(" Neither is sure to fit: ")
-    assert verdict("zero3", "zero3") == " Both fit, and are equally fast."
+    assert verdict("zero3", "zero3") == " Both fit at about the same speed."
     on_drive = text_of(compare("zero3-offload", "zero3-nvme", comparison_context("Qwen2.5-7B", **WHERE)))
     assert re.search(r"NVMe GiB per node +- +(\S+) +\+\1\n", on_drive)
     alone = text_of(compare(files["offload"], files["offload"])).splitlines()
@@ -318,36 +276,12 @@ def test_strange_files_are_compared_or_refused_in_one_line(
     ids=" ".join,
 )
 def test_impossible_comparisons_get_one_line_and_exit_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     (tmp_path / "zero3.json").write_text(json.dumps(FILES["zero3"]))
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "magic.json").write_text('{"optimizer": {"type": "OneBitAdam"}, "train_batch_size": 2}')
-    monkeypatch.chdir(tmp_path)
     assert run_here(["compare", *arguments, "--offline"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err
     assert "error of ds-advise itself" not in err
-
-
-def test_figures_keep_their_columns_on_a_narrow_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A name that is too long stands above its figures."""
-    monkeypatch.setenv("COLUMNS", "50")
-    assert run_here(["compare", "zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--offline"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    at = lines.index(" micro batch x accumulation")
-    assert lines[at + 1].split()[1] == "x"
-    figures = [line for line in lines if re.match(" (tokens/s|GPU GiB) ", line)]
-    assert {len(line) for line in figures} == {50} and max(map(len, lines)) <= 50
-
-
-def test_fsdp2_is_compared_by_its_figures_alone() -> None:
-    """It has no keys of DeepSpeed. The shards have the masters in them."""
-    compared = compare("zero3", "fsdp2", comparison_context("Qwen2.5-7B", micro_batch=4, **WHERE))
-    ours, theirs = compared.candidates
-    assert compared.differences == () and theirs.plan.sharding == "fsdp2"
-    held = ours.memory.components
-    assert theirs.memory.components["parameters"] == pytest.approx(held["master_weights"], rel=0.01)
-    assert theirs.device_bytes < ours.device_bytes

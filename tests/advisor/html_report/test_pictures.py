@@ -12,7 +12,6 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.scaling import build_scaling
 from ds_advise.advisor.document.charts import Bar, Limit, Lines, Panel, Part, StackedBars, Unit
 from ds_advise.advisor.html_report.canvas import (
-    INKS,
     NARROW,
     WIDE,
     round_steps,
@@ -28,10 +27,7 @@ from ds_advise.advisor.render.plans import (
     speed_against_memory,
     time_bars,
 )
-from ds_advise.advisor.text.labels import memory_family, time_family
 from ds_advise.advisor.text.units import gib
-from ds_advise.estimators.schedule.recorded import RecordedOperation
-from ds_advise.estimators.schedule.simulate import operation_name
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -107,16 +103,6 @@ def test_speed_against_memory_holds_what_no_other_plan_beats_and_the_chosen_one(
     for plan in answer.candidates[0], answer.recommended:
         chart = speed_against_memory(answer.candidates, answer.question.cluster, plan)
         assert chart.own is not None and plan is not None and chart.xs[chart.own] == plan.device_bytes
-
-
-def test_every_component_has_an_ink() -> None:
-    for name in ("optimizer_states", "log-softmax", "decoder feed-forward", "CUDA context", "allocator_overhead"):
-        assert memory_family(name) in INKS
-    assert memory_family("optimizer_states") != memory_family("gathered_parameters")
-    assert time_family("states from and to NVMe") == "nvme"
-    assert time_family("all-to-all of heads") == "links"
-    for name in ("adam_update", "aten::copy_"):
-        assert time_family(operation_name(RecordedOperation(kind="host", name=name))) == "host"
 
 
 def test_areas_add_up_to_their_sum() -> None:

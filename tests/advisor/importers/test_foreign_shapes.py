@@ -18,26 +18,10 @@ NOT_READ = {
     "a plain deepspeed.initialize": ("deepspeed train_bert_ds.py --checkpoint_dir x $@", "train_bert_ds.py gets"),
     "its configuration as the first argument": ("deepspeed t.py --deepspeed_config=ds.json -p 2", "pass ds.json"),
     "DeepSpeed-Chat": (f"deepspeed main.py {TRAINER} --zero_stage 2 --deepspeed", "no option zero_stage"),
-    "a batch of its own": (
-        "torchrun ft.py --model gpt2 --output_dir o --learning_rate 1e-5 --batch_size 4",
-        "no option batch_size",
-    ),
-    "accelerate's configuration is elsewhere": (
-        f"accelerate launch --config_file ${{1-zero2.yaml}} t.py {TRAINER}",
-        "zero2.yaml} is not on this machine",
-    ),
     "a script for rewards": (f"torchrun examples/reward_modeling/reward.py {TRAINER}", "REWARD training"),
     "LLaVA's projector alone": (
         f"deepspeed train_mem.py {TRAINER} --deepspeed z.json --tune_mm_mlp_adapter True",
         "partial training by LLaVA",
-    ),
-    "a launcher's name in a test": (
-        'if [ "$BACKEND" == "deepspeed" ]; then D=1; fi\naccelerate launch verify_loss.py --zero_stage 3 $D\n',
-        "no option zero_stage",
-    ),
-    "torchtune": (
-        "output_dir: o\nmodel: {_component_: torchtune.models.llama3.lora}\ngradient_accumulation_steps: 8\n",
-        "no known tool",
     ),
     "a file that only tokenizes": (
         "model_name_or_path: gpt2\nstage: sft\ndo_train: true\ntokenized_path: t\noutput_dir: o\n",
@@ -57,13 +41,10 @@ NOT_READ = {
 
 
 @pytest.mark.parametrize("what", NOT_READ)
-def test_unsupported_files_are_named_as_such(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unsupported_files_are_named_as_such(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No figure and no change, also with a model from the command line, and no remark on figures."""
     text, words = NOT_READ[what]
     name = "a.yaml" if text.endswith("\n") and ": " in text else "a.sh"
-    monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
     Path("olmo.yaml").write_text("run_name: r\nmodel: {d_model: 768}\n")
     assert run(["from", name, "--gpus", "2xA100-80GB", "--model", "gpt2", "--offline"]) == 2
@@ -105,7 +86,6 @@ FACTORY = "model_name_or_path: gpt2\ncutoff_len: 512\ndo_train: true\npref_beta:
 OF_TRL = "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n"
 OBJECTIVES: tuple[tuple[str, str, str | None, str], ...] = (
     ("a.sh", f"trl dpo {TRAINER} --beta 0.1", "dpo", "chunked-head"),
-    ("a.yaml", OF_TRL, "dpo", "chunked-head"),
     ("orpo/a.yaml", OF_TRL, "orpo", "odds-ratio"),
     (
         "a.yaml",
@@ -113,23 +93,17 @@ OBJECTIVES: tuple[tuple[str, str, str | None, str], ...] = (
         "grpo",
         "chunked-head",
     ),
-    ("a.sh", f"trl reward {TRAINER}", "reward", "standard"),
-    ("a.sh", f"accelerate launch kto.py {TRAINER} --packing x", "kto", "chunked-head"),
     ("a.yaml", f"{FACTORY}dpo", "dpo", "standard"),
     ("a.yaml", f"{FACTORY}dpo\npref_loss: simpo", "simpo", "standard"),
-    ("a.yaml", f"{FACTORY}kto\nfinetuning_type: full", "kto", "standard"),
     ("a.yaml", f"{FACTORY}dpo\nref_model: gpt2-xl", None, ""),
     ("a.yaml", f"{FACTORY}rm", "reward", "value-head"),
     ("a.yaml", f"{AXOLOTL}rl: ipo", "dpo", "chunked-head"),
     ("a.yaml", f"{AXOLOTL}rl: simpo", "simpo", "odds-ratio"),
     ("a.yaml", f"{AXOLOTL}rl: simpo\ncpo_alpha: 0.0", "simpo", "log-probs"),
-    ("a.yaml", f"{AXOLOTL}reward_model: true", "reward", "standard"),
     ("a.yaml", f"{AXOLOTL}rl: grpo", None, ""),
     ("a.sh", f"trl grpo {TRAINER} --use_vllm --num_generations 4 --beta 0.1", "grpo", "chunked-head"),
     ("a.yaml", f"{SWIFT}kto", "kto", "log-probs"),
-    ("a.yaml", f"{SWIFT}simpo", "simpo", "odds-ratio"),
     ("a.yaml", f"{SWIFT}orpo", "orpo", "odds-ratio"),
-    ("a.yaml", f"{SWIFT}rm", "reward", "standard"),
     ("a.yaml", f"{SWIFT}grpo", None, ""),
 )
 
@@ -178,7 +152,6 @@ def test_fsdp2_is_predicted_as_such_where_it_can_be(method: str, strategy: str, 
     [
         ("--fsdp", "fsdp2", ""),
         ("--fsdp --fsdp_config '{\"version\": 1}'", "fsdp", ""),
-        ("--fsdp 'full_shard auto_wrap'", "fsdp2", ""),
         ("--fsdp 'full_shard offload'", "fsdp2", "not predicted: cpu_offload: true"),
         ("--fsdp --fsdp_config '{\"reshard_after_forward\": false}'", "fsdp2", "reshard_after_forward: false"),
         ("--fsdp hybrid_shard", "fsdp2", "sharding_strategy: hybrid_shard"),

@@ -51,16 +51,13 @@ def test_fields_make_the_configuration_that_accelerate_makes(
     assert made == part.config
 
 
-def test_accelerate_takes_what_is_written_and_stops_at_what_was_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accelerate_takes_what_is_written_and_stops_at_what_was_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own loader and its own plugin read the file; a Trainer of any accumulation takes the configuration."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.utils import DeepSpeedPlugin
     from transformers import TrainingArguments
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
-    monkeypatch.chdir(tmp_path)
     config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": "auto"}}
     Path("ds.json").write_text(json.dumps(config | {"train_micro_batch_size_per_gpu": "auto"}))
     Path("acc.yaml").write_text(
@@ -97,10 +94,9 @@ def test_training_arguments_are_read_with_their_own_defaults() -> None:
     assert known - own - older <= {name.value for name in OptimizerNames}
 
 
-def test_transformers_parses_the_arguments_that_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_parses_the_arguments_that_are_written() -> None:
     from transformers import HfArgumentParser, TrainingArguments
 
-    monkeypatch.chdir(tmp_path)
     config = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
     options: dict[str, Any] = {"output_dir": "o", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
     options |= {

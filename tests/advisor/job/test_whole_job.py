@@ -138,8 +138,6 @@ def test_other_prices_are_refused(text: str) -> None:
     [
         ({"samples": 5, "tokens": "1B"}, "both set the amount"),
         ({"epochs": 2.0}, "needs the amount"),
-        ({"price": "2/h"}, "needs the amount"),
-        ({"eval_split": 0.1}, "needs the amount"),
         ({"tokens": "1B", "epochs": 2.0}, "counts all epochs"),
         ({"tokens": "1B", "eval_split": 0.1}, "fraction of the samples"),
         ({"samples": 5, "packing": True}, "needs --data"),

@@ -37,9 +37,8 @@ Request = Callable[..., tuple[LaunchRequest, list[str]]]
 
 
 @pytest.fixture
-def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+def request_of() -> Request:
     """The launch of a script with these arguments, and the remarks on it."""
-    monkeypatch.chdir(tmp_path)
     Path("ds_config.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     Path("train.py").write_text("from transformers import Trainer\n")
 
@@ -68,7 +67,6 @@ def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
         ("--use_peft_lora True --lora_r 16 --lora_target_modules all-linear", 16, None),
         ("--use_peft --lora_r=32 --lora_target_modules q_proj v_proj", 32, ("q_proj", "v_proj")),
         ("--finetuning_type lora --lora_target q_proj,v_proj", 8, ("q_proj", "v_proj")),
-        ("--train_type lora --lora_rank 4 --target_modules all-linear", 4, None),
         ("--lora_enable True --lora_r 128 --bits 4", 128, None),
     ],
 )
@@ -98,7 +96,6 @@ def test_full_fine_tuning_is_assumed_with_a_remark(request_of: Request, words: l
     ("changes", "message"),
     [
         ({"gpus": "8xH100", "hostfile": Path("hosts")}, "--gpus has 8 GPUs a node, hostfile hosts 4"),
-        ({"gpus": "3x4xH100", "hostfile": Path("hosts")}, "--gpus has 3 nodes, hostfile hosts 2"),
         ({"gpus": "H100", "hostfile": Path("hosts"), "nodes": 4}, "--nodes has 4 nodes, hostfile hosts 2"),
         ({"gpus": "4x8xH100", "master": "n0", "nodes": 2}, "--gpus has 4 nodes, --nodes 2"),
         ({"gpus": "4x8xH100", "slurm": True}, "--gpus has 4 nodes, this Slurm allocation 2"),
@@ -130,20 +127,11 @@ def test_absurd_counts_are_refused(request_of: Request, changes: dict[str, objec
         request_of(**changes)
 
 
-@pytest.mark.parametrize("gpus", ["H100", "4xH100", "2x4xH100"])
-def test_counts_that_agree_are_taken(request_of: Request, gpus: str) -> None:
-    """A kind alone leaves them to the hostfile."""
-    Path("hosts").write_text("n0 slots=4\nn1 slots=4\n")
-    cluster = request_of(gpus=gpus, hostfile=Path("hosts"))[0].run.cluster
-    assert (cluster.nodes, cluster.gpus_per_node) == (2, 4)
-
-
 @pytest.mark.parametrize(
     ("words", "count"),
     [
         ("", None),
         ("--max_steps 2000", 4),
-        ("--max_steps 2100 --save_steps 100", 21),
         ("--max_steps 2100 --save_steps 100 --save_total_limit 2", 3),
         ("--max_steps 10 --save_steps 10 --save_total_limit 5", 1),
         ("--save_strategy no", 0),
@@ -151,24 +139,12 @@ def test_counts_that_agree_are_taken(request_of: Request, gpus: str) -> None:
         ("--save_strategy epoch --num_train_epochs 1.5", 2),
         ("--save_strategy epoch --max_steps 100", None),
         ("--save_steps 0.1", 10),
-        ("--num_train_epochs 2 --save_total_limit 3", 4),
         ("--save_strategy best", None),
     ],
 )
 def test_checkpoints_are_counted_as_the_trainer_keeps_them(words: str, count: int | None) -> None:
     """All of them without a limit; unknown where the length of the data decides."""
     assert ScriptArguments(words.split()).checkpoints == count
-
-
-def test_inputs_that_the_script_leaves_pageable_are_checked_as_such(request_of: Request) -> None:
-    """They appear as in the printed command (`--software pinned-inputs=no`)."""
-    offload = ("--gradient_checkpointing", "true", "--gradient_checkpointing_kwargs", '{"offload": true}')
-    pinned, _ = request_of(*offload)
-    pageable, _ = request_of(*offload, software="pinned-inputs=no")
-    of_pinned, of_pageable = pinned.prediction, pageable.prediction
-    assert of_pinned is not None and of_pageable is not None
-    assert of_pinned.memory.host_pinned_bytes_per_node > 0 == of_pageable.memory.host_pinned_bytes_per_node
-    assert not pageable.run.workload.software.pinned_inputs
 
 
 def test_quantized_collectives_are_not_launched_on_the_cpu(request_of: Request) -> None:
@@ -189,9 +165,8 @@ Launched = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launched:
+def launched(capsys: pytest.CaptureFixture[str]) -> Launched:
     """Shows the launch of a script with this text."""
-    monkeypatch.chdir(tmp_path)
     Path("ds_config.json").write_text(json.dumps(FILE))
     Path("same.json").write_text(json.dumps(FILE, indent=4))
     Path("other.json").write_text(json.dumps(FILE | {"zero_optimization": {"stage": 3}}))
@@ -211,15 +186,10 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     [
         # As DeepSpeedExamples' training/cifar: DeepSpeed refuses a file in addition to a dictionary.
         (f"{ADDED}deepspeed.initialize(args=args, model=net, config=get_ds_config(args))", ""),
-        (f"{ADDED}deepspeed.initialize(args, net, config_params={{'train_batch_size': 4}})", ""),
         (f"{PARSER}import deepspeed as ds\nds.initialize(model=net, config='ds_config.json')", ""),
         # As its training/bf16_master_weight: the dictionary comes from the file.
         (
             f"{ADDED}deepspeed.initialize(model=net, config=args.deepspeed_config)",
-            "--deepspeed --deepspeed_config ds_config.json",
-        ),
-        (
-            f"{ADDED}deepspeed.initialize(model=net, config=json.load(open(getattr(args, 'deepspeed_config'))))",
             "--deepspeed --deepspeed_config ds_config.json",
         ),
         (f"{ADDED}deepspeed.initialize(args=args, config=None)", "--deepspeed --deepspeed_config ds_config.json"),
@@ -229,10 +199,6 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
             "--deepspeed_config ds_config.json",
         ),
         ("from transformers import TrainingArguments\nTrainingArguments('out', deepspeed=settings())", ""),
-        (
-            "from transformers import TrainingArguments\nTrainingArguments('out', deepspeed=args.deepspeed)",
-            "--deepspeed ds_config.json",
-        ),
         ("import deepspeed\ndef broken(:\n", "--deepspeed --deepspeed_config ds_config.json"),
     ],
 )
@@ -296,7 +262,6 @@ def test_literals_of_the_script_are_read(request_of: Request) -> None:
         ("eval_strategy='steps'", "", "", (8, None, None)),  # the Trainer's own batch
         ("eval_strategy='no'", ", compute_metrics=f", "", (None, None, None)),
         ("evaluation_strategy='epoch'", ", compute_metrics=f", "--per_device_eval_batch_size 2", (2, 2, None)),
-        ("eval_strategy='steps'", ", compute_metrics=f, preprocess_logits_for_metrics=g", "", (8, None, None)),
         ("do_eval=True, prediction_loss_only=True", ", compute_metrics=f", "", (8, None, None)),
         (
             "do_eval=True, predict_with_generate=True, generation_max_length=64",
@@ -320,7 +285,6 @@ def test_evaluations_of_the_script_are_predicted(
     ("trainer", "checkpointing", "predicted"),
     [
         ("SFTTrainer", True, True),
-        ("DPOTrainer", True, True),
         ("GRPOTrainer", True, True),
         ("PPOTrainer", True, False),
         ("Trainer", False, True),
@@ -346,9 +310,10 @@ def test_a_loop_of_its_own_has_no_defaults_of_the_trainer(request_of: Request) -
     request, remarks = request_of(passed=("framework",), framework="deepspeed")
     assert request.run.micro_batch_size is None and "the defaults of" not in " ".join(remarks)
     Path("ds_config.json").write_text(json.dumps({"bf16": {"enabled": "auto"}}))
-    for text, precision in (("Accelerator()", "bf16"), ("Trainer(model)", "fp32")):
+    for text, *expected in (("Accelerator()", "bf16", "accelerate"), ("Trainer(model)", "fp32", "torchrun")):
         Path("train.py").write_text(text)
-        assert request_of()[0].run.workload.precision == precision
+        request = request_of()[0]
+        assert [request.run.workload.precision, request.launcher] == expected
 
 
 @pytest.mark.parametrize(("first", "stage", "warned"), [("model", 3, True), ("model", 2, False), ("args", 3, False)])
@@ -365,7 +330,6 @@ def test_a_model_that_zero3_does_not_shard_is_named(request_of: Request, first: 
     ("text", "words", "named"),
     [
         ("TrainingArguments('out', warmup_ratio=0.1)", "", "train.py, line 1: warmup_ratio"),
-        ("TrainingArguments('out', no_such_argument=1, bf16=True)", "", "train.py, line 1: no_such_argument"),
         ("Trainer(model, tokenizer=tokenizer)", "", "train.py, line 1: tokenizer"),
         ("Own(model, tokenizer=tokenizer)\nTrainingArguments(**values)", "--overwrite_output_dir", ""),
         (

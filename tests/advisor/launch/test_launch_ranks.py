@@ -222,7 +222,6 @@ TRAINER = {"trainer": {"output_dir": "/"}}
 OOM_KILLER, BY_ANOTHER = "the kernel's OOM killer", "killed by another process"
 
 FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
-    "GPU": ([[_step(4, 1.0)], [_step(4, 1.0), OUT_OF_MEMORY]], "gpu_out_of_memory", 1, "OutOfMemoryError on rank 1"),
     "a peer fails earlier": ([[LOST], [OUT_OF_MEMORY]], "gpu_out_of_memory", 1, "OutOfMemoryError on rank 1"),
     OOM_KILLER: ([[LOST], []], "host_out_of_memory", 1, "memory.events: oom_kill rose by 1"),
     BY_ANOTHER: ([[LOST], []], "lost_rank", 1, "exit signal 9 of rank 1"),

@@ -19,14 +19,13 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.question.this_machine import cpu_cluster
-from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.store import Store
 from ds_advise.validate.checkpoint import read_checkpoint
 
-from tests.helpers import TINY, processes_of, write_training
+from tests.helpers import TINY, preset, processes_of, write_training
 
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
 LIMIT_S, BUILD_LIMIT_S = 900, 1800
@@ -49,15 +48,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None], monkeypatch: pytest
 
     def prepare(strategy: Strategy, framework: Framework, *, file: str = "ds_config.json") -> Plan:
         shape, workload, cluster = shape_from_config(TINY, name="small"), Workload(seq_len=32), cpu_cluster(2)
-        plan = plan_for(
-            strategy,
-            shape,
-            workload,
-            cluster,
-            micro_batch_size=2,
-            gradient_accumulation_steps=2,
-            gradient_checkpointing=True,
-        )
+        plan = preset(strategy, shape, workload, cluster)
         write_training(tmp_path, plan, workload, cluster, framework, steps=STEPS, file=file)
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text(json.dumps(TINY))

@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.launch.run import free_port
-from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
 
-from tests.helpers import TINY_SIZES, write_training
+from tests.helpers import TINY_SIZES, preset, write_training
 from tests.training_scripts.forked_ranks import LIMIT_S, cpu_environment, run_ranks, run_to_the_end
 
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
@@ -86,18 +85,8 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
             (folder / name).mkdir()
         shape = shape_from_config({"model_type": "qwen2", **model}, name="small")
         cluster = Cluster(nodes=1, gpus_per_node=RANKS, gpu=gpu_of_memory(24), nvme_path=str(folder / "nvme"))
-        plan = replace(
-            plan_for(
-                strategy,
-                shape,
-                workload,
-                cluster,
-                micro_batch_size=micro_batch_size,
-                gradient_accumulation_steps=gradient_accumulation_steps,
-                gradient_checkpointing=True,
-            ),
-            **changes,
-        )
+        plan = preset(strategy, shape, workload, cluster, micro_batch_size, gradient_accumulation_steps)
+        plan = replace(plan, **changes)  # type: ignore[arg-type]
         job: dict[str, Any] = {"model": model, "steps": steps, "samples": samples, "seq_len": seq_len, "tiles": tiles}
         write_training(folder, plan, workload, cluster, flavor, **job)
         run = Run(folder=folder, flavor=flavor, plan=plan, cluster=cluster)

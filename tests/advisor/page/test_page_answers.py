@@ -57,12 +57,9 @@ def test_json_on_the_page_is_that_of_the_command_line(
     assert shown == expected
 
 
-def test_a_pasted_config_is_asked_as_its_file_is(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pasted_config_is_asked_as_its_file_is(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     shown = parts({"config": json.dumps(TINY), "gpus": "2x24GB"})
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    monkeypatch.chdir(tmp_path)
     in_page, expected = asked_json(shown, capsys)
     assert in_page == expected
 
@@ -76,9 +73,8 @@ def test_charts_follow_the_answer_and_scaling_the_changes() -> None:
     assert parts({"model": "Llama-3.1-70B", "gpus": "1x24GB", "ram": "32GB"})["whole"]["scaling"] == ""
 
 
-def test_job_files_on_the_page_are_those_that_emit_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_files_on_the_page_are_those_that_emit_writes(tmp_path: Path) -> None:
     """All of them; without SkyPilot's where its catalogue has no name for the GPU."""
-    monkeypatch.chdir(tmp_path)
 
     def jobs(gpus: str) -> dict[str, str]:
         listed = code(parts({"model": "Qwen2.5-14B", "gpus": gpus})["whole"]["files"])
@@ -106,7 +102,6 @@ def test_a_switch_stands_without_a_value() -> None:
         ({"config": "{'model_type': 'llama'}", "gpus": "2x32GB"}, "The pasted text: not JSON"),
         ({"model": "Qwen2.5-7B", "gpus": "auto"}, "cannot see this machine's GPUs"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "seq-len": "many"}, "whole number"),
-        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "lora-dropout": "x"}, "could not convert"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "frobnicate": "1"}, "no option 'frobnicate'"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "ram": "9" * 300}, "300 characters"),
     ],

@@ -35,10 +35,8 @@ def lint_workload(config: dict[str, Any], **changes: Any) -> Workload | None:
 
 PRECISIONS: dict[str, tuple[dict[str, Any], str]] = {
     "absent": ({}, "fp32"),
-    "off": ({"bf16": {"enabled": False}}, "fp32"),
     "empty": ({"bf16": {}}, "fp32"),
     "on": ({"bf16": {"enabled": True}}, "bf16"),
-    "the number 1": ({"fp16": {"enabled": 1}}, "fp16"),
     "the text true": ({"fp16": {"enabled": "true"}}, "fp16"),
     "the text off": ({"fp16": {"enabled": "off"}}, "fp32"),
     "the old name": ({"bfloat16": {"enabled": True}}, "bf16"),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
@@ -20,9 +17,11 @@ from ds_advise.estimators.hardware import Cluster, nvme_read_bytes_per_s
 from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
 from ds_advise.estimators.time.offload_time import cpu_step_bytes_per_s, host_link_s
 from ds_advise.estimators.time.roofline import MEMORY_SHARE, attention_rate, memory_rate, product_rate
-from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, FigureKind, Unit
+from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, FigureKind, Unit
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes, mount_point, this_machine
 from ds_advise.probes.store import Record, Store
+
+from tests.helpers import bench_result
 
 GIB = 2**30
 Driver = Callable[..., None]
@@ -54,25 +53,10 @@ GPU_FIGURES = (
 )
 
 
-def _keep(
-    *figures: BenchFigure,
-    device: Literal["cuda", "cpu"] = "cuda",
-    days: float = 3,
-    version: int = BENCH_VERSION,
-    nvme_mount: str = "/",
-) -> None:
+def _keep(*figures: BenchFigure, days: float = 3, **changes: Any) -> None:
     """Keep a benchmark of two ranks."""
     made_at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-    result = BenchResult(
-        version=version,
-        device=device,
-        ranks=2,
-        figures=figures,
-        skipped=(),
-        nvme_mount=nvme_mount,
-        versions={},
-        seconds=1.0,
-    )
+    result = bench_result(*figures, **{"nvme_mount": "/", **changes})
     Store().add(Record(kind="bench", machine=this_machine(), made_at=made_at, result=asdict(result)))
 
 
@@ -164,29 +148,6 @@ def test_a_drive_counts_for_the_folders_on_it(driver: Driver, tmp_path: Path) ->
     assert parse_cluster("auto", nvme="/proc:1TB").nvme_read_bytes_per_s_per_node is None
 
 
-@pytest.mark.parametrize("gpus", ["2x32GB", "auto"])
-def test_without_results_no_database_is_loaded(gpus: str, tmp_path: Path) -> None:
-    (tmp_path / "pynvml.py").write_text(
-        "import types\n"
-        "NVMLError = type('NVMLError', (Exception,), {})\n"
-        "nvmlInit = nvmlShutdown = lambda: None\n"
-        "nvmlDeviceGetCount = lambda: 1\n"
-        "nvmlDeviceGetHandleByIndex = lambda index: index\n"
-        "nvmlDeviceGetName = lambda handle: 'NVIDIA L4'\n"
-        "nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=24 * 2**30)\n"
-    )
-    program = (
-        "import sys\n"
-        f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from ds_advise.advisor.cli.main import run\n"
-        f"code = run({[*QUESTION, '--gpus', gpus]!r})\n"
-        "sys.exit('loaded' if 'sqlite3' in sys.modules else code == 2)\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_cpu_is_a_cluster_of_ranks() -> None:
     """Ranks share cores, memory and RAM; speeds that are not measured are low and stated."""
     one, four = cpu_cluster(1), cpu_cluster(4)
@@ -229,9 +190,3 @@ def test_the_cpus_own_speeds_are_shared_by_its_ranks() -> None:
     assert cluster.gpu.peer_bytes_per_s != GLOO_BYTES_PER_S / LINK_SHARE["pcie"]
     assert cluster.assumptions == ()
     assert "matrix products, memory, attention, collectives, CPU Adam" in cluster.measured
-
-
-def test_a_cpu_has_neither_a_context_nor_nccl_nor_cublas() -> None:
-    candidates = advise("gpt2", gpus=_cpu(), deepspeed_estimate=False).candidates
-    names = {name for candidate in candidates for name in candidate.estimate.memory.components}
-    assert "parameters" in names and not names & {"cuda_context", "nccl_buffers", "library_workspace"}

@@ -10,16 +10,11 @@ import ds_advise
 import pytest
 from ds_advise.advisor.advise import answer as answer_to
 from ds_advise.advisor.advise import build_question as question_of
-from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.verdict import answer_verdict
-from ds_advise.advisor.answer.what_if import gpus_argument
-from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.candidate import FIT_THRESHOLD
 from ds_advise.advisor.search.choice import SAME_SPEED
 from ds_advise.estimators.errors import DsAdviseError
-from ds_advise.estimators.hardware import Cluster, gpus
-from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.objectives import LOSSES
 from ds_advise.estimators.optimizers import OPTIMIZERS
 
@@ -34,7 +29,6 @@ QUESTIONS = [
     ("Qwen2.5-14B", "2x32GB", {}),
     ("gpt2-xl", "A40", {}),
     ("llama3.1-8b", "8xA100-80GB", {"global_batch": 96}),
-    ("Qwen2.5-0.5B", "2x3080-20GB", {"seq_len": 161, "micro_batch": 4}),
     ("mixtral-8x7b", "2x8xH100", {"method": "lora"}),
     ("bert-base-uncased", "T4", {"precision": "fp16"}),
     ("t5-large", "2x24GB", {"gradient_checkpointing": "off"}),
@@ -56,16 +50,6 @@ def test_the_recommended_plan_is_the_fastest_that_fits(answer: Recommendation) -
         assert answer.recommended.tokens_per_s >= best * (1 - SAME_SPEED) ** 2
 
 
-def test_free_memory_alone_does_not_justify_offload() -> None:
-    """ZeRO-1 fits and is as fast as ZeRO-3 with its parameters in host RAM, which only leaves more memory free."""
-    answer = build_question("bigcode/starcoder", "2x8xA800", interconnect="200Gb/s", ram="1TB")
-    chosen = answer.recommended
-    assert chosen is not None and not chosen.plan.offloads
-    assert chosen.fit.utilization > 0.8
-    roomy = next(step.candidate for step in answer.ladder if step.strategy == "zero3-offload-param")
-    assert roomy is not None and roomy.fit.fits and roomy.tokens_per_s > 0.97 * chosen.tokens_per_s
-
-
 def test_every_candidate_is_consistent(answer: Recommendation) -> None:
     """The verdict follows the probability, and what is sure to fit leaves room; kinds of memory are ordered, and parts
     add up; micro batch x accumulation x GPUs is the global batch that was asked for, and a fixed micro batch stays."""
@@ -81,17 +65,6 @@ def test_every_candidate_is_consistent(answer: Recommendation) -> None:
         assert question.workload.global_batch_size in (None, plan.samples_per_step(question.cluster.world_size))
         assert question.micro_batch_size in (None, plan.micro_batch_size)
         assert question.options["gradient_checkpointing"] in ("auto", "on" if plan.gradient_checkpointing else "off")
-
-
-def test_json_holds_the_same_answer(answer: Recommendation) -> None:
-    """Every speed has its interval; most true speeds are within a factor of two."""
-    form = to_json(build_advice(answer, all_candidates=True))
-    for shown, candidate in zip(form["candidates"], answer.candidates, strict=True):
-        assert shown["device_bytes_per_gpu"] == sum(shown["components"].values()) == candidate.device_bytes
-        assert shown["step_seconds"] == pytest.approx(sum(shown["time_components"].values()))
-        low, speed, high = (shown[f"tokens_per_second{end}"] for end in ("_low", "", "_high"))
-        assert 0.4 * speed < low < high < 2.5 * speed
-    assert answer.recommended is None or form["recommended"] in form["candidates"]
 
 
 def test_a_step_on_the_host_gets_its_threads() -> None:
@@ -118,7 +91,6 @@ def test_a_model_that_a_reference_pass_gathers_whole_fits_without_that_pass() ->
     ("model", "gpus", "options"),
     [
         ("Qwen2.5-14B", "2x32GB", {}),
-        ("Qwen2.5-14B", "2x32GB", {"ram": "64GB"}),
         ("Qwen2.5-72B", "8xA100-80GB", {}),
         ("Llama-3.1-405B", "RTX3090", {}),
         ("Llama-3.1-8B", "8xH100", {"seq_len": 16384}),
@@ -150,17 +122,6 @@ def test_every_change_keeps_its_promise(model: str, gpus: str, options: dict[str
             named = re.search(r"needs ([\d,]+) GiB of RAM", change.outcome)
             most = max(known, int(named[1].replace(",", "")) * 2**30 if named else 0)
             assert best.fit.assumed_host_bytes <= most, change
-
-
-@pytest.mark.parametrize(
-    ("gpus", "options", "need"),
-    [("2x32GB", {}, 353), ("2x32GB", {"ram": "512GB"}, None), ("8xH100", {}, None)],
-)
-def test_a_plan_that_needs_ram_fits_on_that_condition(gpus: str, options: dict[str, Any], need: int | None) -> None:
-    """Where the RAM is unknown and the need exceeds the memory of the node's GPUs, the verdict names it."""
-    verdict = answer_verdict(build_question("Qwen2.5-14B", gpus, **options))
-    assert (verdict.tone == "good") == (need is None)
-    assert verdict.headline.endswith(" fits." if need is None else f" fits if the host has {need} GiB of RAM.")
 
 
 @pytest.mark.parametrize(("model", "gpus"), [("Qwen2.5-14B", "2x32GB"), ("Llama-3.1-70B", "8xH100")])
@@ -208,7 +169,6 @@ def test_a_loss_without_logits_is_offered_where_they_are_too_large() -> None:
         ("Llama-3.1-8B", {"seq_len": 524288}, "fused", "no plan fits with the standard loss"),
         ("Llama-3.1-8B", {"seq_len": 524288, "loss": "standard"}, "standard", ""),
         ("Llama-3.1-8B", {}, "standard", ""),
-        ("bloom-7b1", {"seq_len": 65536}, "standard", ""),
         ("Qwen2.5-14B", {"gpus": "2x32GB"}, "fused", "the standard loss reaches"),
         ("Qwen2.5-14B", {"gpus": "2x32GB", "framework": "deepspeed"}, "chunked-softmax", "the standard loss reaches"),
         ("Qwen2.5-14B", {"gpus": "2x32GB", "framework": "trl"}, "chunked-head", ""),
@@ -254,7 +214,6 @@ def test_defaults_follow_the_model_and_the_gpu() -> None:
         ({"global_batch": 7}, "is not divisible by 2 GPUs"),
         ({"global_batch": 12, "micro_batch": 4}, "not a multiple"),
         ({"lora_dropout": 1.0, "method": "lora"}, "lora_dropout is 1.0"),
-        ({"lora_dropout": float("nan"), "method": "lora"}, "lora_dropout is nan"),
         ({"optimizer": "adamx"}, "unknown optimizer 'adamx'"),
         ({"method": "lora", "lora_targets": ["nothing"]}, "nothing"),
     ],
@@ -275,14 +234,6 @@ def test_contradictory_settings_are_refused(settings: dict[str, object], message
 def test_an_optimizer_may_have_its_name_in_the_trainer(name: str, key: str, step: str) -> None:
     workload = build_question("Qwen2.5-0.5B", "2x32GB", optimizer=name).question.workload
     assert (workload.optimizer, workload.software.optimizer_step) == (key, step)
-
-
-def test_the_suggested_gpus_argument_names_the_same_cluster() -> None:
-    """What the answer suggests to type means what was predicted."""
-    for gpu in gpus():
-        cluster = Cluster(nodes=1, gpus_per_node=4, gpu=gpu)
-        assert parse_cluster(gpus_argument(cluster)).gpu == gpu
-        assert parse_cluster(gpus_argument(replace(cluster, nodes=2))).world_size == 8
 
 
 def test_plans_that_are_close_are_named() -> None:

@@ -83,7 +83,6 @@ def test_layers_inputs_go_to_the_host_where_nothing_else_fits() -> None:
         ("Llama-3.1-8B", {"seq_len": 2049}, "2049 tokens"),
         ("Llama-3.1-8B", {"attention": "eager"}, "eager"),
         ("mistral-7b-v0.1", {}, "sliding window"),
-        ("Llama-3.1-8B", {"sequence_parallel_size": 16}, "groups of 16"),
     ],
 )
 def test_models_that_cannot_share_samples_are_refused(model: str, question: dict[str, Any], why: str) -> None:

@@ -69,6 +69,19 @@ def test_the_closest_plan_names_what_it_lacks(asked: str, lacks: str) -> None:
     assert "\n\n\n" not in "\n".join(lines)
 
 
+def test_where_nothing_fits_three_shortages_are_a_list_and_no_probe_is_advised() -> None:
+    text = " ".join(" ".join(_answer("Qwen2.5-7B --gpus 1x24GB --ram 32GB")).split())
+    assert re.search(r"\([\d.]+ available\), [\d.]+ GiB of RAM .* available\) and [\d.]+ GiB of NVMe", text)
+    on_cpu = _answer("Qwen2.5-14B --device cpu --ram 16GB")
+    assert on_cpu[0].strip() == "Nothing fits." and " Evidence: analytic." in on_cpu
+
+
+def test_the_phases_of_a_step_with_rollouts_name_what_they_do() -> None:
+    text = " ".join(" ".join(_answer("Qwen2.5-1.5B --gpus 1xA100-80GB --objective grpo --beta 0.1")).split())
+    assert "; 1 vLLM engine, " in text
+    assert "; the policy's log-probabilities, the reference model's log-probabilities" in text
+
+
 def test_a_comment_is_not_broken_by_a_backslash() -> None:
     """A shell takes the rest of a broken comment for a command."""
     lines = _answer("Llama-3.1-8B --gpus 2x8xA100-80GB", 40)
@@ -96,15 +109,6 @@ def test_details_add_reasons_assumptions_and_the_script() -> None:
     ):
         assert [line for line in long if words in line], words
         assert not [line for line in short if words in line], words
-    text = " ".join(line.strip() for line in short)
-    for words in (
-        "bf16=True",
-        "gradient_checkpointing=True",
-        "create TrainingArguments before the model",
-    ):
-        assert words in text, words
-    for words in ("per_device_train_batch_size=16", "deepspeed --num_gpus 2", "OMP_NUM_THREADS", "ds-advise launch"):
-        assert [line for line in short if words in line], words
 
 
 def test_a_line_that_is_broken_is_the_same_to_a_shell_and_to_python() -> None:
@@ -139,4 +143,4 @@ def test_details_say_what_a_checkpoint_takes_before_a_training() -> None:
     assert "A checkpoint takes 192.6 GiB, and the Trainer keeps all of them; save_total_limit=1 needs" in text
     assert "with save_only_model=True each takes 27.5 GiB" in text
     text = " ".join(" ".join(_answer("gpt2 --device cpu --details")).split())
-    assert re.search(r"keeps all of them: \d+ fit into the [\d.]+ GiB free here", text)
+    assert re.search(r"keeps all of them: [\d,]+ fit into the [\d.]+ GiB free here", text)

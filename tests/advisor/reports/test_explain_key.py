@@ -54,8 +54,7 @@ def test_an_unclear_name_is_answered_with_paths(name: str, words: str, capsys: p
     assert words in capsys.readouterr().err
 
 
-def test_models_and_files_are_not_keys(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(str(tmp_path))
+def test_models_and_files_are_not_keys() -> None:
     assert is_key("fp16") and not is_key("gpt2") and not is_key("Qwen/Qwen2.5-7B")
     Path("fp16").touch()
     assert not is_key("fp16")

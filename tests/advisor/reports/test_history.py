@@ -9,18 +9,11 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchResult, figure
-from ds_advise.probes.machine import Machine
+from ds_advise.probes.benchmark_result import BENCH_VERSION, figure
 from ds_advise.probes.store import Record, Store
 
-MACHINE = Machine(
-    gpus=("L4", "L4"),
-    gpu_memory_bytes=(22 * 2**30,) * 2,
-    driver="570.1",
-    cpu="a CPU",
-    cpu_cores=8,
-    ram_bytes=64 * 2**30,
-)
+from tests.helpers import MACHINE, bench_result
+
 STEP = {"total_s": 2.0, "forward_s": 0.5, "backward_s": 1.0, "optimizer_s": 0.5, "waiting_s": None}
 RANK = {
     "steps": [STEP, {**STEP, "total_s": 4.0}, STEP],
@@ -47,18 +40,7 @@ PROBE = Record(
 BENCH = Record(
     kind="bench",
     machine=MACHINE,
-    result=asdict(
-        BenchResult(
-            version=BENCH_VERSION,
-            device="cuda",
-            ranks=2,
-            skipped=(),
-            nvme_mount="",
-            versions={},
-            seconds=1.0,
-            figures=(figure("matrix_product", "bf16", 4096, 1e14, [1.0], "flop/s"),),
-        )
-    ),
+    result=asdict(bench_result(figure("matrix_product", "bf16", 4096, 1e14, [1.0], "flop/s"))),
 )
 
 

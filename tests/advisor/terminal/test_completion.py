@@ -19,12 +19,9 @@ def completed(line: str) -> list[str]:
     [
         ("comp", "compare"),
         ("qwen2.5-14", "Qwen2.5-14B"),
-        ("Qwen/Qwen2.5-14", "Qwen/Qwen2.5-14B"),
         ("explain llama-3.1-8", "Llama-3.1-8B"),
-        ("lint x.json --model gpt2-x", "gpt2-xl"),
         ("Qwen2.5-14B --gpus a", "auto"),
         ("Qwen2.5-14B --gpus 8xH100-S", "8xH100-SXM5"),
-        ("Qwen2.5-14B --gpus 4x8xh100-s", "4x8xH100-SXM5"),
         ("compare zero2 zero3 --model gpt2 --gpus RTX-409", "RTX-4090"),
         ("Qwen2.5-14B --meth", "--method"),
         ("Qwen2.5-14B --method q", "qlora"),

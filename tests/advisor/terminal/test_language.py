@@ -134,10 +134,9 @@ def test_only_what_people_read_on_the_screen_is_translated() -> None:
 
 
 def test_errors_and_other_commands_are_english(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANG", "zh_CN.UTF-8")
-    monkeypatch.chdir(tmp_path)
     Path("ds.json").write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 7}}')
     asked = ["--gpus", "2x24GB", "--offline"]
     for arguments, code in (

@@ -111,17 +111,12 @@ GOOD = json.dumps(INSTRUCTION)
     ("name", "content", "message"),
     [
         ("a.jsonl", f"{GOOD}\n\n{{broken", "a.jsonl: its rows cannot be read (Trailing data"),
-        ("a.jsonl", f"{GOOD}\n[1]", "a.jsonl: its rows cannot be read"),
-        ("a.json", f"[{GOOD},\n{GOOD},\n", "a.json: its rows cannot be read"),
         ("a.jsonl", f'{GOOD}\n{{"instruction": 3, "output": "x"}}', "a.jsonl, row 2: instruction is not text"),
-        ("a.jsonl", f'{GOOD}\n{{"output": "x"}}', "a.jsonl, row 2: instruction is missing"),
         ("a.jsonl", '{"colour": "red"}', "a.jsonl: fields colour match no known format"),
         ("a.json", '{"data": [{"instruction": "x", "output": "y"}]}', "a.json: fields data match no known format"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', "row 1: no message is the assistant's"),
-        ("a.jsonl", '{"messages": [{"role": "wizard", "content": "x"}]}', "row 1: message 1 has the role 'wizard'"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": null}]}', "row 1: message 1 has no text"),
         ("a.csv", "instruction,output\nx,y\nx\n", "a.csv, line 3: 1 field, but the header names 2"),
-        ("a.csv", "instruction,output\nx,y,z\n", "a.csv, line 2: 3 fields, but the header names 2"),
         ("a.csv", 'instruction,output\nx,"y" z\n', "a.csv, line 2: "),
         ("a.csv", "instruction,output\n", "no rows"),
         ("a.jsonl", "", "no rows"),
@@ -169,13 +164,6 @@ def test_a_text_is_trained_once_as_a_whole(tmp_path: Path, tokenizer: Any) -> No
     tokens = [token for row in data.sequences for token in row["input_ids"]]
     assert data.divisible and data.trained_tokens == data.tokens and not data.empty_rows
     assert tokenizer.decode(tokens) == "Once upon a time.\n" * 2500 + "<|im_end|>"
-
-
-def test_trained_tokens_follow_the_prompt_of_inference(tmp_path: Path, tokenizer: Any) -> None:
-    row = prepared(tmp_path, tokenizer, INSTRUCTION).sequences[0]
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "5="}], add_generation_prompt=True)["input_ids"]
-    assert row["input_ids"][: len(prompt)] == prompt
-    assert row["labels"] == [IGNORED] * len(prompt) + row["input_ids"][len(prompt) :]
 
 
 def test_a_token_across_the_boundary_is_trained(tmp_path: Path, tokenizer: Any) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
-from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
+from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run.run import NeedsValuesError
-from ds_advise.probes.recording.result import TimelinePoint
 from ds_advise.probes.run import Request
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
@@ -160,10 +159,7 @@ def test_impossible_options_are_refused_before_anything_runs(
     assert (folder / "trace.json").read_bytes() == before
 
 
-def test_options_that_the_file_leaves_no_room_for_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_options_that_the_file_leaves_no_room_for_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("set.json").write_text(json.dumps(CONFIG | {"train_micro_batch_size_per_gpu": 8}))
     words = "dry-run set.json --model gpt2 --gpus 2x24GB --micro-batch 256 --accumulation 2 --rank 2"
     assert run(words.split()) == 2
@@ -176,43 +172,12 @@ def test_options_that_the_file_leaves_no_room_for_are_named(
     assert "`auto` filled with micro batch 1" in capsys.readouterr().err
 
 
-def points(*phases: tuple[int, str, int, int]) -> list[TimelinePoint]:
-    """(iteration, phase, begins, bytes), each a stretch of ten events with its moment in the middle."""
-    return [
-        TimelinePoint(
-            iteration=iteration,
-            phase=phase,
-            begins=begins,
-            event=begins + 5,
-            gpu_bytes=size_bytes,
-            host_bytes=0,
-            host_pinned_bytes=0,
-            by_category={},
-        )
-        for iteration, phase, begins, size_bytes in phases
-    ]
-
-
-def test_sparks_are_as_high_as_their_stretch_and_phases_are_marked() -> None:
-    run = points(
-        (0, "load", 0, 0),
-        (0, "initialize", 10, 40),
-        (1, "forward", 20, 60),
-        (1, "backward", 30, 80),
-        (1, "step", 40, 20),
-    )
-    drawn, marks = sparkline(run, 23, SPARKS)
-    assert len(drawn) == 23 and max(drawn) == "█" and drawn[0] == "▁"
-    assert marks == "l    i    1f   b    s"
-
-
 def test_a_model_that_needs_values_is_probed_without_a_dry_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def needs_values(*_: object) -> None:
         raise NeedsValuesError("its shapes depend on values", phase="forward", fix="run ds-advise probe")
 
-    monkeypatch.chdir(tmp_path)
     Path("ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2}))
     monkeypatch.setattr("ds_advise.probes.dry_run.run.answer", needs_values)
     probed = ran(1.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)

@@ -59,18 +59,13 @@ ATTENTION = Attention(heads=32, kv_heads=32, head_dim=128, v_head_dim=128)
     ("changes", "how", "kernel"),
     [
         ({}, {}, "flash"),
-        ({}, {"compute_capability": None}, "flash"),
         ({}, {"compute_capability": 7.5, "precision": "fp16"}, "efficient"),
         ({}, {"compute_capability": 7.0, "precision": "fp16", "grouped": True}, "math"),
-        ({}, {"compute_capability": 7.0, "precision": "bf16"}, "math"),
-        ({}, {"precision": "fp32"}, "efficient"),
         ({}, {"masked": True}, "efficient"),
-        ({"head_dim": 512, "v_head_dim": 512}, {}, "efficient"),
         ({"head_dim": 100, "v_head_dim": 100}, {"masked": True}, "math"),
         ({"head_dim": 192}, {}, "efficient"),
         ({"head_dim": 192}, {"compute_capability": 9.0}, "flash"),
         ({}, {"attention": "flash", "masked": True}, "flash"),
-        ({}, {"attention": "eager"}, "eager"),
         ({}, {"offered": frozenset()}, "eager"),
     ],
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from ds_advise.estimators.memory.partition import (
-    BucketFills,
     bucket_fills,
     flat_group_numel,
     flat_groups,
@@ -58,10 +57,3 @@ def test_buckets_reduce_every_gradient_that_fits(numels: list[int], bucket_size:
     assert fills.waits == (fills.pending + numels[0] > bucket_size)
     if sum(numels) <= bucket_size:
         assert (fills.flushed, fills.final, fills.waits) == (0, sum(numels), False)
-
-
-def test_buckets_fill_from_the_last_tensor_to_the_first() -> None:
-    """5, 7 and 4 do not fit in 12 elements together: 4 and 7 are reduced when 5 comes; 20 never enters the bucket."""
-    fills = bucket_fills([5, 7, 20, 3, 4], 12)
-    assert (fills.flushed, fills.pending, fills.waits, fills.final) == (7, 7, False, 12)
-    assert bucket_fills([5, 7, 4], 12) == BucketFills(flushed=0, unfit=0, pending=11, waits=True, final=5, second=0)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from ds_advise import estimate
-from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.hardware import Cluster, find_gpu
@@ -23,6 +22,8 @@ from ds_advise.estimators.plan import PlainPyTorch
 from ds_advise.estimators.workload import AttentionKernel, Software, Workload
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, LlamaConfig
+
+from tests.helpers import preset
 
 
 def asked(strategy: str = "torch", model: str = "Qwen2.5-0.5B", **question: Any) -> MemoryEstimate:
@@ -90,8 +91,7 @@ def test_the_lower_bound_of_plain_pytorch_is_below_its_peak(strategy: PlainPyTor
     """DeepSpeed's masters and states would be above it: FSDP 1 in bf16 takes 8 bytes a parameter, ZeRO-3 14."""
     model, workload = shape_from_config(LlamaConfig(num_hidden_layers=24).to_dict(), name="llama"), Workload()
     cluster = Cluster(nodes=1, gpus_per_node=4, gpu=find_gpu("A100-80GB"))
-    batch: dict[str, Any] = {"micro_batch_size": 1, "gradient_accumulation_steps": 1, "gradient_checkpointing": True}
-    plan = plan_for(strategy, model, workload, cluster, **batch)
+    plan = preset(strategy, model, workload, cluster, micro=1, steps=1)  # type: ignore[arg-type]
     bound = least_bytes(model, workload, cluster, plan)
     assert 0 < bound <= estimate_memory(model, workload, cluster, plan).allocated_bytes_per_gpu
 

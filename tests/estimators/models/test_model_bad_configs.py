@@ -65,15 +65,9 @@ def test_no_value_in_any_field_brings_another_error(data: st.DataObject) -> None
         ({"hidden_size": 0}, "model: hidden_size must lie between 1 and 1,048,576, not 0"),
         ({"hidden_size": "4096"}, "model: hidden_size must be a whole number, not '4096'"),
         ({"hidden_size": True}, "model: hidden_size must be a whole number, not True"),
-        ({"hidden_size": [4096]}, "model: hidden_size must be a whole number, not a list"),
         (
             {"hidden_size": 10**5000},
             "model: hidden_size must lie between 1 and 1,048,576, not a number of more than 64 bits",
-        ),
-        ({"num_hidden_layers": 100_000}, "model: num_hidden_layers must lie between 1 and 2,048, not 100000"),
-        (
-            {"num_attention_heads": 33, "num_key_value_heads": None, "head_dim": None},
-            "model: hidden_size 4096 is not a multiple of num_attention_heads 33",
         ),
         ({"num_key_value_heads": 5}, "model: num_attention_heads 32 is not a multiple of num_key_value_heads 5"),
         ({"tie_word_embeddings": "no"}, "model: tie_word_embeddings must be true or false, not 'no'"),

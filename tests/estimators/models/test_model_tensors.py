@@ -68,7 +68,6 @@ DEEP_VISION = {
 # What the catalogue's models do not show: flags, other heads, and families beyond it.
 VARIANTS: list[Config] = [
     small("llama", attention_bias=True, mlp_bias=True, head_dim=24),
-    small("llama", tie_word_embeddings=True),
     small("llama", architectures=["LlamaModel"]),
     small("llama", architectures=["LlamaForSequenceClassification"], num_labels=5),
     small("llama", num_key_value_heads=None),
@@ -82,7 +81,6 @@ VARIANTS: list[Config] = [
     small("olmo2", attention_bias=True),
     small("olmo3"),
     small("ernie4_5", use_bias=True, head_dim=24),
-    small("ernie4_5", tie_word_embeddings=False),
     small("gemma", attention_bias=True),
     small("gemma2", attention_bias=True, attn_logit_softcapping=None),
     small("gemma3_text", num_hidden_layers=7, sliding_window_pattern=3),
@@ -108,7 +106,6 @@ VARIANTS: list[Config] = [
     small("gpt_oss", num_local_experts=4, attention_bias=False),
     small("deepseek_v2", DEEPSEEK, attention_bias=True, mlp_bias=True),
     small("deepseek_v2", DEEPSEEK, q_lora_rank=None, first_k_dense_replace=0),
-    small("deepseek_v3", DEEPSEEK, attention_bias=True),
     small("deepseek_v3", DEEPSEEK, q_lora_rank=None, n_shared_experts=2),
     small("gpt2", GPT, n_inner=80, tie_word_embeddings=False),
     small("gpt2", GPT, architectures=["GPT2Model"]),

@@ -127,23 +127,6 @@ def test_a_cpu_maps_new_pages_for_large_tensors() -> None:
     assert duration_s(large, replace(CLUSTER, new_memory_bytes_per_s=4e9)) == duration_s(KERNEL, CLUSTER)
 
 
-def test_an_all_reduce_goes_around_twice_and_a_group_of_two_once_less() -> None:
-    reduction = RecordedOperation(kind="collective", name="c10d::allreduce_", size_bytes=10**9, ranks=4)
-    gather = RecordedOperation(kind="collective", name="c10d::_allgather_base_", size_bytes=10**9, ranks=4)
-    pair = RecordedOperation(kind="collective", name="c10d::_allgather_base_", size_bytes=10**9, ranks=2)
-    assert seconds(reduction) == pytest.approx(2 * seconds(gather))
-    assert seconds(pair) == pytest.approx(seconds(gather) * (1 / 2) / (3 / 4), rel=0.02)
-
-
-def test_groups_that_leave_a_node_together_share_its_adapters() -> None:
-    """Eight pairs over two nodes send through the same adapters as one group of all sixteen."""
-    nodes = replace(CLUSTER, nodes=2, gpus_per_node=8, interconnect_bytes_per_s=5e10)
-    pair, alone = (
-        duration_s(replace(GATHER, ranks=2, nodes=2), each) for each in (nodes, replace(nodes, gpus_per_node=1))
-    )
-    assert pair == pytest.approx(8 * alone, rel=0.05)
-
-
 RANKS, BUCKETS = 4, 8
 LINKS, COPIES = 1, 2
 REDUCE = RecordedOperation(kind="collective", name="c10d::allreduce_", size_bytes=10**8, ranks=RANKS)
@@ -188,13 +171,3 @@ def test_copies_of_one_rank_at_a_time_are_shared_out_among_the_reductions() -> N
 )
 def test_copies_that_all_ranks_make_at_once_stay_as_they_are(unchanged: Schedule) -> None:
     assert add_serialized_copies(unchanged).entries == unchanged.entries
-
-
-def test_the_copies_of_other_ranks_take_time() -> None:
-    """The links wait for all of them; alone a GPU does not share its link to the host."""
-
-    def step_s(collective: RecordedOperation, copied_after: tuple[int, ...]) -> float:
-        return simulate(schedule(collective, copied_after), CLUSTER, tokens_per_step=1).time.step_s
-
-    more = step_s(REDUCE, (0, 1)) - step_s(REDUCE, ())
-    assert more == pytest.approx(RANKS * (step_s(SCATTER, (0, 1)) - step_s(SCATTER, ())), rel=0.05)

@@ -16,8 +16,7 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time import roofline
 from ds_advise.estimators.time.memory_bound import COPIED_PASSES, RECAST_FP32_BYTES
-from ds_advise.estimators.time.offload_time import ADAM_BYTES, cpu_step_bytes_per_s
-from ds_advise.estimators.time.step_time import assumptions, estimate_time
+from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import AttentionKernel, Software, Workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -202,30 +201,6 @@ def test_the_host_steps_only_its_share_of_the_optimizer() -> None:
 
     assert host_s(0.5) == pytest.approx(host_s(1) / 2, rel=0.2)
     assert host_s(0) == 0 < host_s(0.9) < host_s(1)
-
-
-def test_a_measured_rate_of_the_hosts_step_is_that_of_all_cores() -> None:
-    """Ranks that share the cores reach it together; with one thread each a core's part of it."""
-    measured = dataclasses.replace(PAIR, cpu_adam_parameters_per_s_per_node=20e9, cpu_cores_per_node=16)
-    assert cpu_step_bytes_per_s(measured) == 20e9 * ADAM_BYTES
-    one_each = dataclasses.replace(measured, threads_per_rank=1)
-    assert cpu_step_bytes_per_s(one_each) == pytest.approx(20e9 * ADAM_BYTES / 8)
-
-
-def test_assumptions_name_unknown_properties_of_the_cluster() -> None:
-    """Each default that the time rests on is a sentence; what the cluster knows is not."""
-    sentences = assumptions(parse_cluster("2x32GB"))
-    assert any("host memory" in sentence for sentence in sentences)
-    assert any("NVMe" in sentence for sentence in sentences)
-    assert any("32 GB" in sentence for sentence in sentences)
-    known = dataclasses.replace(
-        PAIR,
-        dram_bytes_per_s_per_node=3e11,
-        cpu_cores_per_node=64,
-        nvme_read_bytes_per_s_per_node=5e9,
-        nvme_write_bytes_per_s_per_node=3e9,
-    )
-    assert assumptions(known) == ("data loading does not slow down training",)
 
 
 def test_measured_attention_replaces_what_is_published() -> None:

@@ -23,6 +23,8 @@ from ds_advise.probes.benchmark_result import BENCH_VERSION, COLLECTIVES, BenchF
 from ds_advise.probes.machine import mount_point, rank_threads
 from ds_advise.probes.store import Store
 
+from tests.helpers import bench_result
+
 
 @pytest.mark.slow
 def test_the_cpus_speeds_are_measured_and_stored(tmp_path: Path, extensions: Callable[..., None]) -> None:
@@ -173,16 +175,7 @@ def test_the_best_rate_is_that_of_a_large_size() -> None:
         figure("all_gather", "nccl", 10, 20.0, [1.0]),
         figure("reduce_scatter", "nccl", 10, 1.0, [1.0]),
     ]
-    result = BenchResult(
-        version=BENCH_VERSION,
-        device="cuda",
-        ranks=2,
-        figures=tuple(figures),
-        skipped=(),
-        nvme_mount="",
-        versions={},
-        seconds=1.0,
-    )
+    result = bench_result(*figures)
     assert result.best("matrix_product", "bf16") == 500.0
     assert result.best("matrix_product", "fp32") is None
     assert result.best("all_reduce") == 10.0

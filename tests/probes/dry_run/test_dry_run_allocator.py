@@ -44,11 +44,9 @@ REPLACED = [(0, 60 * MIB), 0, (1, 80 * MIB)]
     [
         # A small request takes a segment of 2 MiB, which the next small ones share.
         ([(0, 1)], 2),
-        (small(4), 2),
         (small(5), 4),
         # Between 1 and 10 MiB a segment has 20 MiB; from 10 MiB on the request's size, rounded up to 2 MiB.
         ([(0, 3 * MIB)], 20),
-        ([(0, 3 * MIB), (1, 9 * MIB)], 20),
         ([(0, 11 * MIB)], 12),
         # Each stream has its own small and its own large segments.
         ([(0, 512), (1, 2 * MIB)], 22),

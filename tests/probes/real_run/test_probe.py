@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 from ds_advise.ds_configs.emit import ds_config
-from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.json_form import from_json
@@ -25,7 +24,7 @@ from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
-from tests.helpers import TINY, processes_of
+from tests.helpers import TINY, preset, processes_of
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 WORKLOAD = Workload(seq_len=32, framework="hf")
@@ -47,16 +46,7 @@ def run(strategy: Strategy, *, ranks: int = 2, nvme_path: str = "", **settings: 
     """A probe of a strategy's preset with two micro batches of two samples."""
     machine = cluster(ranks, nvme_path)
     shape = shape_from_config(TINY, name="small")
-    plan = plan_for(
-        strategy,
-        shape,
-        WORKLOAD,
-        machine,
-        micro_batch_size=2,
-        gradient_accumulation_steps=2,
-        gradient_checkpointing=True,
-    )
-    config = ds_config(plan, shape, WORKLOAD, machine, flavor="hf")
+    config = ds_config(preset(strategy, shape, WORKLOAD, machine), shape, WORKLOAD, machine, flavor="hf")
     return probe(
         Run(
             config=config,

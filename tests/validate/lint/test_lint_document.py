@@ -56,21 +56,17 @@ def test_json_is_read_as_pythons_json_reads_it(config: dict[str, object], indent
 
 HJSON = [
     '{"a": 1, # a remark\n "b": 2}',
-    '{"a": 1 // a remark\n}',
     '{/* one */ "a": /* two */ 1}',
     "{a: 1, b: 2}",
     "{a: 'x'}",
     '{"a": 1,}',
-    '{"a": [1, 2,],}',
     '{"a": 1\n "b": 2}',
     '{"a": [1\n 2]}',
     "{a: some words\n b: 1}",
     "{a: 1 2\n}",
-    '{"a": true\n}',
     "{a: null # none\n}",
     '\n\n{"a": 5e8}\n# the end',
     "{'it': 'a \"quoted\" word'}",
-    "{a: 1e-3\n}",
 ]
 
 
@@ -95,14 +91,12 @@ def _is_json(text: str) -> bool:
     ("raw", "message"),
     [
         (b"", "empty"),
-        (b"   \n", "empty"),
         (b"[]", "begin with {"),
         (b"ds_config = {'train_batch_size': 8}", "begin with {"),
         (b"{'bf16': {'enabled': True},\n}", "True is Python"),
         (b"{", "closing }"),
         (b'{"a"', "colon"),
         (b'{"a":', "value is missing"),
-        (b'{"a": 1', "closing }"),
         (b'{"a": "', "string"),
         (b'{"a": [1', "closing ]"),
         (b'{"a": "\n"}', "line break"),
@@ -110,7 +104,6 @@ def _is_json(text: str) -> bool:
         (b"{} x", "follows"),
         (b'{"a": 1 "b": 2}', ""),
         (b"{,}", "key is missing"),
-        (b'{"a": 1,, "b": 2}', "key is missing"),
         (b"{/*", "comment"),
         (b'{"a": ' + b"9" * 5000 + b"}", "5000 digits"),
         (b'{"a":' + b"[" * 100_000, "nested"),
@@ -118,7 +111,6 @@ def _is_json(text: str) -> bool:
         ('{"ü": 1}'.encode("latin-1"), "UTF-8"),
         (b"\x00", "not text"),
         (b" " * (MAX_BYTES + 1), "larger"),
-        (b"{" * 1000, "key is missing"),
         (b'{"a": "\\ud83"}', "backslash"),
     ],
 )
