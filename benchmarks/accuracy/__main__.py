@@ -41,11 +41,7 @@ def figures() -> dict[str, dict[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="write docs/accuracy.md, the figures in README and docs, the spreads, benchmarks/data/questions.csv",
-    )
+    parser.add_argument("--write", action="store_true", help="bring documents, intervals and questions up to date")
     if not parser.parse_args().write:
         print(document(sections()))
         return 0

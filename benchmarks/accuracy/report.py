@@ -6,6 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_HEAD = """# Accuracy
+
+Predictions against measured runs that others published. Written by `python -m benchmarks.accuracy --write`; a test
+fails when it is stale. The rows, their sources and how each was read are in `benchmarks/data/`. Nothing here
+needs a GPU or torch.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
@@ -44,14 +51,7 @@ class Section:
 
 def document(sections: Sequence[Section]) -> str:
     """docs/accuracy.md."""
-    head = (
-        "# Accuracy\n\nPredictions against measured runs that others published. Written by `python -m "
-        "benchmarks.accuracy "
-        "--write`; a test\nfails when it is stale. The rows, their sources and how each was read are in "
-        "`benchmarks/data/`."
-        " Nothing here\nneeds a GPU or torch.\n"
-    )
-    return "\n".join([head, *(section.markdown() for section in sections)])
+    return "\n".join([_HEAD, *(section.markdown() for section in sections)])
 
 
 def percent(share: float) -> str:

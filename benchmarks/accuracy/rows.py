@@ -43,7 +43,6 @@ class Run:
 
     measured_bytes: of `quantity`, per GPU; None for a run that is only known not to have fitted.
     device_bytes:   what nvidia-smi showed besides, None where that is not printed.
-    own_model_code: not transformers' model code, whose operations the estimators count.
     fitted:         it ran to the end; False when it ran out of memory.
     asked:          what the estimators take, with the words for the machines.
     not_met_because: why its error is not counted against the targets, "" when it is.
@@ -56,7 +55,6 @@ class Run:
     workload: Workload
     plan: Plan
     asked: Asked
-    own_model_code: bool
     quantity: Quantity
     measured_bytes: int | None
     device_bytes: int | None
@@ -148,7 +146,6 @@ def run_of(number: int, row: dict[str, str]) -> Run:
         workload=workload,
         plan=plan,
         asked=Asked(row["model"], row["gpus"], "", model, workload, cluster, plan),
-        own_model_code=row["model_code"] == "own",
         quantity=cast(Quantity, row["quantity"]),
         measured_bytes=_bytes(row["measured"], row["unit"]),
         device_bytes=_bytes(row["device_mib"], "MiB"),
