@@ -319,7 +319,7 @@ def test_a_folder_is_resumed_where_it_is(
     else:
         shutil.copytree(source, output)
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
-    assert "going on from checkpoint-8" in capsys.readouterr().err
+    assert "resuming from checkpoint-8" in capsys.readouterr().err
     assert losses(output) == losses(whole)
     assert checkpoints_in(output) == [output / "checkpoint-8", output / "checkpoint-12"]
     first, second = weights(whole), weights(output)
