@@ -123,6 +123,10 @@ class Verbatim(NamedTuple):
     lines: Sequence[str]
 
 
+EXCERPT_COLUMNS = 80
+"""Columns of an excerpt that no terminal limits."""
+
+
 class Excerpt(NamedTuple):
     """A line of a file and carets below a place in it. cut: returns both, cut to a number of columns."""
 
@@ -199,6 +203,10 @@ class Document:
     """The chart of `--plot`; None selects the first chart of the blocks."""
     language: Language = "en"
     """Language of the texts."""
+
+    def form(self) -> Any:
+        """Return the data; a function computes them now."""
+        return self.data() if callable(self.data) else self.data
 
 
 def sections(blocks: Iterable[Block]) -> list[tuple[Heading, list[Block]]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
@@ -61,6 +62,13 @@ class Bar:
     @cached_property
     def value(self) -> float:
         return sum(part.value for part in self.parts)
+
+    def family_sizes(self, families: Iterable[str]) -> dict[str, int]:
+        """Return the sum of the parts of each family, in this order; a family without parts is left out."""
+        sizes = Counter[str]()
+        for part in self.parts:
+            sizes[part.ink] += int(part.value)
+        return {family: sizes[family] for family in families if sizes[family]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..text.units import gib
 from .blocks import (
+    EXCERPT_COLUMNS,
     Block,
     Cell,
     Chart,
@@ -27,8 +27,6 @@ from .blocks import (
     sections,
 )
 from .charts import Bar, StackedBars
-
-_EXCERPT_COLUMNS = 80
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
 
@@ -61,7 +59,7 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
             case Commands(lines) | Verbatim(lines):
                 yield _fence(lines)
             case Excerpt(cut):
-                yield _fence(cut(_EXCERPT_COLUMNS))
+                yield _fence(cut(EXCERPT_COLUMNS))
             case Diff():
                 yield _fence(block.lines(), "diff")
             case Chart(printed=StackedBars() as chart):
@@ -72,10 +70,7 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
 
 def _bar_text(bar: Bar, families: Mapping[str, str]) -> str:
     """Return `weights 2.1, activations 23.6`, in GiB."""
-    sizes = Counter[str]()
-    for part in bar.parts:
-        sizes[part.ink] += int(part.value)
-    return ", ".join(f"{families[ink]} {gib(sizes[ink])}" for ink in families if sizes[ink])
+    return ", ".join(f"{families[family]} {gib(size)}" for family, size in bar.family_sizes(families).items())
 
 
 def _table(table: Table) -> str:

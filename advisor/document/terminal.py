@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -107,19 +106,12 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                 for line in lines:
                     row(console, Text(f"  {line}", style="dim"))
             case Chart(printed=StackedBars() as bars):
-                _print_bars(bars, console)
+                for each in bars.bars:
+                    bar(each.family_sizes(bars.families), bars.families, console)
             case Chart(printed=draw) if callable(draw):
                 draw(console)
             case Gap():
                 blank(console)
-
-
-def _print_bars(chart: StackedBars, console: Console) -> None:
-    for each in chart.bars:
-        sizes = Counter[str]()
-        for part in each.parts:
-            sizes[part.ink] += int(part.value)
-        bar({ink: sizes[ink] for ink in chart.families if sizes[ink]}, chart.families, console)
 
 
 def _print_table(table: Table, console: Console) -> None:

@@ -39,8 +39,6 @@ _CLASSES: Mapping[doc.Style, str] = {
     "unknown": "lead strong",
 }
 
-_EXCERPT_COLUMNS = 80
-
 _WORDS = {
     "sections_title": "Sections",
     "copy": "Copy",
@@ -60,8 +58,7 @@ def render_html(document: doc.Document) -> str:
     """Return the file's text. Its content security policy forbids the browser to load anything."""
     (_, lead), *others = doc.sections(document.blocks)
     drawn = [(heading, section) for heading, blocks in others if (section := draw_section(heading, blocks))]
-    form = document.data() if callable(document.data) else document.data
-    data = json.dumps(to_json(form), separators=(",", ":"))
+    data = json.dumps(to_json(document.form()), separators=(",", ":"))
     return Template(_text("report.html")).substitute(
         **{name: escaped(translate(text, document.language)) for name, text in _WORDS.items()},
         language=document.language,
@@ -111,7 +108,7 @@ def _block(block: doc.Block) -> Markup | None:
         case doc.Verbatim(lines):
             return element("pre", "\n".join(lines), tabindex="0")
         case doc.Excerpt(cut):
-            return element("pre", "\n".join(cut(_EXCERPT_COLUMNS)), tabindex="0")
+            return element("pre", "\n".join(cut(doc.EXCERPT_COLUMNS)), tabindex="0")
         case doc.Diff():
             return element("pre", "\n".join(block.lines()), tabindex="0")
         case doc.Chart():

@@ -139,4 +139,4 @@ def show_document(
 
         print_document(made(), console)
 
-    output.show(lambda: made().data, render)
+    output.show(lambda: made().form(), render)

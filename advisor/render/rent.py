@@ -111,12 +111,9 @@ def _nothing(advice: RentAdvice) -> Iterator[str]:
         yield "No plan fits on any of these machines."
         return
     yield f"No machine {_limits(advice)}."
-    fields = [
-        {"machine": _title(offer), "time": hours(offer.figures.duration_s), "cost": money(offer.figures.cost, sign)}
-        for offer in (fastest, cheapest)
-    ]
-    yield "The fastest is {machine}: {time}, {cost}.".format(**fields[0])
-    yield "The cheapest is {machine}: {time}, {cost}.".format(**fields[1])
+    for which, offer in (("fastest", fastest), ("cheapest", cheapest)):
+        figures = offer.figures
+        yield f"The {which} is {_title(offer)}: {hours(figures.duration_s)}, {money(figures.cost, sign)}."
 
 
 def _limits(advice: RentAdvice) -> str | None:
