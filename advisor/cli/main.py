@@ -21,7 +21,7 @@ import click
 from ... import __version__
 from ...estimators.errors import DsAdviseError, error_line
 from ...probes.gc_pause import gc_paused
-from ..text.output import discard, readable, to_stderr
+from ..text.output import discard, ignore_closed_pipe, to_stderr
 from .options import complete_model, current_name, help_records
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def run(args: list[str]) -> int:
     try:
         try:
             code = program.main(args=args, prog_name="ds-advise", standalone_mode=False)
-            with readable(sys.stdout):
+            with ignore_closed_pipe(sys.stdout):
                 pass  # what was printed is still in its buffer
             return int(code or YES)
         except Exception:

@@ -50,7 +50,7 @@ class Output(NamedTuple):
     def show(self, form: Callable[[], Any], render: Callable[[Console], object]) -> None:
         """Print the answer of one of the two functions: as JSON (dataclasses become objects), or as text."""
         if self.mode == "json":
-            with readable(sys.stdout):
+            with ignore_closed_pipe(sys.stdout):
                 print(json.dumps(to_json(form()), indent=1))
         elif self.mode == "human":
             render(self.console())
@@ -68,7 +68,7 @@ class Output(NamedTuple):
 
 
 @contextmanager
-def readable(stream: TextIO) -> Iterator[None]:
+def ignore_closed_pipe(stream: TextIO) -> Iterator[None]:
     """Print to a stream, or discard it if its reader is gone."""
     try:
         yield
@@ -94,7 +94,7 @@ def to_stderr(text: str) -> None:
         from .lines import wrapped
 
         line = wrapped(line, Console(stderr=True).width)
-    with readable(sys.stderr):
+    with ignore_closed_pipe(sys.stderr):
         print(line, file=sys.stderr)
 
 
