@@ -27,15 +27,13 @@ from ..recording.ledger import Ledger, RecordingMode
 from ..recording.phases import PhaseRecorder, highest_peak, peak_by_phase, timeline
 from ..recording.result import DryRunResult
 from ..recording.schedule import ScheduleRecorder
-from ..run import Request, isolated_config
-from ..simulated_gpu import attention, collectives, kernels, patches
+from ..run import Request, Run, isolated_config
+from ..simulated_gpu import kernels, patches
 from ..simulated_gpu.device import DEVICE_TYPE, register
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
+from ..simulated_gpu.rank import simulate
 from . import training
 from .run import Answering
-
-_HOPPER = 9.0
-"""Compute capability assumed for a GPU without one (AMD's, the CPU)."""
 
 
 def main() -> None:
@@ -60,7 +58,7 @@ def run_request(request: Request | Answering, on_phase: Callable[[str], object] 
         started = time.monotonic()
         if not isinstance(request, Request):
             return {"result": to_json(request.answer())}
-        recorder = _recorder(on_phase)
+        recorder = simulated_recorder(on_phase)
         return {"result": _run(request, recorder, started).to_json()}
     except Exception as error:
         return {
@@ -94,7 +92,8 @@ def _package(error: Exception) -> str:
     return next((name for name in reversed(names) if not name.startswith("pydantic")), "")
 
 
-def _recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
+def simulated_recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
+    """Register the simulated GPU with torch, and a recorder of what happens on it."""
     register()
     classifier = AllocationClassifier()
     ledger = Ledger(DEVICE_TYPE, classifier.classify)
@@ -102,50 +101,23 @@ def _recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
     return PhaseRecorder(ledger, classifier, schedule, on_phase)
 
 
-def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> None:
+def _simulate(run: Run, rank: int, recorder: PhaseRecorder) -> None:
     """Patch torch, DeepSpeed and transformers to train on the simulated GPU."""
-    cluster = request.run.cluster
-    patches.before_deepspeed()
-    # Before DeepSpeed: its `init_distributed` takes over a process group that exists.
-    collectives.join(request.rank, cluster.world_size, cluster.gpus_per_node)
-    os.environ["DS_ACCELERATOR"] = "cpu"  # until the simulated one is set: no search for vendors' libraries
-    from deepspeed.accelerator import set_accelerator
-
-    from ..simulated_gpu.accelerator import SimulatedAccelerator
-
-    set_accelerator(
-        SimulatedAccelerator(
-            ledger, schedule, device_count=cluster.gpus_per_node, memory_bytes=cluster.gpu.memory_bytes
-        )
-    )
-    import deepspeed
-
-    patches.after_deepspeed()
-    kernels.install(ledger, schedule)
-    deepspeed.init_distributed(dist_backend="fake")
-    attention.install(round((cluster.gpu.compute_capability or _HOPPER) * 10))
-    attention.register_with_transformers()
-    patches.patch_torch(ledger)
-    patches.patch_transformers()
-    kernels.install_losses(request.run.workload, schedule)
-    if request.run.config.get("expert_parallel"):
+    schedule, workload = recorder.schedule, run.workload
+    simulate(run.cluster, rank, recorder.ledger, schedule)
+    kernels.install_losses(workload, schedule)
+    if run.config.get("expert_parallel"):
         patches.patch_autoep()
-    objective = OBJECTIVES[request.run.workload.objective]
-    if (objective.trainer and not objective.value_model) or request.run.workload.loss == "chunked-head":
+    objective = OBJECTIVES[workload.objective]
+    if (objective.trainer and not objective.value_model) or workload.loss == "chunked-head":
         kernels.patch_trl(schedule)
-        patches.count_every_element(request.run.workload.seq_len, request.run.workload.scored_len)
-    collectives.silence_comparisons()
-    collectives.record(schedule, cluster.gpus_per_node)
-    # Before the engine registers these methods as hooks.
-    patches.record_hooks(schedule)
-    # Dispatch modes do not apply to the backward thread of a device.
-    torch.autograd.set_multithreading_enabled(False)
+        patches.count_every_element(workload.seq_len, workload.scored_len)
 
 
 def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunResult:
     ledger = recorder.ledger
     schedule = recorder.schedule
-    _simulate(request, ledger, schedule)
+    _simulate(request.run, request.rank, recorder)
     isolated = replace(request.run, config=isolated_config(request.run.config, str(Path.cwd())))
     gc.freeze()  # imported modules are no garbage, and scanning them is slow
     gc.enable()
@@ -160,7 +132,11 @@ def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunRes
     return DryRunResult(
         phases=phases,
         iterations=request.iterations,
-        peak=highest_peak(recorder, request),
+        peak=highest_peak(
+            recorder,
+            expandable_segments=request.expandable_segments,
+            gpus_per_node=request.run.cluster.gpus_per_node,
+        ),
         peak_by_phase=peak_by_phase(recorder),
         timeline=timeline(recorder),
         schedule=schedule.recorded(),

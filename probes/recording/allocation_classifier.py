@@ -104,9 +104,11 @@ class AllocationClassifier:
                 return self._sequence_modules[at] if at >= 0 else ""
         return ""
 
-    def watch_modules(self, model: torch.nn.Module) -> None:
-        """Track the running modules by name."""
-        self._module_names = {id(module): name for name, module in model.named_modules()}
+    def watch_modules(self, model: torch.nn.Module, *, first: bool = True) -> None:
+        """Track the running modules by name. first: whether no other model is watched."""
+        self._module_names |= {id(module): name for name, module in model.named_modules()}
+        if not first:
+            return
 
         def enter(module: torch.nn.Module, _inputs: Any) -> None:
             name = self._module_names.get(id(module))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ..run import Request
 from .allocation_classifier import AllocationClassifier, owners
 from .allocator import CachingAllocator
 from .ledger import Ledger, StorageLife, gpu_bytes
@@ -47,10 +46,16 @@ class PhaseRecorder:
         self.current = "start"
         self.phases: list[PhaseMemory] = []
         self.recorded = [RecordedPhase(iteration=0, name="start", first_event=0)]
-        self._before: tuple[Any, ...] = ()
+        self._steps: list[tuple[Any, ...]] = []
 
     @contextlib.contextmanager
     def phase(self, iteration: int, name: str) -> Iterator[None]:
+        self.begin(iteration, name)
+        yield
+        self.end()
+
+    def begin(self, iteration: int, name: str) -> None:
+        """Begin a phase; the one before it has ended."""
         ledger = self.ledger
         self.current = name if iteration == 0 else f"{name} of iteration {iteration}"
         self.on_phase(self.current)
@@ -59,10 +64,13 @@ class PhaseRecorder:
         ledger.begin_phase(name)
         recorded = RecordedPhase(iteration=iteration, name=name, first_event=ledger.events)
         self.recorded.append(recorded)
-        yield
-        recorded.gpu_peak_bytes = ledger.gpu.peak_bytes
-        recorded.gpu_peak_event = ledger.gpu.peak_event
-        self.phases.append(PhaseMemory(iteration=iteration, phase=name, **ledger.figures()))
+
+    def end(self) -> None:
+        """End the running phase."""
+        recorded = self.recorded[-1]
+        recorded.gpu_peak_bytes = self.ledger.gpu.peak_bytes
+        recorded.gpu_peak_event = self.ledger.gpu.peak_event
+        self.phases.append(PhaseMemory(iteration=recorded.iteration, phase=recorded.name, **self.ledger.figures()))
 
     def join_micro_batches(self, first: int) -> None:
         """Join the phases of equal names, starting at the phase with index `first`."""
@@ -71,16 +79,23 @@ class PhaseRecorder:
             parts.setdefault(memory.phase, []).append(memory)
         self.phases[first:] = [_join_phases(part) for part in parts.values()]
 
-    def repeats(self) -> bool:
+    def repeats(self, longest_period: int = 1) -> bool:
         """Whether the events since the last call equal those before it: the same storages were allocated and released
-        in the same order and phases, and the held bytes are equal."""
+        in the same order and phases, and the held bytes are equal.
+
+        longest_period: also true if the last P steps equal the P before them, for a P up to this number, as where
+            several engines take turns.
+        """
         ledger = self.ledger
         # Live bytes too: an iteration that leaks has the same trace each time.
         counters = (ledger.gpu, ledger.host, ledger.host_pinned, ledger.host_held)
-        now = (ledger.trace, [counter.live_bytes for counter in counters])
+        self._steps.append((ledger.trace, [counter.live_bytes for counter in counters]))
+        del self._steps[: -2 * longest_period]
         ledger.restart_trace()
-        before, self._before = self._before, now
-        return now == before
+        return any(
+            len(self._steps) >= 2 * period and self._steps[-period:] == self._steps[-2 * period : -period]
+            for period in range(1, longest_period + 1)
+        )
 
     def sweep(self, module: torch.nn.Module, optimizer: Any) -> None:
         """Assign category and module to every storage held by the module or an optimizer."""
@@ -124,7 +139,7 @@ LARGEST = 40
 POINTS_PER_PHASE = 24
 
 
-def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
+def highest_peak(recorder: PhaseRecorder, *, expandable_segments: bool, gpus_per_node: int) -> Peak:
     """The highest GPU peak of all iterations with its parts; the peak of loading if there is no iteration."""
     highest = _highest(recorder)
     live = _live_storages(recorder.ledger, highest.gpu_peak_event)
@@ -132,7 +147,7 @@ def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
     plain, expandable = (
         _reserved(recorder, highest.gpu_peak_bytes, expandable_segments=setting) for setting in (False, True)
     )
-    chosen = expandable if request.expandable_segments else plain
+    chosen = expandable if expandable_segments else plain
     return Peak(
         iteration=highest.iteration,
         phase=highest.name,
@@ -142,8 +157,7 @@ def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
         with_expandable_segments=expandable,
         without_expandable_segments=plain,
         device_bytes_per_gpu=None,
-        host_bytes_per_node=request.run.cluster.gpus_per_node
-        * max(phase.host_held_peak_bytes for phase in recorder.phases),
+        host_bytes_per_node=gpus_per_node * max(phase.host_held_peak_bytes for phase in recorder.phases),
         by_category=_sizes_by("category", live),
         by_module=_sizes_by("module", live),
         largest=tuple(

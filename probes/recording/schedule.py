@@ -7,6 +7,7 @@ halves them. Views take host time only. The replacements of DeepSpeed's extensio
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -72,6 +73,7 @@ class ScheduleRecorder:
         self._phases: dict[str, int] = {}
         self._call_kinds: dict[str, int] = {}
         self._entries: list[Entry] = []
+        self._complete: list[Entry] | None = None
         self._calls = Counter[str]()
         self._phase = ""
         self._depth = 0
@@ -99,14 +101,25 @@ class ScheduleRecorder:
                 self.call("engine_step")
 
     def recorded(self) -> Schedule:
-        """The schedule of the last iteration."""
+        """The schedule of the last iteration, or of the one that `complete_iteration` ended."""
         self._flush()
         return Schedule(
             operations=tuple(self._table),
             phases=tuple(self._phases),
             calls=tuple(self._call_kinds),
-            entries=tuple(self._entries),
+            entries=tuple(self._entries if self._complete is None else self._complete),
         )
+
+    def complete_iteration(self) -> None:
+        """The current iteration is over; what follows it may never become a whole one."""
+        if self._calls:
+            self._flush()
+        self._complete = list(self._entries)
+
+    def stop(self) -> None:
+        """Record nothing from here on."""
+        self.active = False
+        self.first_iteration = sys.maxsize
 
     # Called by the simulated accelerator and process groups.
 

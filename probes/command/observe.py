@@ -1,0 +1,99 @@
+"""Collect what was observed, at the end of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .observed import InventedNumber, Observed, ObservedEngine
+
+if TYPE_CHECKING:
+    from .worker import Session
+
+_ATTENTION = {"flash": "_scaled_dot_product_flash_attention", "efficient": "_scaled_dot_product_efficient_attention"}
+"""Kernel -> its operation in a recorded schedule."""
+
+
+def observed(session: Session) -> Observed:
+    observer, loaders, recorder = session.observer, session.loaders, session.recorder
+    schedule = recorder.schedule.recorded()
+    names = {operation.name for operation in schedule.operations}
+    attention = [kernel for kernel, name in _ATTENTION.items() if f"aten::{name}" in names]
+    shapes = loaders.shapes[-1] if loaders.shapes else {}
+    ended = "repeated" if observer.repeated else "steps" if observer.finished else "script"
+    loading = [phase for phase in recorder.phases if phase.iteration == 0]
+    return Observed(
+        engines=tuple(
+            _engine(*each)
+            for each in zip(observer.engines, observer.models, observer.configs, observer.dtypes, strict=True)
+        ),
+        ended=ended,
+        steps=observer.iteration,
+        batch_shapes=shapes,
+        batch_lengths=tuple(_length(each) for each in loaders.shapes),
+        searched_batches=loaders.searched_batches,
+        rows={},
+        logits_bytes=_most_logits(recorder),
+        recomputes="recomputed_operation" in schedule.calls,
+        attention=tuple(attention),
+        loading={
+            "gpu": max((phase.gpu_peak_bytes for phase in loading), default=0),
+            "host": max((phase.host_held_peak_bytes for phase in loading), default=0),
+        },
+        evaluation_cut=loaders.cut_evaluation,
+        invented=tuple(
+            InventedNumber(file=file, line=line, number=float(number), decides=isinstance(number, bool))
+            for (file, line), number in session.mode.invented.items()
+        ),
+        unknown_masks=session.mode.unknown_masks,
+        remarks=(),
+    )
+
+
+def _engine(
+    engine: Any, model: tuple[Any, tuple[int, int]], config: dict[str, Any], dtypes: dict[str, int]
+) -> ObservedEngine:
+    module, (parameters, trainable) = model
+    stepping = _innermost(engine.optimizer)
+    settings = stepping.param_groups[0] if isinstance(stepping, torch.optim.Optimizer) else {}
+    return ObservedEngine(
+        model=type(module).__name__,
+        parameters=parameters,
+        trainable_parameters=trainable,
+        trainable_dtypes=dtypes,
+        optimizer="" if stepping is None else type(stepping).__name__,
+        implementation=next((name for name in ("fused", "foreach") if settings.get(name)), ""),
+        zero_stage=int(engine.zero_optimization_stage()),
+        micro_batch_size=int(engine.train_micro_batch_size_per_gpu()),
+        gradient_accumulation_steps=int(engine.gradient_accumulation_steps()),
+        config=config,
+    )
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer that updates the weights, inside of DeepSpeed's wrappers."""
+    while getattr(optimizer, "optimizer", None) is not None:
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _length(shapes: dict[str, tuple[int, ...]]) -> int:
+    widest = [shape for shape in shapes.values() if len(shape) == 2]
+    return max((shape[1] for shape in widest), default=0)
+
+
+def _most_logits(recorder: Any) -> int:
+    """The most bytes of logits that were alive at one time."""
+    changes = Counter[int]()
+    for life in recorder.ledger.storages:
+        if life.category == "logits" and life.device == "gpu":
+            changes[life.born] += life.size_bytes
+            if life.died >= 0:
+                changes[life.died] -= life.size_bytes
+    most = live = 0
+    for event in sorted(changes):
+        live += changes[event]
+        most = max(most, live)
+    return most

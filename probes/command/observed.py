@@ -1,0 +1,78 @@
+"""What a dry run of a command saw of the script's training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..recording.result import DryRunResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedEngine:
+    """One DeepSpeed engine of the script."""
+
+    model: str
+    """Name of the module's class."""
+    parameters: int
+    trainable_parameters: int
+    trainable_dtypes: dict[str, int]
+    """Trainable parameters by dtype, before DeepSpeed cast them."""
+    optimizer: str
+    """Class of the optimizer that updates the weights; "" for an engine that only evaluates."""
+    implementation: str
+    """How it steps: "fused", "foreach", or "" where the class has one way only."""
+    zero_stage: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    config: dict[str, Any]
+    """DeepSpeed's configuration, with `auto` filled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InventedNumber:
+    """A number that the script read although it depends on weights."""
+
+    file: str
+    line: int
+    number: float
+    decides: bool
+    """Whether a condition read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Facts about the training."""
+
+    engines: tuple[ObservedEngine, ...]
+    ended: str
+    """How the run ended: "repeated", "script" (it ended by itself), or "steps" (the maximum number of steps)."""
+    steps: int
+    batch_shapes: dict[str, tuple[int, ...]]
+    """Shapes of the tensors of the last batch of training, by name."""
+    batch_lengths: tuple[int, ...]
+    """Lengths of the batches of training that were drawn: the last dimension of the largest tensor."""
+    searched_batches: int
+    """Number of batches among which the longest was found; 0 without a search."""
+    rows: dict[str, int]
+    """Rows of the data sets that were cut, before the cut."""
+    logits_bytes: int
+    """Bytes of tensors as wide as the vocabulary at the peak with the most of them."""
+    recomputes: bool
+    """Whether layers were recomputed in the backward pass (gradient checkpointing)."""
+    attention: tuple[str, ...]
+    """Attention kernels that ran: "flash", "efficient", "math"."""
+    loading: dict[str, int]
+    """Highest bytes before the first engine, by "gpu" and "host"."""
+    evaluation_cut: bool
+    invented: tuple[InventedNumber, ...]
+    unknown_masks: int
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """Memory and schedule of one rank, and what was observed."""
+
+    result: DryRunResult
+    observed: Observed = field()

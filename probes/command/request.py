@@ -1,0 +1,35 @@
+"""The request for a dry run of a command, which is pickled for the subprocess."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...estimators.hardware import Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRequest:
+    """A command of the user on a simulated cluster."""
+
+    words: tuple[str, ...]
+    """The command as it is typed behind `--`."""
+    folder: Path
+    """The user's working folder."""
+    cluster: Cluster
+    config_file: Path | None = None
+    """A DeepSpeed configuration for a script that names none."""
+    rank: int = 0
+    iterations: int = 8
+    """Maximum number of optimizer steps; the run stops after a step that repeats."""
+    expandable_segments: bool = True
+    longest: bool = False
+    """Train the longest batch of the data."""
+    rows: int | None = None
+    """Rows of each data set that are read; None for `default_rows`."""
+    offline: bool = False
+
+    @property
+    def data_rows(self) -> int:
+        """Rows of each data set that are read: enough for some steps of all ranks, and not the millions of a corpus."""
+        return self.rows or max(2_000, 64 * self.cluster.world_size)

@@ -1,0 +1,261 @@
+"""The phases of a training that is not ours: hooks on DeepSpeed's engine classes see loading, steps, evaluation,
+generation and saving, whatever loop calls them.
+
+A training ends by itself, or as soon as a step repeats: then data loaders end, so that the script evaluates and saves as
+it would at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .phases import PhaseRecorder
+
+BETWEEN = "between"
+"""Name of the phase between a step and the next forward pass: the script moves batches, logs, computes metrics."""
+
+_LONGEST_PERIOD = 4
+"""Most optimizer steps in one period of a training: generation serves several steps (GRPO), engines take turns (GAN)."""
+
+_MORE_CALLS = 6
+"""Optimizer steps or batches that a script may take after the last observed step, before it is ended."""
+
+
+class TrainingEnded(BaseException):
+    """The observed training is over. No `except Exception` of a script catches it."""
+
+
+class EngineObserver:
+    """Divides a training into phases and decides when it has been seen.
+
+    last_step: number of optimizer steps of each trained engine after which the training ends without a repetition.
+    """
+
+    def __init__(self, recorder: PhaseRecorder, *, last_step: int) -> None:
+        self.recorder = recorder
+        self.last_step = last_step
+        self.engines: list[Any] = []
+        self.models: list[tuple[Any, tuple[int, int]]] = []
+        """(module, (parameters, trainable parameters)) of each engine, counted before the engine changes them."""
+        self.dtypes: list[dict[str, int]] = []
+        """Trainable parameters of each engine by dtype, before the engine casts them."""
+        self.configs: list[dict[str, Any]] = []
+        """DeepSpeed's configuration of each engine, with its batch sizes."""
+        self.iteration = 1
+        self.repeated = False
+        self.finished = False
+        """Whether enough steps were seen."""
+        self._trained: set[int] = set()
+        self._first_phase = 0
+        self._more = 0
+        self._nested = 0
+        self._current = ""
+
+    # ------------------------------------------------------------------ phases
+
+    def enter(self, name: str, *, iteration: int | None = None) -> None:
+        """Begin a phase, unless it runs already or a nested one does."""
+        if self._nested or name == self._current:
+            return
+        self._leave()
+        self.recorder.begin(self.iteration if iteration is None else iteration, name)
+        self._current = name
+
+    def _leave(self) -> None:
+        if self._current:
+            self.recorder.end()
+            self._current = ""
+
+    @contextlib.contextmanager
+    def during(self, name: str, *, before_training: bool = False) -> Iterator[None]:
+        """A phase of its own, such as generation; phases within it are part of it."""
+        if self._nested or (before_training and self._trained):
+            yield
+            return
+        outer = self._current
+        self.enter(name, iteration=0 if not self.engines else None)
+        self._nested += 1
+        try:
+            yield
+        finally:
+            self._nested -= 1
+            self._leave()
+            self.enter(outer or BETWEEN, iteration=0 if not self.engines else None)
+
+    def close(self) -> None:
+        """End the last phase."""
+        self._nested = 0
+        self._leave()
+
+    # ------------------------------------------------------------------ hooks
+
+    def install(self) -> None:
+        """Wrap the methods of DeepSpeed's engines."""
+        engine: Any = importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine
+        pipeline: Any = importlib.import_module("deepspeed.runtime.pipe.engine").PipelineEngine
+        engine.__init__ = self._initialized(engine.__init__)
+        engine.forward = self._forward(engine.forward)
+        engine.backward = self._backward(engine.backward)
+        engine.step = self._step(engine.step)
+        for name in ("save_checkpoint", "save_16bit_model", "save_fp16_model"):
+            if hasattr(engine, name):
+                setattr(engine, name, self.phased("saving", getattr(engine, name)))
+        self._install_pipeline(pipeline)
+
+    def phased(self, name: str, method: Callable[..., Any], *, before_training: bool = False) -> Callable[..., Any]:
+        """The function as a phase."""
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            with self.during(name, before_training=before_training):
+                return method(*arguments, **options)
+
+        return run
+
+    def _initialized(self, method: Any) -> Any:
+        def init(engine: Any, *arguments: Any, **options: Any) -> None:
+            module = options.get("model") or next((a for a in arguments if isinstance(a, torch.nn.Module)), None)
+            counted = _count(module)
+            self.dtypes.append(_dtypes(module))
+            self._describe(module)
+            self.enter("initialize", iteration=0 if not self._trained else None)
+            method(engine, *arguments, **options)
+            self.engines.append(engine)
+            self.models.append((engine.module, counted))
+            self.configs.append(_config(engine))
+            self.recorder.classifier.watch_modules(engine.module, first=len(self.engines) == 1)
+            self.recorder.sweep(engine.module, engine.optimizer)
+            self.recorder.name_gradients(engine.module)
+            self.enter(BETWEEN, iteration=0 if not self._trained else None)
+            if not self._trained:
+                self.recorder.ledger.restart_trace()
+
+        return init
+
+    def _describe(self, module: Any) -> None:
+        """Tell the classifier of allocations the shapes of the weights and the size of the vocabulary."""
+        if module is None:
+            return
+        classifier = self.recorder.classifier
+        classifier.weight_shapes |= {tuple(getattr(each, "ds_shape", each.shape)) for each in module.parameters()}
+        config = getattr(module, "config", None)
+        text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        classifier.vocab_size = classifier.vocab_size or int(getattr(text_config, "vocab_size", 0) or 0)
+
+    def _forward(self, method: Any) -> Any:
+        def forward(engine: Any, *arguments: Any, **options: Any) -> Any:
+            if torch.is_grad_enabled():
+                self.enter("forward")
+            elif self._current == BETWEEN:
+                self.enter("scoring" if engine.module.training else "evaluation")
+            return method(engine, *arguments, **options)
+
+        return forward
+
+    def _backward(self, method: Any) -> Any:
+        def backward(engine: Any, *arguments: Any, **options: Any) -> Any:
+            self.enter("backward")
+            result = method(engine, *arguments, **options)
+            self.recorder.sweep(engine.module, engine.optimizer)
+            return result
+
+        return backward
+
+    def _step(self, method: Any) -> Any:
+        def step(engine: Any, *arguments: Any, **options: Any) -> Any:
+            self.enter("step")
+            is_boundary = engine.is_gradient_accumulation_boundary()
+            result = method(engine, *arguments, **options)
+            self.recorder.sweep(engine.module, engine.optimizer)
+            if is_boundary:
+                self._end_step(engine)
+            self.enter(BETWEEN)
+            return result
+
+        return step
+
+    def _end_step(self, engine: Any) -> None:
+        self._trained.add(id(engine))
+        self._leave()
+        if self.finished:
+            self.count_refusal()
+            return
+        self.recorder.schedule.complete_iteration()
+        self.recorder.join_micro_batches(self._first_phase)
+        self._first_phase = len(self.recorder.phases)
+        period = max(len(self._trained), _LONGEST_PERIOD)
+        # In the first iteration the optimizer creates its states; ZeRO-3 also records the order of the layers.
+        repeats = self.recorder.repeats(period)
+        self.repeated = repeats and self.iteration > 2
+        if self.repeated or self.iteration >= self.last_step * len(self._trained):
+            self.finished = True
+            self.recorder.schedule.stop()
+        else:
+            self.iteration += 1
+
+    def count_refusal(self) -> None:
+        """The script goes on although it has been seen. Raises TrainingEnded where it does not end by itself."""
+        self._more += 1
+        if self._more > _MORE_CALLS:
+            raise TrainingEnded
+
+    def _install_pipeline(self, pipeline: Any) -> None:
+        """A pipeline's engine has instructions in place of forward, backward and step."""
+        for instruction, name in (
+            ("forward_pass", "forward"),
+            ("backward_pass", "backward"),
+            ("optimizer_step", "step"),
+        ):
+            attribute = f"_exec_{instruction}"
+            plain = getattr(pipeline, attribute)
+
+            def run(engine: Any, *arguments: Any, _plain: Any = plain, _name: str = name, **options: Any) -> Any:
+                self.enter(_name)
+                return _plain(engine, *arguments, **options)
+
+            setattr(pipeline, attribute, run)
+            pipeline._INSTRUCTION_MAP = {
+                key: run if value is plain else value for key, value in pipeline._INSTRUCTION_MAP.items()
+            }
+        train_batch = pipeline.train_batch
+
+        def one_batch(engine: Any, *arguments: Any, **options: Any) -> Any:
+            result = train_batch(engine, *arguments, **options)
+            self.recorder.sweep(engine.module, engine.optimizer)
+            self._end_step(engine)
+            self.enter(BETWEEN)
+            return result
+
+        pipeline.train_batch = one_batch
+
+
+def _count(module: Any) -> tuple[int, int]:
+    """(parameters, trainable parameters); partitioned ones count in full."""
+    if module is None:
+        return 0, 0
+    sizes = [(int(getattr(each, "ds_numel", each.numel())), each.requires_grad) for each in module.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
+
+
+def _dtypes(module: Any) -> dict[str, int]:
+    sizes = Counter[str]()
+    for each in module.parameters() if module is not None else ():
+        if each.requires_grad:
+            sizes[str(each.dtype).removeprefix("torch.")] += int(getattr(each, "ds_numel", each.numel()))
+    return dict(sizes)
+
+
+def _config(engine: Any) -> dict[str, Any]:
+    """The configuration as a JSON value."""
+    config = json.loads(json.dumps(engine._config._param_dict, default=str))
+    return {
+        **config,
+        "train_micro_batch_size_per_gpu": int(engine.train_micro_batch_size_per_gpu()),
+        "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
+    }

@@ -1,0 +1,121 @@
+"""Data loaders of a script: real tensors in this process, bounded, and ended once the training has been seen."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+_WORKER_OPTIONS = """num_workers pin_memory prefetch_factor persistent_workers timeout multiprocessing_context
+    pin_memory_device""".split()
+EVALUATED_BATCHES = 3
+"""Batches of an evaluation: logits kept for metrics show how they grow."""
+_LONGEST_SEARCH_S = 120.0
+
+
+class Loaders:
+    """Replaces `DataLoader`.
+
+    is_finished: whether the training has been seen; loaders of training then end.
+    on_refusal: called for each batch that is refused.
+    longest: yield the batch with the most elements of all batches, again and again.
+    """
+
+    def __init__(self, is_finished: Callable[[], bool], on_refusal: Callable[[], None], *, longest: bool) -> None:
+        self._is_finished = is_finished
+        self._on_refusal = on_refusal
+        self._longest = longest
+        self.shapes: list[dict[str, tuple[int, ...]]] = []
+        """Shapes of the tensors of the batches of training, by name."""
+        self.searched_batches = 0
+        """Number of batches among which the longest was found."""
+        self.cut_evaluation = False
+
+    def install(self) -> None:
+        loader: Any = torch.utils.data.DataLoader
+        iterator: Any = importlib.import_module("torch.utils.data.dataloader")._BaseDataLoaderIter
+        init, make_iterator, next_batch = loader.__init__, loader.__iter__, iterator.__next__
+        names = list(inspect.signature(init).parameters)[1:]
+
+        def in_process(own: Any, *arguments: Any, **options: Any) -> None:
+            named = dict(zip(names, arguments, strict=False)) | options
+            init(own, **{name: value for name, value in named.items() if name not in _WORKER_OPTIONS})
+
+        def iterate(own: Any) -> Any:
+            with _disable_current_modes():
+                made = make_iterator(own)
+            made._loader = own
+            return made
+
+        def next_of(own: Any) -> Any:
+            return self._next(own, next_batch)
+
+        loader.__init__, loader.__iter__, iterator.__next__ = in_process, iterate, next_of
+
+    def _next(self, iterator: Any, next_batch: Callable[[Any], Any]) -> Any:
+        trains = torch.is_grad_enabled()
+        if trains and self._is_finished():
+            self._on_refusal()
+            raise StopIteration
+        if not trains:
+            if iterator._num_yielded >= EVALUATED_BATCHES:
+                self.cut_evaluation = True
+                raise StopIteration
+            with _disable_current_modes():
+                return next_batch(iterator)
+        with _disable_current_modes():
+            if self._longest:
+                batch = self._longest_of(iterator, next_batch)
+            else:
+                batch = next_batch(iterator)
+        self.shapes.append(_shapes(batch))
+        return batch
+
+    def _longest_of(self, iterator: Any, next_batch: Callable[[Any], Any]) -> Any:
+        """The batch with the most elements; kept with the loader, which may start many iterators."""
+        kept = iterator._loader.__dict__.get("_longest_batch")
+        if kept is not None:
+            return kept
+        longest, elements = None, -1
+        ends = time.monotonic() + _LONGEST_SEARCH_S
+        while time.monotonic() < ends:
+            try:
+                batch = next_batch(iterator)
+            except StopIteration:
+                break
+            self.searched_batches += 1
+            count = max((_elements(shape) for shape in _shapes(batch).values()), default=0)
+            if count > elements:
+                longest, elements = batch, count
+        if longest is None:
+            raise StopIteration
+        iterator._loader.__dict__["_longest_batch"] = longest
+        return longest
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for each in shape:
+        count *= each
+    return count
+
+
+def _shapes(batch: Any, name: str = "") -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of a batch by their names, nested ones joined by a point."""
+    if isinstance(batch, torch.Tensor):
+        return {name or "batch": tuple(batch.shape)}
+    if hasattr(batch, "items"):
+        parts = list(batch.items())
+    elif isinstance(batch, list | tuple):
+        parts = list(enumerate(batch))
+    else:
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    for key, value in parts[:64]:
+        found |= _shapes(value, f"{name}.{key}" if name else str(key))
+    return found
