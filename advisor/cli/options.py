@@ -187,6 +187,27 @@ def model_option(text: str, *, required: bool = False) -> Decorator:
     return click.option("--model", required=required, metavar="MODEL", shell_complete=complete_model, help=text)
 
 
+class CommandWithUsersCommand(click.Command):
+    """A command that may be followed by `--` and a command of the user, which `users_command` returns."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[_USERS_COMMAND] = tuple(args[end + 1 :])
+        return super().parse_args(ctx, args[:end])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND]"]
+
+
+_USERS_COMMAND = f"{__name__}.users_command"
+
+
+def users_command() -> tuple[str, ...]:
+    """The words behind `--`."""
+    words: tuple[str, ...] = click.get_current_context().meta[_USERS_COMMAND]
+    return words
+
+
 class GroupedCommand(click.Command):
     """A command whose help groups its options by `GROUPS`, with the others last."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,34 +32,40 @@ from .options import (
     PATH,
     ROLLOUTS,
     TRAINING,
+    CommandWithUsersCommand,
     Decorator,
     model_option,
     output_options,
     passed_options,
     question_options,
     report_options,
+    users_command,
     warn_ignored,
 )
 
 if TYPE_CHECKING:
     from ...ds_configs.job import JobKind
+    from ...estimators.hardware import Cluster
     from ...probes.run import Run
+    from ..answer.dry_run_answer import DryRunAnswer
+    from ..document.blocks import Document
     from ..launch.check import Check
 
 _POSITIVE = click.IntRange(min=1)
 _RANK = click.IntRange(min=0)
 
 
-def _run_options(model: Decorator) -> Decorator:
+def _run_options(model: Decorator, *, needs_file: bool = True) -> Decorator:
     """Decorator that gives a command the options of a run, and passes their values as `run`: the arguments of
     `read_run` except the cluster."""
+    file = click.argument("config_file", metavar="DS_CONFIG", type=PATH, required=needs_file)
     return question_options(
         (
             *(*TRAINING, *ROLLOUTS, "micro_batch", "precision"),
             *(*names_in(ModuleOptions), "framework", "software", "offline"),
         ),
         into="run",
-        extra=[click.argument("config_file", metavar="DS_CONFIG", type=PATH), model, ACCUMULATION],
+        extra=[file, model, ACCUMULATION],
         micro_batch={
             "help": "Value for an `auto` micro batch.",
             "default_text": "1; for dry-run the recommended value",
@@ -83,18 +91,26 @@ _MODEL = model_option(
 )
 
 
-@click.command("dry-run")
-@_run_options(_MODEL)
+@click.command("dry-run", cls=CommandWithUsersCommand)
+@_run_options(
+    model_option("Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module."),
+    needs_file=False,
+)
 @question_options(("gpus", "ram"), into="machine")
 @click.option("--rank", type=_RANK, help="Rank to simulate.  [default: the rank with the most memory]")
 @click.option(
-    "--iterations", type=COUNT, default=4, help="Maximum number of optimizer steps; stops when a step repeats."
+    "--iterations",
+    type=COUNT,
+    help="Maximum number of optimizer steps; stops when a step repeats.  [default: 4; 8 for a command]",
 )
 @click.option(
     "--expandable-segments/--no-expandable-segments",
     default=True,
     help="Simulate PyTorch's allocator with expandable segments.",
 )
+@click.option("--longest", is_flag=True, help="With a command: train the longest batch of its data.")
+@click.option("--rows", type=COUNT, help="With a command: rows of each data set.  [default: enough for some steps]")
+@click.option("--timeout", "timeout_s", type=_POSITIVE, default=1800, metavar="SECONDS", help="Time limit.")
 @click.option("--timeline", type=PATH, metavar="FILE.json", help="Write a trace of memory and one step for Perfetto.")
 @FORCE
 @report_options("memory over the run", own_force=True)
@@ -111,30 +127,100 @@ def dry_run(
     output: Output,
     **settings: Any,
 ) -> int:
-    """Run DS_CONFIG as one rank through the engine of the installed DeepSpeed, on a simulated GPU.
+    """Run a training as one rank through the engine of the installed DeepSpeed, on a simulated GPU.
 
-    It needs no GPU, weights or download: the tensors are fake, the code is real. Shows the bytes on GPU, host and NVMe
-    by phase, and the tensors at the peak.
+    The training is your own command behind `--`, unmodified, or DS_CONFIG with a --model. It needs no GPU, weights or
+    download: the tensors are fake, the code is real. Shows the bytes on GPU, host and NVMe by phase, and the tensors at
+    the peak.
 
     \b
+    ds-advise dry-run --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --bf16
+    ds-advise dry-run ds_config.json --gpus 8xA100-80GB -- accelerate launch train.py
     ds-advise dry-run ds_config.json --model Qwen2.5-14B --gpus 2x32GB
     ds-advise dry-run ds_config.json --model train.py:build_model --input-shape 3,32,32 --gpus RTX4090
 
-    Exit code: 0 if it fits, 1 if it does not, 2 if the dry run cannot be made.
+    Exit code: 0 if it fits, 1 if it does not or the command fails, 2 if the dry run cannot be made.
     """
     from ...ds_configs.files import write_config
     from ..html_report.report import check_target
     from ..question.cluster import build_cluster
-    from ..question.run import read_run
     from ..render.deliver import show_document
-    from ..render.runs import dry_run_document
-    from ..search.open_batch import filled_batch
-    from ..verification.dry_run import compared_dry_run, trace
+    from ..verification.dry_run import trace
 
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
+    cluster, words = build_cluster(machine), users_command()
+    document: Callable[..., Document]
+    if words:
+        answer, document = _command_answer(run, words, cluster, output, **settings)
+    else:
+        answer, document = _configuration_answer(run, cluster, output, **settings)
+    if timeline is not None:
+        write_config(trace(answer), timeline, force=True)
+    show_document(lambda: document(answer, explain=explain), output, html=html, plot=plot)
+    return 0 if answer.fit.fits else 1
+
+
+def _command_answer(
+    run: dict[str, Any],
+    words: tuple[str, ...],
+    cluster: Cluster,
+    output: Output,
+    *,
+    iterations: int | None,
+    timeout_s: int,
+    rank: int | None,
+    **settings: Any,
+) -> tuple[DryRunAnswer, Callable[..., Document]]:
+    """The dry run of the user's command, and the function that describes it."""
+    from ...probes.command.request import CommandRequest
+    from ..render.command import command_document
+    from ..verification.command import command_answer
+
+    decided = sorted(passed_options() & (run.keys() - {"config_file", "offline"}))
+    if decided:
+        option = f"--{decided[0].replace('_', '-')}"
+        raise click.UsageError(f"{option} has no effect on a command; the command itself decides it")
+    request = CommandRequest(
+        words=words,
+        folder=Path.cwd(),
+        cluster=cluster,
+        config_file=run["config_file"] and run["config_file"].absolute(),
+        rank=rank or 0,
+        offline=run["offline"],
+        **{} if iterations is None else {"iterations": iterations},
+        **settings,
+    )
+    with output.progress("dry run") as on_progress:
+        answer = command_answer(request, timeout_s=float(timeout_s), on_progress=on_progress)
+    return answer, command_document
+
+
+def _configuration_answer(
+    run: dict[str, Any],
+    cluster: Cluster,
+    output: Output,
+    *,
+    iterations: int | None,
+    longest: bool,
+    rows: int | None,
+    **settings: Any,
+) -> tuple[DryRunAnswer, Callable[..., Document]]:
+    """The dry run of a configuration with a model, and the function that describes it."""
+    from ..question.run import read_run
+    from ..render.runs import dry_run_document
+    from ..search.open_batch import filled_batch
+    from ..verification.dry_run import compared_dry_run
+
+    for name, value in (("longest", longest), ("rows", rows)):
+        if value:
+            warn_ignored(name, "without a command behind --")
     config_file = run.pop("config_file")
-    subject = read_run(config_file, **run, cluster=build_cluster(machine))
+    if config_file is None:
+        raise click.UsageError("name a DS_CONFIG with its --model, or write -- and then your training command")
+    if run["model"] is None:
+        raise click.UsageError("missing option --model, or the training command behind --")
+    subject = read_run(config_file, **run, cluster=cluster)
     _warn_of_set_keys(subject)
     if run["micro_batch"] is None and subject.shape is not None and subject.workload.optimizer in OPTIMIZERS:
         filled = filled_batch(
@@ -150,11 +236,8 @@ def dry_run(
             micro, steps = filled.micro_batch_size, filled.gradient_accumulation_steps or 1
             subject = replace(subject, micro_batch_size=micro, gradient_accumulation_steps=steps)
     with output.progress("dry run") as on_progress:
-        answer = compared_dry_run(subject, on_progress=on_progress, **settings)
-    if timeline is not None:
-        write_config(trace(answer), timeline, force=True)
-    show_document(lambda: dry_run_document(answer, config_file.name, explain=explain), output, html=html, plot=plot)
-    return 0 if answer.fit.fits else 1
+        answer = compared_dry_run(subject, iterations=iterations or 4, on_progress=on_progress, **settings)
+    return answer, partial(dry_run_document, config_name=config_file.name)
 
 
 @click.command()

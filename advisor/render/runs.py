@@ -66,11 +66,16 @@ _FAILURE_SENTENCES = {
 
 
 def dry_run_document(
-    answer: DryRunAnswer, config_name: str = "ds_config.json", *, explain: bool = False
+    answer: DryRunAnswer,
+    config_name: str = "ds_config.json",
+    *,
+    explain: bool = False,
+    training: Sequence[doc.Block] = (),
 ) -> doc.Document:
-    """Return a dry run. explain: print the modules and tensors that are largest at the peak."""
+    """Return a dry run. explain: print the modules and tensors that are largest at the peak. training: what was
+    observed of a training that is not ours."""
     result, cluster = answer.result, answer.run.cluster
-    blocks: list[doc.Block] = [*map(doc.Sentence, _summary(answer))]
+    blocks: list[doc.Block] = [*map(doc.Sentence, _summary(answer)), *training]
     if answer.age_s is not None:
         when = f"This was run {age(answer.age_s)}; nothing has changed since."
         blocks.append(doc.Sentence(when, "dim"))

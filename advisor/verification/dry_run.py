@@ -14,9 +14,10 @@ from ...estimators.estimate import MemoryEstimate
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.schedule.simulate import SimulatedStep
 from ...estimators.time.step_time import estimate_time
-from ...probes.dry_run.run import OnProgress, simulated_step
+from ...probes.dry_run.run import simulated_step
 from ...probes.recording.result import DryRunResult, TimelinePoint
 from ...probes.run import Run
+from ...probes.worker_process import OnProgress
 from ..answer.dry_run_answer import DryRunAnswer
 from .past_results import dry_run_once
 
@@ -30,6 +31,7 @@ def compared_dry_run(
     rank: int | None = None,
     iterations: int = 4,
     expandable_segments: bool | None = None,
+    timeout_s: float = 1800.0,
     on_progress: OnProgress = lambda _phase: None,
 ) -> DryRunAnswer:
     """Return a dry run, or its earlier result (`past_results`), with the closed form.
@@ -43,7 +45,12 @@ def compared_dry_run(
     if expandable_segments is None:
         expandable_segments = run.cluster.gpu.vendor == "NVIDIA"
     result, age_s = dry_run_once(
-        run, rank=rank, iterations=iterations, expandable_segments=expandable_segments, on_progress=on_progress
+        run,
+        rank=rank,
+        iterations=iterations,
+        expandable_segments=expandable_segments,
+        timeout_s=timeout_s,
+        on_progress=on_progress,
     )
     return compare_with_closed_form(run, result, age_s)
 

@@ -19,12 +19,13 @@ from ...estimators.json_form import from_json
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
-from ...probes.dry_run.run import OnProgress, dry_run
+from ...probes.dry_run.run import dry_run
 from ...probes.machine import host_memory_bytes, installed_version, this_machine
 from ...probes.real_run.result import ProbeResult
 from ...probes.real_run.run import probe
 from ...probes.recording.result import DryRunResult
 from ...probes.run import Run
+from ...probes.worker_process import OnProgress
 from ...probes.store import LIBRARIES, Record, build_record, model_key, stored_workload, try_store
 
 _PACKAGE = Path(__file__).parents[2]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..recording.engine_phases import EngineObserver
 from .observed import InventedNumber, Observed, ObservedEngine
 
 if TYPE_CHECKING:
@@ -24,10 +25,12 @@ def observed(session: Session) -> Observed:
     shapes = loaders.shapes[-1] if loaders.shapes else {}
     ended = "repeated" if observer.repeated else "steps" if observer.finished else "script"
     loading = [phase for phase in recorder.phases if phase.iteration == 0]
+    engines = tuple(_engine(observer, number, names) for number in range(len(observer.engines)))
     return Observed(
-        engines=tuple(
-            _engine(*each)
-            for each in zip(observer.engines, observer.models, observer.configs, observer.dtypes, strict=True)
+        engines=(
+            engines[observer.trained_engine],
+            *engines[: observer.trained_engine],
+            *engines[observer.trained_engine + 1 :],
         ),
         ended=ended,
         steps=observer.iteration,
@@ -37,6 +40,7 @@ def observed(session: Session) -> Observed:
         rows={},
         logits_bytes=_most_logits(recorder),
         recomputes="recomputed_operation" in schedule.calls,
+        in_training_mode=observer.in_training_mode,
         attention=tuple(attention),
         loading={
             "gpu": max((phase.gpu_peak_bytes for phase in loading), default=0),
@@ -48,27 +52,30 @@ def observed(session: Session) -> Observed:
             for (file, line), number in session.mode.invented.items()
         ),
         unknown_masks=session.mode.unknown_masks,
-        remarks=(),
+        remarks=tuple(session.remarks),
     )
 
 
-def _engine(
-    engine: Any, model: tuple[Any, tuple[int, int]], config: dict[str, Any], dtypes: dict[str, int]
-) -> ObservedEngine:
-    module, (parameters, trainable) = model
+def _engine(observer: EngineObserver, number: int, names: set[str]) -> ObservedEngine:
+    """names: the operations of the recorded step."""
+    engine, (module, (parameters, trainable)) = observer.engines[number], observer.models[number]
     stepping = _innermost(engine.optimizer)
     settings = stepping.param_groups[0] if isinstance(stepping, torch.optim.Optimizer) else {}
+    is_foreach = any(name.startswith("aten::_foreach_") for name in names)
+    implementation = "fused" if settings.get("fused") else "foreach" if is_foreach and "foreach" in settings else ""
     return ObservedEngine(
         model=type(module).__name__,
         parameters=parameters,
         trainable_parameters=trainable,
-        trainable_dtypes=dtypes,
-        optimizer="" if stepping is None else type(stepping).__name__,
-        implementation=next((name for name in ("fused", "foreach") if settings.get(name)), ""),
+        trainable_dtypes=observer.dtypes[number],
+        optimizer=type(stepping).__name__ if settings else "",
+        implementation=implementation,
         zero_stage=int(engine.zero_optimization_stage()),
         micro_batch_size=int(engine.train_micro_batch_size_per_gpu()),
         gradient_accumulation_steps=int(engine.gradient_accumulation_steps()),
-        config=config,
+        data_parallel_size=int(engine.dp_world_size),
+        checkpointing=any(getattr(each, "gradient_checkpointing", False) is True for each in module.modules()),
+        config=observer.configs[number],
     )
 
 

@@ -25,6 +25,9 @@ class ObservedEngine:
     zero_stage: int
     micro_batch_size: int
     gradient_accumulation_steps: int
+    data_parallel_size: int
+    checkpointing: bool
+    """Whether a module of the model has gradient checkpointing enabled."""
     config: dict[str, Any]
     """DeepSpeed's configuration, with `auto` filled."""
 
@@ -60,6 +63,8 @@ class Observed:
     """Bytes of tensors as wide as the vocabulary at the peak with the most of them."""
     recomputes: bool
     """Whether layers were recomputed in the backward pass (gradient checkpointing)."""
+    in_training_mode: bool
+    """Whether the model was in training mode; layers of transformers are recomputed in that mode only."""
     attention: tuple[str, ...]
     """Attention kernels that ran: "flash", "efficient", "math"."""
     loading: dict[str, int]

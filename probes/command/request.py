@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,10 @@ class CommandRequest:
     rows: int | None = None
     """Rows of each data set that are read; None for `default_rows`."""
     offline: bool = False
+    variables: Mapping[str, str] | None = None
+    """The environment of a process that the command started for the training; None for the user's own."""
+    inside: int = 0
+    """Number of processes of the command around this one."""
 
     @property
     def data_rows(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import os
 import pickle
@@ -19,8 +18,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...estimators.json_form import to_json
 from ..dry_run.worker import simulated_recorder
 from ..recording.engine_phases import EngineObserver, TrainingEnded
@@ -30,8 +27,8 @@ from ..simulated_gpu import autocast, cuda, libraries, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate
-from .observed import CommandResult
 from .observe import observed
+from .observed import CommandResult
 from .request import CommandRequest
 
 
@@ -50,6 +47,7 @@ class Session:
         self.request = request
         self.folder = folder
         self.started = time.monotonic()
+        self.remarks: list[str] = []
         self.recorder: PhaseRecorder = simulated_recorder((folder / "phase").write_text)
         self.observer = EngineObserver(self.recorder, last_step=request.iterations)
         self.loaders = Loaders(lambda: self.observer.finished, self.observer.count_refusal, longest=request.longest)
@@ -88,6 +86,11 @@ class Session:
                 runpy.run_path(script, run_name="__main__")
         except TrainingEnded:
             pass
+        except Exception as error:
+            if not self.observer.finished:
+                self.fail(error)
+            if not isinstance(error, StopIteration):  # the loaders ended
+                self.remarks.append(f"after the observed steps the script failed: {type(error).__name__}: {error}")
         except SystemExit as error:
             if error.code not in (None, 0):
                 self.fail(error)
@@ -105,7 +108,8 @@ class Session:
     def result(self) -> DryRunResult:
         request, recorder, cluster = self.request, self.recorder, self.request.cluster
         phases = tuple(recorder.phases)
-        module, (parameters, trainable) = self.observer.models[0]
+        first = self.observer.trained_engine
+        _, (parameters, trainable) = self.observer.models[first]
         return DryRunResult(
             phases=phases,
             iterations=self.observer.iteration,
@@ -124,7 +128,7 @@ class Session:
             world_size=cluster.world_size,
             rank=request.rank,
             gpus_per_node=cluster.gpus_per_node,
-            config=self.observer.configs[0],
+            config=self.observer.configs[first],
             seconds=time.monotonic() - self.started,
             versions={
                 name: str(getattr(sys.modules[name], "__version__", ""))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -32,10 +29,7 @@ from ...estimators.models.vision_parts import freeze_parts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
-
-OnProgress = Callable[[str], object]
-
-_POLL_S = 0.2
+from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker
 
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
 
@@ -82,7 +76,7 @@ def dry_run(
     request = request_for(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
     result = from_json(DryRunResult, answer(request, timeout_s, on_progress))
     workspace = total_bytes(library_workspace(run.cluster.gpu))
-    return replace(result, peak=_add_overhead(result.peak, run.cluster, workspace), library_workspace_bytes=workspace)
+    return replace(result, peak=add_overhead(result.peak, run.cluster, workspace), library_workspace_bytes=workspace)
 
 
 def _refuse_unknown_features(run: Run) -> None:
@@ -181,7 +175,7 @@ def fullest_rank(run: Run) -> int:
     return tensor_parallel_size * fullest
 
 
-def _add_overhead(peak: Peak, cluster: Cluster, workspace: int) -> Peak:
+def add_overhead(peak: Peak, cluster: Cluster, workspace: int) -> Peak:
     """The peak including memory outside of tensors: library workspaces in the allocator, and memory outside the
     allocator."""
 
@@ -227,60 +221,36 @@ def answer(
     """
     with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
         folder = Path(name)
-        with (folder / "output").open("w+", encoding="utf-8", errors="replace") as output:
-            status = _run_worker(request, folder, output, timeout_s, on_progress)
-            # The end of the output has the error; libraries may print megabytes before it.
-            output.seek(max(0, output.seek(0, os.SEEK_END) - 100_000))
-            printed = output.read()
-        written = _read(folder / "answer.json")
-        if not written:
-            raise _crash_error(status, _read(folder / "phase") or "start", printed)
-    values: dict[str, Any] = json.loads(written)
+        try:
+            status, printed = run_worker(
+                [sys.executable, "-m", f"{__package__}.worker", str(folder)],
+                request=pickle.dumps(request),
+                folder=folder,
+                environment=worker_environment(),
+                working_folder=folder,
+                timeout_s=timeout_s,
+                on_progress=on_progress,
+            )
+        except WorkerTimeoutError as error:
+            what = f"the dry run did not end within {timeout_s:.0f} s"
+            raise DryRunError(what, phase=error.phase, details=error.printed) from None
+        written = folder / "answer.json"
+        if not written.exists():
+            raise crash_error(status, read_phase(folder), printed)
+        values: dict[str, Any] = json.loads(written.read_text())
     if "error" in values:
         raise _worker_error(values)
     result: dict[str, Any] = values["result"]
     return result
 
 
-def _run_worker(
-    request: Request | Answering, folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
-) -> int:
-    """Run `worker.py`. Returns its exit status, negative for a signal."""
-    phase = folder / "phase"
-    on_progress("start")
-    worker = subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.worker", str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=output,
-        stderr=output,
-        cwd=folder,
-        start_new_session=True,  # so that its child processes end with it
-        # PYTHONUTF8: some libraries read their own files in the encoding of the locale
-        env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"},
-    )
-    try:
-        assert worker.stdin is not None, "it is a pipe"
-        with contextlib.suppress(BrokenPipeError):  # the exit status shows the cause
-            worker.stdin.write(pickle.dumps(request))
-            worker.stdin.close()
-        ends = time.monotonic() + timeout_s
-        while time.monotonic() < ends:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return worker.wait(_POLL_S)
-            on_progress(_read(phase) or "start")
-        raise DryRunError(f"the dry run did not end within {timeout_s:.0f} s", phase=_read(phase) or "start")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            # The whole session: libraries start compilers and other helpers.
-            os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
+def worker_environment() -> dict[str, str]:
+    """The environment of a subprocess that imports transformers."""
+    # PYTHONUTF8: some libraries read their own files in the encoding of the locale
+    return {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"}
 
 
-def _read(file: Path) -> str:
-    return file.read_text() if file.exists() else ""
-
-
-def _crash_error(status: int, phase: str, printed: str) -> DryRunError:
+def crash_error(status: int, phase: str, printed: str) -> DryRunError:
     """The error for a process that ended without an answer."""
     if status < 0:
         name = signal.Signals(-status).name

@@ -18,8 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...estimators.json_form import to_json
 from ...estimators.objectives import OBJECTIVES
 from ..recording.allocation_classifier import AllocationClassifier

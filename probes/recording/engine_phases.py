@@ -1,8 +1,8 @@
 """The phases of a training that is not ours: hooks on DeepSpeed's engine classes see loading, steps, evaluation,
 generation and saving, whatever loop calls them.
 
-A training ends by itself, or as soon as a step repeats: then data loaders end, so that the script evaluates and saves as
-it would at its end.
+A training ends by itself, or as soon as a step repeats: then data loaders end, so that the script evaluates and saves
+as it would at its end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from .phases import PhaseRecorder
 BETWEEN = "between"
 """Name of the phase between a step and the next forward pass: the script moves batches, logs, computes metrics."""
 
+_STEP = ("forward", "backward", "step")
 _LONGEST_PERIOD = 4
-"""Most optimizer steps in one period of a training: generation serves several steps (GRPO), engines take turns (GAN)."""
+"""Most optimizer steps in a period: one generation serves several steps (GRPO), engines take turns (GAN)."""
 
 _MORE_CALLS = 6
 """Optimizer steps or batches that a script may take after the last observed step, before it is ended."""
@@ -52,11 +53,21 @@ class EngineObserver:
         self.repeated = False
         self.finished = False
         """Whether enough steps were seen."""
+        self.in_training_mode = True
+        """Whether the last trained module was in training mode."""
         self._trained: set[int] = set()
         self._first_phase = 0
         self._more = 0
         self._nested = 0
         self._current = ""
+
+    @property
+    def trained_engine(self) -> int:
+        """Index of the first engine that was trained, or that could be."""
+        for number, engine in enumerate(self.engines):
+            if id(engine) in self._trained:
+                return number
+        return max(range(len(self.engines)), key=lambda number: self.models[number][1][1])
 
     # ------------------------------------------------------------------ phases
 
@@ -65,13 +76,21 @@ class EngineObserver:
         if self._nested or name == self._current:
             return
         self._leave()
-        self.recorder.begin(self.iteration if iteration is None else iteration, name)
         self._current = name
+        self.recorder.begin(self.iteration if iteration is None else iteration, name)
 
     def _leave(self) -> None:
-        if self._current:
-            self.recorder.end()
-            self._current = ""
+        if not self._current:
+            return
+        phases = self.recorder.phases
+        self.recorder.end()
+        # What the script still trains after the observed steps repeats them; a pause without memory of its own is none.
+        repeats = self.finished and self._current in _STEP
+        if repeats or (
+            self._current == BETWEEN and len(phases) > 1 and phases[-1].gpu_peak_bytes <= phases[-2].gpu_live_bytes
+        ):
+            del phases[-1]
+        self._current = ""
 
     @contextlib.contextmanager
     def during(self, name: str, *, before_training: bool = False) -> Iterator[None]:
@@ -151,6 +170,7 @@ class EngineObserver:
     def _forward(self, method: Any) -> Any:
         def forward(engine: Any, *arguments: Any, **options: Any) -> Any:
             if torch.is_grad_enabled():
+                self.in_training_mode = engine.module.training
                 self.enter("forward")
             elif self._current == BETWEEN:
                 self.enter("scoring" if engine.module.training else "evaluation")

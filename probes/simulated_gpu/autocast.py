@@ -26,7 +26,7 @@ _KINDS = {
 
 _library: list[Any] = []
 _cast_weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-"""Identity of an fp32 weight -> (the weight, its copy in half precision). torch keeps the copies until autocast ends."""
+"""Identity of an fp32 weight -> (the weight, its copy in half precision), until autocast ends."""
 
 
 def install() -> None:
@@ -39,12 +39,15 @@ def install() -> None:
     _library.extend((fallback, library))
 
     def kernel(operation: Any, kind: str) -> Any:
+        names = [argument.name for argument in operation._schema.arguments]
+
         def run(*arguments: Any, **options: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(key):
                 if kind == "float result":
+                    options |= dict(zip(names[1:], arguments[1:], strict=False))
                     if options.get("dtype") is None and arguments[0].is_floating_point():
                         options["dtype"] = torch.float32
-                    return operation(*arguments, **options)
+                    return operation(arguments[0], **options)
                 if kind == "widest":
                     is_float = any(each.dtype is torch.float32 for each in arguments if isinstance(each, torch.Tensor))
                 else:

@@ -20,9 +20,12 @@ _MULTIPROCESSORS = 132
 
 _CONSTRUCTORS = """tensor zeros ones empty full arange linspace rand randn randint randperm eye as_tensor zeros_like
     ones_like empty_like full_like rand_like randn_like randint_like tril_indices triu_indices empty_strided normal
-    asarray Generator""".split()
-_OF_TENSOR = "new_tensor new_zeros new_ones new_empty new_full".split()
-_KEPT_BY_ZERO_INIT = "tensor empty zeros ones full arange eye randn".split()
+    asarray Generator"""
+_WITHOUT_EFFECT = """set_device init reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached
+    ipc_collect manual_seed manual_seed_all set_rng_state set_rng_state_all seed seed_all synchronize
+    set_per_process_memory_fraction _lazy_init _sleep"""
+_OF_TENSOR = """new_tensor new_zeros new_ones new_empty new_full"""
+_KEPT_BY_ZERO_INIT = """tensor empty zeros ones full arange eye randn"""
 
 
 def gpu_device(value: Any) -> Any:
@@ -45,8 +48,10 @@ def install(accelerator: Any, ledger: Ledger, cluster: Cluster) -> None:
     torch_module.backends.cudnn.is_available = lambda: True
     torch_module.version.cuda = torch.version.cuda or "12.8"
     _accept_cuda_names(torch_module)
+    checkpointing: Any = importlib.import_module("deepspeed.runtime.activation_checkpointing.checkpointing")
+    checkpointing._set_cuda_rng_state = lambda *_, **__: None
     partitioning: Any = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
-    for name in _KEPT_BY_ZERO_INIT:  # zero.Init restores these when it ends
+    for name in _KEPT_BY_ZERO_INIT.split():  # zero.Init restores these when it ends
         if hasattr(partitioning, f"_orig_torch_{name}"):
             setattr(partitioning, f"_orig_torch_{name}", getattr(torch, name))
 
@@ -81,12 +86,7 @@ def _answers(accelerator: Any, ledger: Ledger, cluster: Cluster) -> dict[str, Ca
         return lambda *_, **__: value
 
     nothing = constant(None)
-    answers: dict[str, Callable[..., Any]] = dict.fromkeys(
-        """set_device init reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached ipc_collect
-        manual_seed manual_seed_all set_rng_state set_rng_state_all seed seed_all synchronize
-        set_per_process_memory_fraction _lazy_init _sleep""".split(),
-        nothing,
-    )
+    answers = dict.fromkeys(_WITHOUT_EFFECT.split(), nothing)
     return answers | {
         "is_available": constant(True),
         "is_initialized": constant(True),
@@ -112,7 +112,7 @@ def _answers(accelerator: Any, ledger: Ledger, cluster: Cluster) -> dict[str, Ca
         "utilization": constant(0),
         "is_current_stream_capturing": constant(False),
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
-        "get_rng_state_all": lambda: [],
+        "get_rng_state_all": list,
         "Stream": lambda *_, **__: accelerator.Stream(),
         "Event": lambda *_, **__: accelerator.Event(),
         "current_stream": lambda *_: accelerator.current_stream(),
@@ -130,14 +130,14 @@ class _Zeros(dict[str, int]):
 
 
 def _accept_cuda_names(torch_module: Any) -> None:
-    for name in _CONSTRUCTORS:
+    for name in _CONSTRUCTORS.split():
         setattr(torch_module, name, _translated(getattr(torch_module, name)))
-    for name in _OF_TENSOR:
+    for name in _OF_TENSOR.split():
         setattr(torch.Tensor, name, _translated(getattr(torch.Tensor, name)))
     for name in ("tensor", "as_tensor"):
         setattr(torch_module, name, _by_host(getattr(torch_module, name)))
     for owner in (torch.Tensor, torch.nn.Module):
-        setattr(owner, "to", _translated(owner.to, positional=True))
+        owner.to = _translated(owner.to, positional=True)
     tensor: Any = torch.Tensor
     tensor.cuda = lambda own, *_, **__: own.to(torch.device(DEVICE_TYPE, 0))
     tensor.is_cuda = property(lambda own: own.device.type == DEVICE_TYPE)

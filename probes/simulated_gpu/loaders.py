@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 _WORKER_OPTIONS = """num_workers pin_memory prefetch_factor persistent_workers timeout multiprocessing_context
-    pin_memory_device""".split()
+    pin_memory_device"""
 EVALUATED_BATCHES = 3
 """Batches of an evaluation: logits kept for metrics show how they grow."""
 _LONGEST_SEARCH_S = 120.0
@@ -44,7 +44,7 @@ class Loaders:
 
         def in_process(own: Any, *arguments: Any, **options: Any) -> None:
             named = dict(zip(names, arguments, strict=False)) | options
-            init(own, **{name: value for name, value in named.items() if name not in _WORKER_OPTIONS})
+            init(own, **{name: value for name, value in named.items() if name not in _WORKER_OPTIONS.split()})
 
         def iterate(own: Any) -> Any:
             with _disable_current_modes():
@@ -69,10 +69,7 @@ class Loaders:
             with _disable_current_modes():
                 return next_batch(iterator)
         with _disable_current_modes():
-            if self._longest:
-                batch = self._longest_of(iterator, next_batch)
-            else:
-                batch = next_batch(iterator)
+            batch = self._longest_of(iterator, next_batch) if self._longest else next_batch(iterator)
         self.shapes.append(_shapes(batch))
         return batch
 

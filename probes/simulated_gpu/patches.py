@@ -73,6 +73,8 @@ def patch_torch(ledger: Ledger) -> None:
     torch_module.Tensor.pin_memory = pin_memory
     torch_module.Tensor.is_pinned = lambda tensor, *_: ledger.is_pinned(tensor)
     setattr(FakeTensor, "data_ptr", _address)  # noqa: B010  # a type checker objects to exchanging torch's method
+    # Savers compare addresses to find tied weights.
+    torch_module.UntypedStorage.data_ptr = lambda storage: storage._cdata
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -185,13 +185,15 @@ class ValueRecordingMode(RecordingMode):
         """Gradients are finite: the mask of infinite or undefined elements is false, however large it is."""
         if name not in _NOT_FINITE and name not in _KEEP_UNIFORM:
             return
-        if isinstance(result, FakeTensor):
-            if name in _NOT_FINITE or (
+        if isinstance(result, FakeTensor) and (
+            name in _NOT_FINITE
+            or (
                 name != "logical_not"
                 and all(tensor.__dict__.get("_uniform") == 0 for tensor in _leaves(args, {}) if tensor.dim())
                 and any("_uniform" in tensor.__dict__ for tensor in _leaves(args, {}))
-            ):
-                result.__dict__["_uniform"] = 0
+            )
+        ):
+            result.__dict__["_uniform"] = 0
 
     def _factory(self, operation: Any, facts: _Facts, types: Any, args: Any, kwargs: Any) -> Any:
         """A new tensor. Integers of the host are real; a small one of the device has a shadow."""
@@ -207,7 +209,7 @@ class ValueRecordingMode(RecordingMode):
             real = operation(*args, **_on_host(kwargs))
             if facts.name in _EMPTY:
                 real.zero_()
-        if on_host and not is_float and not kwargs.get("pin_memory"):
+        if on_host and not is_float and facts.name not in _EMPTY and not kwargs.get("pin_memory"):
             self._ledger.track(real)
             return real
         self.attach(result, real)

@@ -21,7 +21,7 @@ from .device import DEVICE_TYPE
 _IGNORED = """cache_dir force_download local_files_only token revision use_safetensors weights_only low_cpu_mem_usage
     state_dict ignore_mismatched_sizes trust_remote_code code_revision offload_folder offload_state_dict max_memory
     subfolder variant use_auth_token resume_download proxies key_mapping adapter_kwargs use_kernels tp_plan tp_size
-    _from_auto _commit_hash dduf_entries gguf_file mirror _fast_init device_mesh distributed_config""".split()
+    _from_auto _commit_hash dduf_entries gguf_file mirror _fast_init device_mesh distributed_config"""
 """Arguments of `from_pretrained` that decide how files are found and read."""
 
 _SMALL = 1 << 16
@@ -66,7 +66,7 @@ def _replace_from_pretrained() -> None:
         output_loading_info: bool = False,
         **options: Any,
     ) -> Any:
-        for each in _IGNORED:
+        for each in _IGNORED.split():
             options.pop(each, None)
         if not isinstance(config, transformers.PretrainedConfig):
             config, options = _config(transformers, cls, config or name, options)

@@ -1,0 +1,74 @@
+"""A dry run of the user's command, with what was observed of its training and the change that would help most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...estimators.json_form import to_json
+from .dry_run_answer import DryRunAnswer
+
+if TYPE_CHECKING:
+    from ...probes.command.observed import Observed, ObservedEngine
+
+_SHARDED_BY_STAGE = {1: ("optimizer states", "master weights"), 2: ("gradients",), 3: ("parameters",)}
+"""ZeRO stage -> categories that it shards, in addition to those of lower stages."""
+
+
+class Change(NamedTuple):
+    """A change of the training, and the most that it takes off the peak."""
+
+    what: str
+    saved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandAnswer(DryRunAnswer):
+    """A dry run of a command. `run` has DeepSpeed's configuration as the engine filled it, and no model."""
+
+    observed: Observed
+    words: tuple[str, ...]
+
+    @property
+    def engine(self) -> ObservedEngine:
+        """The engine that is trained."""
+        return self.observed.engines[0]
+
+    @property
+    def best_change(self) -> Change | None:
+        """The change that takes most off the peak; None if none takes anything."""
+        return max(self._changes(), key=lambda change: change.saved_bytes, default=None)
+
+    def _changes(self) -> Iterator[Change]:
+        """Upper bounds from the parts of the peak."""
+        parts, engine, observed = self.result.peak.by_category, self.engine, self.observed
+        activations, logits = parts.get("activations", 0), parts.get("logits", 0)
+        if logits:
+            yield Change("a loss that keeps no logits (use_liger_kernel)", logits)
+        if activations and engine.checkpointing and not observed.in_training_mode:
+            yield Change("calling model.train(), so that gradient checkpointing runs", activations)
+        elif activations and not observed.recomputes:
+            yield Change("gradient checkpointing", activations)
+        if engine.micro_batch_size > 1 and (activations or logits):
+            share = (activations + logits) * (engine.micro_batch_size - 1) // engine.micro_batch_size
+            steps = engine.gradient_accumulation_steps * engine.micro_batch_size
+            yield Change(f"micro batch 1 with {steps} accumulation steps", share)
+        for stage, categories in _SHARDED_BY_STAGE.items():
+            whole, ranks = sum(parts.get(name, 0) for name in categories), engine.data_parallel_size
+            if stage > engine.zero_stage and ranks > 1 and whole:
+                yield Change(f"ZeRO stage {stage}", whole * (ranks - 1) // ranks)
+        zero = engine.config.get("zero_optimization") or {}
+        if engine.zero_stage and (zero.get("offload_optimizer") or {}).get("device", "none") == "none":
+            states = sum(parts.get(name, 0) for name in _SHARDED_BY_STAGE[1])
+            yield Change("offload of the optimizer to the host", states)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the dry run with the observed facts."""
+        change = self.best_change
+        return {
+            **super().to_json(),
+            "command": list(self.words),
+            "observed": to_json(self.observed),
+            "best_change": change and change._asdict(),
+        }

@@ -1,0 +1,104 @@
+"""A dry run of the user's command: what the script trains, as it was observed, and its memory and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...probes.command.observed import Observed, ObservedEngine
+from ..answer.command_answer import CommandAnswer
+from ..document import blocks as doc
+from ..text.units import counted_noun, gib
+from .runs import dry_run_document
+
+_ENDINGS = {
+    "repeated": "step {steps} repeats the one before it, and so do all later ones",
+    "steps": "{steps} steps were run; their lengths vary, so none repeats (--longest trains the longest batch)",
+    "script": "the script ended by itself after {steps} steps",
+}
+
+
+def command_document(answer: CommandAnswer, *, explain: bool = False) -> doc.Document:
+    """Return the dry run of a command."""
+    blocks = [doc.Heading("The training that was observed", "training"), *_training(answer)]
+    return dry_run_document(answer, "the engine's configuration", explain=explain, training=blocks)
+
+
+def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
+    observed = answer.observed
+    rows = [doc.Row([name, text]) for name, text in _facts(answer) if text]
+    yield doc.Table(["", ""], rows)
+    for remark in observed.remarks:
+        yield doc.Sentence(f"{remark[:1].upper()}{remark[1:]}.", "yellow")
+    if answer.engine.checkpointing and not observed.in_training_mode:
+        text = (
+            "Gradient checkpointing is enabled but does not run: the model is in evaluation mode. Call model.train()."
+        )
+        yield doc.Sentence(text, "yellow")
+    for number in observed.invented:
+        if number.decides:
+            place = f"{Path(number.file).name}:{number.line}"
+            yield doc.Sentence(f"{place} decides by a number that depends on weights; it was taken as false.", "yellow")
+    change = answer.best_change
+    if change is not None:
+        yield doc.Sentence(f"What would help most: {change.what}, up to {gib(change.saved_bytes)} GiB less.")
+
+
+def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
+    observed, engine = answer.observed, answer.engine
+    yield "model", _model(engine)
+    yield "optimizer", " ".join(filter(None, (engine.optimizer, engine.implementation))) or "none"
+    stage = "no ZeRO" if not engine.zero_stage else f"ZeRO stage {engine.zero_stage}"
+    offload = (engine.config.get("zero_optimization") or {}).get("offload_optimizer") or {}
+    if offload.get("device", "none") != "none":
+        stage += f", optimizer on {offload['device']}"
+    yield "engine", stage
+    steps = engine.gradient_accumulation_steps
+    total = engine.micro_batch_size * steps * engine.data_parallel_size
+    batch = f"micro batch {engine.micro_batch_size}, {counted_noun(steps, 'accumulation step')}, {total} samples a step"
+    yield "batch", batch
+    yield "tensors", ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in _largest(observed))
+    yield "lengths", _lengths(observed)
+    yield "checkpointing", "on" if observed.recomputes else "off"
+    yield "attention", " and ".join(observed.attention) or "math (all scores in memory)"
+    yield "logits", f"all of them in memory: {gib(observed.logits_bytes)} GiB" if observed.logits_bytes else ""
+    loading = observed.loading
+    yield "loading", f"peak {gib(loading['gpu'])} GiB on the GPU, {gib(loading['host'])} GiB of host memory per rank"
+    others = [f"{each.model} ({_count(each.parameters)}, ZeRO {each.zero_stage})" for each in observed.engines[1:]]
+    yield "other engines", ", ".join(others)
+    yield "rows", ", ".join(f"{rows} of {name}" for name, rows in observed.rows.items())
+    yield "end", _ENDINGS[observed.ended].format(steps=observed.steps)
+    yield "evaluation", "its first batches only" if observed.evaluation_cut else ""
+
+
+def _model(engine: ObservedEngine) -> str:
+    dtypes = " and ".join(engine.trainable_dtypes)
+    trained = _count(engine.trainable_parameters)
+    return f"{engine.model}, {_count(engine.parameters)} parameters, {trained} trained in {dtypes}"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
+
+
+def _largest(observed: Observed) -> list[tuple[str, tuple[int, ...]]]:
+    """The largest tensors of a batch."""
+
+    def elements(item: tuple[str, tuple[int, ...]]) -> int:
+        count = 1
+        for each in item[1]:
+            count *= each
+        return count
+
+    return sorted(observed.batch_shapes.items(), key=elements, reverse=True)[:3]
+
+
+def _lengths(observed: Observed) -> str:
+    lengths = [length for length in observed.batch_lengths if length]
+    if not lengths:
+        return ""
+    if observed.searched_batches:
+        return f"{max(lengths)} tokens, the longest of {counted_noun(observed.searched_batches, 'batch', 'batches')}"
+    if min(lengths) == max(lengths):
+        return f"{max(lengths)} tokens in every batch"
+    return f"{min(lengths)} to {max(lengths)} tokens"

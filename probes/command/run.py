@@ -1,0 +1,147 @@
+"""`dry_run_command`: run a user's command as one rank of a simulated cluster."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...estimators.errors import DsAdviseError
+from ...estimators.estimate import total_bytes
+from ...estimators.json_form import from_json
+from ...estimators.memory.device_overhead import library_workspace
+from ..dry_run.run import DryRunError, add_overhead, crash_error, worker_environment
+from ..scratch import scratch
+from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker
+from .files import environment as files_environment
+from .files import mirror
+from .observed import CommandResult
+from .request import CommandRequest
+from .words import interpreter_of
+
+_MOST_STARTS = 5
+"""Most processes in a chain: a tool's command starts a launcher, which starts a script."""
+
+_START = """import sys
+sys.path[:1] = [sys.argv.pop(1)]
+from ds_advise.probes.command.worker import main
+main()"""
+"""Code of the worker: the package is found in a folder of its own, so that its neighbours are not."""
+
+
+class CommandFailedError(DsAdviseError):
+    """The user's script failed. details: its traceback or the end of its output."""
+
+    def __init__(self, what: str, *, phase: str, details: str = "", why: str = "", fix: str = "") -> None:
+        super().__init__(what, why=why, fix=fix)
+        self.phase = phase
+        self.details = details
+
+
+def dry_run_command(
+    request: CommandRequest,
+    *,
+    timeout_s: float = 1800.0,
+    on_progress: OnProgress = lambda _phase: None,
+) -> CommandResult:
+    """Memory of one rank of the command's training, under the real trainer and engine, on a simulated GPU.
+
+    Nothing that the command writes is kept. Processes that it starts for the training are followed.
+
+    Raises CommandFailedError with the script's own message and line, and DryRunError if the script cannot be simulated
+    or does not end in time.
+    """
+    for _ in range(_MOST_STARTS):
+        answer = _start(request, timeout_s, on_progress)
+        if "relaunch" not in answer:
+            break
+        request = replace(
+            request, words=tuple(answer["relaunch"]), variables=answer["variables"], inside=request.inside + 1
+        )
+    else:
+        raise DryRunError("the command starts itself again and again", phase="start")
+    if "error" in answer:
+        raise _error(answer)
+    found = from_json(CommandResult, answer["result"])
+    workspace = total_bytes(library_workspace(request.cluster.gpu))
+    peak = add_overhead(found.result.peak, request.cluster, workspace)
+    return replace(found, result=replace(found.result, peak=peak, library_workspace_bytes=workspace))
+
+
+def _start(request: CommandRequest, timeout_s: float, on_progress: OnProgress) -> dict[str, Any]:
+    """One process of the command: its answer, an error, or the process to start in its place."""
+    interpreter = interpreter_of(request.words, folder=request.folder) or Path(sys.executable)
+    with scratch("command") as folder:
+        (folder / "ds_advise").symlink_to(Path(__file__).parents[2], target_is_directory=True)
+        view = mirror(request.folder, folder)
+        environment = {**worker_environment(), **(request.variables or {}), **files_environment(folder)}
+        try:
+            status, printed = run_worker(
+                [str(interpreter), "-c", _START, str(folder), str(folder)],
+                request=pickle.dumps(request),
+                folder=folder,
+                environment=environment,
+                working_folder=view,
+                timeout_s=timeout_s,
+                on_progress=on_progress,
+            )
+        except WorkerTimeoutError as error:
+            raise DryRunError(
+                f"the command did not end within {timeout_s:.0f} s (during {error.phase})",
+                phase=error.phase,
+                details=error.printed,
+                why="no optimizer step repeated, and the script did not end by itself" if "iter" in error.phase else "",
+                fix="pass --timeout SECONDS, or arguments with fewer steps and rows",
+            ) from None
+        written = folder / "answer.json"
+        if not written.exists():
+            raise _ended(status, read_phase(folder), printed)
+        answer: dict[str, Any] = json.loads(written.read_text())
+    return answer | {"printed": printed}
+
+
+def _ended(status: int, phase: str, printed: str) -> DsAdviseError:
+    """The error for a process without an answer."""
+    if status >= 0:
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
+        return CommandFailedError(
+            f"the script ended its process with exit code {status} (during {phase})",
+            phase=phase,
+            details=printed,
+            why=lines[-1] if lines else "",
+            fix="see its output with --debug",
+        )
+    return crash_error(status, phase, printed)
+
+
+def _error(answer: Mapping[str, Any]) -> DsAdviseError:
+    """The error for an exception in the script's process."""
+    kind, phase, where = answer["kind"], answer["phase"], answer.get("where", "")
+    text = " ".join(line.strip() for line in str(answer["error"]).splitlines() if line.strip())
+    details = f"{answer.get('printed', '')}\n{answer.get('traceback', '')}"
+    if kind == "NoEngine":
+        return CommandFailedError(
+            "the script trained without DeepSpeed" if answer["trained"] else "the script ended before it trained",
+            phase=phase,
+            details=details,
+            why="deepspeed.initialize was never called, by the script, accelerate or the Trainer",
+            fix="name a configuration: ds-advise dry-run ds_config.json --gpus ... -- COMMAND",
+        )
+    if answer.get("unsupported"):
+        return DryRunError(
+            f"{answer['unsupported']} cannot be simulated (during {phase})",
+            phase=phase,
+            details=details,
+            why=text,
+            fix=answer.get("fix", ""),
+        )
+    if answer.get("what"):  # an error of this package
+        return CommandFailedError(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])
+    what = f"{kind}: {text}" if text and kind not in text else text or kind
+    return CommandFailedError(
+        f"the script failed (during {phase}): {what}", phase=phase, details=details, why=f"at {where}" if where else ""
+    )
