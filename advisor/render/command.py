@@ -98,7 +98,7 @@ def _lengths(observed: Observed) -> str:
     if not lengths:
         return ""
     if observed.searched_batches:
-        return f"{max(lengths)} tokens, the longest of {counted_noun(observed.searched_batches, 'batch', 'batches')}"
+        return f"{max(lengths)} tokens, the longest of {observed.searched_batches:,} batches"
     if min(lengths) == max(lengths):
         return f"{max(lengths)} tokens in every batch"
     return f"{min(lengths)} to {max(lengths)} tokens"

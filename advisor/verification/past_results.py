@@ -25,8 +25,8 @@ from ...probes.real_run.result import ProbeResult
 from ...probes.real_run.run import probe
 from ...probes.recording.result import DryRunResult
 from ...probes.run import Run
-from ...probes.worker_process import OnProgress
 from ...probes.store import LIBRARIES, Record, build_record, model_key, stored_workload, try_store
+from ...probes.worker_process import OnProgress
 
 _PACKAGE = Path(__file__).parents[2]
 
