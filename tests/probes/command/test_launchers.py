@@ -1,0 +1,232 @@
+"""A command is read to its target by the launchers' own parsers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from ds_advise.estimators.errors import DsAdviseError
+from ds_advise.probes.command.launchers import Launch, contradictions, read_launch, run_target
+from ds_advise.probes.command.words import interpreter_of
+
+ACCELERATE = """
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config: {deepspeed_config_file: ds.json, zero3_init_flag: true}
+num_machines: 2
+num_processes: 16
+machine_rank: 0
+main_process_ip: 10.0.0.1
+main_process_port: 29500
+mixed_precision: bf16
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("import sys; sys.modules['seen'] = (sys.argv, __name__, sys.path[0])\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text("")
+    (tmp_path / "acc.yaml").write_text(ACCELERATE)
+    (tmp_path / "hosts").write_text("node-0 slots=4\nnode-1 slots=4\n")
+    executable(tmp_path / "bin" / "mytrainer", f"#!{sys.executable}\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def read(line: str, folder: Path) -> Launch:
+    return read_launch(shlex.split(line), folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "target", "arguments", "launchers", "gpus", "nodes"),
+    [
+        ("train.py --lr 1", "train.py", "--lr 1", "", None, None),
+        ("python -u -X importtime -Wd train.py -m x", "train.py", "-m x", "", None, None),
+        ("/usr/bin/env A=1 nohup python3.11 -um package.train --lr 1", "package.train", "--lr 1", "", None, None),
+        ("mytrainer sft", "BIN/mytrainer", "sft", "", None, None),
+        ("./bin/mytrainer sft", "./bin/mytrainer", "sft", "", None, None),
+        ("python package", "package", "", "", None, None),
+        ("uv run --with rich -m package", "package", "", "uv run", None, None),
+        ("uv run torchrun --nproc-per-node 4 train.py", "train.py", "", "uv run,torchrun", 4, 1),
+        ("poetry run python train.py", "train.py", "", "poetry run", None, None),
+        ("time python -m torch.distributed.run --nproc_per_node=8 -m package a", "package", "a", "torchrun", 8, 1),
+        ("torchrun --standalone --nnodes 1:2 --nproc_per_node 8 train.py", "train.py", "", "torchrun", 8, 2),
+        (
+            "python -m torch.distributed.launch --nproc_per_node 2 train.py a",
+            "train.py",
+            "--local-rank=3 a",
+            "torch.distributed.launch",
+            2,
+            1,
+        ),
+        ("torchrun --no-python mytrainer sft", "BIN/mytrainer", "sft", "torchrun", 1, 1),
+        (
+            "deepspeed --num_gpus 4 train.py --deepspeed a",
+            "train.py",
+            "--local_rank=3 --deepspeed a",
+            "deepspeed",
+            4,
+            None,
+        ),
+        ("deepspeed --no_local_rank --module package a", "package", "a", "deepspeed", None, None),
+        ("deepspeed -H hosts -i node-1:0,2 train.py", "train.py", "--local_rank=3", "deepspeed", 2, 1),
+        ("deepspeed -H hosts --num_gpus 3 train.py", "train.py", "--local_rank=3", "deepspeed", 3, 2),
+        ("accelerate launch --num_processes 8 train.py --x", "train.py", "--x", "accelerate launch", 8, 1),
+        ("accelerate launch --multi_gpu --num_processes 2 -m package", "package", "", "accelerate launch", 2, 1),
+        ("accelerate launch --config_file acc.yaml train.py --x", "train.py", "--x", "accelerate launch", 8, 2),
+        (
+            "accelerate-launch --config_file acc.yaml --deepspeed_multinode_launcher standard train.py",
+            *("train.py", "", "accelerate launch", 8, 2),
+        ),
+        ("srun -N2 -n 16 --gpus-per-node=8 -u python train.py", "train.py", "", "srun", 8, 2),
+        (
+            "srun --nodes 2 --ntasks-per-node 1 --kill-on-bad-exit=1 torchrun --nnodes 2 --nproc_per_node 8 train.py",
+            *("train.py", "", "srun,torchrun", 8, 2),
+        ),
+        ("bash -c 'A=1 torchrun --nproc_per_node 2 train.py --x > log 2>&1'", "train.py", "--x", "torchrun", 2, 1),
+    ],
+)
+def test_target(
+    line: str,
+    target: str,
+    arguments: str,
+    launchers: str,
+    gpus: int | None,
+    nodes: int | None,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    before, files = dict(os.environ), set(folder.rglob("*"))
+    launch = read(line, folder)
+    assert (launch.target, " ".join(launch.arguments)) == (target.replace("BIN", str(folder / "bin")), arguments)
+    assert launch.is_module == (target.startswith("package") and line != "python package")
+    assert (",".join(launch.launchers), launch.gpus_per_node, launch.nodes) == (launchers, gpus, nodes)
+    assert dict(os.environ) == before
+    assert set(folder.rglob("*")) == files, "a launcher left a file behind"
+
+
+def test_environment_is_that_of_the_launchers_without_the_ranks_place(folder: Path) -> None:
+    launch = read("A=b RANK=7 MASTER_PORT=1 accelerate launch --config_file acc.yaml train.py", folder)
+    settings = launch.environment
+    assert settings["A"] == "b"
+    assert settings["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert settings["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "ds.json"
+    assert settings["ACCELERATE_DEEPSPEED_ZERO3_INIT"] == "true"
+    assert settings["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & settings.keys()
+    assert read("torchrun --nproc_per_node 8 train.py", folder).environment["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in read("torchrun train.py", folder).environment
+    assert "TORCHELASTIC_RUN_ID" in read("torchrun train.py", folder).environment
+
+
+def test_srun_gives_the_simulated_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 11, "LOCAL_RANK": 3, "WORLD_SIZE": 16, "LOCAL_WORLD_SIZE": 8}.items():
+        monkeypatch.setenv(name, str(value))
+    variables = read("srun -n 4 python train.py", folder).environment
+    names = ("PROCID", "LOCALID", "NODEID", "NTASKS", "NNODES")
+    assert [variables[f"SLURM_{name}"] for name in names] == ["11", "3", "1", "16", "2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentences"),
+    [
+        (
+            "torchrun --nproc_per_node 4 train.py",
+            ["torchrun starts 4 processes per node; --gpus has 8: simulated with 8"],
+        ),
+        (
+            "torchrun --nproc_per_node 8 --nnodes 2 train.py",
+            ["torchrun starts on 2 nodes; --gpus has 1: simulated with 1"],
+        ),
+        ("srun --ntasks-per-node 1 -N 1 torchrun --nproc_per_node 8 train.py", []),
+        (
+            "CUDA_VISIBLE_DEVICES=0,1 python train.py",
+            ["CUDA_VISIBLE_DEVICES names 2 GPUs of a node; --gpus has 8: simulated with 8"],
+        ),
+        ("python train.py", []),
+    ],
+)
+def test_contradictions(line: str, sentences: Sequence[str], folder: Path) -> None:
+    assert contradictions(read(line, folder), 1, 8) == sentences
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "no program"),
+        ("A=1", "no program"),
+        ("python -c 'print(1)'", "names no script"),
+        ("nothere.py", "there is no file nothere.py"),
+        ("python -m nothere.train", "there is no module nothere"),
+        ("nothere sft", "there is no nothere"),
+        ("ls train.py", "ls is no Python program"),
+        (
+            "bash train.sh",
+            "give line 3 instead, without shell variables: torchrun -h $X train.py --x",
+        ),
+        ("bash -c 'pip list; python a.py'", "several commands"),
+        ("env -i python train.py", "env -i"),
+        ("torchrun --nonsense train.py", "torchrun refuses its options: unrecognized arguments: --nonsense"),
+        ("accelerate launch --nonsense train.py", "unrecognized arguments: --nonsense"),
+        ("accelerate launch --multi_gpu --num_processes 1 train.py", "at least 2 processes"),
+        ("deepspeed", "the following arguments are required: user_script"),
+        ("deepspeed -H hosts -i node-9 train.py", "node-9"),
+    ],
+)
+def test_refusals(line: str, message: str, folder: Path) -> None:
+    (folder / "train.sh").write_text("#!/bin/bash\ncd /tmp && ls\ntorchrun -h $X \\\n train.py --x\n")
+    before = dict(os.environ)
+    with pytest.raises(DsAdviseError) as raised:
+        read(line, folder)
+    assert message in str(raised.value)
+    assert dict(os.environ) == before
+
+
+def test_run_target(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["worker"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "seen", raising=False)
+    monkeypatch.setenv("ADDED", "")
+    run_target(read("ADDED=yes PYTHONPATH=elsewhere python train.py --lr 1", folder))
+    assert sys.modules.pop("seen") == (["train.py", "--lr", "1"], "__main__", str(folder))  # type: ignore[comparison-overlap]
+    assert os.environ["ADDED"] == "yes"
+    assert sys.path[1] == "elsewhere"
+
+
+def test_interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = executable(folder / "env" / "bin" / "python", "")
+    project = executable(folder / ".venv" / "bin" / "python", "")
+    executable(folder / "bin" / "other", f"#!{python}\n")
+    executable(folder / "bin" / "long", f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n")
+    for line, expected in {
+        f"{python} train.py": python,
+        "A=1 nohup env/bin/python -m package": python,
+        f"{sys.executable} train.py": None,
+        "other sft": python,
+        "long sft": python,
+        "mytrainer sft": None,
+        "uv run torchrun train.py": project,
+        "train.py": None,
+    }.items():
+        assert interpreter_of(shlex.split(line), folder=folder) == expected, line
+    monkeypatch.setenv("VIRTUAL_ENV", str(folder / "env"))
+    assert interpreter_of(["train.py"], folder=folder) == python
+    assert interpreter_of(["python", "train.py"], folder=folder) == python
+    with pytest.raises(DsAdviseError, match="no interpreter"):
+        interpreter_of(["missing/python", "train.py"], folder=folder)
