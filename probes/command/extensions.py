@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from .files import View
@@ -36,8 +36,11 @@ _WRITING = (
     "open",
     "serialize_file",
 )
+_WRITING_MODES = frozenset({"w", "wb", "w-", "x", "a", "r+"})
 _WITH_MODE = ("File.__init__", "OSFile", "memory_map")
-_READING_MODES = ("r", "rb")
+
+_BOUND_EARLY = frozenset({"glob", "pathlib", "pathlib._local", "tempfile"})
+"""Modules with classes that keep the functions of `os` in static methods or default arguments."""
 
 _HUB = "huggingface_hub.hf_api"
 _PUBLISHING = ("create_repo", "create_commit", "create_branch", "create_tag", "delete_repo", "update_repo_settings")
@@ -59,14 +62,16 @@ def rebind(replacements: Mapping[Any, Any]) -> None:
             for name, value in list(vars(module).items()):
                 if id(value) in new:
                     setattr(module, name, new[id(value)])
-                elif isinstance(value, type) and value.__module__ in ("glob", "pathlib"):
-                    _rebind_static(value, new)
+                elif isinstance(value, type) and value.__module__ in _BOUND_EARLY:
+                    _rebind_members(value, new)
 
 
-def _rebind_static(owner: type, new: Mapping[int, Any]) -> None:
+def _rebind_members(owner: type, new: Mapping[int, Any]) -> None:
     for name, value in list(vars(owner).items()):
         if isinstance(value, staticmethod) and id(value.__func__) in new:
             setattr(owner, name, staticmethod(new[id(value.__func__)]))
+        elif isinstance(value, FunctionType) and value.__defaults__:
+            value.__defaults__ = tuple(new.get(id(each), each) for each in value.__defaults__)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -121,7 +126,7 @@ def _in_view(view: View, function: Callable[..., Any], path: str) -> Callable[..
 
     def call(*arguments: Any, **options: Any) -> Any:
         modes = {each for each in (*arguments[1:], options.get("mode")) if isinstance(each, str)}
-        writing = path in _WRITING or (path in _WITH_MODE and bool(modes & {"w", "wb", "a", "r+", "x", "w-"}))
+        writing = path in _WRITING or (path in _WITH_MODE and bool(modes & _WRITING_MODES))
         positional = list(arguments)
         for index, value in enumerate(positional):
             if isinstance(value, str | os.PathLike):

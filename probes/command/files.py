@@ -60,7 +60,8 @@ class View:
         self._counted_s = 0.0
         self._partial: dict[str, tuple[str, set[str]]] = {}
         """Place of a partial folder -> the user's folder, and the names that were used."""
-        self._partial_prefixes: tuple[str, ...] = ()
+        self._special: tuple[str, ...] = ()
+        """Beginnings of absolute paths that are looked at more closely."""
         self._partial_here = False
         self._partial_list = f"{self.scratch}/partial"
         if not _exists(self.root):
@@ -79,18 +80,17 @@ class View:
         Folders with more than `most_entries` together stay passthroughs: a program that is not Python's would write
         into the user's folder there, unless Landlock forbids it.
         """
-        place = self.complete(f"{folder}")
-        queue = [place]
-        for each in queue:
-            with native.scandir(each) as entries:
-                found = list(entries)
-            most_entries -= len(found)
-            for entry in found:
-                if entry.is_dir() and self.passthrough(entry.path):
-                    self._make_real(entry.path, "", max(0, most_entries), partial=False)
-                    if not self.passthrough(entry.path):
-                        queue.append(entry.path)
-        return Path(place)
+        top = self.complete(f"{folder}")
+        queue = [top]
+        for place in queue:
+            with native.scandir(place[len(self.root) :]) as entries:
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            for name in names:
+                if self.passthrough(f"{place}/{name}"):
+                    most_entries -= self._make_real(f"{place}/{name}", "", max(0, most_entries), partial=False)
+                    if not self.passthrough(f"{place}/{name}"):
+                        queue.append(f"{place}/{name}")
+        return Path(top)
 
     def complete(self, folder: str) -> str:
         """The place of a folder, which becomes a real folder with all its entries."""
@@ -136,6 +136,8 @@ class View:
 
     def read(self, path: str) -> str:
         """Where a reader finds the path: itself, or its place in the view."""
+        if path[:1] == "/" and "/.." not in path and not path.startswith(self._special):
+            return self.root + path
         if "/.." in path or path[:2] == ".." or (self._partial_here and path[:1] != "/"):
             path = self.user_path(path)
         if path[:1] != "/" or _of_kernel(path):
@@ -144,11 +146,10 @@ class View:
             if not self._partial or not path.startswith(self._below_root):
                 return path
             path = path[len(self.root) :]
-        if path.startswith(self._partial_prefixes):
-            for place in list(self._partial):
-                folder = f"{place[len(self.root) :]}/"
-                if path.startswith(folder):
-                    self._use(place, path[len(folder) :].partition("/")[0])
+        for place in list(self._partial):
+            folder = f"{place[len(self.root) :]}/"
+            if path.startswith(folder):
+                self._use(place, path[len(folder) :].partition("/")[0])
         return self.root + path
 
     def changed(self, path: str, follow: bool = True) -> str:
@@ -270,16 +271,17 @@ class View:
             start, path = self.scratch, path[len(self.scratch) :]
         return start, [name for name in path.split("/")[::-1] if name]
 
-    def _make_real(self, place: str, name: str, most_entries: int, *, partial: bool = True) -> None:
+    def _make_real(self, place: str, name: str, most_entries: int, *, partial: bool = True) -> int:
         """Replace a passthrough to a folder by a real folder, because `name` in it is used next.
 
         The folder is partial if it has more entries than `most_entries`, does not list `name` although it exists
         (automounts), or cannot be listed (search permission alone). Without `partial` it then stays a passthrough.
+        Returns the number of entries.
         """
         with self._lock:
             source = self.passthrough(place)
             if not source:
-                return  # another thread was faster
+                return 0  # another thread was faster
             try:
                 with native.scandir(source) as entries:
                     found = list(islice(entries, most_entries + 1))
@@ -290,7 +292,7 @@ class View:
                 name in ("", ".") or any(entry.name == name for entry in found) or not _exists(f"{base}/{name}")
             )
             if not all_found and not partial:
-                return
+                return 0
             staged = f"{place}.{native.getpid()}"
             native.mkdir(staged)
             if all_found:
@@ -301,6 +303,7 @@ class View:
                 self._note_partial()
             native.unlink(place)
             native.rename(staged, place)
+            return len(found)
 
     def _link(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> None:
         for entry in entries:
@@ -326,7 +329,7 @@ class View:
     def _note_partial(self) -> None:
         folders = [place[len(self.root) :] for place in self._partial]
         here = self.user_path(".").rstrip("/")
-        self._partial_prefixes = tuple(f"{folder}/" for folder in folders)
+        self._special = (self.scratch, *_KERNEL, *(f"{folder}/" for folder in folders))
         self._partial_here = any(f"{folder}/".startswith(f"{here}/") for folder in folders)
 
 

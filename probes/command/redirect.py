@@ -19,6 +19,7 @@ from . import extensions, landlock
 from .files import LIMIT_BYTES, View, is_folder, native
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_READING = frozenset({"r", "rb"})
 _LINKED_FROM_BYTES = 1 << 20
 """A copy of a larger file of the user's is a link to it until it is changed."""
 
@@ -87,9 +88,11 @@ def _named(error: OSError, path: Any, second: Any = None) -> OSError:
 
 
 def _readers(view: View) -> Functions:
-    def reader(function: Callable[..., Any], read: Callable[[str], str] = view.read) -> Callable[..., Any]:
+    read = view.read
+
+    def reader(function: Callable[..., Any], read: Callable[[str], str] = read) -> Callable[..., Any]:
         def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
-            if "dir_fd" in options:
+            if options:
                 path = _at(path, options)
             text = path if type(path) is str else _text(path)
             if text is None:
@@ -117,8 +120,13 @@ def _readers(view: View) -> Functions:
     plain_lstat = reader(lambda path: lstat_place(os.fsdecode(path)))
 
     def find(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
-        if dir_fd is not None:
-            path = _at(path, {"dir_fd": dir_fd})
+        if type(path) is str and dir_fd is None and follow_symlinks:
+            try:
+                found: os.stat_result = native.stat(read(path))
+                return found
+            except OSError as error:
+                raise _named(error, path) from None
+        path = _at(path, {"dir_fd": dir_fd})
         return plain_stat(path) if follow_symlinks or isinstance(path, int) else plain_lstat(path)
 
     def lstat(path: Any, *, dir_fd: int | None = None) -> os.stat_result:
@@ -164,7 +172,7 @@ def _openers(view: View) -> Functions:
         try:
             if text is None:
                 place = file
-            elif mode in ("r", "rb") or not set("wax+") & set(mode):
+            elif mode in _READING or not set("wax+") & set(mode):
                 place = read(text)
             else:
                 place = view.written(text, keep_content="w" not in mode, exclusive="x" in mode)
