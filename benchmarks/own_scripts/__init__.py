@@ -1,0 +1,1 @@
+"""Training scripts of other projects, unmodified, each run by `ds-advise dry-run -- COMMAND`."""
