@@ -55,7 +55,7 @@ def environment_of(script: dict[str, Any], root: Path) -> dict[str, str]:
     """Variables of the shell in which the command is typed: its environment is active, and the hub is not reached."""
     binaries = root / "env" / script["environment"] / "bin"
     made = dict(os.environ, PATH=f"{binaries}:{os.environ['PATH']}", VIRTUAL_ENV=str(binaries.parent))
-    made |= {"HF_HOME": str(root / "cache"), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TQDM_DISABLE": "1"}
+    made |= {"HF_HOME": str(root / "cache"), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
     made |= {name: text.replace("{data}", str(root / "data")) for name, text in script.get("variables", {}).items()}
     made.pop("PYTHONPATH", None)
     return made
