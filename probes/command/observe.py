@@ -37,7 +37,7 @@ def observed(session: Session) -> Observed:
         batch_shapes=shapes,
         batch_lengths=tuple(_length(each) for each in loaders.shapes),
         searched_batches=loaders.searched_batches,
-        rows={},
+        rows=session.rows.cut,
         logits_bytes=_most_logits(recorder),
         recomputes="recomputed_operation" in schedule.calls,
         in_training_mode=observer.in_training_mode,

@@ -31,8 +31,6 @@ class CommandRequest:
     offline: bool = False
     variables: Mapping[str, str] | None = None
     """The environment of a process that the command started for the training; None for the user's own."""
-    inside: int = 0
-    """Number of processes of the command around this one."""
 
     @property
     def data_rows(self) -> int:

@@ -17,8 +17,8 @@ from ...estimators.memory.device_overhead import library_workspace
 from ..dry_run.run import DryRunError, add_overhead, crash_error, worker_environment
 from ..scratch import scratch
 from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker
+from .files import View
 from .files import environment as files_environment
-from .files import mirror
 from .observed import CommandResult
 from .request import CommandRequest
 from .words import interpreter_of
@@ -55,15 +55,18 @@ def dry_run_command(
     Raises CommandFailedError with the script's own message and line, and DryRunError if the script cannot be simulated
     or does not end in time.
     """
-    for _ in range(_MOST_STARTS):
-        answer = _start(request, timeout_s, on_progress)
-        if "relaunch" not in answer:
-            break
-        request = replace(
-            request, words=tuple(answer["relaunch"]), variables=answer["variables"], inside=request.inside + 1
-        )
-    else:
-        raise DryRunError("the command starts itself again and again", phase="start")
+    with scratch("command") as folder:
+        (folder / "ds_advise").symlink_to(Path(__file__).parents[2], target_is_directory=True)
+        view = View(folder)
+        working_folder = view.mirror(request.folder)
+        for _ in range(_MOST_STARTS):
+            answer = _start(request, folder, working_folder, timeout_s, on_progress)
+            if "relaunch" not in answer:
+                break
+            request = replace(request, words=tuple(answer["relaunch"]), variables=answer["variables"])
+            working_folder = Path(answer["folder"])
+        else:
+            raise DryRunError("the command starts itself again and again", phase="start")
     if "error" in answer:
         raise _error(answer)
     found = from_json(CommandResult, answer["result"])
@@ -72,35 +75,40 @@ def dry_run_command(
     return replace(found, result=replace(found.result, peak=peak, library_workspace_bytes=workspace))
 
 
-def _start(request: CommandRequest, timeout_s: float, on_progress: OnProgress) -> dict[str, Any]:
+def _start(
+    request: CommandRequest, folder: Path, working_folder: Path, timeout_s: float, on_progress: OnProgress
+) -> dict[str, Any]:
     """One process of the command: its answer, an error, or the process to start in its place."""
     interpreter = interpreter_of(request.words, folder=request.folder) or Path(sys.executable)
-    with scratch("command") as folder:
-        (folder / "ds_advise").symlink_to(Path(__file__).parents[2], target_is_directory=True)
-        view = mirror(request.folder, folder)
-        environment = {**worker_environment(), **(request.variables or {}), **files_environment(folder)}
-        try:
-            status, printed = run_worker(
-                [str(interpreter), "-c", _START, str(folder), str(folder)],
-                request=pickle.dumps(request),
-                folder=folder,
-                environment=environment,
-                working_folder=view,
-                timeout_s=timeout_s,
-                on_progress=on_progress,
-            )
-        except WorkerTimeoutError as error:
-            raise DryRunError(
-                f"the command did not end within {timeout_s:.0f} s (during {error.phase})",
-                phase=error.phase,
-                details=error.printed,
-                why="no optimizer step repeated, and the script did not end by itself" if "iter" in error.phase else "",
-                fix="pass --timeout SECONDS, or arguments with fewer steps and rows",
-            ) from None
-        written = folder / "answer.json"
-        if not written.exists():
-            raise _ended(status, read_phase(folder), printed)
-        answer: dict[str, Any] = json.loads(written.read_text())
+    (folder / "answer.json").unlink(missing_ok=True)
+    environment = {
+        **worker_environment(),
+        **(request.variables or {}),
+        **files_environment(folder, offline=request.offline),
+    }
+    try:
+        status, printed = run_worker(
+            [str(interpreter), "-c", _START, str(folder), str(folder)],
+            request=pickle.dumps(request),
+            folder=folder,
+            environment=environment,
+            working_folder=working_folder,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
+        )
+    except WorkerTimeoutError as error:
+        raise DryRunError(
+            f"the command did not end within {timeout_s:.0f} s (during {error.phase})",
+            phase=error.phase,
+            details=error.printed,
+            why="no optimizer step repeated, and the script did not end by itself" if "iter" in error.phase else "",
+            fix="pass --timeout SECONDS, or arguments with fewer steps and rows",
+        ) from None
+    written = folder / "answer.json"
+    if not written.exists():
+        raise _ended(status, read_phase(folder), printed)
+    answer: dict[str, Any] = json.loads(written.read_text())
+
     return answer | {"printed": printed}
 
 

@@ -11,13 +11,13 @@ import gc
 import json
 import os
 import pickle
-import runpy
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
+from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import to_json
 from ..dry_run.worker import simulated_recorder
 from ..recording.engine_phases import EngineObserver, TrainingEnded
@@ -27,9 +27,11 @@ from ..simulated_gpu import autocast, cuda, libraries, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate
+from . import follow, launchers, redirect, savers
 from .observe import observed
 from .observed import CommandResult
 from .request import CommandRequest
+from .rows import Rows
 
 
 def main() -> None:
@@ -51,6 +53,7 @@ class Session:
         self.recorder: PhaseRecorder = simulated_recorder((folder / "phase").write_text)
         self.observer = EngineObserver(self.recorder, last_step=request.iterations)
         self.loaders = Loaders(lambda: self.observer.finished, self.observer.count_refusal, longest=request.longest)
+        self.rows = Rows(request.data_rows)
         fake = FastFakeTensorMode()
         self.fake = fake
         self.mode = values.ValueRecordingMode(self.recorder.ledger, self.recorder.schedule, fake.cached_result)
@@ -66,41 +69,49 @@ class Session:
         if libraries.has("accelerate"):
             libraries.install_accelerate(request.cluster.world_size)
         weights.install()
+        savers.install(self.mode.shadow, self.mode.attach)
         libraries.install_transformers(phased=self.observer.phased, is_finished=lambda: self.observer.finished)
         self.loaders.install()
         self.observer.install()
+        self.rows.install()
         libraries.give_config(request.config_file)
+        follow.install()
 
     def run(self) -> None:
-        script = self.request.words[0]
-        self.mode.script_files = (str(Path(script).resolve().parent),)
         try:
+            self.view = redirect.install(self.folder)
             self.prepare()
-            sys.argv = [script, *self.request.words[1:]]
-            sys.path[0] = str(Path(script).resolve().parent)
+            launch = launchers.read_launch(self.request.words, folder=Path.cwd())
+            cluster = self.request.cluster
+            self.remarks += launchers.contradictions(launch, cluster.nodes, cluster.gpus_per_node)
+            script = Path.cwd() if launch.is_module else Path(launch.target).resolve().parent
+            self.mode.script_folders = (str(script), str(self.request.folder))
             gc.freeze()  # imported modules are no garbage, and scanning them is slow
             gc.enable()
             self.observer.enter("load", iteration=0)
             # The innermost mode is called first: the recorder sees every operation, the fake mode computes it.
             with self.fake, self.mode:
-                runpy.run_path(script, run_name="__main__")
+                launchers.run_target(launch)
         except TrainingEnded:
             pass
-        except Exception as error:
+        except follow.Relaunch as other:
+            relaunch = {"relaunch": other.words, "variables": other.environment, "folder": str(other.folder)}
+            self.write(relaunch)
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code in (None, 0):
+                self.succeed()
             if not self.observer.finished:
                 self.fail(error)
             if not isinstance(error, StopIteration):  # the loaders ended
                 self.remarks.append(f"after the observed steps the script failed: {type(error).__name__}: {error}")
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                self.fail(error)
         except BaseException as error:
             self.fail(error)
         self.succeed()
 
     def succeed(self) -> None:
         if not self.observer.engines:
-            self.write({"error": "no engine", "kind": "NoEngine", "phase": self.recorder.current})
+            trained = bool(self.loaders.shapes)
+            self.write({"error": "no engine", "kind": "NoEngine", "phase": self.recorder.current, "trained": trained})
         self.observer.close()
         gc.disable()  # objects that die from here on belong to no phase
         self.write({"result": to_json(CommandResult(result=self.result(), observed=observed(self)))})
@@ -138,14 +149,27 @@ class Session:
         )
 
     def fail(self, error: BaseException) -> None:
-        self.write(
-            {
-                "error": str(error),
-                "kind": type(error).__name__,
-                "phase": self.recorder.current,
-                "traceback": traceback.format_exc(),
-            }
-        )
+        """Answer with the error: the script's own message and line."""
+        answer = {
+            "error": str(error),
+            "kind": type(error).__name__,
+            "phase": self.recorder.current,
+            "where": self.script_line(error),
+            "traceback": traceback.format_exc(),
+        }
+        if isinstance(error, DsAdviseError):
+            answer |= {"what": error.what, "why": error.why, "fix": error.fix}
+        self.write(answer)
+
+    def script_line(self, error: BaseException) -> str:
+        """FILE:LINE of the innermost frame in the script's own files; "" if there is none."""
+        libraries_at = ("-packages", str(Path(os.__file__).parent), str(Path(__file__).parents[2]), "<")
+        lines = [
+            f"{frame.filename}:{frame.lineno}"
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not any(part in frame.filename for part in libraries_at)
+        ]
+        return self.view.user_path(lines[-1]) if lines else ""
 
     def write(self, answer: dict[str, Any]) -> None:
         with contextlib.suppress(Exception):

@@ -64,7 +64,7 @@ class ValueRecordingMode(RecordingMode):
         """Address of a shadow's storage whose numbers no longer hold -> a tensor that keeps the address in use."""
         self.invented: dict[tuple[str, int], Any] = {}
         self.unknown_masks = 0
-        self.script_files: tuple[str, ...] = ()
+        self.script_folders: tuple[str, ...] = ()
         """Folders of the script's own files, for `invented`."""
 
     # ------------------------------------------------------------------ shadows
@@ -327,7 +327,7 @@ class ValueRecordingMode(RecordingMode):
         frame: Any = sys._getframe(3)
         while frame is not None:
             file = frame.f_code.co_filename
-            if file.startswith(self.script_files) and self.script_files:
+            if file.startswith(self.script_folders) and "-packages" not in file:
                 self.invented.setdefault((file, frame.f_lineno), number)
                 return
             frame = frame.f_back

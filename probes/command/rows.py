@@ -1,0 +1,45 @@
+"""Data sets of the `datasets` library are cut to the rows that a dry run needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .follow import on_import
+
+
+class Rows:
+    """Cuts what `load_dataset` and `load_from_disk` return.
+
+    cut: rows before the cut, by the name of the data set or its split.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.cut: dict[str, int] = {}
+
+    def install(self) -> None:
+        """Patch the library when it is imported."""
+        on_import("datasets", self._patch)
+
+    def _patch(self, module: ModuleType) -> None:
+        for name in ("load_dataset", "load_from_disk"):
+            setattr(module, name, self._cutting(getattr(module, name)))
+
+    def _cutting(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        def loaded(*arguments: Any, **options: Any) -> Any:
+            return self._first_rows(load(*arguments, **options), str(options.get("split") or "data"))
+
+        return loaded
+
+    def _first_rows(self, data: Any, name: str) -> Any:
+        if isinstance(data, dict):
+            for split in data:
+                data[split] = self._first_rows(data[split], str(split))
+        elif hasattr(data, "select") and len(data) > self._most:
+            self.cut[name] = len(data)
+            data = data.select(range(self._most))
+        elif hasattr(data, "take") and not hasattr(data, "__len__"):  # an iterable data set
+            data = data.take(self._most)
+        return data
