@@ -36,6 +36,8 @@ main()"""
 class CommandFailedError(DsAdviseError):
     """The user's script failed. details: its traceback or the end of its output."""
 
+    exit_code = 1
+
     def __init__(self, what: str, *, phase: str, details: str = "", why: str = "", fix: str = "") -> None:
         super().__init__(what, why=why, fix=fix)
         self.phase = phase

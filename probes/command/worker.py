@@ -51,7 +51,9 @@ class Session:
         self.started = time.monotonic()
         self.remarks: list[str] = []
         self.recorder: PhaseRecorder = simulated_recorder((folder / "phase").write_text)
-        self.observer = EngineObserver(self.recorder, last_step=request.iterations)
+        self.observer = EngineObserver(
+            self.recorder, last_step=request.iterations, varies=lambda: self.loaders.has_varying_shapes
+        )
         self.loaders = Loaders(lambda: self.observer.finished, self.observer.count_refusal, longest=request.longest)
         self.rows = Rows(request.data_rows)
         fake = FastFakeTensorMode()

@@ -36,6 +36,11 @@ class Loaders:
         """Number of batches among which the longest was found."""
         self.cut_evaluation = False
 
+    @property
+    def has_varying_shapes(self) -> bool:
+        """Whether batches of training had different shapes."""
+        return any(shapes != self.shapes[0] for shapes in self.shapes)
+
     def install(self) -> None:
         loader: Any = torch.utils.data.DataLoader
         iterator: Any = importlib.import_module("torch.utils.data.dataloader")._BaseDataLoaderIter
