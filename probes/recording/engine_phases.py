@@ -77,6 +77,14 @@ class EngineObserver:
                 return number
         return max(range(len(self.engines)), key=lambda number: self.models[number][1][1])
 
+    @property
+    def is_training(self) -> bool:
+        """Whether the script trains now; if not, it evaluates or generates."""
+        if self._nested or not torch.is_grad_enabled():
+            return False
+        trained = [engine for engine in self.engines if id(engine) in self._trained]
+        return not trained or any(engine.module.training == self.in_training_mode for engine in trained)
+
     # ------------------------------------------------------------------ phases
 
     def enter(self, name: str, *, iteration: int | None = None) -> None:
