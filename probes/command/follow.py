@@ -48,8 +48,10 @@ def install() -> None:
     `os.system`, `torch.multiprocessing` and torch's elastic launcher. `datasets` uses no processes.
 
     The variables of `RANK_VARIABLES` are the simulated rank's, and a function that would be a rank of its own sees
-    them again.
+    them again. PATH begins with the interpreter's folder, as in its activated environment, so that `torchrun` is this
+    one's.
     """
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     _own_rank.update({name: value for name, value in os.environ.items() if name in RANK_VARIABLES})
     for owner, name, replacement in _replacements():
         setattr(owner, name, replacement)

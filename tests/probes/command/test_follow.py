@@ -68,7 +68,7 @@ WORDS = {
     "shell": ["X=1", "accelerate", "launch", "train.py"],
     "system": ["deepspeed", "train.py"],
     "bash": ["torchrun", "train.py"],
-    "execvp": ["accelerate", "launch", "-m", "mine.train"],
+    "execvp": [str(Path(sys.executable).with_name("accelerate")), "launch", "-m", "mine.train"],
     "execve": [sys.executable, "train.py"],
     "spawn": [sys.executable, "train.py"],
 }

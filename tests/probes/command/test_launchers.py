@@ -228,5 +228,8 @@ def test_interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", str(folder / "env"))
     assert interpreter_of(["train.py"], folder=folder) == python
     assert interpreter_of(["python", "train.py"], folder=folder) == python
+    assert interpreter_of(["torchrun", "train.py"], folder=folder, environment={"PATH": str(folder / "bin")}) is None
+    executable(folder / "bin" / "torchrun", f"#!{python}\n")
+    assert interpreter_of(["torchrun", "train.py"], folder=folder, environment={"PATH": str(folder / "bin")}) == python
     with pytest.raises(DsAdviseError, match="no interpreter"):
         interpreter_of(["missing/python", "train.py"], folder=folder)
