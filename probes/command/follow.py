@@ -279,12 +279,12 @@ def _start_processes(
 
 def _launch_agent(config: Any, entrypoint: Any, args: Sequence[Any], *_: Any, **__: Any) -> dict[int, Any]:
     """torch's elastic launcher, which is below torchrun, `accelerate launch` and `notebook_launcher`."""
-    if callable(entrypoint):
-        return {_local_rank(): _in_this_process(entrypoint, *args)}
     log_folder = Path(getattr(config.logs_specs, "root_log_dir", ""))
     if log_folder.name.startswith("torchelastic_"):  # made beforehand, for the logs of this launch
         with contextlib.suppress(OSError):
             log_folder.rmdir()
+    if callable(entrypoint):
+        return {_local_rank(): _in_this_process(entrypoint, *args)}
     counts = [f"--nproc-per-node={config.nproc_per_node}", f"--nnodes={config.max_nodes}"]
     raise Relaunch(["torchrun", *counts, "--no-python", entrypoint, *args], os.environ, Path.cwd())
 
