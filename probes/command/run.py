@@ -81,7 +81,9 @@ def _start(
     request: CommandRequest, folder: Path, working_folder: Path, timeout_s: float, on_progress: OnProgress
 ) -> dict[str, Any]:
     """One process of the command: its answer, an error, or the process to start in its place."""
-    interpreter = interpreter_of(request.words, folder=request.folder) or Path(sys.executable)
+    interpreter = interpreter_of(request.words, folder=request.folder, environment=request.variables) or Path(
+        sys.executable
+    )
     (folder / "answer.json").unlink(missing_ok=True)
     environment = {
         **worker_environment(),
