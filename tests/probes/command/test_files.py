@@ -108,7 +108,7 @@ WRITES = {
     """,
     "walks": """
         import glob
-        files = [os.path.relpath(os.path.join(folder, name), here) for folder, _, names in os.walk(here) for name in names]
+        files = [os.path.relpath(f"{folder}/{name}", here) for folder, _, names in os.walk(here) for name in names]
         assert "below/inner/file" in files, files
         assert os.path.relpath(Path("below/inner/file").resolve()) == "below/inner/file"
         Path("below/inner/new").touch()
