@@ -62,7 +62,7 @@ def rebind(replacements: Mapping[Any, Any]) -> None:
             for name, value in list(vars(module).items()):
                 if id(value) in new:
                     setattr(module, name, new[id(value)])
-                elif isinstance(value, type) and value.__module__ in _BOUND_EARLY:
+                elif issubclass(type(value), type) and value.__module__ in _BOUND_EARLY:
                     _rebind_members(value, new)
 
 
