@@ -75,7 +75,7 @@ class _Pickler(pickle.Pickler):
         if real is None or real.untyped_storage().nbytes() != nbytes:
             return None
         with _disable_current_modes():
-            content = torch.empty(0, dtype=torch.uint8).set_(real.untyped_storage())  # type: ignore[call-overload]
+            content: Any = torch.empty(0, dtype=torch.uint8).set_(real.untyped_storage())
             return bytes(content.tolist()).decode("latin1")
 
 
@@ -108,7 +108,7 @@ def _loader(load: Callable[..., Any], attach: Callable[[Any, Any], None]) -> Cal
         base: Any = readers.Unpickler
         storages: dict[int, torch.Tensor] = {}
 
-        class Unpickler(base):
+        class Unpickler(base):  # type: ignore[misc]  # of the chosen module
             def persistent_load(self, described: Any) -> Any:
                 return _rebuilt(described, map_location, storages, attach)
 
@@ -171,7 +171,7 @@ def _mapped(location: str, map_location: Any) -> torch.device:
     if isinstance(map_location, dict):
         map_location = map_location.get(location)
     elif callable(map_location):  # of a storage that lies on the host
-        moved = map_location(torch.UntypedStorage(0), location)
+        moved = map_location(torch.empty(0).untyped_storage(), location)
         map_location = None if moved is None else moved.device
     return torch.device(location if map_location is None else map_location)
 
@@ -224,7 +224,7 @@ class HeaderOnly:
     """What safetensors.safe_open returns, for a file that this run saved."""
 
     def __init__(self, described: dict[str, Any], dtypes: dict[str, torch.dtype], device: torch.device) -> None:
-        self._metadata = described.pop("__metadata__", None)
+        self._metadata: dict[str, str] | None = described.pop("__metadata__", None)
         self._described = described
         self._dtypes = dtypes
         self._device = device
