@@ -186,7 +186,7 @@ def _command_answer(
         folder=Path.cwd(),
         cluster=cluster,
         config_file=run["config_file"] and run["config_file"].absolute(),
-        rank=rank or 0,
+        rank=rank,
         offline=run["offline"],
         **{} if iterations is None else {"iterations": iterations},
         **settings,

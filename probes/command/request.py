@@ -20,7 +20,8 @@ class CommandRequest:
     cluster: Cluster
     config_file: Path | None = None
     """A DeepSpeed configuration for a script that names none."""
-    rank: int = 0
+    rank: int | None = None
+    """None for the rank with the fullest GPU."""
     iterations: int = 8
     """Maximum number of optimizer steps; the run stops after a step that repeats."""
     expandable_segments: bool = True

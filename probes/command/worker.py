@@ -28,6 +28,7 @@ from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate
 from . import follow, launchers, redirect, savers
+from .fullest_rank import FullestPartition
 from .observe import observed
 from .observed import CommandResult
 from .request import CommandRequest
@@ -49,6 +50,7 @@ class Session:
         self.request = request
         self.folder = folder
         self.started = time.monotonic()
+        self.fullest = FullestPartition(request.rank)
         self.remarks: list[str] = []
         self.recorder: PhaseRecorder = simulated_recorder((folder / "phase").write_text)
         self.observer = EngineObserver(
@@ -68,7 +70,7 @@ class Session:
     def prepare(self) -> None:
         """Patch torch and the libraries."""
         request, recorder = self.request, self.recorder
-        accelerator = simulate(request.cluster, request.rank, recorder.ledger, recorder.schedule)
+        accelerator = simulate(request.cluster, request.rank or 0, recorder.ledger, recorder.schedule)
         libraries.install_distributed()
         values.install(self.mode)
         cuda.install(accelerator, recorder.ledger, request.cluster)
@@ -83,6 +85,7 @@ class Session:
         self.rows.install()
         libraries.give_config(request.config_file)
         follow.install()
+        self.fullest.install()
 
     def run(self) -> None:
         try:
@@ -144,7 +147,7 @@ class Session:
             parameters=parameters,
             trainable_parameters=trainable,
             world_size=cluster.world_size,
-            rank=request.rank,
+            rank=self.fullest.rank or 0,
             gpus_per_node=cluster.gpus_per_node,
             config=self.observer.configs[first],
             seconds=time.monotonic() - self.started,

@@ -29,7 +29,8 @@ _PAUSE_BYTES = 16 << 20
 """A pause between two phases that allocates less is not listed."""
 
 _STEPS_OF_VARYING = 4
-"""Optimizer steps where the batches have different shapes: none of them repeats."""
+_VARYING_BATCHES = 8
+"""Optimizer steps, or micro batches of at least two steps, where the batches have different shapes."""
 
 _MORE_CALLS = 6
 """Optimizer steps or batches that a script may take after the last observed step, before it is ended."""
@@ -65,7 +66,7 @@ class EngineObserver:
         """Whether the last trained module was in training mode."""
         self._trained: set[int] = set()
         self._first_phase = 0
-        self._more = 0
+        self._more = self._micro_batches = 0
         self._nested = 0
         self._current = ""
 
@@ -186,6 +187,7 @@ class EngineObserver:
         def forward(engine: Any, *arguments: Any, **options: Any) -> Any:
             if torch.is_grad_enabled():
                 self.in_training_mode = engine.module.training
+                self._micro_batches += 1
                 self.enter("forward")
             elif self._current == BETWEEN:
                 self.enter("scoring" if engine.module.training else "evaluation")
@@ -228,7 +230,9 @@ class EngineObserver:
         # In the first iteration the optimizer creates its states; ZeRO-3 also records the order of the layers.
         repeats = self.recorder.repeats(period)
         self.repeated = repeats and self.iteration > 2
-        last = min(self.last_step, _STEPS_OF_VARYING) if self._varies() else self.last_step
+        # Batches of different shapes never repeat: some are as good as many.
+        enough = self._varies() and (self.iteration >= _STEPS_OF_VARYING or self._micro_batches >= _VARYING_BATCHES)
+        last = 2 if enough else self.last_step
         if self.repeated or self.iteration >= last * len(self._trained):
             self.finished = True
             self.recorder.schedule.stop()

@@ -28,6 +28,7 @@ _aten: Any = torch.ops.aten
 _ITEM = _aten._local_scalar_dense.default
 _TO = _aten._to_copy.default
 _INDEX = _aten.index.Tensor
+_DEVICE = torch.ops.prim.device.default
 _real: Any = torch._C._DisableTorchDispatch
 _RANDOM = frozenset({"rand", "randn", "normal", "uniform"})
 _EMPTY = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided"})
@@ -106,11 +107,11 @@ class ValueRecordingMode(RecordingMode):
     # ------------------------------------------------------------------ operations
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operation is _DEVICE and isinstance(args[0], FakeTensor):  # as frequent as all others together
+            return args[0].fake_device
         facts = self._facts.get(id(operation))
         if facts is None:
             facts = self._facts[id(operation)] = _Facts(operation)
-        if facts.name == "device":
-            return super().__torch_dispatch__(operation, types, args, kwargs)
         kwargs = kwargs or {}
         if facts.namespace == "c10d":
             result = super().__torch_dispatch__(operation, types, args, kwargs)
