@@ -115,8 +115,10 @@ def _start(
     written = folder / "answer.json"
     if not written.exists():
         raise _ended(status, read_phase(folder), printed, _at(folder))
-    answer: dict[str, Any] = json.loads(written.read_text())
-
+    text = written.read_text()
+    answer: dict[str, Any] = json.loads(text)
+    if "error" in answer:  # its messages have the paths that the user knows
+        answer = json.loads(text.replace(View(folder).root, ""))
     return answer | {"printed": printed}
 
 

@@ -6,9 +6,9 @@ It runs in the interpreter of the command, with that environment's torch, DeepSp
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
-import json
 import os
 import pickle
 import sys
@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
+from json import dumps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +30,8 @@ from ..simulated_gpu import autocast, cuda, libraries, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate
-from . import follow, launchers, limits, redirect, savers
+from . import follow, launchers, limits, redirect, refused, savers
+from .files import native
 from .observe import observed
 from .observed import CommandResult
 from .request import CommandRequest
@@ -65,7 +67,7 @@ class Session:
         self.process = os.getpid()
         self.failed_thread: BaseException | None = None
         self.remarks: list[str] = []
-        self.recorder: PhaseRecorder = simulated_recorder((folder / "phase").write_text)
+        self.recorder: PhaseRecorder = simulated_recorder(lambda name: self.save("phase", name))
         self.observer = EngineObserver(
             self.recorder,
             last_step=request.iterations,
@@ -101,9 +103,10 @@ class Session:
         self.rows.install()
         libraries.give_config(request.config_file)
         follow.install()
+        refused.install()
         os._exit = self.exited  # type: ignore[assignment]
         threading.excepthook = self.thread_failed
-        threading.Thread(target=self.watch, daemon=True).start()
+        _thread.start_new_thread(self.watch, ())
         run = threading.Thread.run
 
         def run_simulated(thread: threading.Thread) -> None:
@@ -238,13 +241,17 @@ class Session:
         ]
         return self.view.user_path(lines[-1]) if lines else ""
 
+    def save(self, name: str, text: str) -> None:
+        with native.builtin_open(f"{self.folder}/{name}", "w", encoding="utf-8") as file:  # it is none of the script's
+            file.write(text)
+
     def write(self, answer: dict[str, Any]) -> NoReturn:
         if os.getpid() != self.process:  # a fork of the script's
             _exit(0)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        (self.folder / "answer.json").write_text(json.dumps(answer))
+        self.save("answer.json", dumps(answer))
         _exit(0)  # skips the exit handlers of the script and of the fake process group
 
 

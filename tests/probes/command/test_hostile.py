@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,22 +55,32 @@ def line_of(script: str, text: str) -> int:
     return next(number for number, line in enumerate(script.splitlines(), 1) if text in line)
 
 
-SLEEPS = "sleep", "1000"
+SLEEPS = "sleep", "86413"
 CASES = {
     # ------------------------------------------------------------------ ends
-    "endless loop": Hostile("while True:\n    pass\n", r"did not end within 15 s .*at \S+script.py:[12]\b", 2, 15, fast=True),
+    "endless loop": Hostile(
+        "while True:\n    pass\n", r"did not end within 15 s .*at \S+script.py:[12]\b", 2, 15, fast=True
+    ),
     "endless sleep": Hostile("import time\ntime.sleep(10**6)", r"did not end within 15 s .*at \S+script.py:2\b", 2, 15),
     "endless loop after": Hostile(f"{TRAINING}train()\nwhile True: pass", "did not end; it was ended", 0),
     "catches everything": Hostile(
-        f"{TRAINING}while True:\n    try:\n        step()\n    except BaseException:\n        pass", TRAINED, 0, fast=True
+        f"{TRAINING}while True:\n    try:\n        step()\n    except BaseException:\n        pass",
+        TRAINED,
+        0,
+        fast=True,
     ),
-    "os._exit(3)": Hostile("import os\nos._exit(3)", r"exited with code 3 \(during load\)[:;] at \S+script.py:2\b", fast=True),
+    "os._exit(3)": Hostile(
+        "import os\nos._exit(3)", r"exited with code 3 \(during load\)[:;] at \S+script.py:2\b", fast=True
+    ),
     "os._exit(0) after": Hostile(f"{TRAINING}train()\nos._exit(0)", TRAINED, 0),
     "sys.exit(2)": Hostile("import sys\nsys.exit(2)", r"exited with code 2 .*at \S+script.py:2\b"),
     "sys.exit(words)": Hostile("import sys\nsys.exit('no data here')", r"no data here.*at \S+script.py:2\b"),
     "SIGKILL": Hostile("import os\nos.kill(os.getpid(), 9)", "killed .SIGKILL", 2),
     "SIGTERM to the parent": Hostile(
-        "import os, time\nos.kill(os.getppid(), 15)\ntime.sleep(1000)", "interrupted|Operation not permitted|not end", None, 15
+        "import os, time\nos.kill(os.getppid(), 15)\ntime.sleep(1000)",
+        "interrupted|Operation not permitted|not end",
+        None,
+        15,
     ),
     "SIGTERM to the group": Hostile("import os\nos.killpg(0, 15)\nimport time; time.sleep(100)", r"ended by SIGTERM"),
     "segmentation fault": Hostile(
@@ -81,7 +90,9 @@ CASES = {
     "recursion": Hostile("def f(): return f()\nf()", r"RecursionError: .*at \S+script.py:1\b"),
     "ignores signals": Hostile(
         "import signal\nfor each in (1, 2, 3, 14, 15):\n    signal.signal(each, signal.SIG_IGN)\nwhile True: pass",
-        r"did not end within 15 s .*script.py:4\b", 2, 15,
+        r"did not end within 15 s .*script.py:4\b",
+        2,
+        15,
     ),
     "KeyboardInterrupt": Hostile("raise KeyboardInterrupt", r"KeyboardInterrupt[:;] at \S+script.py:1\b"),
     # ------------------------------------------------------------------ processes and threads
@@ -95,7 +106,8 @@ if os.fork() == 0:
     os._exit(0)
 raise ValueError("forked")
 """,
-        "ValueError: forked", fast=True,
+        "ValueError: forked",
+        fast=True,
     ),
     "both train": Hostile(f"import os\nos.fork()\n{TRAINING}train()", TRAINED, 0),
     "left program": Hostile(
@@ -105,26 +117,34 @@ raise ValueError("forked")
     "pool": Hostile(
         f"{TRAINING}import multiprocessing\npool = multiprocessing.Pool(2)\npool.apply_async(time.sleep, (1000,))\n"
         "train()",
-        TRAINED, 0,
+        TRAINED,
+        0,
     ),
     "mp.spawn": Hostile(
         f"{TRAINING}def main(rank): train()\nif __name__ == '__main__': torch.multiprocessing.spawn(main, nprocs=4)",
-        TRAINED, 0,
+        TRAINED,
+        0,
     ),
-    "starts itself": Hostile("import subprocess, sys\nsubprocess.run([sys.executable, *sys.argv])", "again and again", 2),
+    "starts itself": Hostile(
+        "import subprocess, sys\nsubprocess.run([sys.executable, *sys.argv])", "again and again", 2
+    ),
     "exception in a thread": Hostile(
         f"{TRAINING}import threading\nthread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()",
-        r"ZeroDivisionError: division by zero[:;] at \S+script.py:\d+", fast=True,
+        r"ZeroDivisionError: division by zero[:;] at \S+script.py:\d+",
+        fast=True,
     ),
     "trains in a thread": Hostile(
-        f"{TRAINING}import threading\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()", TRAINED, 0
+        f"{TRAINING}import threading\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()",
+        TRAINED,
+        0,
     ),
     "thread without end": Hostile(
         f"{TRAINING}import threading\nthreading.Thread(target=time.sleep, args=(1000,)).start()\ntrain()", TRAINED, 0
     ),
     "asyncio": Hostile(
         f"{TRAINING}import asyncio\nasync def main():\n    await asyncio.sleep(0.1)\n    train()\nasyncio.run(main())",
-        TRAINED, 0,
+        TRAINED,
+        0,
     ),
     # ------------------------------------------------------------------ files and streams
     "writes outside": Hostile(
@@ -135,9 +155,13 @@ raise ValueError("forked")
         "subprocess.run(['touch', str(Path.home() / 'ds_advise_hostile'), 'ds_advise_hostile'])\n"
         "subprocess.run('echo > $HOME/ds_advise_hostile', shell=True)\n"
         "shutil.rmtree('data')\nos.remove(__file__)\ntrain()",
-        TRAINED, 0, fast=True,
+        TRAINED,
+        0,
+        fast=True,
     ),
-    "other folder": Hostile(f"{TRAINING}os.chdir('/')\nopen('tmp/ds_advise_hostile', 'w').write('x')\ntrain()", TRAINED, 0),
+    "other folder": Hostile(
+        f"{TRAINING}os.chdir('/')\nopen('tmp/ds_advise_hostile', 'w').write('x')\ntrain()", TRAINED, 0
+    ),
     "gigabyte": Hostile(
         f"{TRAINING}text = 'x' * (1 << 20)\nfor _ in range(1024): print(text)\ntrain()", TRAINED, 0, fast=True
     ),
@@ -146,8 +170,7 @@ raise ValueError("forked")
         r"ValueError: .*at \S+script.py:3\b",
     ),
     "fills the disk": Hostile(
-        "for number in range(100):\n    with open(f'{number}.bin', 'wb') as file:\n"
-        "        file.write(bytes(1 << 28))",
+        "for number in range(100):\n    with open(f'{number}.bin', 'wb') as file:\n        file.write(bytes(1 << 28))",
         r"more than the 2 GiB .*script.py:2\b",
     ),
     "reads stdin": Hostile("print(input('continue? '))", r"EOFError: .*at \S+script.py:1\b"),
@@ -158,7 +181,8 @@ raise ValueError("forked")
     # ------------------------------------------------------------------ memory
     "array": Hostile(
         "import numpy\nrows = []\nwhile True: rows.append(numpy.zeros(1 << 27))",
-        r"allocate 1.00 GiB .*at \S+script.py:3\b", fast=True,
+        r"allocate 1.00 GiB .*at \S+script.py:3\b",
+        fast=True,
     ),
     "bytes": Hostile("x = bytearray(1 << 37)", r"MemoryError[:;] at \S+script.py:1\b"),
     # ------------------------------------------------------------------ Python and torch
@@ -171,7 +195,8 @@ raise ValueError("forked")
     "patches": Hostile(
         f"{TRAINING}sys.exit = os.kill = print = None\ntorch.Tensor.__repr__ = None\nimport json\njson.dumps = None\n"
         "train()",
-        TRAINED, 0,
+        TRAINED,
+        0,
     ),
     "not a number": Hostile(
         f"{TRAINING.replace('bf16', 'fp16').replace('bfloat16', 'float16')}"
@@ -179,32 +204,40 @@ raise ValueError("forked")
         "    loss = engine(torch.randn(4, 64, device='cuda').half()).mean()\n"
         "    if torch.isnan(loss) or not torch.isfinite(loss).all() or loss.item() != loss.item(): raise SystemExit('nan')\n"
         "    engine.backward(loss)\n    engine.step()\n",
-        TRAINED, 0,
+        TRAINED,
+        0,
     ),
     "DDP": Hostile(
         f"{PLAIN}model = nn.parallel.DistributedDataParallel(model)\noptimizer = torch.optim.AdamW(model.parameters())\n"
         "while True:\n    model(torch.ones(4, 64).cuda()).sum().backward()\n    optimizer.step()",
-        "trained without DeepSpeed", fast=True,
+        "trains without DeepSpeed, by torch's DistributedDataParallel",
+        fast=True,
+    ),
+    "plain torch": Hostile(
+        f"{PLAIN}optimizer = torch.optim.AdamW(model.parameters())\n"
+        "while True:\n    try:\n        model(torch.ones(4, 64).cuda()).sum().backward()\n        optimizer.step()\n"
+        "    except BaseException: pass",
+        "trained without DeepSpeed",
     ),
     "FSDP": Hostile(
         f"{PLAIN}from torch.distributed.fsdp import fully_shard\nfully_shard(model)\n"
         "optimizer = torch.optim.AdamW(model.parameters())\n"
         "for _ in range(3):\n    model(torch.ones(4, 64).cuda()).sum().backward()\n    optimizer.step()",
-        r"trained without DeepSpeed|at \S+script.py:\d",
+        "trains without DeepSpeed, by torch's fully_shard",
     ),
     "no training": Hostile("print('hello')", "ended before it trained"),
     "never trained": Hostile(TRAINING, "ended before an optimizer step"),
     "never here": Hostile(f"{TRAINING}if torch.cuda.device_count() == 99: train()", "ended before an optimizer step"),
 }
-COMMANDS: dict[str, tuple[list[str], str, int]] = {
-    "nothing": ([], "your training command", 2),
-    "python -c": (["python", "-c", "print(1)"], ".", 0),
-    "missing": (["nothere.py"], "nothere.py", 2),
-    "folder": (["data"], "data", 2),
-    "python folder": (["python", "data"], "data", 2),
-    "python": (["python"], ".", 2),
-    "no script": (["torchrun", "--nproc_per_node", "2"], ".", 2),
+COMMANDS = {
+    "nothing": ([], "write -- and then your training command"),
+    "python -c": (["python", "-c", "print(1)"], "only a script file or a module can be run"),
+    "missing": (["nothere.py"], r"there is no file nothere.py; give its path from \S+/work\n"),
+    "folder": (["data"], "there is no data"),
+    "python": (["python"], "python names no script"),
+    "no script": (["torchrun", "--nproc_per_node", "2"], "torchrun refuses its options"),
 }
+"""(words, what is said) of commands without a script."""
 
 
 def dry_run(words: list[str], folder: Path, *, timeout_s: int = 60) -> tuple[int, str, float]:
@@ -237,7 +270,10 @@ def dry_run(words: list[str], folder: Path, *, timeout_s: int = 60) -> tuple[int
 def processes_with(text: str) -> Iterator[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if text.encode() in (entry / "environ").read_bytes() or SLEEPS[1].encode() in (entry / "cmdline").read_bytes():
+            if (
+                text.encode() in (entry / "environ").read_bytes()
+                or "\0".join(SLEEPS).encode() in (entry / "cmdline").read_bytes()
+            ):
                 yield (entry / "cmdline").read_bytes().decode()
         except OSError:
             continue
@@ -265,3 +301,13 @@ def test_script(case: Hostile, folder: Path) -> None:
     if code:
         last = printed.strip().splitlines()[-1]
         assert last.startswith("ds-advise: ") and "error of ds-advise" not in last and "--debug" not in last, last
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "missing" else pytest.mark.slow) for name in COMMANDS]
+)
+def test_command_without_a_script(name: str, folder: Path) -> None:
+    words, said = COMMANDS[name]
+    code, printed, _ = dry_run(words, folder)
+    assert (code, bool(re.search(said, printed))) == (2, True), printed
+    assert "ds-advise-command" not in printed, "a path in scratch"
