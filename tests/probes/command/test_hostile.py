@@ -166,7 +166,8 @@ raise ValueError("forked")
         f"{TRAINING}text = 'x' * (1 << 20)\nfor _ in range(1024): print(text)\ntrain()", TRAINED, 0, fast=True
     ),
     "binary": Hostile(
-        "import os\nfor _ in range(100): os.write(1, os.urandom(1 << 20))\nraise ValueError('\\udce4\\x00\\x1b[31m\\n' * 9)",
+        "import os\nfor _ in range(100): os.write(1, os.urandom(1 << 20))\n"
+        "raise ValueError('\\udce4\\x00\\x1b[31m\\n' * 9)",
         r"ValueError: .*at \S+script.py:3\b",
     ),
     "fills the disk": Hostile(
@@ -202,13 +203,15 @@ raise ValueError("forked")
         f"{TRAINING.replace('bf16', 'fp16').replace('bfloat16', 'float16')}"
         "for _ in range(9):\n"
         "    loss = engine(torch.randn(4, 64, device='cuda').half()).mean()\n"
-        "    if torch.isnan(loss) or not torch.isfinite(loss).all() or loss.item() != loss.item(): raise SystemExit('nan')\n"
+        "    if torch.isnan(loss) or not torch.isfinite(loss).all(): raise SystemExit('nan')\n"
+        "    if loss.item() != loss.item(): raise SystemExit('nan')\n"
         "    engine.backward(loss)\n    engine.step()\n",
         TRAINED,
         0,
     ),
     "DDP": Hostile(
-        f"{PLAIN}model = nn.parallel.DistributedDataParallel(model)\noptimizer = torch.optim.AdamW(model.parameters())\n"
+        f"{PLAIN}model = nn.parallel.DistributedDataParallel(model)\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
         "while True:\n    model(torch.ones(4, 64).cuda()).sum().backward()\n    optimizer.step()",
         "trains without DeepSpeed, by torch's DistributedDataParallel",
         fast=True,
@@ -244,15 +247,15 @@ def dry_run(words: list[str], folder: Path, *, timeout_s: int = 60) -> tuple[int
     """Exit code, what was printed, and seconds. Checks that neither a process nor a file is left."""
     temporary = folder.parent / "temporary"
     temporary.mkdir()
-    home = Path.home()
-    before = tree_state(folder), tree_state(folder.parent / "home"), set(os.listdir(home)), set(os.listdir("/tmp"))
+    home = folder.parent / "home"
+    before = tree_state(folder), tree_state(home)
     started = time.monotonic()
     environment = os.environ | {"TMPDIR": str(temporary), "HOSTILE_TEST": str(folder), "COLUMNS": "1000"}
     options = ["--gpus", "2xA100-40GB", "--timeout", str(timeout_s)]
     done = subprocess.run(
         [sys.executable, "-m", "ds_advise", "dry-run", *options, "--", *words],
         cwd=folder,
-        env=environment | {"HOME": str(folder.parent / "home")},
+        env=environment | {"HOME": str(home)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=timeout_s + 60,
@@ -260,10 +263,10 @@ def dry_run(words: list[str], folder: Path, *, timeout_s: int = 60) -> tuple[int
     )
     seconds = time.monotonic() - started
     assert not list(processes_with(str(folder))), "a process is left"
-    assert os.listdir(temporary) == [], "scratch is left"
-    after = tree_state(folder), tree_state(folder.parent / "home"), set(os.listdir(home)), set(os.listdir("/tmp"))
-    assert after[:2] == before[:2]
-    assert not {name for name in (after[2] - before[2]) | (after[3] - before[3]) if "hostile" in name}
+    assert not list(temporary.iterdir()), "scratch is left"
+    assert (tree_state(folder), tree_state(home)) == before
+    outside = (folder.parent, Path.home(), Path("/tmp"), Path("/etc"))
+    assert not [place for place in outside if (place / "ds_advise_hostile").exists()]
     return done.returncode, (done.stdout + done.stderr).decode(errors="replace"), seconds
 
 
