@@ -1,5 +1,6 @@
-"""Landlock: the kernel refuses writes outside of some folders, and signals to other processes. This holds for this thread
-and for all that it starts.
+"""Landlock: the kernel refuses writes outside of some folders, and signals to other processes.
+
+This holds for the thread and for all that it starts.
 
 It also holds for programs that are not Python's. System calls and structures: Linux, `include/uapi/linux/landlock.h`.
 """
