@@ -1,4 +1,6 @@
-"""Landlock: the kernel refuses writes outside of some folders to this thread and to all that it starts.
+"""Landlock: the kernel refuses writes outside of some folders, and signals to other processes.
+
+This holds for the thread and for all that it starts.
 
 It also holds for programs that are not Python's. System calls and structures: Linux, `include/uapi/linux/landlock.h`.
 """
@@ -17,11 +19,12 @@ _WRITE_FILE = 1 << 1
 _CHANGE_FOLDERS = sum(1 << bit for bit in range(4, 13))  # remove and make folders, files, links, sockets, devices
 _REFER = 1 << 13  # rename and link between folders; before ABI 2 always refused, which scripts do not expect
 _TRUNCATE = 1 << 14
-_TRUNCATE_SINCE, _FIRST_ABI = 3, 2
+_SCOPE_SIGNAL = 1 << 1
+_TRUNCATE_SINCE, _SIGNALS_SINCE, _FIRST_ABI = 3, 6, 2
 
 
 class _Ruleset(ctypes.Structure):
-    _fields_ = [("handled_access_fs", ctypes.c_uint64)]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("handled_access_fs", "handled_access_net", "scoped")]
 
 
 class _PathBeneath(ctypes.Structure):
@@ -30,7 +33,8 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict_writes(folders: Iterable[str]) -> bool:
-    """Refuse writes outside of `folders` (EACCES). Returns whether the kernel can: Linux 5.19 with Landlock enabled.
+    """Refuse writes outside of `folders` (EACCES), and since Linux 6.12 signals to processes that did not start from
+    here (EPERM). Returns whether the kernel can: Linux 5.19 with Landlock enabled.
 
     It cannot be undone. Call it before threads are started.
     """
@@ -39,7 +43,8 @@ def restrict_writes(folders: Iterable[str]) -> bool:
     if abi < _FIRST_ABI:
         return False
     rights = _WRITE_FILE | _CHANGE_FOLDERS | _REFER | (_TRUNCATE if abi >= _TRUNCATE_SINCE else 0)
-    attributes = _Ruleset(rights)
+    # An older kernel accepts the longer structure if what it does not know is 0.
+    attributes = _Ruleset(rights, 0, _SCOPE_SIGNAL if abi >= _SIGNALS_SINCE else 0)
     ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)), 0)
     if ruleset < 0:
         return False

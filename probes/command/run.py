@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from ..scratch import scratch
 from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker
 from .files import View
 from .files import environment as files_environment
+from .limits import STACKS, last_line
 from .observed import CommandResult
 from .request import CommandRequest
 from .words import interpreter_of
@@ -84,7 +87,8 @@ def _start(
     interpreter = interpreter_of(request.words, folder=request.folder, environment=request.variables) or Path(
         sys.executable
     )
-    (folder / "answer.json").unlink(missing_ok=True)
+    for name in ("answer.json", STACKS):
+        (folder / name).unlink(missing_ok=True)
     environment = {
         **worker_environment(),
         **(request.variables or {}),
@@ -92,7 +96,7 @@ def _start(
     }
     try:
         status, printed = run_worker(
-            [str(interpreter), "-c", _START, str(folder), str(folder)],
+            [str(interpreter), "-c", _START, str(folder), str(folder), str(time.monotonic() + timeout_s)],
             request=pickle.dumps(request),
             folder=folder,
             environment=environment,
@@ -105,19 +109,27 @@ def _start(
             f"the command did not end within {timeout_s:.0f} s (during {error.phase})",
             phase=error.phase,
             details=error.printed,
-            why="no optimizer step repeated, and the script did not end by itself" if "iter" in error.phase else "",
+            why=_at(folder),
             fix="pass --timeout SECONDS, or arguments with fewer steps and rows",
         ) from None
     written = folder / "answer.json"
     if not written.exists():
-        raise _ended(status, read_phase(folder), printed)
-    answer: dict[str, Any] = json.loads(written.read_text())
-
+        raise _ended(status, read_phase(folder), printed, _at(folder))
+    text = written.read_text()
+    answer: dict[str, Any] = json.loads(text)
+    if "error" in answer:  # its messages have the paths that the user knows
+        answer = json.loads(text.replace(View(folder).root, ""))
     return answer | {"printed": printed}
 
 
-def _ended(status: int, phase: str, printed: str) -> DsAdviseError:
-    """The error for a process without an answer."""
+def _at(folder: Path) -> str:
+    """Where the script stood when its process was ended."""
+    line = last_line(folder)
+    return f"at {View(folder).user_path(line)}" if line else ""
+
+
+def _ended(status: int, phase: str, printed: str, where: str) -> DsAdviseError:
+    """The error for a process without an answer. where: the line at which it crashed."""
     if status >= 0:
         lines = [line.strip() for line in printed.splitlines() if line.strip()]
         return CommandFailedError(
@@ -127,7 +139,10 @@ def _ended(status: int, phase: str, printed: str) -> DsAdviseError:
             why=lines[-1] if lines else "",
             fix="see its output with --debug",
         )
-    return crash_error(status, phase, printed)
+    if status == -signal.SIGKILL:
+        return crash_error(status, phase, printed)
+    name = signal.Signals(-status).name
+    return CommandFailedError(f"the script ended by {name} (during {phase})", phase=phase, details=printed, why=where)
 
 
 def _error(answer: Mapping[str, Any]) -> DsAdviseError:
@@ -143,6 +158,14 @@ def _error(answer: Mapping[str, Any]) -> DsAdviseError:
             why="deepspeed.initialize was never called, by the script, accelerate or the Trainer",
             fix="name a configuration: ds-advise dry-run ds_config.json --gpus ... -- COMMAND",
         )
+    if kind == "NoStep":
+        what = f"the script ended before an optimizer step (during {phase})"
+        return CommandFailedError(what, phase=phase, details=details, why="its DeepSpeed engine was not trained")
+    if kind == "SystemExit":
+        code = text.isdecimal() or text.startswith("-")
+        what = f"the script exited with {f'code {text}' if code else 'the message'} (during {phase})"
+        why = ", ".join(part for part in ("" if code else text, f"at {where}" if where else "") if part)
+        return CommandFailedError(what, phase=phase, details=details, why=why)
     if answer.get("unsupported"):
         return DryRunError(
             f"{answer['unsupported']} cannot be simulated (during {phase})",
@@ -155,5 +178,9 @@ def _error(answer: Mapping[str, Any]) -> DsAdviseError:
         return CommandFailedError(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])
     what = f"{kind}: {text}" if text and kind not in text else text or kind
     return CommandFailedError(
-        f"the script failed (during {phase}): {what}", phase=phase, details=details, why=f"at {where}" if where else ""
+        f"the script failed (during {phase}): {what}",
+        phase=phase,
+        details=details,
+        why=f"at {where}" if where else "",
+        fix="it needs more host memory than is free here" if kind == "MemoryError" else "",
     )

@@ -6,16 +6,19 @@ It runs in the interpreter of the command, with that environment's torch, DeepSp
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
-import json
 import os
 import pickle
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterable
+from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import to_json
@@ -27,34 +30,51 @@ from ..simulated_gpu import autocast, cuda, libraries, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate
-from . import follow, launchers, redirect, savers
+from . import follow, launchers, limits, redirect, refused, savers
+from .files import native
 from .fullest_rank import FullestPartition
 from .observe import observed
 from .observed import CommandResult
 from .request import CommandRequest
 from .rows import Rows
 
+_MOST_IDLE_S = 30.0
+"""Time without a new tensor after which a script whose training was seen is ended: it waits for something."""
+_ANSWER_S = 10.0
+"""Time before the limit at which it is ended in any case, to answer."""
+_SWITCH_S = 0.5
+"""Time that the thread which answers for a script keeps Python's lock, so that little changes meanwhile."""
+
+_exit = os._exit
+
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, ends = Path(sys.argv[1]), float(sys.argv[2])
+    limits.restrain(folder, ends)
     os.environ["DS_ACCELERATOR"] = "cpu"  # until the simulated one is set: no search for vendors' libraries
     gc.disable()  # imported modules are no garbage
     request: CommandRequest = pickle.load(sys.stdin.buffer)
-    Session(request, folder).run()
+    Session(request, folder, ends).run()
 
 
 class Session:
     """One run of the command. `answer` writes the answer and ends the process."""
 
-    def __init__(self, request: CommandRequest, folder: Path) -> None:
+    def __init__(self, request: CommandRequest, folder: Path, ends: float) -> None:
         self.request = request
         self.folder = folder
         self.started = time.monotonic()
         self.fullest = FullestPartition(request.rank)
+        self.ends = ends
+        self.process = os.getpid()
+        self.failed_thread: BaseException | None = None
         self.remarks: list[str] = []
-        self.recorder: PhaseRecorder = simulated_recorder((folder / "phase").write_text)
+        self.recorder: PhaseRecorder = simulated_recorder(lambda name: self.save("phase", name))
         self.observer = EngineObserver(
-            self.recorder, last_step=request.iterations, varies=lambda: self.loaders.has_varying_shapes
+            self.recorder,
+            last_step=request.iterations,
+            varies=lambda: self.loaders.has_varying_shapes,
+            on_ignored=self.succeed,
         )
         self.loaders = Loaders(
             is_training=lambda: self.observer.is_training,
@@ -86,6 +106,17 @@ class Session:
         libraries.give_config(request.config_file)
         follow.install()
         self.fullest.install()
+        refused.install()
+        os._exit = self.exited  # type: ignore[assignment]
+        threading.excepthook = self.thread_failed
+        _thread.start_new_thread(self.watch, ())
+        run = threading.Thread.run
+
+        def run_simulated(thread: threading.Thread) -> None:
+            with self.fake, self.mode:  # modes apply to one thread
+                run(thread)
+
+        threading.Thread.run = run_simulated  # type: ignore[method-assign]
 
     def run(self) -> None:
         try:
@@ -107,21 +138,51 @@ class Session:
         except follow.Relaunch as other:
             relaunch = {"relaunch": other.words, "variables": other.environment, "folder": str(other.folder)}
             self.write(relaunch)
-        except (Exception, SystemExit) as error:
-            if isinstance(error, SystemExit) and error.code in (None, 0):
-                self.succeed()
-            if not self.observer.finished:
-                self.fail(error)
-            if not isinstance(error, StopIteration):  # the loaders ended
-                self.remarks.append(f"after the observed steps the script failed: {type(error).__name__}: {error}")
         except BaseException as error:
-            self.fail(error)
+            self.end(error, traceback.extract_tb(error.__traceback__))
         self.succeed()
 
-    def succeed(self) -> None:
-        if not self.observer.engines:
-            trained = bool(self.loaders.shapes)
-            self.write({"error": "no engine", "kind": "NoEngine", "phase": self.recorder.current, "trained": trained})
+    def end(self, error: BaseException, frames: Iterable[traceback.FrameSummary]) -> None:
+        """The script raised an error, at the innermost of the frames."""
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            self.succeed()
+        if not self.observer.finished:
+            self.fail(error, frames)
+        if not isinstance(error, StopIteration):  # the loaders ended
+            self.remarks.append(f"after the observed steps the script failed: {type(error).__name__}: {error}")
+        self.succeed()
+
+    def exited(self, status: int) -> NoReturn:
+        """`os._exit` of the script."""
+        if os.getpid() == self.process:
+            self.end(SystemExit(status), traceback.extract_stack())
+        _exit(status)
+
+    def thread_failed(self, failure: Any) -> None:
+        if self.failed_thread is None and not isinstance(failure.exc_value, TrainingEnded):
+            self.failed_thread = failure.exc_value
+        threading.__excepthook__(failure)
+
+    def watch(self) -> None:
+        """End a script that does not end although its training was seen."""
+        events, changed = -1, time.monotonic()
+        while True:
+            time.sleep(0.5)
+            now = time.monotonic()
+            if self.recorder.ledger.events != events or not self.observer.finished:
+                events, changed = self.recorder.ledger.events, now
+            if self.observer.finished and (now > changed + _MOST_IDLE_S or now > self.ends - _ANSWER_S):
+                self.remarks.append("after the observed steps the script did not end; it was ended")
+                sys.setswitchinterval(_SWITCH_S)
+                self.succeed()
+
+    def succeed(self) -> NoReturn:
+        trained = bool(self.observer.plain_steps or self.loaders.shapes)
+        if not self.observer.has_trained:
+            if self.failed_thread is not None:
+                self.fail(self.failed_thread, traceback.extract_tb(self.failed_thread.__traceback__))
+            kind = "NoStep" if self.observer.engines else "NoEngine"
+            self.write({"error": "", "kind": kind, "phase": self.recorder.current, "trained": trained})
         self.observer.close()
         gc.disable()  # objects that die from here on belong to no phase
         self.write({"result": to_json(CommandResult(result=self.result(), observed=observed(self)))})
@@ -158,35 +219,43 @@ class Session:
             },
         )
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, frames: Iterable[traceback.FrameSummary]) -> NoReturn:
         """Answer with the error: the script's own message and line."""
         answer = {
             "error": str(error),
             "kind": type(error).__name__,
             "phase": self.recorder.current,
-            "where": self.script_line(error),
-            "traceback": traceback.format_exc(),
+            "where": self.script_line(error, frames),
+            "traceback": "".join(traceback.format_exception(error)),
         }
         if isinstance(error, DsAdviseError):
             answer |= {"what": error.what, "why": error.why, "fix": error.fix}
         self.write(answer)
 
-    def script_line(self, error: BaseException) -> str:
+    def script_line(self, error: BaseException, frames: Iterable[traceback.FrameSummary]) -> str:
         """FILE:LINE of the innermost frame in the script's own files; "" if there is none."""
+        if isinstance(error, SyntaxError) and error.filename:
+            return f"{self.view.user_path(error.filename)}:{error.lineno}"
         libraries_at = ("-packages", str(Path(os.__file__).parent), str(Path(__file__).parents[2]), "<")
         lines = [
             f"{frame.filename}:{frame.lineno}"
-            for frame in traceback.extract_tb(error.__traceback__)
+            for frame in frames
             if not any(part in frame.filename for part in libraries_at)
         ]
         return self.view.user_path(lines[-1]) if lines else ""
 
-    def write(self, answer: dict[str, Any]) -> None:
+    def save(self, name: str, text: str) -> None:
+        with native.builtin_open(f"{self.folder}/{name}", "w", encoding="utf-8") as file:  # it is none of the script's
+            file.write(text)
+
+    def write(self, answer: dict[str, Any]) -> NoReturn:
+        if os.getpid() != self.process:  # a fork of the script's
+            _exit(0)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        (self.folder / "answer.json").write_text(json.dumps(answer))
-        os._exit(0)  # skips the exit handlers of the script and of the fake process group
+        self.save("answer.json", dumps(answer))
+        _exit(0)  # skips the exit handlers of the script and of the fake process group
 
 
 if __name__ == "__main__":

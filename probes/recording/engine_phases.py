@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .phases import PhaseRecorder
 
@@ -27,6 +28,9 @@ _LONGEST_PERIOD = 4
 
 _PAUSE_BYTES = 16 << 20
 """A pause between two phases that allocates less is not listed."""
+
+_PLAIN_STEPS = 20
+"""Optimizer steps without DeepSpeed after which a script is known to train without it."""
 
 _STEPS_OF_VARYING = 4
 _VARYING_BATCHES = 8
@@ -45,11 +49,19 @@ class EngineObserver:
 
     last_step: number of optimizer steps of each trained engine after which the training ends without a repetition.
     varies: whether the batches have different shapes.
+    on_ignored: called where the script catches `TrainingEnded` and goes on.
     """
 
-    def __init__(self, recorder: PhaseRecorder, *, last_step: int, varies: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        recorder: PhaseRecorder,
+        *,
+        last_step: int,
+        varies: Callable[[], bool],
+        on_ignored: Callable[[], object] = lambda: None,
+    ) -> None:
         self.recorder = recorder
-        self._varies = varies
+        self._varies, self._on_ignored = varies, on_ignored
         self.last_step = last_step
         self.engines: list[Any] = []
         self.models: list[tuple[Any, tuple[int, int]]] = []
@@ -64,11 +76,18 @@ class EngineObserver:
         """Whether enough steps were seen."""
         self.in_training_mode = True
         """Whether the last trained module was in training mode."""
+        self.plain_steps = 0
+        """Steps of optimizers before there is an engine."""
         self._trained: set[int] = set()
         self._first_phase = 0
         self._more = self._micro_batches = 0
         self._nested = 0
         self._current = ""
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether an engine made an optimizer step."""
+        return bool(self._trained)
 
     @property
     def trained_engine(self) -> int:
@@ -143,6 +162,7 @@ class EngineObserver:
             if hasattr(engine, name):
                 setattr(engine, name, self.phased("saving", getattr(engine, name)))
         self._install_pipeline(pipeline)
+        register_optimizer_step_post_hook(self._count_plain_step)
 
     def phased(self, name: str, method: Callable[..., Any], *, before_training: bool = False) -> Callable[..., Any]:
         """The function as a phase."""
@@ -242,8 +262,18 @@ class EngineObserver:
     def count_refusal(self) -> None:
         """The script goes on although it has been seen. Raises TrainingEnded where it does not end by itself."""
         self._more += 1
+        if self._more > 2 * _MORE_CALLS:
+            self._on_ignored()
         if self._more > _MORE_CALLS:
             raise TrainingEnded
+
+    def _count_plain_step(self, *_: Any) -> None:
+        if not self.engines:
+            self.plain_steps += 1
+            if self.plain_steps > _PLAIN_STEPS + _MORE_CALLS:
+                self._on_ignored()
+            if self.plain_steps >= _PLAIN_STEPS:
+                raise TrainingEnded
 
     def _install_pipeline(self, pipeline: Any) -> None:
         """A pipeline's engine has instructions in place of forward, backward and step."""

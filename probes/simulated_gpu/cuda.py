@@ -21,7 +21,7 @@ _MULTIPROCESSORS = 132
 _CONSTRUCTORS = """tensor zeros ones empty full arange linspace rand randn randint randperm eye as_tensor zeros_like
     ones_like empty_like full_like rand_like randn_like randint_like tril_indices triu_indices empty_strided normal
     asarray Generator"""
-_WITHOUT_EFFECT = """set_device init reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached
+_WITHOUT_EFFECT = """init reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached
     ipc_collect manual_seed manual_seed_all set_rng_state set_rng_state_all seed seed_all synchronize
     set_per_process_memory_fraction _lazy_init _sleep"""
 _OF_TENSOR = """new_tensor new_zeros new_ones new_empty new_full"""
@@ -32,8 +32,15 @@ def gpu_device(value: Any) -> Any:
     """The simulated GPU for a name or object of a CUDA device; other values unchanged."""
     named = isinstance(value, str) and value.split(":")[0] == "cuda"
     if named or (isinstance(value, torch.device) and value.type == "cuda"):
-        return torch.device(DEVICE_TYPE, 0)
+        return gpu_number(torch.device(value).index or 0)
     return value
+
+
+def gpu_number(index: int) -> torch.device:
+    """The simulated GPU for the index of a CUDA device. Raises RuntimeError as CUDA does where there is none."""
+    if index >= torch.cuda.device_count():
+        raise RuntimeError(f"CUDA error: invalid device ordinal (cuda:{index} of {torch.cuda.device_count()} GPUs)")
+    return torch.device(DEVICE_TYPE, 0)
 
 
 def install(accelerator: Any, ledger: Ledger, cluster: Cluster) -> None:
@@ -92,6 +99,7 @@ def _answers(accelerator: Any, ledger: Ledger, cluster: Cluster) -> dict[str, Ca
         "is_initialized": constant(True),
         "device_count": constant(cluster.gpus_per_node),
         "current_device": constant(0),
+        "set_device": lambda device: gpu_number(device) if isinstance(device, int) else gpu_device(device),
         "get_device_name": constant(properties.name),
         "get_device_capability": constant((major, minor)),
         "get_device_properties": constant(properties),
@@ -139,13 +147,13 @@ def _accept_cuda_names(torch_module: Any) -> None:
     for owner in (torch.Tensor, torch.nn.Module):
         owner.to = _translated(owner.to, positional=True)
     tensor: Any = torch.Tensor
-    tensor.cuda = lambda own, *_, **__: own.to(torch.device(DEVICE_TYPE, 0))
+    tensor.cuda = lambda own, device=None, *_, **__: own.to(0 if device is None else device)
     tensor.is_cuda = property(lambda own: own.device.type == DEVICE_TYPE)
     # A fake tensor of another process cannot be shared; it has no memory.
     tensor.share_memory_ = lambda own: own
     tensor.is_shared = lambda _own: True
     module: Any = torch.nn.Module
-    module.cuda = lambda own, *_, **__: own.to(torch.device(DEVICE_TYPE, 0))
+    module.cuda = lambda own, device=None: own.to(0 if device is None else device)
     set_device = torch_module.set_default_device
     torch_module.set_default_device = lambda device: set_device(gpu_device(device))
 
@@ -158,11 +166,11 @@ def _translated(function: Any, *, positional: bool = False) -> Any:
         if options.get("device") is not None:
             device = options["device"]
             is_index = type(device) is int
-            options["device"] = torch.device(DEVICE_TYPE, 0) if is_index else gpu_device(device)
+            options["device"] = gpu_number(device) if is_index else gpu_device(device)
         if positional and len(arguments) > 1:
             own, first, *others = arguments
             index = type(first) is int
-            arguments = (own, torch.device(DEVICE_TYPE, 0) if index else gpu_device(first), *others)
+            arguments = (own, gpu_number(first) if index else gpu_device(first), *others)
         return function(*arguments, **options)
 
     return call
