@@ -20,7 +20,7 @@ _MULTIPROCESSORS = 132
 
 _CONSTRUCTORS = """tensor zeros ones empty full arange linspace rand randn randint randperm eye as_tensor zeros_like
     ones_like empty_like full_like rand_like randn_like randint_like tril_indices triu_indices empty_strided normal
-    asarray Generator"""
+    asarray"""
 _WITHOUT_EFFECT = """set_device init reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached
     ipc_collect manual_seed manual_seed_all set_rng_state set_rng_state_all seed seed_all synchronize
     set_per_process_memory_fraction _lazy_init _sleep"""
@@ -85,8 +85,8 @@ def _answers(accelerator: Any, ledger: Ledger, cluster: Cluster) -> dict[str, Ca
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *_, **__: value
 
-    nothing = constant(None)
-    answers = dict.fromkeys(_WITHOUT_EFFECT.split(), nothing)
+    # Each a function of its own: torch._dynamo, imported later, has a rule for each.
+    answers = {name: constant(None) for name in _WITHOUT_EFFECT.split()}
     return answers | {
         "is_available": constant(True),
         "is_initialized": constant(True),
@@ -113,13 +113,19 @@ def _answers(accelerator: Any, ledger: Ledger, cluster: Cluster) -> dict[str, Ca
         "is_current_stream_capturing": constant(False),
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": list,
-        "Stream": lambda *_, **__: accelerator.Stream(),
-        "Event": lambda *_, **__: accelerator.Event(),
+        "Stream": _as_class(accelerator.Stream),
+        "Event": _as_class(accelerator.Event),
         "current_stream": lambda *_: accelerator.current_stream(),
         "default_stream": lambda *_: accelerator.default_stream(),
         "stream": lambda stream: contextlib.nullcontext() if stream is None else accelerator.stream(stream),
         "device": lambda *_: contextlib.nullcontext(),
     }
+
+
+def _as_class(made: functools.partial[Any]) -> type:
+    """A class, which annotations name, for a class with its first arguments; others have no effect."""
+    of: Any = made.func
+    return type(of.__name__, (of,), {"__init__": lambda own, *_, **__: of.__init__(own, *made.args)})
 
 
 class _Zeros(dict[str, int]):
@@ -132,6 +138,7 @@ class _Zeros(dict[str, int]):
 def _accept_cuda_names(torch_module: Any) -> None:
     for name in _CONSTRUCTORS.split():
         setattr(torch_module, name, _translated(getattr(torch_module, name)))
+    torch_module.Generator = _generator(torch.Generator)
     for name in _OF_TENSOR.split():
         setattr(torch.Tensor, name, _translated(getattr(torch.Tensor, name)))
     for name in ("tensor", "as_tensor"):
@@ -166,6 +173,19 @@ def _translated(function: Any, *, positional: bool = False) -> Any:
         return function(*arguments, **options)
 
     return call
+
+
+def _generator(plain: Any) -> Any:
+    """torch's class of random generators, which annotations and `isinstance` name; none is on the simulated GPU."""
+
+    class Meta(type(plain)):  # type: ignore[misc]
+        def __instancecheck__(cls, each: Any) -> bool:
+            return isinstance(each, plain)
+
+        def __call__(cls, device: Any = "cpu") -> Any:  # the device is not used
+            return plain("cpu")
+
+    return Meta("Generator", (plain,), {})
 
 
 def _by_host(function: Any) -> Any:
