@@ -56,7 +56,9 @@ def real_ranks(python: Path, words: list[str], folder: Path, variables: dict[str
         (Path(scratch) / "ds_advise").symlink_to(PACKAGE, target_is_directory=True)
         start = [python, "-m", "torch.distributed.run", f"--nproc_per_node={WORLD_SIZE}", "--master_port=0"]
         command = [str(word) for word in [*start, WORKER, scratch, "0", *words]]
-        run_limited(command, folder, variables, log, limit)
+        _, printed = run_limited(command, folder, variables, log, limit)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(printed)
         answers = [Path(scratch) / f"rank{rank}.json" for rank in range(WORLD_SIZE)]
         found = [json.loads(path.read_text()) for path in answers if path.exists()]
         failed = [answer for answer in found if "error" in answer]
@@ -170,7 +172,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for each run")
     parser.add_argument("names", nargs="*", metavar="NAME")
     own, _, command = " ".join(map(shlex.quote, sys.argv[1:])).partition(" -- ")
-    arguments = parser.parse_args(shlex.split(own))
+    arguments = parser.parse_intermixed_args(shlex.split(own))
     root = arguments.root.resolve()
     results = root / "results"
     results.mkdir(exist_ok=True, parents=True)

@@ -10,6 +10,7 @@ which keeps other tensors on a CPU than on a GPU, draw their data in the same or
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -179,12 +180,14 @@ class RealRank:
 
 
 def _observer(recorder: Any, varies: Any) -> Any:
+    import torch
     from ds_advise.probes.recording.engine_phases import EngineObserver
 
     class Observer(EngineObserver):
         def _describe(self, module: Any) -> None:
             # Files are read by other threads and in C++, which the mode does not see.
-            for each in (*module.parameters(), *module.buffers()) if module is not None else ():
+            others = [each for each in gc.get_objects() if isinstance(each, torch.nn.Parameter)]
+            for each in (*others, *(module.buffers() if module is not None else ())):
                 self.recorder.ledger.track(getattr(each, "ds_tensor", each))
             super()._describe(module)
 
@@ -271,6 +274,13 @@ def _install_libraries(observer: Any, world_size: int) -> None:
         for name, function in kept.items():
             setattr(operations, name, function)
             libraries.replace_in_loaded(name, function)
+    scaler: Any = importlib.import_module("deepspeed.runtime.fp16.loss_scaler").DynamicLossScaler
+    init = scaler.__init__
+
+    def with_small_scale(own: Any, init_scale: float, *arguments: Any, **options: Any) -> None:
+        init(own, min(init_scale, 16.0), *arguments, **options)  # from the usual 65,536 the first steps overflow
+
+    scaler.__init__ = with_small_scale
     model: Any = importlib.import_module("transformers").PreTrainedModel
     save = model.save_pretrained
     libraries.install_transformers(phased=observer.phased, is_finished=lambda: observer.finished)

@@ -18,6 +18,9 @@ from .device import DEVICE_TYPE
 _MULTIPROCESSORS = 132
 """Streaming multiprocessors of an H100, for code that divides work by them. No memory depends on it."""
 
+_NCCL = (2, 27, 3)
+"""Version that scripts, and errors of torch.distributed, print."""
+
 _CONSTRUCTORS = """tensor zeros ones empty full arange linspace rand randn randint randperm eye as_tensor zeros_like
     ones_like empty_like full_like rand_like randn_like randint_like tril_indices triu_indices empty_strided normal
     asarray"""
@@ -46,6 +49,7 @@ def install(accelerator: Any, ledger: Ledger, cluster: Cluster) -> None:
     torch_module._C._cuda_getCurrentRawStream = lambda *_: 0
     torch_module.backends.cuda.is_built = lambda: True
     torch_module.backends.cudnn.is_available = lambda: True
+    torch_module.cuda.nccl.version = lambda: _NCCL
     torch_module.version.cuda = torch.version.cuda or "12.8"
     _accept_cuda_names(torch_module)
     checkpointing: Any = importlib.import_module("deepspeed.runtime.activation_checkpointing.checkpointing")
@@ -136,6 +140,10 @@ class _Zeros(dict[str, int]):
 
 
 def _accept_cuda_names(torch_module: Any) -> None:
+    contexts: Any = importlib.import_module("torch.utils._device")
+    contexts._device_constructors()  # kept by torch: functions that heed `with torch.device(...)`, not yet replaced
+    begin = contexts.DeviceContext.__init__
+    contexts.DeviceContext.__init__ = lambda own, device: begin(own, gpu_device(device))
     for name in _CONSTRUCTORS.split():
         setattr(torch_module, name, _translated(getattr(torch_module, name)))
     torch_module.Generator = _generator(torch.Generator)
