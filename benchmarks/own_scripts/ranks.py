@@ -13,10 +13,10 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
-import time
 import tempfile
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from benchmarks.own_scripts.__main__ import PACKAGE, environment_of, load_script
 
 WORLD_SIZE = 2
 WORKER = Path(__file__).with_name("ranks_worker.py")
+CLOSE = 0.005
 ONLY_ON_ONE = {"between"}
 """Phases that are listed where they allocate much on a GPU, which a real rank has not."""
 
@@ -102,6 +103,23 @@ def compare(dry: dict[str, Any], real: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def held(answer: dict[str, Any]) -> dict[str, Counter[str]]:
+    remark = next(each for each in answer["observed"]["remarks"] if each.startswith("held "))
+    return {name: Counter(sizes) for name, sizes in json.loads(remark[5:]).items()}
+
+
+def only_one_side(dry: dict[str, Any], real: dict[str, Any], place: str) -> list[str]:
+    """The largest tensors that one side holds at the end or the peak of a phase and the other does not."""
+    ours, theirs = (held(each)[place] for each in (dry, real))
+    for each in (ours, theirs):  # their categories may differ
+        for text in list(each):
+            each[text.rpartition(" ")[0]] += each.pop(text)
+    lines = [("dry ", text, count) for text, count in (ours - theirs).items()]
+    lines += [("real", text, count) for text, count in (theirs - ours).items()]
+    lines.sort(key=lambda line: -int(line[1].split()[0]) * line[2])
+    return [f"{side} {count} x {text}" for side, text, count in lines[:12]]
+
+
 def _same(engines: list[Any], *names: str) -> list[str]:
     """What differs."""
     ours, theirs = engines
@@ -155,7 +173,16 @@ def run_both(
             print(answers[kind]["error"][-3000:], file=sys.stderr)
             last = answers[kind]["error"].strip().splitlines()
             return f"| {name} | {kind} run failed: {(last or [''])[0 if kind == 'dry' else -1][:200]} | | | | |"
-    return report(name, compare(answers["dry"], answers["real"]), verbose=True)
+    found = compare(answers["dry"], answers["real"])
+    for kind, answer in answers.items():
+        for remark in answer["observed"]["remarks"]:
+            if not remark.startswith("held "):
+                print(f"  {kind}: {remark[-1500:]}", file=sys.stderr)
+    for place, (relative, _) in found["differences"].items():
+        if abs(relative) > CLOSE:
+            lines = only_one_side(answers["dry"], answers["real"], " ".join(map(str, place)))
+            print(f"  {place}: {relative:+.2%}", *lines, sep="\n    ", file=sys.stderr)
+    return report(name, found, verbose=True)
 
 
 def ranks_words(script: dict[str, Any], root: Path) -> list[str]:

@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import traceback
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,27 @@ def install_for_both(recorder: Any) -> None:
     """What both sides do otherwise than a dry run of the product."""
     import torch
 
+    recorder.marks = []
+    end = recorder.end
+
+    def marked() -> None:
+        counter = recorder.ledger.total
+        phase = recorder.recorded[-1]
+        places = {"live": recorder.ledger.events, "peak": counter.peak_event}
+        recorder.marks.append((f"{phase.iteration} {phase.name}", counter.peak_bytes, places))
+        end()
+
+    recorder.end = marked
+    phase_of_interest = os.environ.get("RANKS_STACK", "")
+    if phase_of_interest:  # TEMPORARY
+        from ds_advise.probes.recording.ledger import LiveBytes
+        class Stacked(LiveBytes):
+            def restart(self, event):
+                super().restart(event)
+                if recorder.current.startswith(phase_of_interest):
+                    recorder.stack = "".join(traceback.format_stack(limit=45))
+        recorder.ledger.total = Stacked()
+
     functional: Any = torch.nn.functional
     functional.scaled_dot_product_attention = _attention
     recorder.repeats = lambda *_: False
@@ -40,6 +62,27 @@ def install_for_both(recorder: Any) -> None:
         return iterate(own)
 
     loader.__iter__ = seeded
+
+
+def held(recorder: Any) -> str:
+    """JSON: by phase and figure, how many tensors of each size, shape and dtype lived at the end and at the peak."""
+    events: dict[str, int] = {}
+    peaks = Counter[str]()
+    for phase, peak_bytes, places in recorder.marks:
+        events[f"{phase} live"] = places["live"]
+        if peak_bytes >= peaks[phase]:
+            peaks[phase], events[f"{phase} peak"] = peak_bytes, places["peak"]
+    found = {
+        name: Counter(
+            f"{life.size_bytes} {list(life.shape)} {str(life.dtype)[6:]} {life.category}"
+            for life in recorder.ledger.storages
+            if life.is_live_at(event)
+        )
+        for name, event in events.items()
+    }
+    if hasattr(recorder, "stack"):
+        found["stack"] = {recorder.stack: 1}
+    return "held " + json.dumps(found)
 
 
 def _attention(
@@ -77,7 +120,14 @@ def dry_run() -> None:
         prepare(session)
         install_for_both(session.recorder)
 
-    worker.Session.prepare = prepared  # type: ignore[method-assign]
+    succeed = worker.Session.succeed
+
+    def succeeded(session: worker.Session) -> None:
+        session.observer.close()
+        session.remarks.append(held(session.recorder))
+        succeed(session)
+
+    worker.Session.prepare, worker.Session.succeed = prepared, succeeded  # type: ignore[method-assign]
     worker.main()
 
 
@@ -169,6 +219,7 @@ class RealRank:
         self.observer.close()
         if not self.observer.engines:
             self.write({"error": "no engine"})
+        self.remarks.append(held(self.recorder))
         phases = [asdict(phase) for phase in self.recorder.phases]
         self.write({"phases": phases, "observed": to_json(observed(self))})  # type: ignore[arg-type]
 
@@ -259,11 +310,17 @@ def _install_libraries(observer: Any, world_size: int) -> None:
     from ds_advise.probes.simulated_gpu import libraries
 
     libraries.DEVICE_TYPE = "cpu"
-    new_group, barrier = dist.new_group, dist.barrier
+    new_group, barrier, all_gather = dist.new_group, dist.barrier, dist.all_gather_into_tensor
+
+    def all_gather_into_tensor(output: Any, given: Any, *arguments: Any, **options: Any) -> Any:
+        # As NCCL, which does not compare the shapes.
+        return all_gather(output.view(-1, *given.shape[1:]), given, *arguments, **options)
+
     c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
     for module in (dist, c10d):
         for name in ("init_process_group", "destroy_process_group"):
             setattr(module, name, lambda *_, **__: None)
+        module.all_gather_into_tensor = all_gather_into_tensor
         module.new_group = lambda ranks=None, *_, **__: new_group(ranks)
         module.barrier = lambda group=None, *_, **__: barrier(group)
     vars(dist)["get_backend"] = lambda *_, **__: "nccl"
