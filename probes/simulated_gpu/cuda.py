@@ -18,9 +18,12 @@ from .device import DEVICE_TYPE
 _MULTIPROCESSORS = 132
 """Streaming multiprocessors of an H100, for code that divides work by them. No memory depends on it."""
 
+_NCCL = (2, 27, 3)
+"""Version that scripts, and errors of torch.distributed, print."""
+
 _CONSTRUCTORS = """tensor zeros ones empty full arange linspace rand randn randint randperm eye as_tensor zeros_like
     ones_like empty_like full_like rand_like randn_like randint_like tril_indices triu_indices empty_strided normal
-    asarray Generator"""
+    asarray"""
 _WITHOUT_EFFECT = """init reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached
     ipc_collect manual_seed manual_seed_all set_rng_state set_rng_state_all seed seed_all synchronize
     set_per_process_memory_fraction _lazy_init _sleep"""
@@ -53,6 +56,7 @@ def install(accelerator: Any, ledger: Ledger, cluster: Cluster) -> None:
     torch_module._C._cuda_getCurrentRawStream = lambda *_: 0
     torch_module.backends.cuda.is_built = lambda: True
     torch_module.backends.cudnn.is_available = lambda: True
+    torch_module.cuda.nccl.version = lambda: _NCCL
     torch_module.version.cuda = torch.version.cuda or "12.8"
     _accept_cuda_names(torch_module)
     checkpointing: Any = importlib.import_module("deepspeed.runtime.activation_checkpointing.checkpointing")
@@ -92,8 +96,8 @@ def _answers(accelerator: Any, ledger: Ledger, cluster: Cluster) -> dict[str, Ca
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *_, **__: value
 
-    nothing = constant(None)
-    answers = dict.fromkeys(_WITHOUT_EFFECT.split(), nothing)
+    # Each a function of its own: torch._dynamo, imported later, has a rule for each.
+    answers = {name: constant(None) for name in _WITHOUT_EFFECT.split()}
     return answers | {
         "is_available": constant(True),
         "is_initialized": constant(True),
@@ -121,13 +125,19 @@ def _answers(accelerator: Any, ledger: Ledger, cluster: Cluster) -> dict[str, Ca
         "is_current_stream_capturing": constant(False),
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": list,
-        "Stream": lambda *_, **__: accelerator.Stream(),
-        "Event": lambda *_, **__: accelerator.Event(),
+        "Stream": _as_class(accelerator.Stream),
+        "Event": _as_class(accelerator.Event),
         "current_stream": lambda *_: accelerator.current_stream(),
         "default_stream": lambda *_: accelerator.default_stream(),
         "stream": lambda stream: contextlib.nullcontext() if stream is None else accelerator.stream(stream),
         "device": lambda *_: contextlib.nullcontext(),
     }
+
+
+def _as_class(made: functools.partial[Any]) -> type:
+    """A class, which annotations name, for a class with its first arguments; others have no effect."""
+    of: Any = made.func
+    return type(of.__name__, (of,), {"__init__": lambda own, *_, **__: of.__init__(own, *made.args)})
 
 
 class _Zeros(dict[str, int]):
@@ -138,8 +148,13 @@ class _Zeros(dict[str, int]):
 
 
 def _accept_cuda_names(torch_module: Any) -> None:
+    contexts: Any = importlib.import_module("torch.utils._device")
+    contexts._device_constructors()  # kept by torch: functions that heed `with torch.device(...)`, not yet replaced
+    begin = contexts.DeviceContext.__init__
+    contexts.DeviceContext.__init__ = lambda own, device: begin(own, gpu_device(device))
     for name in _CONSTRUCTORS.split():
         setattr(torch_module, name, _translated(getattr(torch_module, name)))
+    torch_module.Generator = _generator(torch.Generator)
     for name in _OF_TENSOR.split():
         setattr(torch.Tensor, name, _translated(getattr(torch.Tensor, name)))
     for name in ("tensor", "as_tensor"):
@@ -174,6 +189,19 @@ def _translated(function: Any, *, positional: bool = False) -> Any:
         return function(*arguments, **options)
 
     return call
+
+
+def _generator(plain: Any) -> Any:
+    """torch's class of random generators, which annotations and `isinstance` name; none is on the simulated GPU."""
+
+    class Meta(type(plain)):  # type: ignore[misc]
+        def __instancecheck__(cls, each: Any) -> bool:
+            return isinstance(each, plain)
+
+        def __call__(cls, device: Any = "cpu") -> Any:  # the device is not used
+            return plain("cpu")
+
+    return Meta("Generator", (plain,), {})
 
 
 def _by_host(function: Any) -> Any:

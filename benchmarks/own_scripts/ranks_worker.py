@@ -1,0 +1,361 @@
+"""One process of the comparison of `ranks.py`: a rank that really trains on the CPU, or the dry run of the same command.
+
+    python -c "..." FOLDER                     the worker of the dry run (see `run.py` in probes/command)
+    python ranks_worker.py FOLDER ROUND WORDS  one rank, started by torchrun
+
+A real rank's device is the host, which answers as a GPU does, so that the script, its trainer and the engine take a
+GPU's branches; tensors, kernels and collectives (gloo) are real. Both sides compute attention without a fused kernel,
+which keeps other tensors on a CPU than on a GPU, draw their data in the same order, and take `STEPS` optimizer steps.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+STEPS = 4
+"""ZeRO-3 prefetches from the third step on, so that the fourth is as all others."""
+LIMIT = timedelta(seconds=300)
+
+
+def install_for_both(recorder: Any) -> None:
+    """What both sides do otherwise than a dry run of the product."""
+    import torch
+
+    recorder.marks = []
+    end = recorder.end
+
+    def marked() -> None:
+        counter = recorder.ledger.total
+        phase = recorder.recorded[-1]
+        places = {"live": recorder.ledger.events, "peak": counter.peak_event}
+        recorder.marks.append((f"{phase.iteration} {phase.name}", counter.peak_bytes, places))
+        end()
+
+    recorder.end = marked
+    phase_of_interest = os.environ.get("RANKS_STACK", "")
+    if phase_of_interest:  # TEMPORARY
+        from ds_advise.probes.recording.ledger import LiveBytes
+
+        class Stacked(LiveBytes):
+            def restart(self, event):
+                super().restart(event)
+                if recorder.current.startswith(phase_of_interest):
+                    recorder.stack = "".join(traceback.format_stack(limit=45))
+
+        recorder.ledger.total = Stacked()
+
+    functional: Any = torch.nn.functional
+    functional.scaled_dot_product_attention = _attention
+    recorder.repeats = lambda *_: False
+    loader: Any = torch.utils.data.DataLoader
+    iterate = loader.__iter__
+
+    def seeded(own: Any) -> Any:
+        torch.default_generator.manual_seed(0)  # models with and without numbers have drawn other amounts
+        return iterate(own)
+
+    loader.__iter__ = seeded
+
+
+def held(recorder: Any) -> str:
+    """JSON: by phase and figure, how many tensors of each size, shape and dtype lived at the end and at the peak."""
+    events: dict[str, int] = {}
+    peaks = Counter[str]()
+    for phase, peak_bytes, places in recorder.marks:
+        events[f"{phase} live"] = places["live"]
+        if peak_bytes >= peaks[phase]:
+            peaks[phase], events[f"{phase} peak"] = peak_bytes, places["peak"]
+    found = {
+        name: Counter(
+            f"{life.size_bytes} {list(life.shape)} {str(life.dtype)[6:]} {life.category}"
+            for life in recorder.ledger.storages
+            if life.is_live_at(event)
+        )
+        for name, event in events.items()
+    }
+    if hasattr(recorder, "stack"):
+        found["stack"] = {recorder.stack: 1}
+    return "held " + json.dumps(found)
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    import torch
+
+    if enable_gqa:
+        key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        scores = scores.masked_fill(attn_mask.logical_not(), -1e4)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = torch.nn.functional.dropout(scores.softmax(-1), dropout_p, training=dropout_p > 0)
+    return weights @ value
+
+
+def dry_run() -> None:
+    """The worker of the dry run."""
+    from ds_advise.probes.command import worker
+
+    prepare = worker.Session.prepare
+
+    def prepared(session: worker.Session) -> None:
+        prepare(session)
+        install_for_both(session.recorder)
+
+    succeed = worker.Session.succeed
+
+    def succeeded(session: worker.Session) -> None:
+        session.observer.close()
+        session.remarks.append(held(session.recorder))
+        succeed(session)
+
+    worker.Session.prepare, worker.Session.succeed = prepared, succeeded  # type: ignore[method-assign]
+    worker.main()
+
+
+class RealRank:
+    """One rank that trains. It has the attributes of `Session` from which `observed` reads."""
+
+    def __init__(self, folder: Path) -> None:
+        from ds_advise.probes.command.rows import Rows
+        from ds_advise.probes.recording.allocation_classifier import AllocationClassifier
+        from ds_advise.probes.recording.ledger import Ledger
+        from ds_advise.probes.recording.phases import PhaseRecorder
+        from ds_advise.probes.recording.schedule import ScheduleRecorder
+        from ds_advise.tests.probes.dry_run import dry_run_jobs
+
+        self.jobs = dry_run_jobs
+        self.folder = folder
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        classifier = AllocationClassifier()
+        ledger = Ledger("none", classifier.classify)
+        schedule = ScheduleRecorder(lambda: ledger.stream, ledger.is_pinned)
+        self.recorder = PhaseRecorder(ledger, classifier, schedule)
+        self.observer = _observer(self.recorder, lambda: self.loaders.has_varying_shapes)
+        self.loaders = _loaders(self.observer)
+        self.rows = Rows(1 << 40)
+        self.remarks: list[str] = []
+
+    def prepare(self, meeting: Path) -> None:
+        import deepspeed
+        import torch
+        from deepspeed.accelerator import set_accelerator
+        from ds_advise.probes.command import follow
+        from ds_advise.probes.simulated_gpu import accelerator, kernels
+
+        jobs, ledger, schedule = self.jobs, self.recorder.ledger, self.recorder.schedule
+        c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+        c10d.ProcessGroupGloo = jobs.OneThreadGloo
+        os.environ["LOCAL_SIZE"] = str(self.world_size + 1)  # unequal: no collectives in shared memory
+        store = torch.distributed.FileStore(str(meeting), self.world_size)
+        torch.distributed.init_process_group(
+            "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=LIMIT
+        )
+        kernels.CountingHandle = jobs.FileHandle  # type: ignore[misc]
+        kernels.op_builder = accelerator.op_builder = jobs.op_builder
+        gpu = jobs.RealAccelerator(ledger, schedule, device_count=self.world_size, memory_bytes=80 << 30)
+        set_accelerator(gpu)
+        kernels.install(ledger, schedule)
+        deepspeed.init_distributed("gloo")
+        self.mode = jobs.RealMode(ledger, schedule, alone=False)
+        self.mode.invented, self.mode.unknown_masks = {}, 0
+        importlib.import_module("transformers.modeling_utils")
+        _answer_as_gpu(gpu, ledger, self.world_size)
+        _install_libraries(self.observer, self.world_size)
+        self.loaders.install()
+        self.observer.install()
+        install_for_both(self.recorder)
+        follow.install()
+
+    def run(self, round_number: int, words: list[str]) -> None:
+        from ds_advise.probes.command import follow, launchers
+        from ds_advise.probes.recording.engine_phases import TrainingEnded
+
+        try:
+            self.prepare(self.folder / f"meeting{round_number}")
+            launch = launchers.read_launch(words, folder=Path.cwd())
+            self.observer.enter("load", iteration=0)
+            with self.mode:
+                launchers.run_target(launch)
+        except TrainingEnded:
+            pass
+        except follow.Relaunch as other:
+            places = {name: os.environ[name] for name in launchers.RANK_VARIABLES if name in os.environ}
+            os.chdir(other.folder)
+            again = [sys.executable, __file__, str(self.folder), str(round_number + 1), *other.words]
+            os.execve(sys.executable, again, {**other.environment, **places})
+        except BaseException as error:
+            ended = isinstance(error, SystemExit) and error.code in (None, 0)
+            if not ended and not self.observer.finished:
+                self.write({"error": "".join(traceback.format_exception(error))})
+            if not ended:
+                self.remarks.append("".join(traceback.format_exception(error)))
+        self.succeed()
+
+    def succeed(self) -> None:
+        from dataclasses import asdict
+
+        from ds_advise.estimators.json_form import to_json
+        from ds_advise.probes.command.observe import observed
+
+        self.observer.close()
+        if not self.observer.engines:
+            self.write({"error": "no engine"})
+        self.remarks.append(held(self.recorder))
+        phases = [asdict(phase) for phase in self.recorder.phases]
+        self.write({"phases": phases, "observed": to_json(observed(self))})  # type: ignore[arg-type]
+
+    def write(self, answer: dict[str, Any]) -> None:
+        (self.folder / f"rank{self.rank}.json").write_text(json.dumps(answer))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit("error" in answer)
+
+
+def _observer(recorder: Any, varies: Any) -> Any:
+    import torch
+    from ds_advise.probes.recording.engine_phases import EngineObserver
+
+    class Observer(EngineObserver):
+        def _describe(self, module: Any) -> None:
+            # Files are read by other threads and in C++, which the mode does not see.
+            others = [each for each in gc.get_objects() if isinstance(each, torch.nn.Parameter)]
+            for each in (*others, *(module.buffers() if module is not None else ())):
+                self.recorder.ledger.track(getattr(each, "ds_tensor", each))
+            super()._describe(module)
+
+    return Observer(recorder, last_step=STEPS, varies=varies)
+
+
+def _loaders(observer: Any) -> Any:
+    from ds_advise.probes.simulated_gpu.loaders import Loaders
+    from torch.utils._pytree import tree_iter
+
+    class RealLoaders(Loaders):
+        """Batches are on the host: to move one is to copy it."""
+
+        def _next(self, *arguments: Any) -> Any:
+            batch = super()._next(*arguments)
+            for each in tree_iter(dict(batch) if hasattr(batch, "items") else batch):
+                if hasattr(each, "untyped_storage"):
+                    each._is_on_host = True
+            return batch
+
+    return RealLoaders(
+        is_training=lambda: observer.is_training,
+        is_finished=lambda: observer.finished,
+        on_refusal=observer.count_refusal,
+        longest=False,
+    )
+
+
+def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
+    """`torch.cuda` is the host, and functions that a CPU computes in other pieces than a GPU are computed as there."""
+    import torch
+    from ds_advise.estimators.hardware import Cluster, find_gpu
+    from ds_advise.probes.simulated_gpu import autocast, cuda
+
+    torch_module: Any = torch
+    cuda.DEVICE_TYPE = autocast.DEVICE_TYPE = "cpu"
+    cuda.install(gpu, ledger, Cluster(gpu=find_gpu("H100"), nodes=1, gpus_per_node=world_size))
+    autocast._replace_contexts()
+    tensor: Any = torch.Tensor
+    tensor.record_stream = lambda _tensor, _stream: None
+    tensor.is_pinned = lambda own, *_: ledger.is_pinned(own)
+
+    def pin_memory(own: Any, *_: Any, **__: Any) -> Any:
+        with ledger.births_pinned():
+            return own.clone()
+
+    tensor.pin_memory = pin_memory
+    move = tensor.to
+
+    def to(own: Any, *arguments: Any, **options: Any) -> Any:
+        moved = move(own, *arguments, **options)
+        return own.clone() if moved is own and getattr(own, "_is_on_host", False) else moved
+
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+    tensor.to = to
+    torch_module.nn.functional.dropout = dropout
+    foreach: Any = importlib.import_module("torch.utils._foreach_utils")
+    optimizers: Any = importlib.import_module("torch.optim.optimizer")
+    kinds = [*foreach._get_foreach_kernels_supported_devices(), "cpu"]
+    for module in (foreach, optimizers):
+        module._get_foreach_kernels_supported_devices = lambda: kinds
+
+
+def _install_libraries(observer: Any, world_size: int) -> None:
+    """accelerate, transformers and torch.distributed as on a simulated rank, but with real collectives."""
+    import torch.distributed as dist
+    from ds_advise.probes.simulated_gpu import libraries
+
+    libraries.DEVICE_TYPE = "cpu"
+    new_group, barrier, all_gather = dist.new_group, dist.barrier, dist.all_gather_into_tensor
+
+    def all_gather_into_tensor(output: Any, given: Any, *arguments: Any, **options: Any) -> Any:
+        # As NCCL, which does not compare the shapes.
+        return all_gather(output.view(-1, *given.shape[1:]), given, *arguments, **options)
+
+    c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    for module in (dist, c10d):
+        for name in ("init_process_group", "destroy_process_group"):
+            setattr(module, name, lambda *_, **__: None)
+        module.all_gather_into_tensor = all_gather_into_tensor
+        module.new_group = lambda ranks=None, *_, **__: new_group(ranks)
+        module.barrier = lambda group=None, *_, **__: barrier(group)
+    vars(dist)["get_backend"] = lambda *_, **__: "nccl"
+    if libraries.has("accelerate"):
+        operations: Any = importlib.import_module("accelerate.utils.operations")
+        kept = {name: getattr(operations, name) for name in ("gather_object", "broadcast_object_list")}
+        libraries.install_accelerate(world_size)
+        for name, function in kept.items():
+            setattr(operations, name, function)
+            libraries.replace_in_loaded(name, function)
+    scaler: Any = importlib.import_module("deepspeed.runtime.fp16.loss_scaler").DynamicLossScaler
+    init = scaler.__init__
+
+    def with_small_scale(own: Any, init_scale: float, *arguments: Any, **options: Any) -> None:
+        init(own, min(init_scale, 16.0), *arguments, **options)  # from the usual 65,536 the first steps overflow
+
+    scaler.__init__ = with_small_scale
+    model: Any = importlib.import_module("transformers").PreTrainedModel
+    save = model.save_pretrained
+    libraries.install_transformers(phased=observer.phased, is_finished=lambda: observer.finished)
+    model.save_pretrained = observer.phased("saving", save)
+
+
+def main() -> None:
+    folder, round_number, *words = sys.argv[1:]
+    # The package alone, not its neighbours: a script may have modules of their names.
+    sys.path[:1] = [folder]
+    os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    from ds_advise.probes.simulated_gpu import patches
+
+    patches.before_deepspeed()
+    RealRank(Path(folder)).run(int(round_number), words)
+
+
+if __name__ == "__main__":
+    main()
