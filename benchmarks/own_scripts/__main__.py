@@ -127,11 +127,14 @@ def row(script: dict[str, Any], result: dict[str, Any] | None) -> list[str]:
         return [*opening, "", f"not run: {script['cannot']}", "", ""]
     if result is None:
         return [*opening, "", "not run yet", "", ""]
-    answer = result.get("answer", {})
-    error = result.get("error") or answer.get("error")
-    peak, step = answer.get("peak"), answer.get("step_seconds")
-    numbers = [f"{peak / 2**30:.2f}" if peak else "", f"{step:.2f}" if step else ""]
-    return [*opening, f"{result['seconds']:.0f}", error or answer.get("ended", ""), *numbers]
+    seconds = f"{result['seconds']:.0f}"
+    if "error" in result:
+        return [*opening, seconds, result["error"], "", ""]
+    answer = result["answer"]
+    observed, peak = answer["observed"], answer["peak"]["allocated_bytes_per_gpu"] / 2**30
+    step = answer["step_s"]
+    ended = f"{observed['ended']}, {observed['steps']} steps; {answer['verdict']}"
+    return [*opening, seconds, ended, f"{peak:.2f}", "" if step is None else f"{step:.3g}"]
 
 
 def table(root: Path, scripts: list[dict[str, Any]]) -> str:
@@ -171,8 +174,8 @@ def main() -> None:
         result = (dry_run_one if arguments.run else check_one)(script, root, arguments.limit)
         stem = script["name"].replace(" ", "_") + ("" if arguments.run else ".check")
         (root / "results" / f"{stem}.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
-        if arguments.check:
-            print(f"{script['name']}: {result['ended']} ({result['seconds']} s)", flush=True)
+        said = result["ended"] if arguments.check else " | ".join(row(script, result)[2:])
+        print(f"{script['name']}: {said} ({result['seconds']} s)", file=sys.stderr, flush=True)
     if arguments.run:
         print(table(root, scripts))
 
