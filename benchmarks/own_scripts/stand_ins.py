@@ -179,6 +179,9 @@ def make_model(folder: Path, name: str, *, tiny: bool) -> None:
         transformers.ViTImageProcessor().save_pretrained(folder)
     else:
         tokenizer(reads).save_pretrained(folder)
+        path = folder / "tokenizer_config.json"  # transformers 4 has no class named TokenizersBackend
+        text = path.read_text(encoding="utf-8").replace("TokenizersBackend", "PreTrainedTokenizerFast")
+        path.write_text(text, encoding="utf-8")
 
 
 def chat(user: str, assistant: str) -> list[dict[str, str]]:
@@ -273,6 +276,11 @@ def write_tables(data: Path) -> None:
         (data / "questions" / f"squad_{split}.json").write_text(json.dumps(asked), encoding="utf-8")
         listed = list(rows(instructions, split))
         (data / "alpaca" / f"list_{split}.json").write_text(json.dumps(listed), encoding="utf-8")
+    chosen = [
+        {"messages": row["chosen"], "rejected_response": row["rejected"][1]["content"]}
+        for row in rows(preferences, "train")
+    ]
+    (data / "swift_dpo.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
     numbers, words = random.Random(0), vocabulary()
     lines = [sentence(numbers, words, 20, 200) for _ in range(4000)]
     (data / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
