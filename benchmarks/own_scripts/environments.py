@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+import tempfile
 import venv
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,24 @@ def make_environment(folder: Path, packages: list[str], without_dependencies: li
         shutil.rmtree(site / "torchaudio" / "lib", ignore_errors=True)
     (folder / "complete").write_text("", encoding="utf-8")
     return python
+
+
+def add_flash_attention(environment: Path, version: str) -> None:
+    """FlashAttention's Python package, with an empty module in place of its CUDA extension, which takes hours to build.
+
+    The package registers its kernels as operations of torch, with the functions that give the shapes of their outputs.
+    """
+    python, site = environment / "bin" / "python", site_packages(environment)
+    download: list[str | Path] = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation"]
+    with tempfile.TemporaryDirectory() as folder:
+        run([*download, "--no-binary", ":all:", "-d", folder, f"flash-attn=={version}"])
+        source = Path(folder) / f"flash_attn-{version}"
+        shutil.unpack_archive(f"{source}.tar.gz", folder)
+        shutil.copytree(source / "flash_attn", site / "flash_attn", dirs_exist_ok=True)
+        information = site / f"flash_attn-{version}.dist-info"
+        information.mkdir(exist_ok=True)
+        shutil.copy(source / "PKG-INFO", information / "METADATA")
+    (site / "flash_attn_2_cuda.py").write_text("", encoding="utf-8")
 
 
 def add_sources(environment: Path, folders: list[Path]) -> None:
@@ -150,6 +169,8 @@ def prepare(root: Path, listed: dict[str, Any], scripts: list[dict[str, Any]]) -
         made = listed["environments"][name]
         print(f"environment {name}", flush=True)
         make_environment(root / "env" / name, made["packages"], made.get("without_dependencies", []))
+        if "flash_attention" in made:
+            add_flash_attention(root / "env" / name, made["flash_attention"])
         if "sources" in made:
             add_sources(root / "env" / name, [root / "sources" / folder for folder in made["sources"]])
     for repository, source in listed["sources"].items():

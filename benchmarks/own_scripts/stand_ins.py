@@ -241,6 +241,11 @@ def triplets(numbers: random.Random, words: list[str]) -> dict[str, Any]:
     return {name: sentence(numbers, words, 10, 40) for name in ("anchor", "positive", "negative")}
 
 
+def scored_pairs(numbers: random.Random, words: list[str]) -> dict[str, Any]:
+    texts = {name: sentence(numbers, words, 10, 40) for name in ("sentence1", "sentence2")}
+    return texts | {"score": numbers.random()}
+
+
 def questions(numbers: random.Random, words: list[str]) -> dict[str, Any]:
     context = sentence(numbers, words, 80, 300)
     answer = context.split()[numbers.randint(3, 60)]
@@ -303,6 +308,19 @@ def write_hub_data(data: Path) -> None:
     (glue / "README.md").write_text(
         f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}{info}---\n", encoding="utf-8"
     )
+    nli = data / "hub" / "sentence-transformers"
+    for name, config, columns, splits in (
+        ("all-nli", "triplet", triplets, ("train", "dev")),
+        ("stsb", "default", scored_pairs, ("validation", "test")),
+    ):
+        (nli / name).mkdir(parents=True, exist_ok=True)
+        numbers, words = random.Random(0), vocabulary()
+        for split in splits:
+            lines = [json.dumps(columns(numbers, words)) for _ in range(10000 if split == "train" else 1000)]
+            (nli / name / f"{split}.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        files = "".join(f"  - {{split: {split}, path: {split}.json}}\n" for split in splits)
+        text = f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n"
+        (nli / name / "README.md").write_text(text, encoding="utf-8")
     wikitext = data / "hub" / "wikitext"
     wikitext.mkdir(parents=True, exist_ok=True)
     text = (data / "text.txt").read_text(encoding="utf-8")
@@ -315,6 +333,16 @@ def write_hub_data(data: Path) -> None:
     names = ("wikitext-2-v1", "wikitext-2-raw-v1", "wikitext-103-raw-v1")
     configs = "".join(f"- {{config_name: {name}, data_files: train.txt}}\n" for name in names)
     (wikitext / "README.md").write_text(f"---\nconfigs:\n{configs}---\n", encoding="utf-8")
+
+
+def write_tokens(data: Path) -> None:
+    """nanoGPT's token files."""
+    import numpy
+
+    numbers, folder = numpy.random.default_rng(0), data / "openwebtext"
+    folder.mkdir(exist_ok=True)
+    for split, count in {"train": 200_000, "val": 20_000}.items():
+        numbers.integers(0, 50257, count, dtype=numpy.uint16).tofile(folder / f"{split}.bin")
 
 
 def write_images(data: Path) -> None:
@@ -363,6 +391,7 @@ def main(folder: Path) -> None:
     write_tables(data)
     write_hub_data(data)
     write_images(data)
+    write_tokens(data)
     write_deepspeed_configs(data)
     for name in MODELS:
         make_model(folder / "models" / name, name, tiny=False)
