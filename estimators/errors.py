@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class DsAdviseError(Exception):
     """Base class of the errors that a user can cause. Each of the three parts is one line."""
+
+    exit_code: ClassVar[int] = 2
+    """Exit code of the command line."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         """what: the problem, with the offending value. why: the cause, or the reason why no value can be assumed. fix:

@@ -180,6 +180,7 @@ def run(args: list[str]) -> int:
             raise
     except DsAdviseError as error:
         _report(error.what, error.why, error.fix)
+        return error.exit_code
     except click.NoSuchOption as error:
         what, why, fix = f"no such option {error.option_name}", "", _help_hint(args)
         if error.option_name == "--lang":

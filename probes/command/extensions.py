@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -62,7 +61,7 @@ def rebind(replacements: Mapping[Any, Any]) -> None:
             for name, value in list(vars(module).items()):
                 if id(value) in new:
                     setattr(module, name, new[id(value)])
-                elif isinstance(value, type) and value.__module__ in _BOUND_EARLY:
+                elif issubclass(type(value), type) and value.__module__ in _BOUND_EARLY:
                     _rebind_members(value, new)
 
 
@@ -104,7 +103,9 @@ def _patch(view: View, module: ModuleType) -> None:
         _publish_nothing(module)
     for path in _OPENING.get(module.__name__, ()):
         *owners, name = path.split(".")
-        owner: Any = functools.reduce(lambda found, each: getattr(found, each, None), owners, module)
+        owner: Any = module
+        for each in owners:
+            owner = getattr(owner, each, None)
         function = getattr(owner, name, None)
         if function is None:  # another version
             continue

@@ -197,6 +197,10 @@ class View:
             return ""
         return target if target[:1] == "/" and not self.in_scratch(target) else ""
 
+    def reads_through(self, place: str) -> bool:
+        """Whether a place is a passthrough, and not a symlink of the user's in an untouched folder."""
+        return bool(self.passthrough(place)) and self.in_scratch(real_path(posixpath.dirname(place)))
+
     def make_private(self, place: str, keep_content: bool) -> None:
         """Replace a passthrough to a file by a copy of the file, or by an empty file. Devices stay what they are.
         Raises OSError where the copy would exceed the limit."""
@@ -361,6 +365,16 @@ def environment(scratch: str | Path, *, offline: bool = False) -> dict[str, str]
 
 def _of_kernel(path: str) -> bool:
     return path.startswith(_KERNEL) and not path.startswith(_SHARED_MEMORY)
+
+
+def real_path(path: str) -> str:
+    """The path without symlinks. Raises OSError if it does not exist."""
+    descriptor = native.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        found: str = native.readlink(f"/proc/self/fd/{descriptor}")
+        return found
+    finally:
+        native.close(descriptor)
 
 
 def is_folder(path: str) -> bool:

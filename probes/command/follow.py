@@ -48,8 +48,10 @@ def install() -> None:
     `os.system`, `torch.multiprocessing` and torch's elastic launcher. `datasets` uses no processes.
 
     The variables of `RANK_VARIABLES` are the simulated rank's, and a function that would be a rank of its own sees
-    them again.
+    them again. PATH begins with the interpreter's folder, as in its activated environment, so that `torchrun` is this
+    one's.
     """
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     _own_rank.update({name: value for name, value in os.environ.items() if name in RANK_VARIABLES})
     for owner, name, replacement in _replacements():
         setattr(owner, name, replacement)
@@ -277,12 +279,12 @@ def _start_processes(
 
 def _launch_agent(config: Any, entrypoint: Any, args: Sequence[Any], *_: Any, **__: Any) -> dict[int, Any]:
     """torch's elastic launcher, which is below torchrun, `accelerate launch` and `notebook_launcher`."""
-    if callable(entrypoint):
-        return {_local_rank(): _in_this_process(entrypoint, *args)}
     log_folder = Path(getattr(config.logs_specs, "root_log_dir", ""))
     if log_folder.name.startswith("torchelastic_"):  # made beforehand, for the logs of this launch
         with contextlib.suppress(OSError):
             log_folder.rmdir()
+    if callable(entrypoint):
+        return {_local_rank(): _in_this_process(entrypoint, *args)}
     counts = [f"--nproc-per-node={config.nproc_per_node}", f"--nnodes={config.max_nodes}"]
     raise Relaunch(["torchrun", *counts, "--no-python", entrypoint, *args], os.environ, Path.cwd())
 

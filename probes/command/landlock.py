@@ -52,6 +52,6 @@ def restrict_writes(folders: Iterable[str]) -> bool:
                     return False
             finally:
                 os.close(descriptor)
-        return libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0
+        return not libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) and not libc.syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)

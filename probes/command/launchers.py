@@ -230,7 +230,7 @@ def _local_rank() -> str:
 
 def _torchrun(name: str, arguments: list[str], reading: _Reading) -> list[str]:
     from torch.distributed import launch, run
-    from torch.distributed.elastic.utils import macros
+    from torch.distributed.elastic.utils.api import macros
 
     args = (launch if name == "torch.distributed.launch" else run).parse_args(arguments)
     args.log_dir = os.devnull  # else a folder is made

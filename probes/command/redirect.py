@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import extensions, landlock
-from .files import LIMIT_BYTES, View, is_folder, native
+from .files import LIMIT_BYTES, View, is_folder, native, real_path
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _READING = frozenset({"r", "rb"})
@@ -108,37 +108,40 @@ def _readers(view: View) -> Functions:
     names = ("access", "getxattr", "listxattr", "pathconf", "statvfs")
     plain_stat = reader(native.stat)
 
-    def passes(place: str, found: os.stat_result) -> bool:
-        return stat.S_ISLNK(found.st_mode) and view.in_scratch(place) and bool(view.passthrough(place))
+    def absolute(path: Any) -> str:
+        return os.path.join(native.getcwd(), os.fsdecode(path))
 
-    def lstat_place(place: str) -> os.stat_result:
-        if place[:1] != "/":
-            place = f"{native.getcwd()}/{place}"
-        found = native.lstat(place)
-        return native.stat(place) if passes(place, found) else found
-
-    plain_lstat = reader(lambda path: lstat_place(os.fsdecode(path)))
-
-    def find(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
-        if type(path) is str and dir_fd is None and follow_symlinks:
-            try:
-                found: os.stat_result = native.stat(read(path))
-                return found
-            except OSError as error:
-                raise _named(error, path) from None
-        path = _at(path, {"dir_fd": dir_fd})
-        return plain_stat(path) if follow_symlinks or isinstance(path, int) else plain_lstat(path)
-
-    def lstat(path: Any, *, dir_fd: int | None = None) -> os.stat_result:
-        return plain_lstat(_at(path, {"dir_fd": dir_fd}))
+    def lstat_place(path: Any) -> os.stat_result:
+        place = absolute(path)
+        found: os.stat_result = native.lstat(place)
+        if stat.S_ISLNK(found.st_mode) and view.in_scratch(place) and view.reads_through(place):
+            found = native.stat(place)
+        return found
 
     def target(path: Any) -> Any:
-        place = os.path.join(native.getcwd(), os.fsdecode(path))
+        place = absolute(path)
         found = native.readlink(place)
-        if view.in_scratch(place) and view.passthrough(place):
+        if view.in_scratch(place) and view.reads_through(place):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
         found = view.user_path(found) if found[:1] == "/" else found
         return os.fsencode(found) if isinstance(path, bytes) else found
+
+    plain_lstat = reader(lstat_place)
+
+    def find(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
+        found: os.stat_result
+        if type(path) is str and dir_fd is None and follow_symlinks:
+            try:
+                found = native.stat(read(path))
+            except OSError as error:
+                raise _named(error, path) from None
+        else:
+            path = _at(path, {"dir_fd": dir_fd})
+            found = plain_stat(path) if follow_symlinks or isinstance(path, int) else plain_lstat(path)
+        return found
+
+    def lstat(path: Any, *, dir_fd: int | None = None) -> os.stat_result:
+        return find(path, dir_fd=dir_fd, follow_symlinks=False)
 
     return {
         **{name: reader(getattr(native, name)) for name in names},
@@ -333,11 +336,7 @@ def _scandir(view: View) -> Callable[..., Any]:
             return native.scandir(path)
         try:
             place = view.listed(text)
-            descriptor = native.open(place, os.O_PATH | os.O_DIRECTORY)
-            try:
-                real = native.readlink(f"/proc/self/fd/{descriptor}")
-            finally:
-                native.close(descriptor)
+            real = real_path(place)
             if isinstance(path, bytes) or (not view.in_scratch(real) and (text[:1] != "/" or real == text)):
                 return native.scandir(path)  # the user's folder, of which nothing was changed
             return _Entries(view, real, text)
@@ -349,9 +348,13 @@ def _scandir(view: View) -> Callable[..., Any]:
 
 def _copyfile(view: View, function: Callable[..., Any]) -> Callable[..., Any]:
     def copyfile(src: Any, dst: Any, *, follow_symlinks: bool = True) -> Any:
-        source = os.path.realpath(view.read(os.path.abspath(os.fsdecode(src))))
-        source = view.passthrough(source) or source
-        if view.in_scratch(source) or not os.path.isfile(source) or os.path.getsize(source) < _LINKED_FROM_BYTES:
+        try:
+            source = real_path(view.read(os.fsdecode(src)))
+            found = native.stat(source)
+        except OSError:
+            return function(src, dst, follow_symlinks=follow_symlinks)
+        is_large = stat.S_ISREG(found.st_mode) and found.st_size > _LINKED_FROM_BYTES
+        if not is_large or view.in_scratch(source) or not follow_symlinks:
             return function(src, dst, follow_symlinks=follow_symlinks)
         place = view.written(os.fsdecode(dst), keep_content=False)
         native.symlink(source, f"{place}.link")

@@ -36,6 +36,8 @@ main()"""
 class CommandFailedError(DsAdviseError):
     """The user's script failed. details: its traceback or the end of its output."""
 
+    exit_code = 1
+
     def __init__(self, what: str, *, phase: str, details: str = "", why: str = "", fix: str = "") -> None:
         super().__init__(what, why=why, fix=fix)
         self.phase = phase
@@ -79,7 +81,9 @@ def _start(
     request: CommandRequest, folder: Path, working_folder: Path, timeout_s: float, on_progress: OnProgress
 ) -> dict[str, Any]:
     """One process of the command: its answer, an error, or the process to start in its place."""
-    interpreter = interpreter_of(request.words, folder=request.folder) or Path(sys.executable)
+    interpreter = interpreter_of(request.words, folder=request.folder, environment=request.variables) or Path(
+        sys.executable
+    )
     (folder / "answer.json").unlink(missing_ok=True)
     environment = {
         **worker_environment(),

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .extensions import rebind
 
 _MARK = b"ds-advise tensors without numbers\n"
-_KEPT_ELEMENTS = 1 << 12
-"""Up to this size numbers on the host are kept: states of random generators, counters."""
+_KEPT_BYTES = 1 << 13
+"""Storages up to this size keep their numbers where these are known: states of random generators, counters."""
 
 
 def install(
@@ -54,28 +54,29 @@ class _Pickler(pickle.Pickler):
         self._alive: list[Any] = []  # the identity of a storage must not be used for another one
 
     def persistent_id(self, obj: Any) -> Any:
-        """("storage", identity, bytes, device), and of a tensor its dtype, size, stride, offset, requires_grad, whether
-        it is a parameter, and its numbers."""
+        """("storage", identity, bytes, device, numbers), and of a tensor its dtype, size, stride, offset, requires_grad
+        and whether it is a parameter. Numbers are one character for each byte: protocol 2 has no bytes."""
         if isinstance(obj, torch.UntypedStorage):
-            return ("storage", obj._cdata, obj.nbytes(), str(obj.device))
+            return ("storage", obj._cdata, obj.nbytes(), str(obj.device), None)
         if not isinstance(obj, torch.Tensor):
             return None
-        described = (obj.dtype, tuple(obj.shape))
-        flags = (obj.requires_grad, isinstance(obj, torch.nn.Parameter), self._numbers(obj))
+        flags = (obj.requires_grad, isinstance(obj, torch.nn.Parameter))
         if obj.layout is not torch.strided:
-            return ("storage", 0, 0, str(obj.device), *described, None, 0, *flags)
+            return ("storage", 0, 0, str(obj.device), None, obj.dtype, tuple(obj.shape), None, 0, *flags)
         storage = obj.untyped_storage()
         self._alive.append(storage)
-        place = (storage._cdata, storage.nbytes(), str(obj.device))
-        return ("storage", *place, *described, obj.stride(), obj.storage_offset(), *flags)
+        numbers = self._numbers(obj, storage.nbytes()) if storage.nbytes() <= _KEPT_BYTES else None
+        place = (tuple(obj.shape), obj.stride(), obj.storage_offset())
+        return ("storage", storage._cdata, storage.nbytes(), str(obj.device), numbers, obj.dtype, *place, *flags)
 
-    def _numbers(self, tensor: torch.Tensor) -> str | None:
-        """One character for each byte: protocol 2 has no bytes."""
-        real = self._shadow(tensor) if tensor.numel() <= _KEPT_ELEMENTS else None
-        if real is None or real.layout is not torch.strided:
+    def _numbers(self, tensor: torch.Tensor, nbytes: int) -> str | None:
+        """Those of the whole storage; None where the tensor's own are all that is known."""
+        real = self._shadow(tensor)
+        if real is None or real.untyped_storage().nbytes() != nbytes:
             return None
         with _disable_current_modes():
-            return bytes(real.detach().contiguous().reshape(-1).view(torch.uint8).tolist()).decode("latin1")
+            content: Any = torch.empty(0, dtype=torch.uint8).set_(real.untyped_storage())
+            return bytes(content.tolist()).decode("latin1")
 
 
 def _saver(shadow: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[..., None]:
@@ -107,7 +108,7 @@ def _loader(load: Callable[..., Any], attach: Callable[[Any, Any], None]) -> Cal
         base: Any = readers.Unpickler
         storages: dict[int, torch.Tensor] = {}
 
-        class Unpickler(base):
+        class Unpickler(base):  # type: ignore[misc]  # of the chosen module
             def persistent_load(self, described: Any) -> Any:
                 return _rebuilt(described, map_location, storages, attach)
 
@@ -135,38 +136,42 @@ def _marked(f: Any) -> bytes | None:
 def _rebuilt(
     described: Any, map_location: Any, storages: dict[int, torch.Tensor], attach: Callable[[Any, Any], None]
 ) -> Any:
-    _, identity, nbytes, location, *tensor = described
+    _, identity, nbytes, location, numbers, *tensor = described
     device = _mapped(location, map_location)
     if not tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
-    dtype, size, stride, offset, requires_grad, is_parameter, numbers = tensor
-    real = None
-    if numbers is not None:
+    dtype, size, stride, offset, requires_grad, is_parameter = tensor
+
+    def placed(storage: torch.Tensor) -> torch.Tensor:
+        return storage[: nbytes // dtype.itemsize * dtype.itemsize].view(dtype).as_strided(size, stride, offset)
+
+    if stride is None:
+        found = torch.empty(size, dtype=dtype, device=device)
+    elif numbers and device.type == "cpu":
         with _disable_current_modes():
-            content = bytearray(numbers.encode("latin1"))
-            real = torch.frombuffer(content, dtype=dtype).reshape(size) if content else torch.empty(size, dtype=dtype)
-    if real is not None and device.type == "cpu":
-        found = real
+            found = placed(storages.setdefault(identity, _real(numbers)))
     else:
-        if stride is None:
-            found = torch.empty(size, dtype=dtype, device=device)
-        else:
-            if identity not in storages:
-                storages[identity] = torch.empty(nbytes, dtype=torch.uint8, device=device)
-            usable = nbytes // dtype.itemsize * dtype.itemsize
-            found = storages[identity][:usable].view(dtype).as_strided(size, stride, offset)
-        if real is not None:
+        if identity not in storages:
+            storages[identity] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        found = placed(storages[identity])
+        if numbers:
+            with _disable_current_modes():
+                real = placed(_real(numbers))
             attach(found, real)
     if is_parameter:
         return torch.nn.Parameter(found, requires_grad)
     return found.requires_grad_() if requires_grad else found
 
 
+def _real(numbers: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(numbers.encode("latin1")), dtype=torch.uint8)
+
+
 def _mapped(location: str, map_location: Any) -> torch.device:
     if isinstance(map_location, dict):
         map_location = map_location.get(location)
     elif callable(map_location):  # of a storage that lies on the host
-        moved = map_location(torch.UntypedStorage(0), location)
+        moved = map_location(torch.empty(0).untyped_storage(), location)
         map_location = None if moved is None else moved.device
     return torch.device(location if map_location is None else map_location)
 
@@ -219,7 +224,7 @@ class HeaderOnly:
     """What safetensors.safe_open returns, for a file that this run saved."""
 
     def __init__(self, described: dict[str, Any], dtypes: dict[str, torch.dtype], device: torch.device) -> None:
-        self._metadata = described.pop("__metadata__", None)
+        self._metadata: dict[str, str] | None = described.pop("__metadata__", None)
         self._described = described
         self._dtypes = dtypes
         self._device = device

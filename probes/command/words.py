@@ -241,8 +241,11 @@ def shell_lines(text: str) -> Iterator[ShellLine]:
                 command.append(os.path.expandvars(token))
 
 
-def interpreter_of(words: Sequence[str], *, folder: Path | None = None) -> Path | None:
-    """The Python interpreter that runs the command, if it is another one than this process's; else None.
+def interpreter_of(
+    words: Sequence[str], *, folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Path | None:
+    """The Python interpreter that runs the command, if it is another one than this process's; else None. environment:
+    the command's, by default this process's.
 
     It is the one that the command names; of `uv run` and the like that of the project's `.venv`; of a console script
     or launcher that of its first line; of `python` and of a script without an interpreter that of the active virtual
@@ -250,8 +253,8 @@ def interpreter_of(words: Sequence[str], *, folder: Path | None = None) -> Path 
 
     Errors: the command names an interpreter that is not there.
     """
-    folder = folder or Path.cwd()
-    path, in_project = os.environ.get("PATH"), False
+    folder, environment = folder or Path.cwd(), os.environ if environment is None else environment
+    path, in_project = environment.get("PATH"), False
     while layer := peel(words):
         words, path = layer.words, layer.variables.get("PATH", path)
         in_project |= layer.name.endswith(" run")
@@ -268,8 +271,8 @@ def interpreter_of(words: Sequence[str], *, folder: Path | None = None) -> Path 
         file = shutil.which(str(folder / head) if "/" in head else head, path=path)
         if file and (named := shebang(Path(file))) and "/" in named and Path(named).is_file():
             return _other(Path(named))
-    environment = os.environ.get("VIRTUAL_ENV", "")
-    if environment and (active := Path(environment) / "bin" / "python").is_file():
+    virtual = environment.get("VIRTUAL_ENV", "")
+    if virtual and (active := Path(virtual) / "bin" / "python").is_file():
         return _other(active)
     bare = shutil.which(head if is_python(head) else "python", path=path)
     return _other(Path(bare)) if bare and _has_torch(Path(bare)) else None

@@ -51,8 +51,15 @@ class Session:
         self.started = time.monotonic()
         self.remarks: list[str] = []
         self.recorder: PhaseRecorder = simulated_recorder((folder / "phase").write_text)
-        self.observer = EngineObserver(self.recorder, last_step=request.iterations)
-        self.loaders = Loaders(lambda: self.observer.finished, self.observer.count_refusal, longest=request.longest)
+        self.observer = EngineObserver(
+            self.recorder, last_step=request.iterations, varies=lambda: self.loaders.has_varying_shapes
+        )
+        self.loaders = Loaders(
+            is_training=lambda: self.observer.is_training,
+            is_finished=lambda: self.observer.finished,
+            on_refusal=self.observer.count_refusal,
+            longest=request.longest,
+        )
         self.rows = Rows(request.data_rows)
         fake = FastFakeTensorMode()
         self.fake = fake

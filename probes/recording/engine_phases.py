@@ -25,6 +25,12 @@ _STEP = ("forward", "backward", "step")
 _LONGEST_PERIOD = 4
 """Most optimizer steps in a period: one generation serves several steps (GRPO), engines take turns (GAN)."""
 
+_PAUSE_BYTES = 16 << 20
+"""A pause between two phases that allocates less is not listed."""
+
+_STEPS_OF_VARYING = 4
+"""Optimizer steps where the batches have different shapes: none of them repeats."""
+
 _MORE_CALLS = 6
 """Optimizer steps or batches that a script may take after the last observed step, before it is ended."""
 
@@ -37,10 +43,12 @@ class EngineObserver:
     """Divides a training into phases and decides when it has been seen.
 
     last_step: number of optimizer steps of each trained engine after which the training ends without a repetition.
+    varies: whether the batches have different shapes.
     """
 
-    def __init__(self, recorder: PhaseRecorder, *, last_step: int) -> None:
+    def __init__(self, recorder: PhaseRecorder, *, last_step: int, varies: Callable[[], bool]) -> None:
         self.recorder = recorder
+        self._varies = varies
         self.last_step = last_step
         self.engines: list[Any] = []
         self.models: list[tuple[Any, tuple[int, int]]] = []
@@ -69,6 +77,14 @@ class EngineObserver:
                 return number
         return max(range(len(self.engines)), key=lambda number: self.models[number][1][1])
 
+    @property
+    def is_training(self) -> bool:
+        """Whether the script trains now; if not, it evaluates or generates."""
+        if self._nested or not torch.is_grad_enabled():
+            return False
+        trained = [engine for engine in self.engines if id(engine) in self._trained]
+        return not trained or any(engine.module.training == self.in_training_mode for engine in trained)
+
     # ------------------------------------------------------------------ phases
 
     def enter(self, name: str, *, iteration: int | None = None) -> None:
@@ -86,9 +102,8 @@ class EngineObserver:
         self.recorder.end()
         # What the script still trains after the observed steps repeats them; a pause without memory of its own is none.
         repeats = self.finished and self._current in _STEP
-        if repeats or (
-            self._current == BETWEEN and len(phases) > 1 and phases[-1].gpu_peak_bytes <= phases[-2].gpu_live_bytes
-        ):
+        before = phases[-2].gpu_live_bytes if len(phases) > 1 else 0
+        if repeats or (self._current == BETWEEN and phases[-1].gpu_peak_bytes < before + _PAUSE_BYTES):
             del phases[-1]
         self._current = ""
 
@@ -213,7 +228,8 @@ class EngineObserver:
         # In the first iteration the optimizer creates its states; ZeRO-3 also records the order of the layers.
         repeats = self.recorder.repeats(period)
         self.repeated = repeats and self.iteration > 2
-        if self.repeated or self.iteration >= self.last_step * len(self._trained):
+        last = min(self.last_step, _STEPS_OF_VARYING) if self._varies() else self.last_step
+        if self.repeated or self.iteration >= last * len(self._trained):
             self.finished = True
             self.recorder.schedule.stop()
         else:

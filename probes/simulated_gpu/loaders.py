@@ -21,12 +21,21 @@ _LONGEST_SEARCH_S = 120.0
 class Loaders:
     """Replaces `DataLoader`.
 
+    is_training: whether the script trains, and does not evaluate.
     is_finished: whether the training has been seen; loaders of training then end.
     on_refusal: called for each batch that is refused.
     longest: yield the batch with the most elements of all batches, again and again.
     """
 
-    def __init__(self, is_finished: Callable[[], bool], on_refusal: Callable[[], None], *, longest: bool) -> None:
+    def __init__(
+        self,
+        *,
+        is_training: Callable[[], bool],
+        is_finished: Callable[[], bool],
+        on_refusal: Callable[[], None],
+        longest: bool,
+    ) -> None:
+        self._is_training = is_training
         self._is_finished = is_finished
         self._on_refusal = on_refusal
         self._longest = longest
@@ -35,6 +44,11 @@ class Loaders:
         self.searched_batches = 0
         """Number of batches among which the longest was found."""
         self.cut_evaluation = False
+
+    @property
+    def has_varying_shapes(self) -> bool:
+        """Whether batches of training had different shapes."""
+        return any(shapes != self.shapes[0] for shapes in self.shapes)
 
     def install(self) -> None:
         loader: Any = torch.utils.data.DataLoader
@@ -58,7 +72,7 @@ class Loaders:
         loader.__init__, loader.__iter__, iterator.__next__ = in_process, iterate, next_of
 
     def _next(self, iterator: Any, next_batch: Callable[[Any], Any]) -> Any:
-        trains = torch.is_grad_enabled()
+        trains = self._is_training()
         if trains and self._is_finished():
             self._on_refusal()
             raise StopIteration

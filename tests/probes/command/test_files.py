@@ -73,6 +73,8 @@ WRITES = {
         assert (here / "copy/inner/data.txt").read_text() == "old" and not Path("below").exists()
         shutil.copyfile(here / "large.bin", "large_copy.bin")
         assert os.path.getsize("large_copy.bin") == 3 << 20 and os.lstat("large_copy.bin").st_size == 3 << 20
+        shutil.copyfile(here.parent / "other/large.bin", "another_copy.bin")
+        assert os.path.getsize("another_copy.bin") == 3 << 20
         with open("large_copy.bin", "r+b") as file:
             file.write(b"1")
         assert open("large.bin", "rb").read(1) == b"0"
@@ -90,6 +92,8 @@ WRITES = {
         os.symlink(here / "data.txt", "mine")
         open("mine", "w").write("new")
         assert (here / "data.txt").read_text() == "new" and os.readlink("mine") == str(here / "data.txt")
+        assert os.readlink(here.parent / "other/absolute") == str(here.parent / "elsewhere.txt")
+        assert os.path.islink("../other/absolute") and not os.path.islink(here.parent / "other")
         assert Path("outside").read_text() == "elsewhere"
         Path("outside").write_text("new")
         assert (here.parent / "elsewhere.txt").read_text() == "new"
@@ -108,7 +112,7 @@ WRITES = {
     """,
     "walks": """
         import glob
-        files = [os.path.relpath(os.path.join(folder, name), here) for folder, _, names in os.walk(here) for name in names]
+        files = [os.path.relpath(f"{folder}/{name}", here) for folder, _, names in os.walk(here) for name in names]
         assert "below/inner/file" in files, files
         assert os.path.relpath(Path("below/inner/file").resolve()) == "below/inner/file"
         Path("below/inner/new").touch()
@@ -198,6 +202,9 @@ def folder(tmp_path: Path) -> Path:
     (folder / "large.bin").write_bytes(b"0" * (3 << 20))
     (folder / "link").symlink_to("below/inner")
     (tmp_path / "user/elsewhere.txt").write_text("elsewhere")
+    (tmp_path / "user/other").mkdir()
+    (tmp_path / "user/other/absolute").symlink_to(tmp_path / "user/elsewhere.txt")
+    (tmp_path / "user/other/large.bin").write_bytes(b"0" * (3 << 20))
     (folder / "outside").symlink_to(tmp_path / "user/elsewhere.txt")
     with sqlite3.connect(folder / "db.sqlite") as connection:
         connection.execute("create table words (word)")

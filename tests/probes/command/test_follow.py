@@ -34,14 +34,20 @@ def run(scripts: dict[str, str], folder: Path) -> dict[str, dict[str, Any]]:
     """What each script's start of a process became: words, `out` of a script that ended, or an error."""
     (folder / "driver.py").write_text(DRIVER)
     for name, text in scripts.items():
-        (folder / f"{name}.py").write_text("import os, subprocess, sys\n" + text)
-    names = [f"{name}.py" for name in scripts]
+        (folder / f"script_{name}.py").write_text("import os, subprocess, sys\n" + text)  # no name of a library
+    names = [f"script_{name}.py" for name in scripts]
     done = subprocess.run(
-        [sys.executable, "driver.py", *names], cwd=folder, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "driver.py", *names],
+        cwd=folder,
+        env=os.environ | {"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert "ANSWERS" in done.stdout, done.stderr
     answers: dict[str, dict[str, Any]] = json.loads(done.stdout.rpartition("ANSWERS")[2])
-    return {name.removesuffix(".py"): answer for name, answer in answers.items()}
+    return {name[len("script_") : -len(".py")]: answer for name, answer in answers.items()}
 
 
 FOLLOWED = {
@@ -62,7 +68,7 @@ WORDS = {
     "shell": ["X=1", "accelerate", "launch", "train.py"],
     "system": ["deepspeed", "train.py"],
     "bash": ["torchrun", "train.py"],
-    "execvp": ["accelerate", "launch", "-m", "mine.train"],
+    "execvp": [str(Path(sys.executable).with_name("accelerate")), "launch", "-m", "mine.train"],
     "execve": [sys.executable, "train.py"],
     "spawn": [sys.executable, "train.py"],
 }

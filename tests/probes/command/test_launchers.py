@@ -202,7 +202,8 @@ def test_run_target(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["worker"])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "seen", raising=False)
-    monkeypatch.setenv("ADDED", "")
+    for name in ("ADDED", "PYTHONPATH"):  # restored afterwards
+        monkeypatch.setenv(name, "")
     run_target(read("ADDED=yes PYTHONPATH=elsewhere python train.py --lr 1", folder))
     assert sys.modules.pop("seen") == (["train.py", "--lr", "1"], "__main__", str(folder))  # type: ignore[comparison-overlap]
     assert os.environ["ADDED"] == "yes"
@@ -228,5 +229,8 @@ def test_interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", str(folder / "env"))
     assert interpreter_of(["train.py"], folder=folder) == python
     assert interpreter_of(["python", "train.py"], folder=folder) == python
+    assert interpreter_of(["torchrun", "train.py"], folder=folder, environment={"PATH": str(folder / "bin")}) is None
+    executable(folder / "bin" / "torchrun", f"#!{python}\n")
+    assert interpreter_of(["torchrun", "train.py"], folder=folder, environment={"PATH": str(folder / "bin")}) == python
     with pytest.raises(DsAdviseError, match="no interpreter"):
         interpreter_of(["missing/python", "train.py"], folder=folder)

@@ -31,7 +31,7 @@ def tree_state(folder: Path) -> dict[str, tuple[object, ...]]:
         found = path.lstat()
         content = ""
         if path.is_symlink():
-            content = os.readlink(path)
+            content = str(path.readlink())
         elif path.is_file() and found.st_size <= _HASHED_BYTES:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
         size = 0 if path.is_dir() else found.st_size
