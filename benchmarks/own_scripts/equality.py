@@ -59,7 +59,12 @@ def main() -> None:
 
 def _write_model(folder: Path, size: dict[str, int]) -> None:
     folder.mkdir()
-    config = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2, "vocab_size": 152064}
+    config = {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "num_key_value_heads": 2,
+        "vocab_size": 152064,
+    }
     (folder / "config.json").write_text(json.dumps(config | size | {"max_window_layers": size["num_hidden_layers"]}))
 
 
@@ -72,7 +77,17 @@ def _commands(folder: Path, size: str, gpus: str, zero: dict[str, Any], options:
     model, lora = str(folder / size), str(LORA_RANK) if given.get("--method") == "lora" else "0"
     named = ["ds.json", "--model", model, "--seq-len", str(SEQ_LEN), "--micro-batch", str(MICRO_BATCH), *options]
     named += ["--lora-rank", lora] if lora != "0" else []
-    trained = [str(SCRIPT), model, str(SEQ_LEN), lora, "--deepspeed", "ds.json", f"--{precision}", "--report_to", "none"]
+    trained = [
+        str(SCRIPT),
+        model,
+        str(SEQ_LEN),
+        lora,
+        "--deepspeed",
+        "ds.json",
+        f"--{precision}",
+        "--report_to",
+        "none",
+    ]
     trained += ["--per_device_train_batch_size", str(MICRO_BATCH), "--gradient_accumulation_steps", accumulation]
     if given.get("--gradient-checkpointing", "on") == "on":
         trained += ["--gradient_checkpointing"]

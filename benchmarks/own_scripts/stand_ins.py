@@ -345,6 +345,25 @@ def write_tokens(data: Path) -> None:
         numbers.integers(0, 50257, count, dtype=numpy.uint16).tofile(folder / f"{split}.bin")
 
 
+def write_datasets(data: Path) -> None:
+    """The text as `datasets` saves it, and the files of torchvision's MNIST."""
+    import datasets
+    import numpy
+
+    text = datasets.load_dataset("text", data_files={"train": str(data / "text.txt")})
+    text.save_to_disk(str(data / "text_on_disk"))
+    folder = data / "mnist" / "MNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = numpy.random.default_rng(0)
+    for split, count in {"train": 60000, "t10k": 10000}.items():
+        pixels = numbers.integers(0, 255, (count, 28, 28), dtype=numpy.uint8)
+        labels = numbers.integers(0, 10, count, dtype=numpy.uint8)
+        sizes = numpy.array([0x803, count, 28, 28], dtype=">i4").tobytes()
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(sizes + pixels.tobytes())
+        sizes = numpy.array([0x801, count], dtype=">i4").tobytes()
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(sizes + labels.tobytes())
+
+
 def write_images(data: Path) -> None:
     """Folders of pictures by class, pictures named CLASS_NUMBER.jpg in one folder, and the files of CIFAR-10."""
     import numpy
@@ -392,6 +411,7 @@ def main(folder: Path) -> None:
     write_hub_data(data)
     write_images(data)
     write_tokens(data)
+    write_datasets(data)
     write_deepspeed_configs(data)
     for name in MODELS:
         make_model(folder / "models" / name, name, tiny=False)
