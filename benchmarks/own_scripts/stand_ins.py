@@ -78,6 +78,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
         "decoder",
     ),
     "Llama-2-7b": ("llama", "CausalLM", {"dtype": "float16"}, {**LLAMA_TINY, "num_hidden_layers": 2}, "decoder"),
+    "vicuna-7b": ("llama", "CausalLM", {"dtype": "float16"}, {**LLAMA_TINY, "num_hidden_layers": 2}, "llama"),
     "opt-1.3b": ("opt", "CausalLM", {**OPT, "dtype": "float16"}, {**OPT_TINY, "word_embed_proj_dim": 64}, "decoder"),
     "gpt2-xl": (
         "gpt2",
@@ -148,7 +149,7 @@ def tokenizer(kind: str) -> Any:
         names |= {"bos_token": "<s>", "eos_token": "<|im_end|>"}
     most = 512 if kind == "encoder" else 4096
     made = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=most, padding_side="right", **names)
-    if kind == "decoder":
+    if kind in ("decoder", "llama"):
         made.chat_template = CHAT_TEMPLATE
     return made
 
@@ -162,7 +163,7 @@ def make_model(folder: Path, name: str, *, tiny: bool) -> None:
         small = {"vocab_size": 2048, "dtype": "float32", **small} if reads != "image" else small
         sizes = {**sizes, **small}
         sizes = {key: value for key, value in sizes.items() if value is not None}
-    if reads in ("decoder", "encoder"):
+    if reads in ("decoder", "encoder", "llama"):
         sizes = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": SPECIAL.index("<|im_end|>"), **sizes}
     config = transformers.AutoConfig.for_model(kind, **sizes)
     mapping = (
@@ -180,7 +181,8 @@ def make_model(folder: Path, name: str, *, tiny: bool) -> None:
     else:
         tokenizer(reads).save_pretrained(folder)
         path = folder / "tokenizer_config.json"  # transformers 4 has no class named TokenizersBackend
-        text = path.read_text(encoding="utf-8").replace("TokenizersBackend", "PreTrainedTokenizerFast")
+        known = "LlamaTokenizerFast" if reads == "llama" else "PreTrainedTokenizerFast"
+        text = path.read_text(encoding="utf-8").replace("TokenizersBackend", known)
         path.write_text(text, encoding="utf-8")
 
 
