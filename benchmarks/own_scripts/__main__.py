@@ -36,29 +36,45 @@ def load_scripts(names: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]
     return listed, scripts
 
 
-def words_of(script: dict[str, Any], root: Path, *, check: bool) -> list[str]:
-    """The command with its places filled in."""
-    typed = script["command"]
-    if check:
-        typed = script.get("check_command", typed + " " + script.get("check", ""))
-        typed = typed.replace("zero3", "zero2")  # with --use_cpu, transformers shards at loading and never gathers
+def fill_in(typed: str, script: dict[str, Any], root: Path, *, check: bool) -> str:
+    """`typed` with its places filled in."""
     environment = root / "env" / script["environment"]
     count = "1" if check else script["gpus"].partition("x")[0]
     places = {"root": root, "data": root / "data", "models": root / "models" / "tiny" if check else root / "models"}
     places |= {"site": environments.site_packages(environment), "n": count}
     for name, place in places.items():
         typed = typed.replace("{" + name + "}", str(place))
-    return shlex.split(typed)
+    return typed
 
 
-def environment_of(script: dict[str, Any], root: Path) -> dict[str, str]:
+def words_of(script: dict[str, Any], root: Path, *, check: bool) -> list[str]:
+    """The words of the command."""
+    typed = script["command"]
+    if check:
+        typed = script.get("check_command", typed + " " + script.get("check", ""))
+        typed = typed.replace("zero3", "zero2")  # with --use_cpu, transformers shards at loading and never gathers
+    return shlex.split(fill_in(typed, script, root, check=check))
+
+
+def environment_of(script: dict[str, Any], root: Path, *, check: bool) -> dict[str, str]:
     """Variables of the shell in which the command is typed: its environment is active, and the hub is not reached."""
     binaries = root / "env" / script["environment"] / "bin"
     made = dict(os.environ, PATH=f"{binaries}:{os.environ['PATH']}", VIRTUAL_ENV=str(binaries.parent))
     made |= {"HF_HOME": str(root / "cache"), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
-    made |= {name: text.replace("{data}", str(root / "data")) for name, text in script.get("variables", {}).items()}
+    made |= {name: fill_in(text, script, root, check=check) for name, text in script.get("variables", {}).items()}
     made.pop("PYTHONPATH", None)
     return made
+
+
+def working_folder(script: dict[str, Any], root: Path, *, check: bool) -> Path:
+    """The folder in which the command is typed, with the places in the user's files filled in."""
+    filled = {name: fill_in(text, script, root, check=check) for name, text in script.get("files", {}).items()}
+    replaced = {
+        name: {old: fill_in(new, script, root, check=check) for old, new in changes.items()}
+        for name, changes in script.get("replace", {}).items()
+    }
+    made = {**script, "files": filled, "replace": replaced}
+    return environments.working_folder(root, made, models="models/tiny" if check else "models")
 
 
 def run_limited(
@@ -88,9 +104,9 @@ def last_error(text: str) -> str:
 
 def check_one(script: dict[str, Any], root: Path, limit: float) -> dict[str, Any]:
     """The command itself on this machine's CPU, one process, the tiny model."""
-    folder = environments.working_folder(root, script, models="models/tiny")
+    folder = working_folder(script, root, check=True)
     log = root / "results" / f"{folder.name}.check.log"
-    variables = environment_of(script, root) | {
+    variables = environment_of(script, root, check=True) | {
         "DS_ACCELERATOR": "cpu",
         "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "",
@@ -105,10 +121,10 @@ def check_one(script: dict[str, Any], root: Path, limit: float) -> dict[str, Any
 
 def dry_run_one(script: dict[str, Any], root: Path, limit: float) -> dict[str, Any]:
     """The dry run of the command; its JSON, or the sentence with which it failed."""
-    folder = environments.working_folder(root, script)
+    folder = working_folder(script, root, check=False)
     log = root / "results" / f"{folder.name}.log"
     tool = [sys.executable, "-m", PACKAGE.name, "dry-run", "--gpus", script["gpus"], "--json", "--"]
-    variables = environment_of(script, root) | {"PYTHONPATH": str(PACKAGE.parent)}
+    variables = environment_of(script, root, check=False) | {"PYTHONPATH": str(PACKAGE.parent)}
     begin = time.monotonic()
     status, printed = run_limited([*tool, *words_of(script, root, check=False)], folder, variables, log, limit)
     seconds = round(time.monotonic() - begin, 1)
@@ -127,11 +143,14 @@ def row(script: dict[str, Any], result: dict[str, Any] | None) -> list[str]:
         return [*opening, "", f"not run: {script['cannot']}", "", ""]
     if result is None:
         return [*opening, "", "not run yet", "", ""]
-    answer = result.get("answer", {})
-    error = result.get("error") or answer.get("error")
-    peak, step = answer.get("peak"), answer.get("step_seconds")
-    numbers = [f"{peak / 2**30:.2f}" if peak else "", f"{step:.2f}" if step else ""]
-    return [*opening, f"{result['seconds']:.0f}", error or answer.get("ended", ""), *numbers]
+    seconds = f"{result['seconds']:.0f}"
+    if "error" in result:
+        return [*opening, seconds, result["error"], "", ""]
+    answer = result["answer"]
+    observed, peak = answer["observed"], answer["peak"]["allocated_bytes_per_gpu"] / 2**30
+    step = answer["step_s"]
+    ended = f"{observed['ended']}, {observed['steps']} steps; {answer['verdict']}"
+    return [*opening, seconds, ended, f"{peak:.2f}", "" if step is None else f"{step:.3g}"]
 
 
 def table(root: Path, scripts: list[dict[str, Any]]) -> str:
@@ -171,8 +190,8 @@ def main() -> None:
         result = (dry_run_one if arguments.run else check_one)(script, root, arguments.limit)
         stem = script["name"].replace(" ", "_") + ("" if arguments.run else ".check")
         (root / "results" / f"{stem}.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
-        if arguments.check:
-            print(f"{script['name']}: {result['ended']} ({result['seconds']} s)", flush=True)
+        said = result["ended"] if arguments.check else " | ".join(row(script, result)[2:])
+        print(f"{script['name']}: {said} ({result['seconds']} s)", file=sys.stderr, flush=True)
     if arguments.run:
         print(table(root, scripts))
 

