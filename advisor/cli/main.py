@@ -172,10 +172,11 @@ def run(args: list[str]) -> int:
             with ignore_closed_pipe(sys.stdout):
                 pass  # what was printed is still in its buffer
             return int(code or YES)
-        except Exception:
+        except Exception as error:
             if "--debug" in takewhile(lambda word: word != "--", args):  # later words are the script's
                 import traceback  # imported here: it takes milliseconds that an answer does not need
 
+                print(getattr(error, "details", ""), file=sys.stderr)  # of a process: its output and traceback
                 traceback.print_exc()
             raise
     except DsAdviseError as error:

@@ -123,7 +123,7 @@ def dry_run_one(script: dict[str, Any], root: Path, limit: float) -> dict[str, A
     """The dry run of the command; its JSON, or the sentence with which it failed."""
     folder = working_folder(script, root, check=False)
     log = root / "results" / f"{folder.name}.log"
-    tool = [sys.executable, "-m", PACKAGE.name, "dry-run", "--gpus", script["gpus"], "--json", "--"]
+    tool = [sys.executable, "-m", "ds_advise", "dry-run", "--gpus", script["gpus"], "--json", "--"]
     variables = environment_of(script, root, check=False) | {"PYTHONPATH": str(PACKAGE.parent)}
     begin = time.monotonic()
     status, printed = run_limited([*tool, *words_of(script, root, check=False)], folder, variables, log, limit)
