@@ -26,6 +26,14 @@ class Rows:
     def _patch(self, module: ModuleType) -> None:
         for name in ("load_dataset", "load_from_disk"):
             setattr(module, name, self._cutting(getattr(module, name)))
+        select = module.Dataset.select
+
+        def selected(data: Any, indices: Any, *arguments: Any, **options: Any) -> Any:
+            if self.cut:  # the script knows the rows before the cut
+                indices = [index for index in indices if index < len(data)]
+            return select(data, indices, *arguments, **options)
+
+        module.Dataset.select = selected
 
     def _cutting(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def loaded(*arguments: Any, **options: Any) -> Any:

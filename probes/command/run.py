@@ -93,6 +93,7 @@ def _start(
         **worker_environment(),
         **(request.variables or {}),
         **files_environment(folder, offline=request.offline),
+        "PYTORCH_JIT": "0",  # a compiled function would not reach the recorder
     }
     try:
         status, printed = run_worker(

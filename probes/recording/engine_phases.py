@@ -8,6 +8,7 @@ as it would at its end.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 from collections import Counter
@@ -167,6 +168,7 @@ class EngineObserver:
     def phased(self, name: str, method: Callable[..., Any], *, before_training: bool = False) -> Callable[..., Any]:
         """The function as a phase."""
 
+        @functools.wraps(method)  # some tools read the source of what they wrap
         def run(*arguments: Any, **options: Any) -> Any:
             with self.during(name, before_training=before_training):
                 return method(*arguments, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -113,12 +114,14 @@ def install_transformers(*, phased: Callable[..., Any], is_finished: Callable[[]
     trainer: Any = transformers.Trainer
     init = trainer.__init__
 
+    @functools.wraps(init)
     def with_stop(own: Any, *arguments: Any, **options: Any) -> None:
         init(own, *arguments, **options)
         own.add_callback(Stop())
 
     train = trainer.train
 
+    @functools.wraps(train)
     def trained(own: Any, *arguments: Any, **options: Any) -> Any:
         result = train(own, *arguments, **options)
         strategy = getattr(own.args.eval_strategy, "value", own.args.eval_strategy)
@@ -128,6 +131,7 @@ def install_transformers(*, phased: Callable[..., Any], is_finished: Callable[[]
 
     evaluation_loop = trainer.evaluation_loop
 
+    @functools.wraps(evaluation_loop)
     def evaluated(own: Any, *arguments: Any, **options: Any) -> Any:
         own._was_evaluated = True
         return evaluation_loop(own, *arguments, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import time
@@ -56,6 +57,7 @@ class Loaders:
         init, make_iterator, next_batch = loader.__init__, loader.__iter__, iterator.__next__
         names = list(inspect.signature(init).parameters)[1:]
 
+        @functools.wraps(init)  # Lightning reads the signature
         def in_process(own: Any, *arguments: Any, **options: Any) -> None:
             named = dict(zip(names, arguments, strict=False)) | options
             init(own, **{name: value for name, value in named.items() if name not in _WORKER_OPTIONS.split()})

@@ -424,6 +424,15 @@ def install(mode: ValueRecordingMode) -> None:
     def text(tensor: Any, spec: str) -> str:
         return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, "")
 
+    deepcopy = torch.Tensor.__deepcopy__
+
+    def copied(tensor: Any, memo: dict[int, Any]) -> Any:
+        if isinstance(tensor, FakeTensor):
+            return deepcopy(tensor, memo)
+        with _without_modes():
+            return deepcopy(tensor, memo)
+
+    setattr(torch.Tensor, "__deepcopy__", copied)  # noqa: B010  # a type checker objects to exchanging torch's method
     replace("tolist", lambda tensor: mode.readable(tensor).tolist() if tensor.dim() else tensor.item())
     replace("numpy", numpy)
     replace("__array__", array)
