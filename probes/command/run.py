@@ -176,7 +176,8 @@ def _error(answer: Mapping[str, Any]) -> DsAdviseError:
             fix=answer.get("fix", ""),
         )
     if answer.get("what"):  # an error of this package
-        return CommandFailedError(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])
+        error = DryRunError if phase == "start" else CommandFailedError  # at the start no script ran
+        return error(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])
     what = f"{kind}: {text}" if text and kind not in text else text or kind
     return CommandFailedError(
         f"the script failed (during {phase}): {what}",

@@ -107,16 +107,17 @@ class Session:
         follow.install()
         self.fullest.install()
         refused.install()
-        os._exit = self.exited  # type: ignore[assignment]
+        os._exit = self.exited
         threading.excepthook = self.thread_failed
         _thread.start_new_thread(self.watch, ())
-        run = threading.Thread.run
+        any_thread: Any = threading.Thread
+        run = any_thread.run
 
         def run_simulated(thread: threading.Thread) -> None:
             with self.fake, self.mode:  # modes apply to one thread
                 run(thread)
 
-        threading.Thread.run = run_simulated  # type: ignore[method-assign]
+        any_thread.run = run_simulated
 
     def run(self) -> None:
         try:

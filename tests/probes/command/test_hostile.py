@@ -58,9 +58,7 @@ def line_of(script: str, text: str) -> int:
 SLEEPS = "sleep", "86413"
 CASES = {
     # ------------------------------------------------------------------ ends
-    "endless loop": Hostile(
-        "while True:\n    pass\n", r"did not end within 15 s .*at \S+script.py:[12]\b", 2, 15, fast=True
-    ),
+    "endless loop": Hostile("while True:\n    pass\n", r"did not end within 15 s .*at \S+script.py:[12]\b", 2, 15),
     "endless sleep": Hostile("import time\ntime.sleep(10**6)", r"did not end within 15 s .*at \S+script.py:2\b", 2, 15),
     "endless loop after": Hostile(f"{TRAINING}train()\nwhile True: pass", "did not end; it was ended", 0),
     "catches everything": Hostile(
