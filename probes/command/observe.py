@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ..recording.engine_phases import EngineObserver
+from ..simulated_gpu.loaders import Loaders
+from ..simulated_gpu.values import ValueRecordingMode
 from .observed import InventedNumber, Observed, ObservedEngine
-
-if TYPE_CHECKING:
-    from .worker import Session
+from .rows import Rows
 
 _ATTENTION = {"flash": "_scaled_dot_product_flash_attention", "efficient": "_scaled_dot_product_efficient_attention"}
 """Kernel -> its operation in a recorded schedule."""
 
 
-def observed(session: Session) -> Observed:
-    observer, loaders, recorder = session.observer, session.loaders, session.recorder
+def observed(
+    observer: EngineObserver, loaders: Loaders, mode: ValueRecordingMode, rows: Rows, remarks: Sequence[str]
+) -> Observed:
+    """The facts that the parts of the worker hold."""
+    recorder = observer.recorder
     schedule = recorder.schedule.recorded()
     names = {operation.name for operation in schedule.operations}
     attention = [kernel for kernel, name in _ATTENTION.items() if f"aten::{name}" in names]
@@ -37,7 +41,7 @@ def observed(session: Session) -> Observed:
         batch_shapes=shapes,
         batch_lengths=tuple(_length(each) for each in loaders.shapes),
         searched_batches=loaders.searched_batches,
-        rows=session.rows.cut,
+        rows=rows.cut,
         logits_bytes=_most_logits(recorder),
         recomputes="recomputed_operation" in schedule.calls,
         in_training_mode=observer.in_training_mode,
@@ -49,10 +53,10 @@ def observed(session: Session) -> Observed:
         evaluation_cut=loaders.cut_evaluation,
         invented=tuple(
             InventedNumber(file=file, line=line, number=float(number), decides=isinstance(number, bool))
-            for (file, line), number in session.mode.invented.items()
+            for (file, line), number in mode.invented.items()
         ),
-        unknown_masks=session.mode.unknown_masks,
-        remarks=tuple(session.remarks),
+        unknown_masks=mode.unknown_masks,
+        remarks=tuple(remarks),
     )
 
 

@@ -186,7 +186,16 @@ class Session:
             self.write({"error": "", "kind": kind, "phase": self.recorder.current, "trained": trained})
         self.observer.close()
         gc.disable()  # objects that die from here on belong to no phase
-        self.write({"result": to_json(CommandResult(result=self.result(), observed=observed(self)))})
+        self.write(
+            {
+                "result": to_json(
+                    CommandResult(
+                        result=self.result(),
+                        observed=observed(self.observer, self.loaders, self.mode, self.rows, self.remarks),
+                    )
+                )
+            }
+        )
 
     def result(self) -> DryRunResult:
         request, recorder, cluster = self.request, self.recorder, self.request.cluster

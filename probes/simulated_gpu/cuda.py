@@ -82,15 +82,15 @@ def _answers(accelerator: Any, ledger: Ledger, cluster: Cluster) -> dict[str, Ca
     )
     highest = 0
 
-    def peak(*_: Any) -> int:
+    def peak(*_: Any, **__: Any) -> int:
         nonlocal highest
         highest = max(highest, ledger.gpu.peak_bytes)
         return highest
 
-    def live(*_: Any) -> int:
+    def live(*_: Any, **__: Any) -> int:
         return ledger.gpu.live_bytes
 
-    def free(*_: Any) -> tuple[int, int]:
+    def free(*_: Any, **__: Any) -> tuple[int, int]:
         return gpu.memory_bytes - ledger.gpu.live_bytes, gpu.memory_bytes
 
     def constant(value: Any) -> Callable[..., Any]:
@@ -118,7 +118,7 @@ def _answers(accelerator: Any, ledger: Ledger, cluster: Cluster) -> dict[str, Ca
         "max_memory_reserved": peak,
         "max_memory_cached": peak,
         "mem_get_info": free,
-        "memory_stats": lambda *_: _Zeros(),
+        "memory_stats": lambda *_, **__: _Zeros(),
         "memory_summary": constant(""),
         "empty_cache": lambda: ledger.empty_cache(),
         "utilization": constant(0),

@@ -30,6 +30,8 @@ _TO = _aten._to_copy.default
 _INDEX = _aten.index.Tensor
 _DEVICE = torch.ops.prim.device.default
 _real: Any = torch._C._DisableTorchDispatch
+_READS = frozenset({"item", "is_nonzero"})
+"""Composite operations, which inference mode leaves whole."""
 _RANDOM = frozenset({"rand", "randn", "normal", "uniform"})
 _EMPTY = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided"})
 _OR = frozenset({"bitwise_or", "logical_or", "__or__", "bitwise_or_"})
@@ -117,11 +119,14 @@ class ValueRecordingMode(RecordingMode):
             result = super().__torch_dispatch__(operation, types, args, kwargs)
             self._communicated(facts.name, args)
             return result
+        if facts.name in _READS:
+            number = self.__torch_dispatch__(_ITEM, types, args[:1])
+            return bool(number) if facts.name == "is_nonzero" else number
         tensors = _leaves(args, kwargs)
         shadows = self._shadows(tensors) if tensors else []
         if shadows is None and (facts.name in _OR or facts.name in _AND):
             shadows = self._decided(facts.name, tensors)
-        if facts.data_dependent or (operation is _INDEX and _has_mask(args[1])):
+        if facts.data_dependent and (operation is not _INDEX or any(map(_is_mask, args[1]))):
             return self._data_dependent(operation, facts, types, args, kwargs, tensors, shadows)
         if not tensors:
             return self._factory(operation, facts, types, args, kwargs)
@@ -309,6 +314,8 @@ class ValueRecordingMode(RecordingMode):
                     self._note_invented(value.item())
             with _real():
                 return value.item()
+        if operation is _INDEX:
+            return self._indexed(types, args, kwargs)
         if shadows is not None:
             table = {id(tensor): value for tensor, value in zip(tensors, shadows, strict=True)}
             with _real():
@@ -323,6 +330,23 @@ class ValueRecordingMode(RecordingMode):
             )
         self.unknown_masks += 1
         return self._selecting_all(operation, facts.name, types, args, kwargs)
+
+    def _indexed(self, types: Any, args: Any, kwargs: Any) -> Any:
+        """`x[mask]` by the places that the mask selects; an unknown mask selects all."""
+        places: list[Any] = []
+        for place in args[1]:
+            if not _is_mask(place):
+                places.append(place)
+                continue
+            known = self.shadow(place)
+            if known is None:
+                self.unknown_masks += 1
+                places += [self._new((place.numel(),), torch.int64, place) for _ in range(place.dim())]
+            else:
+                with _real():
+                    chosen = known.bool().nonzero(as_tuple=True)
+                places += [self._faked(each, place) if isinstance(args[0], FakeTensor) else each for each in chosen]
+        return self.__torch_dispatch__(_INDEX, types, (args[0], places), kwargs)
 
     def _note_invented(self, number: Any) -> None:
         frame: Any = sys._getframe(3)
@@ -348,14 +372,10 @@ class ValueRecordingMode(RecordingMode):
         if name == "nonzero":
             return self._new((first.numel(), first.dim()), torch.int64, first)
         if name == "masked_select":
-            return self._new((first.numel(),), first.dtype, first)
-        if name == "index" and all(_is_mask(place) for place in args[1] if place is not None):
-            shape: list[int] = []
-            dim = 0
-            for place in args[1]:
-                shape.append(first.shape[dim] if place is None else place.numel())
-                dim += 1 if place is None else place.dim()
-            return self._new([*shape, *first.shape[dim:]], first.dtype, first)
+            chosen = self.shadow(args[1])
+            with _real():
+                count = first.numel() if chosen is None else int(chosen.sum())
+            return self._new((count,), first.dtype, first)
         if name in ("_unique2", "unique_dim", "unique_consecutive"):
             count = first.numel()
             counts = self._new((count,), torch.int64, first)
@@ -384,10 +404,6 @@ def _leaves(args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 def _is_mask(tensor: Any) -> bool:
     return tensor is not None and tensor.dtype in (torch.bool, torch.uint8)
-
-
-def _has_mask(places: Any) -> bool:
-    return any(_is_mask(place) for place in places)
 
 
 def _on_host(options: dict[str, Any]) -> dict[str, Any]:
