@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.machinery
+import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from .files import View
+from .imports import on_import
 
 _OPENING = {  # the first path among the arguments is the file
     "cv2": ("imread", "imwrite"),
@@ -47,10 +47,8 @@ _PUBLISHING = ("create_repo", "create_commit", "create_branch", "create_tag", "d
 
 def install(view: View) -> None:
     """Patch the modules that are loaded, and the others when they are imported."""
-    sys.meta_path.insert(0, _AfterImport(view))
     for name in (*_OPENING, _HUB):
-        if name in sys.modules:
-            _patch(view, sys.modules[name])
+        on_import(name, functools.partial(_patch, view))
 
 
 def rebind(replacements: Mapping[Any, Any]) -> None:
@@ -71,31 +69,6 @@ def _rebind_members(owner: type, new: Mapping[int, Any]) -> None:
             setattr(owner, name, staticmethod(new[id(value.__func__)]))
         elif isinstance(value, FunctionType) and value.__defaults__:
             value.__defaults__ = tuple(new.get(id(each), each) for each in value.__defaults__)
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds what the other finders find; the loader then patches the module."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _OPENING and fullname != _HUB:
-            return None
-        others = (each for each in sys.meta_path if each is not self and hasattr(each, "find_spec"))
-        spec = next((found for each in others if (found := each.find_spec(fullname, path, target))), None)
-        loader: Any = spec and spec.loader
-        if loader is not None:
-            execute = loader.exec_module
-
-            def execute_and_patch(module: ModuleType) -> None:
-                execute(module)
-                _patch(self._view, module)
-
-            loader.exec_module = execute_and_patch
-        return spec
 
 
 def _patch(view: View, module: ModuleType) -> None:

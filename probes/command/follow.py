@@ -15,13 +15,12 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ...estimators.errors import DsAdviseError
+from .imports import on_import
 from .words import RANK_VARIABLES, Program, is_python, launcher_of, peel, program_of, shell_lines, shell_text
 
 _TRAINS = re.compile(
@@ -75,37 +74,6 @@ def hooks() -> Iterator[None]:
     finally:
         for owner, name, original in before:
             setattr(owner, name, original)
-
-
-def on_import(name: str, change: Callable[[ModuleType], None]) -> None:
-    """Call `change` with a module: now if it is imported, else as soon as it is."""
-    if name in sys.modules:
-        change(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, change))
-
-
-class _AfterImport(MetaPathFinder):
-    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
-        self._name, self._change = name, change
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        finders = [finder for finder in sys.meta_path if finder is not self]
-        spec = next((spec for finder in finders if (spec := finder.find_spec(fullname, path, target))), None)
-        loader: Any = spec and spec.loader
-        if loader:
-            execute = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._change(module)
-
-            loader.exec_module = exec_module
-        return spec
 
 
 _own_rank: dict[str, str] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from .follow import on_import
+from .imports import on_import
 
 
 class Rows:
