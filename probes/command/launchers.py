@@ -261,6 +261,8 @@ def _deepspeed(name: str, arguments: list[str], reading: _Reading) -> list[str]:
     nodes = len(active) if hosts else args.num_nodes if args.num_nodes > 0 else None  # the hostfile may be elsewhere
     reading.add(name, gpus, nodes)
     reading.inside = ""
+    # As the launcher does (runner.py `main`): modules of the current folder are found.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
     return [
         *([] if args.no_python else ["python"]),
         *(["-m"] if args.module else []),

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ...estimators.errors import DsAdviseError
-from .follow import on_import
+from .imports import on_import
 
 
 def install() -> None:
