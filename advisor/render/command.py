@@ -66,7 +66,8 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
     yield "loading", f"peak {gib(loading['gpu'])} GiB on the GPU, {gib(loading['host'])} GiB of host memory per rank"
     others = [f"{each.model} ({_count(each.parameters)}, ZeRO {each.zero_stage})" for each in observed.engines[1:]]
     yield "other engines", ", ".join(others)
-    yield "rows", ", ".join(f"{rows} of {name}" for name, rows in observed.rows.items())
+    cut = ", ".join(f"{rows:,} ({name})" for name, rows in observed.rows.items())
+    yield "rows", f"the first {observed.rows_read:,} of {cut}" if cut else ""
     yield "end", _ENDINGS[observed.ended].format(steps=observed.steps)
     yield "evaluation", "its first batches only" if observed.evaluation_cut else ""
 

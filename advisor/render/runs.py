@@ -191,9 +191,10 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
             rows.append(doc.Row([doc.Figure(str(iteration)), f"same as {iteration - 1}{later}"], "faded"))
             continue
         previous = key
+        number = str(iteration) if any(phase.phase == "step" for phase in own) else ""
         for phase in own:
             sizes = (doc.make_figure(getattr(phase, name), gib) for name in shown.values())
-            rows.append(doc.Row([doc.Figure(str(iteration or "")), phase.phase, *sizes]))
+            rows.append(doc.Row([doc.Figure(number), phase.phase, *sizes]))
     yield doc.Table(["step", "phase (GiB)", *shown], rows)
     if answer.step is not None:
         parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])

@@ -59,6 +59,8 @@ class Observed:
     """Number of batches among which the longest was found; 0 without a search."""
     rows: dict[str, int]
     """Rows of the data sets that were cut, before the cut."""
+    rows_read: int
+    """Rows of each data set that were read at most; 0 for all."""
     logits_bytes: int
     """Bytes of tensors as wide as the vocabulary at the peak with the most of them."""
     recomputes: bool

@@ -28,12 +28,15 @@ class CommandRequest:
     longest: bool = False
     """Train the longest batch of the data."""
     rows: int | None = None
-    """Rows of each data set that are read; None for `default_rows`."""
+    """Rows of each data set that are read; None for a number that suffices."""
     offline: bool = False
     variables: Mapping[str, str] | None = None
     """The environment of a process that the command started for the training; None for the user's own."""
 
     @property
-    def data_rows(self) -> int:
-        """Rows of each data set that are read: enough for some steps of all ranks, and not the millions of a corpus."""
+    def data_rows(self) -> int | None:
+        """Rows of each data set that are read: enough for some steps of all ranks, and not the millions of a corpus;
+        None for all, among which the longest batch is looked for."""
+        if self.longest and self.rows is None:
+            return None
         return self.rows or max(2_000, 64 * self.cluster.world_size)

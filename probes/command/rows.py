@@ -12,16 +12,18 @@ from .imports import on_import
 class Rows:
     """Cuts what `load_dataset` and `load_from_disk` return.
 
+    most: rows of a data set that are kept; None for all.
     cut: rows before the cut, by the name of the data set or its split.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int | None) -> None:
+        self.most = most
         self.cut: dict[str, int] = {}
 
     def install(self) -> None:
         """Patch the library when it is imported."""
-        on_import("datasets", self._patch)
+        if self.most is not None:
+            on_import("datasets", self._patch)
 
     def _patch(self, module: ModuleType) -> None:
         for name in ("load_dataset", "load_from_disk"):
@@ -42,12 +44,13 @@ class Rows:
         return loaded
 
     def _first_rows(self, data: Any, name: str) -> Any:
+        assert self.most is not None, "it is installed for a number of rows"
         if isinstance(data, dict):
             for split in data:
                 data[split] = self._first_rows(data[split], str(split))
-        elif hasattr(data, "select") and len(data) > self._most:
+        elif hasattr(data, "select") and len(data) > self.most:
             self.cut[name] = len(data)
-            data = data.select(range(self._most))
+            data = data.select(range(self.most))
         elif hasattr(data, "take") and not hasattr(data, "__len__"):  # an iterable data set
-            data = data.take(self._most)
+            data = data.take(self.most)
         return data

@@ -80,6 +80,7 @@ class Session:
             is_training=lambda: self.observer.is_training,
             is_finished=lambda: self.observer.finished,
             on_refusal=self.observer.count_refusal,
+            has_generated=lambda: "generation" in self.observer.seen,
             longest=request.longest,
         )
         self.rows = Rows(request.data_rows)
@@ -204,7 +205,7 @@ class Session:
         _, (parameters, trainable) = self.observer.models[first]
         return DryRunResult(
             phases=phases,
-            iterations=self.observer.iteration,
+            iterations=self.observer.steps,
             peak=highest_peak(
                 recorder,
                 expandable_segments=request.expandable_segments,

@@ -72,6 +72,8 @@ class EngineObserver:
         self.configs: list[dict[str, Any]] = []
         """DeepSpeed's configuration of each engine, with its batch sizes."""
         self.iteration = 1
+        self.seen: set[str] = set()
+        """Names of the phases of their own that were entered, also within others."""
         self.repeated = False
         self.finished = False
         """Whether enough steps were seen."""
@@ -89,6 +91,11 @@ class EngineObserver:
     def has_trained(self) -> bool:
         """Whether an engine made an optimizer step."""
         return bool(self._trained)
+
+    @property
+    def steps(self) -> int:
+        """Number of observed optimizer steps."""
+        return self.iteration - 1
 
     @property
     def trained_engine(self) -> int:
@@ -131,6 +138,7 @@ class EngineObserver:
     @contextlib.contextmanager
     def during(self, name: str, *, before_training: bool = False) -> Iterator[None]:
         """A phase of its own, such as generation; phases within it are part of it."""
+        self.seen.add(name)
         if self._nested or (before_training and self._trained):
             yield
             return
@@ -258,8 +266,7 @@ class EngineObserver:
         if self.repeated or self.iteration >= last * len(self._trained):
             self.finished = True
             self.recorder.schedule.stop()
-        else:
-            self.iteration += 1
+        self.iteration += 1  # also for what follows the last step
 
     def count_refusal(self) -> None:
         """The script goes on although it has been seen. Raises TrainingEnded where it does not end by itself."""

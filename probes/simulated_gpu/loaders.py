@@ -25,6 +25,7 @@ class Loaders:
     is_training: whether the script trains, and does not evaluate.
     is_finished: whether the training has been seen; loaders of training then end.
     on_refusal: called for each batch that is refused.
+    has_generated: whether the script generates text, which takes as long as many batches.
     longest: yield the batch with the most elements of all batches, again and again.
     """
 
@@ -34,8 +35,10 @@ class Loaders:
         is_training: Callable[[], bool],
         is_finished: Callable[[], bool],
         on_refusal: Callable[[], None],
+        has_generated: Callable[[], bool],
         longest: bool,
     ) -> None:
+        self._has_generated = has_generated
         self._is_training = is_training
         self._is_finished = is_finished
         self._on_refusal = on_refusal
@@ -79,7 +82,7 @@ class Loaders:
             self._on_refusal()
             raise StopIteration
         if not trains:
-            if iterator._num_yielded >= EVALUATED_BATCHES:
+            if iterator._num_yielded >= (1 if self._has_generated() else EVALUATED_BATCHES):
                 self.cut_evaluation = True
                 raise StopIteration
             with _disable_current_modes():
