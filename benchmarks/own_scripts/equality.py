@@ -50,18 +50,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name, size in SIZES.items():
-            _write_model(folder / name, size)
+            write_model(folder / name, size)
         for name, case in CASES.items():
-            by_name, by_command = (_dry_run(folder, words) for words in _commands(folder, *case))
-            differences = _differences(by_name, by_command)
-            where = max(differences, key=lambda key: differences[key])
-            worst = f"{differences[where]:.3%} ({' '.join(map(str, where))})"
-            later = max(each for (iteration, *_), each in differences.items() if iteration > 1)
+            by_name, by_command = (dry_run(folder, words) for words in commands(folder, *case))
+            found = differences(by_name, by_command)
+            where = max(found, key=lambda key: found[key])
+            worst = f"{found[where]:.3%} ({' '.join(map(str, where))})"
+            later = max(each for (iteration, *_), each in found.items() if iteration > 1)
             times = f"{by_name['seconds']:.1f} | {by_command['seconds']:.1f}"
-            print(f"| {name} | {len(differences)} | {worst} | {later:.3%} | {times} |", flush=True)
+            print(f"| {name} | {len(found)} | {worst} | {later:.3%} | {times} |", flush=True)
 
 
-def _write_model(folder: Path, size: dict[str, int]) -> None:
+def write_model(folder: Path, size: dict[str, int]) -> None:
     folder.mkdir()
     config = {
         "model_type": "qwen2",
@@ -72,7 +72,7 @@ def _write_model(folder: Path, size: dict[str, int]) -> None:
     (folder / "config.json").write_text(json.dumps(config | size | {"max_window_layers": size["num_hidden_layers"]}))
 
 
-def _commands(folder: Path, size: str, gpus: str, zero: dict[str, Any], options: list[str]) -> list[list[str]]:
+def commands(folder: Path, size: str, gpus: str, zero: dict[str, Any], options: list[str]) -> list[list[str]]:
     """The words of both dry runs."""
     given = dict(zip(options[::2], options[1::2], strict=True))
     precision, accumulation = given.get("--precision", "bf16"), given.get("--accumulation", "1")
@@ -98,7 +98,7 @@ def _commands(folder: Path, size: str, gpus: str, zero: dict[str, Any], options:
     return [[*named, "--gpus", gpus, "--json"], ["--gpus", gpus, "--json", "--", *trained]]
 
 
-def _dry_run(folder: Path, words: list[str]) -> dict[str, Any]:
+def dry_run(folder: Path, words: list[str]) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "ds_advise", "dry-run", *words], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -108,7 +108,7 @@ def _dry_run(folder: Path, words: list[str]) -> dict[str, Any]:
     return answer
 
 
-def _differences(first: dict[str, Any], second: dict[str, Any]) -> dict[tuple[int, str, str], float]:
+def differences(first: dict[str, Any], second: dict[str, Any]) -> dict[tuple[int, str, str], float]:
     """Relative difference by (step, phase, figure) of the steps that both have."""
 
     def sizes(answer: dict[str, Any]) -> dict[tuple[int, str, str], int]:

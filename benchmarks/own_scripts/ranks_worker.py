@@ -1,4 +1,4 @@
-"""One process of the comparison of `ranks.py`: a rank that really trains on the CPU, or the dry run of the same command.
+"""One process of the comparison of `ranks.py`: a rank that really trains on the CPU, or its dry run.
 
     python -c "..." FOLDER                     the worker of the dry run (see `run.py` in probes/command)
     python ranks_worker.py FOLDER ROUND WORDS  one rank, started by torchrun
@@ -294,7 +294,7 @@ def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
         moved = move(own, *arguments, **options)
         return own.clone() if moved is own and getattr(own, "_is_on_host", False) else moved
 
-    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001 (the signature of torch.nn.functional.dropout)
         return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
     tensor.to = to

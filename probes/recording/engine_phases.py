@@ -209,7 +209,7 @@ class EngineObserver:
             return
         classifier = self.recorder.classifier
         classifier.weight_shapes |= {tuple(getattr(each, "ds_shape", each.shape)) for each in module.parameters()}
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
         classifier.vocab_size = classifier.vocab_size or int(getattr(text_config, "vocab_size", 0) or 0)
 

@@ -31,7 +31,8 @@ _cast_weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 def install() -> None:
     """Register the kernels, and let `torch.autocast("cuda")` mean the simulated GPU."""
-    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    keys: Any = torch._C.DispatchKey
+    key = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
     library_class: Any = torch.library.Library
     fallback = library_class("_", "IMPL", "AutocastPrivateUse1")
     fallback.fallback(torch.library.fallthrough_kernel)

@@ -159,15 +159,15 @@ def _accept_cuda_names(torch_module: Any) -> None:
         setattr(torch.Tensor, name, _translated(getattr(torch.Tensor, name)))
     for name in ("tensor", "as_tensor"):
         setattr(torch_module, name, _by_host(getattr(torch_module, name)))
-    for owner in (torch.Tensor, torch.nn.Module):
-        owner.to = _translated(owner.to, positional=True)
     tensor: Any = torch.Tensor
+    module: Any = torch.nn.Module
+    for owner in (tensor, module):
+        owner.to = _translated(owner.to, positional=True)
     tensor.cuda = lambda own, device=None, *_, **__: own.to(0 if device is None else device)
     tensor.is_cuda = property(lambda own: own.device.type == DEVICE_TYPE)
     # A fake tensor of another process cannot be shared; it has no memory.
     tensor.share_memory_ = lambda own: own
     tensor.is_shared = lambda _own: True
-    module: Any = torch.nn.Module
     module.cuda = lambda own, device=None: own.to(0 if device is None else device)
     set_device = torch_module.set_default_device
     torch_module.set_default_device = lambda device: set_device(gpu_device(device))

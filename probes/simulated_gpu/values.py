@@ -54,7 +54,7 @@ class _Facts:
         self.name = operation._schema.name.split("::")[1]
 
 
-class ValueRecordingMode(RecordingMode):
+class ValueRecordingMode(RecordingMode):  # type: ignore[no-untyped-call]
     """`RecordingMode` with shadows.
 
     invented: numbers that code read although they are unknown, by (file, line of the script) with the number.
@@ -440,7 +440,7 @@ def install(mode: ValueRecordingMode) -> None:
     def text(tensor: Any, spec: str) -> str:
         return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, "")
 
-    deepcopy = torch.Tensor.__deepcopy__
+    deepcopy: Any = torch.Tensor.__deepcopy__
 
     def copied(tensor: Any, memo: dict[int, Any]) -> Any:
         if isinstance(tensor, FakeTensor):
