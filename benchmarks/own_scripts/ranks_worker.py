@@ -298,7 +298,7 @@ def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
         moved = move(own, *arguments, **options)
         return own.clone() if moved is own and getattr(own, "_is_on_host", False) else moved
 
-    def dropout(input: Any, p: float = 0.5, training: bool = True, **_: Any) -> Any:
+    def dropout(input: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
         return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
     numpy = tensor.numpy
