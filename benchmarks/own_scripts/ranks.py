@@ -40,7 +40,7 @@ from ds_advise.probes.command.request import CommandRequest
 run._START = run._START.replace("ds_advise.probes.command.worker import main", "ds_advise.benchmarks.own_scripts"
     ".ranks_worker import dry_run as main")
 cluster = Cluster(gpu=find_gpu("H100"), nodes=1, gpus_per_node={world_size})
-request = CommandRequest(words={words!r}, folder=Path.cwd(), cluster=cluster, iterations={steps}, rows=1 << 40)
+request = CommandRequest(words={words!r}, folder=Path.cwd(), cluster=cluster, iterations={steps}, rank=0, rows=1 << 40)
 try:
     found = run.dry_run_command(request, timeout_s={limit})
     answer = {{"phases": to_json(found.result)["phases"], "observed": to_json(found.observed)}}
@@ -216,7 +216,13 @@ def main() -> None:
             folder = environments.working_folder(root, script, models="models/tiny")
             words = ranks_words(script, root)
             row = run_both(
-                script["name"], python, words, folder, environment_of(script, root), results, arguments.limit
+                script["name"],
+                python,
+                words,
+                folder,
+                environment_of(script, root, check=False),
+                results,
+                arguments.limit,
             )
             print(row, flush=True)
             rows.append(row)
