@@ -5,6 +5,9 @@
 
 Prints a Markdown table of the largest relative differences of the bytes of tensors, GPU and host together, at the end
 of each phase and at its peak. What a phase of loading holds at its peak is not compared: weights are read there.
+
+On a CPU, host and GPU are one memory: what the script itself makes on the host and moves is one tensor there and two in
+the dry run. Batches of data loaders are copied on both sides.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ CLOSE = 0.005
 ONLY_ON_ONE = {"between"}
 """Phases that are listed where they allocate much on a GPU, which a real rank has not."""
 
-DRY_RUN = """import dataclasses, json, os, sys
+DRY_RUN = """import json, sys
 sys.path.insert(0, {packages!r})
 from pathlib import Path
 from ds_advise.estimators.errors import DsAdviseError

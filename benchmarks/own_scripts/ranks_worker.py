@@ -211,6 +211,7 @@ class RealRank:
             ended = isinstance(error, SystemExit) and error.code in (None, 0)
             if not ended and not self.observer.finished:
                 self.write({"error": "".join(traceback.format_exception(error))})
+            self.failure = error  # its frames hold tensors, as in the dry run
             if not ended:
                 self.remarks.append("".join(traceback.format_exception(error)))
         self.succeed()
