@@ -137,7 +137,7 @@ def dry_run() -> None:
 
 
 class RealRank:
-    """One rank that trains. It has the attributes of `Session` from which `observed` reads."""
+    """One rank that trains: the counterpart of `Session`."""
 
     def __init__(self, folder: Path) -> None:
         from ds_advise.probes.command.rows import Rows
@@ -227,7 +227,8 @@ class RealRank:
             self.write({"error": "no engine"})
         self.remarks.append(held(self.recorder))
         phases = [asdict(phase) for phase in self.recorder.phases]
-        self.write({"phases": phases, "observed": to_json(observed(self))})  # type: ignore[arg-type]
+        seen = observed(self.observer, self.loaders, self.mode, self.rows, self.remarks)
+        self.write({"phases": phases, "observed": to_json(seen)})
 
     def write(self, answer: dict[str, Any]) -> None:
         (self.folder / f"rank{self.rank}.json").write_text(json.dumps(answer))
