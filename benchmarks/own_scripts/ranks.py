@@ -5,6 +5,9 @@
 
 Prints a Markdown table of the largest relative differences of the bytes of tensors, GPU and host together, at the end
 of each phase and at its peak. What a phase of loading holds at its peak is not compared: weights are read there.
+
+On a CPU, host and GPU are one memory: what the script itself makes on the host and moves is one tensor there and two in
+the dry run. Batches of data loaders are copied on both sides.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ CLOSE = 0.005
 ONLY_ON_ONE = {"between"}
 """Phases that are listed where they allocate much on a GPU, which a real rank has not."""
 
-DRY_RUN = """import dataclasses, json, os, sys
+DRY_RUN = """import json, sys
 sys.path.insert(0, {packages!r})
 from pathlib import Path
 from ds_advise.estimators.errors import DsAdviseError
@@ -40,7 +43,7 @@ from ds_advise.probes.command.request import CommandRequest
 run._START = run._START.replace("ds_advise.probes.command.worker import main", "ds_advise.benchmarks.own_scripts"
     ".ranks_worker import dry_run as main")
 cluster = Cluster(gpu=find_gpu("H100"), nodes=1, gpus_per_node={world_size})
-request = CommandRequest(words={words!r}, folder=Path.cwd(), cluster=cluster, iterations={steps}, rows=1 << 40)
+request = CommandRequest(words={words!r}, folder=Path.cwd(), cluster=cluster, iterations={steps}, rank=0, rows=1 << 40)
 try:
     found = run.dry_run_command(request, timeout_s={limit})
     answer = {{"phases": to_json(found.result)["phases"], "observed": to_json(found.observed)}}
@@ -216,7 +219,13 @@ def main() -> None:
             folder = environments.working_folder(root, script, models="models/tiny")
             words = ranks_words(script, root)
             row = run_both(
-                script["name"], python, words, folder, environment_of(script, root), results, arguments.limit
+                script["name"],
+                python,
+                words,
+                folder,
+                environment_of(script, root, check=False),
+                results,
+                arguments.limit,
             )
             print(row, flush=True)
             rows.append(row)

@@ -1,4 +1,4 @@
-"""One process of the comparison of `ranks.py`: a rank that really trains on the CPU, or its dry run.
+"""One process of the comparison of `ranks.py`: a rank that really trains on the CPU, or the dry run of its command.
 
     python -c "..." FOLDER                     the worker of the dry run (see `run.py` in probes/command)
     python ranks_worker.py FOLDER ROUND WORDS  one rank, started by torchrun
@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+_execve = os.execve  # before it is followed
 STEPS = 4
 """ZeRO-3 prefetches from the third step on, so that the fourth is as all others."""
 LIMIT = timedelta(seconds=300)
@@ -40,30 +41,34 @@ def install_for_both(recorder: Any) -> None:
         recorder.marks.append((f"{phase.iteration} {phase.name}", counter.peak_bytes, places))
         end()
 
-    recorder.end = marked
-    phase_of_interest = os.environ.get("RANKS_STACK", "")
-    if phase_of_interest:  # TEMPORARY
-        from ds_advise.probes.recording.ledger import LiveBytes
+    begin = recorder.begin
 
-        class Stacked(LiveBytes):
-            def restart(self, event):
-                super().restart(event)
-                if recorder.current.startswith(phase_of_interest):
-                    recorder.stack = "".join(traceback.format_stack(limit=45))
+    def begun(iteration: int, name: str) -> None:
+        if name not in ("forward", "backward", "step"):
+            gc.collect()  # cycles of engine and trainer die when the collector runs, on each side at another time
+        begin(iteration, name)
 
-        recorder.ledger.total = Stacked()
-
+    recorder.end, recorder.begin = marked, begun
+    recorder.repeats = lambda *_: False
     functional: Any = torch.nn.functional
     functional.scaled_dot_product_attention = _attention
-    recorder.repeats = lambda *_: False
+    # Before data are shuffled: models with and without numbers have drawn other amounts.
     loader: Any = torch.utils.data.DataLoader
-    iterate = loader.__iter__
+    loader.__iter__ = _seeded(loader.__iter__)
+    if "accelerate" in sys.modules:
+        prepare: Any = importlib.import_module("accelerate.data_loader").prepare_data_loader
+        libraries: Any = importlib.import_module("ds_advise.probes.simulated_gpu.libraries")
+        libraries.replace_in_loaded("prepare_data_loader", _seeded(prepare))
 
-    def seeded(own: Any) -> Any:
-        torch.default_generator.manual_seed(0)  # models with and without numbers have drawn other amounts
-        return iterate(own)
 
-    loader.__iter__ = seeded
+def _seeded(function: Any) -> Any:
+    import torch
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        torch.default_generator.manual_seed(0)
+        return function(*arguments, **options)
+
+    return run
 
 
 def held(recorder: Any) -> str:
@@ -82,8 +87,6 @@ def held(recorder: Any) -> str:
         )
         for name, event in events.items()
     }
-    if hasattr(recorder, "stack"):
-        found["stack"] = {recorder.stack: 1}
     return "held " + json.dumps(found)
 
 
@@ -134,7 +137,7 @@ def dry_run() -> None:
 
 
 class RealRank:
-    """One rank that trains. It has the attributes of `Session` from which `observed` reads."""
+    """One rank that trains: the counterpart of `Session`."""
 
     def __init__(self, folder: Path) -> None:
         from ds_advise.probes.command.rows import Rows
@@ -203,11 +206,12 @@ class RealRank:
             places = {name: os.environ[name] for name in launchers.RANK_VARIABLES if name in os.environ}
             os.chdir(other.folder)
             again = [sys.executable, __file__, str(self.folder), str(round_number + 1), *other.words]
-            os.execve(sys.executable, again, {**other.environment, **places})
+            _execve(sys.executable, again, {**other.environment, **places})
         except BaseException as error:
             ended = isinstance(error, SystemExit) and error.code in (None, 0)
             if not ended and not self.observer.finished:
                 self.write({"error": "".join(traceback.format_exception(error))})
+            self.failure = error  # its frames hold tensors, as in the dry run
             if not ended:
                 self.remarks.append("".join(traceback.format_exception(error)))
         self.succeed()
@@ -223,7 +227,8 @@ class RealRank:
             self.write({"error": "no engine"})
         self.remarks.append(held(self.recorder))
         phases = [asdict(phase) for phase in self.recorder.phases]
-        self.write({"phases": phases, "observed": to_json(observed(self))})  # type: ignore[arg-type]
+        seen = observed(self.observer, self.loaders, self.mode, self.rows, self.remarks)
+        self.write({"phases": phases, "observed": to_json(seen)})
 
     def write(self, answer: dict[str, Any]) -> None:
         (self.folder / f"rank{self.rank}.json").write_text(json.dumps(answer))
@@ -277,6 +282,7 @@ def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
 
     torch_module: Any = torch
     cuda.DEVICE_TYPE = autocast.DEVICE_TYPE = "cpu"
+    cuda.gpu_number = lambda _number: torch.device("cpu")  # with a number it is another device than the tensors'
     cuda.install(gpu, ledger, Cluster(gpu=find_gpu("H100"), nodes=1, gpus_per_node=world_size))
     autocast._replace_contexts()
     tensor: Any = torch.Tensor
@@ -294,10 +300,12 @@ def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
         moved = move(own, *arguments, **options)
         return own.clone() if moved is own and getattr(own, "_is_on_host", False) else moved
 
-    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001 (the signature of torch.nn.functional.dropout)
+    def dropout(input: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
         return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
+    numpy = tensor.numpy
     tensor.to = to
+    tensor.numpy = lambda own, **options: numpy(own, **options).copy()  # on a host, it is the tensor's own memory
     torch_module.nn.functional.dropout = dropout
     foreach: Any = importlib.import_module("torch.utils._foreach_utils")
     optimizers: Any = importlib.import_module("torch.optim.optimizer")
@@ -311,7 +319,6 @@ def _install_libraries(observer: Any, world_size: int) -> None:
     import torch.distributed as dist
     from ds_advise.probes.simulated_gpu import libraries
 
-    libraries.DEVICE_TYPE = "cpu"
     new_group, barrier, all_gather = dist.new_group, dist.barrier, dist.all_gather_into_tensor
 
     def all_gather_into_tensor(output: Any, given: Any, *arguments: Any, **options: Any) -> Any:

@@ -213,7 +213,7 @@ def _by_host(function: Any) -> Any:
         if device is None or isinstance(data, torch.Tensor) or torch.device(gpu_device(device)).type != DEVICE_TYPE:
             return function(data, *arguments, **options)
         needs_gradient = options.pop("requires_grad", False)
-        made = function(data, *arguments, **{**options, "device": "cpu"}).to(torch.device(DEVICE_TYPE, 0))
+        made = function(data, *arguments, **{**options, "device": "cpu"}).to(gpu_number(0))
         return made.requires_grad_() if needs_gradient else made
 
     return call

@@ -67,6 +67,7 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         # `.item()` returns the known value; all other operations get tensors without values.
         if operation is not torch.ops.aten._local_scalar_dense.default:
             _forget_values(args)
+        _refuse_mixed_product(operation, args)
         keyed = self._recipe_key(operation, args, kwargs)  # before the operation, which may change its arguments
         result = self._dispatch_impl(operation, types, args, kwargs)
         if keyed is not None and keyed[0] not in self._recipes:
@@ -216,6 +217,28 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         torch._C._set_throw_on_mutable_data_ptr(fake)
         vars(fake).update(attributes)
         return fake
+
+
+_FACTORS = {
+    torch.ops.aten.mm.default: (0, 1),
+    torch.ops.aten.bmm.default: (0, 1),
+    torch.ops.aten.addmm.default: (1, 2),
+    torch.ops.aten.baddbmm.default: (1, 2),
+    torch.ops.aten.convolution.default: (0, 1),
+}
+"""Products, with the positions of their factors."""
+
+
+def _refuse_mixed_product(operation: Any, args: Any) -> None:
+    """Factors of two dtypes: a GPU's kernels refuse them, meta functions do not (torch 2.13)."""
+    factors = _FACTORS.get(operation)
+    if factors is None:
+        return
+    first, second = (args[place].dtype for place in factors)
+    if first is not second:
+        names = "Input type and weight type" if operation is torch.ops.aten.convolution.default else "mat1 and mat2"
+        got = " and ".join(str(dtype).removeprefix("torch.") for dtype in (first, second))
+        raise RuntimeError(f"{names} must have the same dtype, but got {got}")
 
 
 def _forget_values(arguments: Any) -> None:

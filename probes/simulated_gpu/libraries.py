@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ...ds_configs.launch_commands import accelerate_variables
-from .device import DEVICE_TYPE
+from . import cuda
 
 _HF = ("trl", "transformers", "accelerate", "peft", "datasets", "deepspeed")
 
@@ -70,7 +69,7 @@ def install_accelerate(world_size: int) -> None:
     accelerate: Any = importlib.import_module("accelerate")
 
     def set_device(own: Any) -> None:
-        own.device = torch.device(DEVICE_TYPE, 0)
+        own.device = cuda.gpu_number(0)
 
     state.PartialState._prepare_backend = lambda *_, **__: ("fake", accelerate.DistributedType.MULTI_GPU)
     state.PartialState.set_device = set_device

@@ -256,7 +256,12 @@ def test_a_loop_of_deepspeed_with_masks_evaluation_and_a_checkpoint(folder: Path
     (folder / "train.py").write_text(PLAIN)
     words = "dry-run --gpus 2xA100-40GB --json -- torchrun --nproc_per_node 4 train.py".split()
     done = subprocess.run(
-        [sys.executable, "-m", "ds_advise", *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", "ds_advise", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -66,7 +66,7 @@ def product_in_fp32(operation, args, kwargs):
     """The result of a matrix product in 16 bits, NotImplemented for another operation. CPUs without instructions for
     16 bits compute it in fp32 in a fiftieth of the time. The mode does not see the copies."""
     kind = args[0].dtype if id(operation) in PRODUCTS else torch.float32
-    if kind is torch.float32:
+    if kind is torch.float32 or any(each.dtype is not kind for each in args):  # torch refuses several dtypes
         return NotImplemented
     return operation(*(each.float() for each in args), **kwargs).to(kind)
 
