@@ -104,8 +104,23 @@ assert trainer.evaluate()["eval_largest"] == 1000
 trainer.save_model("saved")
 """
 TRAINER_ARGUMENTS = tuple(
-    "--deepspeed auto.json --bf16 --report_to none --per_device_train_batch_size 4 --gradient_accumulation_steps 2 "
-    "--per_device_eval_batch_size 8 --eval_strategy epoch --output_dir out".split()
+    [
+        "--deepspeed",
+        "auto.json",
+        "--bf16",
+        "--report_to",
+        "none",
+        "--per_device_train_batch_size",
+        "4",
+        "--gradient_accumulation_steps",
+        "2",
+        "--per_device_eval_batch_size",
+        "8",
+        "--eval_strategy",
+        "epoch",
+        "--output_dir",
+        "out",
+    ]
 )
 
 
@@ -254,7 +269,7 @@ engine.save_checkpoint("checkpoints")
 def test_a_loop_of_deepspeed_with_masks_evaluation_and_a_checkpoint(folder: Path) -> None:
     """The launcher's number of processes contradicts the GPUs."""
     (folder / "train.py").write_text(PLAIN)
-    words = "dry-run --gpus 2xA100-40GB --json -- torchrun --nproc_per_node 4 train.py".split()
+    words = ["dry-run", "--gpus", "2xA100-40GB", "--json", "--", "torchrun", "--nproc_per_node", "4", "train.py"]
     done = subprocess.run(
         [sys.executable, "-m", "ds_advise", *words],
         cwd=folder,
