@@ -266,12 +266,7 @@ def _loaders(observer: Any) -> Any:
                     each._is_on_host = True
             return batch
 
-    return RealLoaders(
-        is_training=lambda: observer.is_training,
-        is_finished=lambda: observer.finished,
-        on_refusal=observer.count_refusal,
-        longest=False,
-    )
+    return RealLoaders.following(observer, longest=False)
 
 
 def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:

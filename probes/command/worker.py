@@ -76,13 +76,7 @@ class Session:
             varies=lambda: self.loaders.has_varying_shapes,
             on_ignored=self.succeed,
         )
-        self.loaders = Loaders(
-            is_training=lambda: self.observer.is_training,
-            is_finished=lambda: self.observer.finished,
-            on_refusal=self.observer.count_refusal,
-            has_generated=lambda: "generation" in self.observer.seen,
-            longest=request.longest,
-        )
+        self.loaders = Loaders.following(self.observer, longest=request.longest)
         self.rows = Rows(request.data_rows)
         fake = FastFakeTensorMode()
         self.fake = fake

@@ -7,10 +7,12 @@ import importlib
 import inspect
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+from ..recording.engine_phases import EngineObserver
 
 _WORKER_OPTIONS = """num_workers pin_memory prefetch_factor persistent_workers timeout multiprocessing_context
     pin_memory_device"""
@@ -48,6 +50,17 @@ class Loaders:
         self.searched_batches = 0
         """Number of batches among which the longest was found."""
         self.cut_evaluation = False
+
+    @classmethod
+    def following(cls, observer: EngineObserver, *, longest: bool) -> Self:
+        """Loaders that ask an observer of the engine."""
+        return cls(
+            is_training=lambda: observer.is_training,
+            is_finished=lambda: observer.finished,
+            on_refusal=observer.count_refusal,
+            has_generated=lambda: "generation" in observer.seen,
+            longest=longest,
+        )
 
     @property
     def has_varying_shapes(self) -> bool:
