@@ -157,7 +157,9 @@ class Ledger:
         life.died = self.events
         # An age instead of an identity: traces of equal iterations are equal.
         age = life.died - life.born if life.born > self._trace_starts else None
-        self.trace.append((age, life.size_bytes, life.device, life.stream, life.pinned, locked))
+        # A number of an earlier step, such as a loss that is logged, dies in its own time.
+        if age is not None or life.size_bytes > GPU_BLOCK_BYTES:
+            self.trace.append((age, life.size_bytes, life.device, life.stream, life.pinned, locked))
         self._change(life, -life.size_bytes, locked)
 
     def _change(self, life: StorageLife, size_bytes: int, locked: bool) -> None:
