@@ -35,9 +35,11 @@ from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
 from ..text.units import gib, times
 from .recommendation import Recommendation, try_first_path
+from .what_if import gpus_argument
 
 _SERVER = "Start the generation server before the training:"
 _LAUNCHED_BY_DS_ADVISE = "Or let ds-advise check, start and watch it:"
+_OR_DRY_RUN = "Or let ds-advise check, start and watch it, or dry-run it without a GPU:"
 
 
 def plan_config(answer: Recommendation, candidate: Candidate) -> dict[str, Any]:
@@ -116,8 +118,13 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> It
     if chosen is not None:
         yield from (_in_full if details else _in_short)(answer, chosen, config_path)
         if not _only_by_accelerate(answer):
-            launch = _launch(answer, chosen, config_path)
-            yield from (Sentence(_LAUNCHED_BY_DS_ADVISE), Commands([launch]))
+            launch, cluster = _launch(answer, chosen, config_path), answer.question.cluster
+            if cluster.gpu.is_cpu:
+                yield from (Sentence(_LAUNCHED_BY_DS_ADVISE), Commands([launch]))
+            else:
+                gpus = shlex.quote(gpus_argument(cluster))
+                dry_run = f"ds-advise dry-run {shlex.quote(config_path)} --gpus {gpus} -- train.py"
+                yield from (Sentence(_OR_DRY_RUN), Commands([launch, dry_run]))
     for file in answer.job_files:
         yield from (Sentence(f"Or with {file.path}:"), Commands(file.start))
 

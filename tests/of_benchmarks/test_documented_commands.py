@@ -20,9 +20,11 @@ from benchmarks.shown_output import (
     ROOT,
     Block,
     blocks,
+    lacks,
     make_files,
     option_table,
     picture,
+    printed,
 )
 
 
@@ -112,6 +114,7 @@ SHOWN = list(
 )
 """Without those whose output stands below them, which is compared."""
 PYTHON = [block for block in ALL if block.is_python]
+DRY_RUNS = [block for block in ALL if block.asked.startswith("ds-advise dry-run ")]
 
 
 def test_every_command_that_is_shown_is_run_by_a_test() -> None:
@@ -165,7 +168,9 @@ def test_a_long_command_does_what_its_document_says(
     _proven(command, folder, capsys)
 
 
-@pytest.mark.parametrize("block", [block for block in ALL if block.asked], ids=lambda block: block.document)
+@pytest.mark.parametrize(
+    "block", [block for block in ALL if block.asked and block not in DRY_RUNS], ids=lambda block: block.document
+)
 def test_documented_output_is_current(
     block: Block, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +180,19 @@ def test_documented_output_is_current(
     while "=" in words[0]:
         monkeypatch.setenv(*words.pop(0).split("=", 1))
     run(words[1:])
-    message = tuple(line.rstrip() for line in capsys.readouterr().out.strip("\n").splitlines())
+    _compare(block, tuple(line.rstrip() for line in capsys.readouterr().out.strip("\n").splitlines()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", DRY_RUNS, ids=lambda block: f"{block.document}:{block.first}")
+def test_the_documented_dry_run_of_a_script_is_current(block: Block) -> None:
+    """The scripts stand in the documents, too."""
+    if missing := lacks(block.asked):
+        pytest.skip(f"{missing} is not installed")
+    _compare(block, printed(block.asked))
+
+
+def _compare(block: Block, message: tuple[str, ...]) -> None:
     if block.is_whole:
         assert block.lines[1:] == message
     for _, part in block.parts:
