@@ -3,7 +3,8 @@
     python -m benchmarks.shown_output            # exit 1 when something is stale
     python -m benchmarks.shown_output --write    # bring it up to date
 
-A block that starts with `# NAME.py` is that file of `make_files`. A block that starts with `$ ` shows what that command prints in 80 columns, in a folder with the files of `make_files`.
+A block that starts with `$ ` shows what that command prints in 80 columns, in a folder with the files of `make_files`.
+A block that starts with `# NAME.py` is one of these files.
 A line of dots stands for lines that are left out, and a block that starts with dots shows more of the command before
 it. Lines between dots are found again by their first and last line, whatever the figures are now. A block whose first
 or last line is no longer printed is left alone and named, because a person has to read it.

@@ -59,6 +59,7 @@ COMMANDS = {
     ),
     "ds-advise probe ds_config.json --model Qwen2.5-1.5B": NO_GPU,
     "ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl --method lora": NO_GPU,
+    "ds-advise dry-run ds_config.json --gpus 2x32GB -- train.py": How("It does not fit", code=1, slow=True),
     "ds-advise train --resume --output-dir output": How("output", code=2),
     "ds-advise launch ds_config.json -- train.py --model_name_or_path ./model --output_dir out": NO_GPU,
     "ds-advise lint ds_config.json": How("ds_config.json"),
@@ -79,6 +80,7 @@ ELSEWHERE = {
     "bash tests/run": "runs these tests",
     "bash tests/run --slow": "runs these tests",
     "ds-advise MODEL --gpus SPEC [options]": SYNOPSIS,
+    "ds-advise dry-run [DS_CONFIG] --gpus SPEC -- COMMAND": SYNOPSIS,
     "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": SYNOPSIS,
     "ds-advise rent MODEL [options] [--deadline TIME] [--budget AMOUNT] [--prices FILE] [--html FILE] [--plot FILE] [--json]": SYNOPSIS,  # noqa: E501
     "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": SYNOPSIS,
