@@ -4,6 +4,7 @@
     python -m benchmarks.shown_output --write    # bring it up to date
 
 A block that starts with `$ ` shows what that command prints in 80 columns, in a folder with the files of `make_files`.
+A block that starts with `# NAME.py` is one of these files.
 A line of dots stands for lines that are left out, and a block that starts with dots shows more of the command before
 it. Lines between dots are found again by their first and last line, whatever the figures are now. A block whose first
 or last line is no longer printed is left alone and named, because a person has to read it.
@@ -27,6 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ds_advise.advisor.question import options
+from ds_advise.estimators.models import catalogue
 
 from .document import put
 
@@ -63,8 +65,14 @@ class Block:
         return [line for line in words if re.match(rf"(\w+=\S+ )*({'|'.join(_STARTS)}) ", line)]
 
     @property
+    def file(self) -> str:
+        """Name of the script that the block is; "" if it is none."""
+        found = re.fullmatch(r"# (\w+\.py)", self.lines[0])
+        return found[1] if found else ""
+
+    @property
     def is_python(self) -> bool:
-        return any(re.match(r"(from|import) ", line) for line in self.lines)
+        return not self.file and any(re.match(r"(from|import) ", line) for line in self.lines)
 
     @property
     def is_whole(self) -> bool:
@@ -124,13 +132,16 @@ def make_files(folder: Path) -> None:
     }
     chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     net = next(block for document in DOCUMENTS for block in blocks(document) if "class Net" in " ".join(block.lines))
+    plain = {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
     for name, text in (
         ("ds_config.json", json.dumps(config, indent=2)),
         ("old.json", json.dumps(config | {"zero_optimization": {"stage": 2}})),
         ("net.py", "\n".join(net.lines)),
         ("cifar.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam", "params": {}}}'),
         ("chats.jsonl", json.dumps(chat) + "\n"),
-        ("train.py", "from transformers import Trainer, TrainingArguments\n"),
+        ("zero3.json", json.dumps(config | {"zero_optimization": {"stage": 3}})),
+        ("zero1.json", json.dumps(plain | {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}})),
+        *scripts().items(),
         ("make_config.py", f"import json; print(json.dumps({config | {'fp16': {'enabled': False}}}))"),
     ):
         (folder / name).write_text(text)
@@ -138,6 +149,42 @@ def make_files(folder: Path) -> None:
     for name in ("Qwen2.5-1.5B", "tiny", "model"):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(tiny))
+    _make_model_and_texts(folder)
+
+
+@cache
+def scripts() -> dict[str, str]:
+    """The scripts that the documents contain, by name."""
+    found = (block for document in DOCUMENTS for block in blocks(document) if block.file)
+    return {block.file: "\n".join(block.lines) + "\n" for block in found}
+
+
+def _make_model_and_texts(folder: Path) -> None:
+    """A model without weights, with a tokenizer of one word, and texts of 101 to 3,100 words."""
+    model, texts = folder / "Qwen2.5-7B", folder / "texts"
+    model.mkdir()
+    texts.mkdir()
+    (model / "config.json").write_text(json.dumps(catalogue.config(catalogue.find(model.name).name)))
+    end, *parts = "<|endoftext|>", "w", "o", "r", "d", "\u0120", "wo", "rd", "word", "\u0120word"
+    merges = [["w", "o"], ["r", "d"], ["wo", "rd"], ["\u0120", "word"]]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [{"id": 0, "content": end, "special": True, **flags}],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {word: at for at, word in enumerate([end, *parts])}, "merges": merges},
+    }
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    named = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": end, "pad_token": end}
+    (model / "tokenizer_config.json").write_text(json.dumps(named))
+    rows = ({"text": "word" + " word" * (100 + number * 7919 % 3000)} for number in range(1000))
+    (texts / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def lacks(command: str) -> str:
+    """The package that a command needs and that is not installed; "" if there is none."""
+    text = " ".join([command, *(text for name, text in scripts().items() if name in command.split())])
+    return "trl" if re.search(r"\btrl\b", text) and shutil.which("trl") is None else ""
 
 
 @cache
@@ -149,7 +196,8 @@ def printed(command: str) -> tuple[str, ...]:
     )
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder))
-        Path(folder, "ds_config.json").unlink()
+        if "ds_config.json" not in command:
+            Path(folder, "ds_config.json").unlink()
         output = subprocess.run(
             [sys.executable, "-m", "ds_advise", *words[len(variables) + 1 :]],
             cwd=folder,
@@ -220,6 +268,9 @@ def main() -> None:
         text = document.read_text(encoding="utf-8")
         lines = text.splitlines()
         for block in reversed([block for block in blocks(document) if block.asked]):
+            if missing := lacks(block.asked):
+                print(f"{block.document}, line {block.first + 1}: not compared, {missing} is not installed")
+                continue
             today = refreshed(block, printed(block.asked))
             if today is None or (not write and tuple(today) != block.lines):
                 why = "a line at its beginning or end is printed no more" if today is None else "it is stale"

@@ -35,9 +35,11 @@ from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
 from ..text.units import gib, times
 from .recommendation import Recommendation, try_first_path
+from .what_if import gpus_argument
 
 _SERVER = "Start the generation server before the training:"
 _LAUNCHED_BY_DS_ADVISE = "Or let ds-advise check, start and watch it:"
+_OR_DRY_RUN = "Or let ds-advise check, start and watch it, or dry-run it without a GPU:"
 
 
 def plan_config(answer: Recommendation, candidate: Candidate) -> dict[str, Any]:
@@ -106,18 +108,23 @@ def _only_by_accelerate(answer: Recommendation) -> bool:
     return OBJECTIVES[answer.question.workload.objective].value_model
 
 
-def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[Block]:
+def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_run: bool = True) -> Iterator[Block]:
     """Yield the next steps for the recommended plan and for the one to try first; empty if no plan may fit.
     config_path: the file that the commands name, whether written or not. details: include all lines of the script and
-    every launcher's command."""
+    every launcher's command. dry_run: include the command that dry-runs the script."""
     if answer.try_first is not None and not _only_by_accelerate(answer):
         yield from _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
     chosen = answer.recommended
     if chosen is not None:
         yield from (_in_full if details else _in_short)(answer, chosen, config_path)
         if not _only_by_accelerate(answer):
-            launch = _launch(answer, chosen, config_path)
-            yield from (Sentence(_LAUNCHED_BY_DS_ADVISE), Commands([launch]))
+            launch, cluster = _launch(answer, chosen, config_path), answer.question.cluster
+            if cluster.gpu.is_cpu or not dry_run:
+                yield from (Sentence(_LAUNCHED_BY_DS_ADVISE), Commands([launch]))
+            else:
+                gpus = shlex.quote(gpus_argument(cluster))
+                simulated = f"ds-advise dry-run {shlex.quote(config_path)} --gpus {gpus} -- train.py"
+                yield from (Sentence(_OR_DRY_RUN), Commands([launch, simulated]))
     for file in answer.job_files:
         yield from (Sentence(f"Or with {file.path}:"), Commands(file.start))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "advise": ("advise:advise", "Recommend the fastest DeepSpeed configuration that fits."),
     "explain": ("explain:explain", "Show each figure's formula, values and source."),
-    "dry-run": ("runs:dry_run", "Run a configuration through the real DeepSpeed engine on a simulated GPU."),
+    "dry-run": ("runs:dry_run", "Run your own script, or a configuration, with DeepSpeed on a simulated GPU."),
     "probe": ("runs:probe", "Run a configuration for a few real steps on this machine."),
     "launch": ("runs:launch", "Launch the training with your own script, and monitor it."),
     "train": ("runs:train", "Train a model on a data file: advise, check, launch and save."),

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 MOST_LINES = 45
 """Largest number of lines of an answer without `details`, on a terminal of 80 columns."""
 
-_GIVE_WAY = ("time", "memory", "phases", "ladder")
+_GIVE_WAY = ("time", "memory", "phases", "ladder", "dry run")
 """Parts that are left out, in this order, if the script needs many lines; the ladder loses the plans that do not
-fit."""
+fit. The dry run is the command for it."""
 
 _FEW_CHANGES = 4
 """Changes that are shown without `details`."""
@@ -75,7 +75,7 @@ def answer_document(
             document.blocks,
             _tiles(answer),
             () if answer.recommended else change_section,
-            _start(answer, config_path, details=details),
+            _start(answer, config_path, details=details, dry_run="dry run" not in left_out),
             _ladder(answer, details=details, all_candidates=all_candidates, only_fitting="ladder" in left_out),
             memory_and_time_blocks(answer, details=details, charts=charts, left_out=left_out),
             _further_charts(answer) if charts else (),
@@ -163,9 +163,9 @@ def _tiles(answer: Recommendation) -> Iterator[doc.Block]:
     yield doc.Tiles(tiles)
 
 
-def _start(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[doc.Block]:
+def _start(answer: Recommendation, config_path: str, *, details: bool, dry_run: bool) -> Iterator[doc.Block]:
     """Yield the written files and the next steps."""
-    steps = next_steps(answer, config_path, details=details)
+    steps = next_steps(answer, config_path, details=details, dry_run=dry_run)
     first = next(steps, None)
     if isinstance(first, Sentence):
         written = f"Wrote {', '.join(answer.files)}. " if answer.files else ""

@@ -20,9 +20,11 @@ from benchmarks.shown_output import (
     ROOT,
     Block,
     blocks,
+    lacks,
     make_files,
     option_table,
     picture,
+    printed,
 )
 
 
@@ -57,6 +59,7 @@ COMMANDS = {
     ),
     "ds-advise probe ds_config.json --model Qwen2.5-1.5B": NO_GPU,
     "ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl --method lora": NO_GPU,
+    "ds-advise dry-run ds_config.json --gpus 2x32GB -- train.py": How("It does not fit", code=1, slow=True),
     "ds-advise train --resume --output-dir output": How("output", code=2),
     "ds-advise launch ds_config.json -- train.py --model_name_or_path ./model --output_dir out": NO_GPU,
     "ds-advise lint ds_config.json": How("ds_config.json"),
@@ -77,6 +80,7 @@ ELSEWHERE = {
     "bash tests/run": "runs these tests",
     "bash tests/run --slow": "runs these tests",
     "ds-advise MODEL --gpus SPEC [options]": SYNOPSIS,
+    "ds-advise dry-run [DS_CONFIG] --gpus SPEC -- COMMAND": SYNOPSIS,
     "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": SYNOPSIS,
     "ds-advise rent MODEL [options] [--deadline TIME] [--budget AMOUNT] [--prices FILE] [--html FILE] [--plot FILE] [--json]": SYNOPSIS,  # noqa: E501
     "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": SYNOPSIS,
@@ -112,6 +116,7 @@ SHOWN = list(
 )
 """Without those whose output stands below them, which is compared."""
 PYTHON = [block for block in ALL if block.is_python]
+DRY_RUNS = [block for block in ALL if block.asked.startswith("ds-advise dry-run ")]
 
 
 def test_every_command_that_is_shown_is_run_by_a_test() -> None:
@@ -165,7 +170,9 @@ def test_a_long_command_does_what_its_document_says(
     _proven(command, folder, capsys)
 
 
-@pytest.mark.parametrize("block", [block for block in ALL if block.asked], ids=lambda block: block.document)
+@pytest.mark.parametrize(
+    "block", [block for block in ALL if block.asked and block not in DRY_RUNS], ids=lambda block: block.document
+)
 def test_documented_output_is_current(
     block: Block, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +182,19 @@ def test_documented_output_is_current(
     while "=" in words[0]:
         monkeypatch.setenv(*words.pop(0).split("=", 1))
     run(words[1:])
-    message = tuple(line.rstrip() for line in capsys.readouterr().out.strip("\n").splitlines())
+    _compare(block, tuple(line.rstrip() for line in capsys.readouterr().out.strip("\n").splitlines()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", DRY_RUNS, ids=lambda block: f"{block.document}:{block.first}")
+def test_the_documented_dry_run_of_a_script_is_current(block: Block) -> None:
+    """The scripts stand in the documents, too."""
+    if missing := lacks(block.asked):
+        pytest.skip(f"{missing} is not installed")
+    _compare(block, printed(block.asked))
+
+
+def _compare(block: Block, message: tuple[str, ...]) -> None:
     if block.is_whole:
         assert block.lines[1:] == message
     for _, part in block.parts:
