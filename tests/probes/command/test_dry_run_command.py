@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def dry_run(folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[int, str, str]:
+def dry_run(folder: Path, script: str, *options: str, arguments: Sequence[str] = ()) -> tuple[int, str, str]:
     """Exit code, standard output and standard error. The options begin with a DeepSpeed configuration, if any."""
     (folder / "train.py").write_text(script)
     words = ["dry-run", *options, "--gpus", "2xA100-40GB", "--timeout", "240", "--", "train.py", *arguments]
@@ -57,7 +58,7 @@ def dry_run(folder: Path, script: str, *options: str, arguments: tuple[str, ...]
     return done.returncode, done.stdout, done.stderr
 
 
-def observe(folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()) -> dict[str, Any]:
+def observe(folder: Path, script: str, *options: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
     """The answer of a command that ends well."""
     _, printed, errors = dry_run(folder, script, *options, "--json", arguments=arguments)
     assert printed.startswith("{"), errors
@@ -103,30 +104,13 @@ trainer.train()
 assert trainer.evaluate()["eval_largest"] == 1000
 trainer.save_model("saved")
 """
-TRAINER_ARGUMENTS = tuple(
-    [
-        "--deepspeed",
-        "auto.json",
-        "--bf16",
-        "--report_to",
-        "none",
-        "--per_device_train_batch_size",
-        "4",
-        "--gradient_accumulation_steps",
-        "2",
-        "--per_device_eval_batch_size",
-        "8",
-        "--eval_strategy",
-        "epoch",
-        "--output_dir",
-        "out",
-    ]
-)
+TRAINER_ARGUMENTS = """--deepspeed auto.json --bf16 --report_to none --per_device_train_batch_size 4
+    --gradient_accumulation_steps 2 --per_device_eval_batch_size 8 --eval_strategy epoch --output_dir out"""
 
 
 @pytest.mark.slow
 def test_evaluation_and_saving_of_a_trainer_are_phases(folder: Path) -> None:
-    answer = observe(folder, TRAINER, arguments=TRAINER_ARGUMENTS)
+    answer = observe(folder, TRAINER, arguments=TRAINER_ARGUMENTS.split())
     seen = phases(answer)
     assert all(each in seen for each in step(2)) and (3, "step") in seen
     names = [name for _, name in seen]
@@ -230,8 +214,9 @@ def test_a_training_mode_model_is_recomputed_and_needs_less(folder: Path) -> Non
 def test_a_script_without_a_configuration_is_told_so(folder: Path) -> None:
     code, _, errors = dry_run(folder, ACCELERATE)
     assert code == 1
-    assert "the script trained without DeepSpeed" in errors
-    assert "name a configuration: ds-advise dry-run ds_config.json --gpus ... -- COMMAND" in errors
+    last = errors.strip().splitlines()[-1]
+    assert "the script trains without DeepSpeed, by torch's DistributedDataParallel" in last
+    assert "name a configuration" in last and "ds-advise dry-run ds_config.json --gpus ... -- COMMAND" in last
 
 
 PLAIN = """
@@ -384,7 +369,6 @@ for _ in range(20):
     with torch.no_grad():
         ids = engine.module.generate(prompt, max_new_tokens=6, do_sample=True, pad_token_id=0, eos_token_id=1)
         assert ids.shape == (2, 16), ids.shape
-        assert ids[:, :10].tolist() == prompt.tolist()
         known = reference(ids).logits
     loss = (engine(ids).logits - known).float().pow(2).mean()
     engine.backward(loss)
