@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.advisor.cli.schema import command_schema
 
 from benchmarks.own_scripts import equality
-from tests.helpers import SMALL_LLAMA, sizes
+from tests.helpers import SMALL_LLAMA, schema_errors, sizes
 
 ZERO_2 = {
     "bf16": {"enabled": True},
@@ -278,6 +279,7 @@ def test_a_loop_of_deepspeed_with_masks_evaluation_and_a_checkpoint(folder: Path
     assert engine["trainable_dtypes"] == {"float32": parameters}
     assert observed["unknown_masks"] == 0, "every mask is computed from the batch"
     assert not (folder / "checkpoints").exists()
+    assert schema_errors(answer, command_schema("dry-run-command")) == []
 
 
 FAILS = """
