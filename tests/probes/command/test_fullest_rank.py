@@ -52,8 +52,6 @@ def test_each_group_of_the_optimizer_is_cut_by_itself() -> None:
 
 
 def test_frozen_parameters_do_not_count() -> None:
-    trained = parameters(4, 4, 8)
-    assert fullest_rank([[*parameters(1000, trained=False), *trained]], 2, offloads=False) == fullest_rank(
-        [trained], 2, offloads=False
-    )
+    trained, frozen = parameters(4, 6, 2), parameters(1000, trained=False)
+    assert fullest_rank([trained], 2, offloads=False) == fullest_rank([frozen + trained], 2, offloads=False) == 0
     assert fullest_rank([parameters(10, trained=False)], 2, offloads=False) == 0
