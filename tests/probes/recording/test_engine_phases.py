@@ -99,7 +99,7 @@ def test_a_training_is_seen_when_steps_repeat(traces: Callable[[int], int], expe
     """Two equal steps are no repetition where the first of them creates the optimizer's states."""
     observer = observer_of(traces, last_step=50)
     assert steps_until_seen(observer, Engine(observer)) == expected
-    assert observer.repeated and observer.iteration == expected
+    assert observer.repeated and observer.steps == expected
 
 
 def test_steps_that_never_repeat_end_at_the_last_one_of_each_engine() -> None:
@@ -116,7 +116,7 @@ def test_batches_of_different_lengths_end_after_some(accumulation: int, expected
     engine = Engine(observer, accumulation)
     while not observer.finished:
         engine.train()
-    assert observer.iteration == expected and not observer.repeated
+    assert observer.steps == expected and not observer.repeated
 
 
 def test_micro_batches_of_a_step_are_joined() -> None:

@@ -11,7 +11,7 @@ import torch
 from ds_advise.probes.simulated_gpu.loaders import EVALUATED_BATCHES, Loaders
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-_state = SimpleNamespace(trains=True, finished=False, longest=False, refused=0, loaders=None)
+_state = SimpleNamespace(trains=True, finished=False, longest=False, refused=0, generates=False, loaders=None)
 
 
 def loaders(*, longest: bool = False) -> Any:
@@ -22,6 +22,7 @@ def loaders(*, longest: bool = False) -> Any:
             is_training=lambda: _state.trains,
             is_finished=lambda: _state.finished,
             on_refusal=lambda: setattr(_state, "refused", _state.refused + 1),
+            has_generated=lambda: _state.generates,
             longest=False,
         )
         _state.loaders.install()
@@ -77,6 +78,9 @@ def case_an_evaluation_is_cut(_: Any) -> None:
         assert found.cut_evaluation
     _state.finished = True
     assert len(list(DataLoader(Rows(3, 3), batch_size=1))) == 2, "a script evaluates at its end"
+    _state.generates = True
+    assert len(list(DataLoader(Rows(3, 3), batch_size=1))) == 1, "each batch takes long"
+    _state.generates = False
     assert found.shapes == [] and _state.refused == 0
 
 
