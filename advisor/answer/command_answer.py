@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from ...estimators.json_form import to_json
+from ...probes.command.observed import Observed, ObservedEngine
 from .dry_run_answer import DryRunAnswer
-
-if TYPE_CHECKING:
-    from ...probes.command.observed import Observed, ObservedEngine
 
 _SHARDED_BY_STAGE = {1: ("optimizer states", "master weights"), 2: ("gradients",), 3: ("parameters",)}
 """ZeRO stage -> categories that it shards, in addition to those of lower stages."""
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Change:
     """A change of the training, and the most that it takes off the peak."""
 
     what: str
     saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandFigures:
+    """What the answer for a command adds to a dry run."""
+
+    command: tuple[str, ...]
+    observed: Observed
+    best_change: Change | None
+    """The change that takes most off the peak; null if none takes anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +74,5 @@ class CommandAnswer(DryRunAnswer):
 
     def to_json(self) -> dict[str, Any]:
         """Return the dry run with the observed facts."""
-        change = self.best_change
-        return {
-            **super().to_json(),
-            "command": list(self.words),
-            "observed": to_json(self.observed),
-            "best_change": change and change._asdict(),
-        }
+        figures = CommandFigures(command=self.words, observed=self.observed, best_change=self.best_change)
+        return {**super().to_json(), **to_json(figures)}

@@ -181,6 +181,8 @@ def _command_answer(
     if decided:
         option = f"--{decided[0].replace('_', '-')}"
         raise click.UsageError(f"{option} has no effect on a command; the command itself decides it")
+    if iterations is not None:
+        settings["iterations"] = iterations
     request = CommandRequest(
         words=words,
         folder=Path.cwd(),
@@ -188,7 +190,6 @@ def _command_answer(
         config_file=run["config_file"] and run["config_file"].absolute(),
         rank=rank,
         offline=run["offline"],
-        **{} if iterations is None else {"iterations": iterations},
         **settings,
     )
     with output.progress("dry run") as on_progress:

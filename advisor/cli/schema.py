@@ -15,6 +15,7 @@ from ...probes.recording.result import DryRunResult
 from ...probes.store import Record
 from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice
+from ..answer.command_answer import CommandFigures
 from ..answer.comparison import ComparisonFigures
 from ..answer.dry_run_answer import DryRunFigures
 from ..answer.explained_key import KeyExplanation
@@ -40,6 +41,7 @@ _FORMS: Mapping[str, tuple[type, ...]] = {
     "explain": (ExplanationFigures,),
     "explain-key": (KeyExplanation,),
     "dry-run": (DryRunResult, DryRunFigures),
+    "dry-run-command": (DryRunResult, DryRunFigures, CommandFigures),
     "probe": (ProbeResult, ProbeAdditions),
     "launch": (LaunchReport,),
     "train": (TrainingReport,),
@@ -63,7 +65,8 @@ NAMES = tuple(_FORMS)
 @DEBUG
 def schema(command: str) -> int:
     """Print the JSON Schema (2020-12) of what COMMAND prints with --json: advise, explain, explain-key (of a key),
-    dry-run, probe, launch, train, checkpoint, bench, history, compare, check, from, rent, lint or doctor.
+    dry-run, dry-run-command (of the user's command), probe, launch, train, checkpoint, bench, history, compare, check,
+    from, rent, lint or doctor.
 
     \b
     ds-advise schema advise

@@ -78,7 +78,7 @@ def fullest_rank(groups: list[Any], world_size: int, *, offloads: bool) -> int:
             tensors = range(len(numels), len(numels) + len(sizes))
             flat.append(FlatGroup(tensors=tensors, numel=flat_group_numel(sum(sizes), world_size), ranks=world_size))
             numels += sizes
-    loads = rank_loads(numels, flat)
+    loads = rank_loads(numels, flat) if flat else ()
 
     def fullness(number: int) -> tuple[int, int, int]:
         load = loads[number]

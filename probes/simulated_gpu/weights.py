@@ -55,6 +55,7 @@ def _replace_from_pretrained() -> None:
 
     def from_pretrained(
         cls: Any,
+        /,
         name: Any = None,
         *_: Any,
         config: Any = None,
@@ -134,7 +135,7 @@ class _Dequantized(torch.autograd.Function):
         return states @ torch.empty(shape, dtype=states.dtype, device=states.device).t()
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
         return gradient @ torch.empty(context.shape, dtype=gradient.dtype, device=gradient.device), None
 
 
@@ -163,7 +164,7 @@ class QuantizedLinear(torch.nn.Linear):
 
 def _quantize(model: Any, quantization: Any) -> None:
     """Replace linear layers, except the output head, as transformers does for bitsandbytes."""
-    read = quantization.get if isinstance(quantization, dict) else lambda name: getattr(quantization, name, None)
+    read: Any = quantization.get if isinstance(quantization, dict) else lambda name: getattr(quantization, name, None)
     is_4bit = bool(read("load_in_4bit"))
     if not is_4bit and not read("load_in_8bit"):
         raise NotImplementedError(f"weights quantized by {read('quant_method')} cannot be simulated")

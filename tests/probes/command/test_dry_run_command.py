@@ -9,13 +9,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.advisor.cli.schema import command_schema
 
-from benchmarks.own_scripts import equality
-from tests.helpers import SMALL_LLAMA, sizes
+from tests.helpers import SMALL_LLAMA, schema_errors, sizes
 
 ZERO_2 = {
     "bf16": {"enabled": True},
@@ -41,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def dry_run(folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[int, str, str]:
+def dry_run(folder: Path, script: str, *options: str, arguments: Sequence[str] = ()) -> tuple[int, str, str]:
     """Exit code, standard output and standard error. The options begin with a DeepSpeed configuration, if any."""
     (folder / "train.py").write_text(script)
     words = ["dry-run", *options, "--gpus", "2xA100-40GB", "--timeout", "240", "--", "train.py", *arguments]
@@ -57,7 +58,7 @@ def dry_run(folder: Path, script: str, *options: str, arguments: tuple[str, ...]
     return done.returncode, done.stdout, done.stderr
 
 
-def observe(folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()) -> dict[str, Any]:
+def observe(folder: Path, script: str, *options: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
     """The answer of a command that ends well."""
     _, printed, errors = dry_run(folder, script, *options, "--json", arguments=arguments)
     assert printed.startswith("{"), errors
@@ -75,22 +76,6 @@ def step(number: int) -> list[tuple[int, str]]:
 
 # ---------------------------------------------------------------------- the Trainer
 
-
-def test_the_trainer_holds_what_the_dry_run_of_its_model_says(tmp_path: Path) -> None:
-    """ZeRO-3 with `auto` values: from the second step on, peaks and live bytes of all phases are equal."""
-    equality.write_model(tmp_path / "small", sizes(256, 1024, 3, 8, 4, 152_064))
-    words = equality.commands(tmp_path, "small", "4xA100-40GB", {"stage": 3}, [])
-    by_name, by_command = (equality.dry_run(tmp_path, each) for each in words)
-    found = equality.differences(by_name, by_command)
-    assert {phase for iteration, phase, _ in found if iteration == 2} == {"forward", "backward", "step"}
-    different = {key: share for key, share in found.items() if key[0] > 1 and share > 0.001}
-    assert not different
-    (engine,) = by_command["observed"]["engines"]
-    assert (engine["zero_stage"], engine["micro_batch_size"], engine["data_parallel_size"]) == (3, 2, 4)
-    zero = engine["config"]["zero_optimization"]
-    assert "auto" not in json.dumps(engine["config"]) and zero["stage"] == 3
-
-
 TRAINER = """
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
@@ -103,30 +88,13 @@ trainer.train()
 assert trainer.evaluate()["eval_largest"] == 1000
 trainer.save_model("saved")
 """
-TRAINER_ARGUMENTS = tuple(
-    [
-        "--deepspeed",
-        "auto.json",
-        "--bf16",
-        "--report_to",
-        "none",
-        "--per_device_train_batch_size",
-        "4",
-        "--gradient_accumulation_steps",
-        "2",
-        "--per_device_eval_batch_size",
-        "8",
-        "--eval_strategy",
-        "epoch",
-        "--output_dir",
-        "out",
-    ]
-)
+TRAINER_ARGUMENTS = """--deepspeed auto.json --bf16 --report_to none --per_device_train_batch_size 4
+    --gradient_accumulation_steps 2 --per_device_eval_batch_size 8 --eval_strategy epoch --output_dir out"""
 
 
 @pytest.mark.slow
 def test_evaluation_and_saving_of_a_trainer_are_phases(folder: Path) -> None:
-    answer = observe(folder, TRAINER, arguments=TRAINER_ARGUMENTS)
+    answer = observe(folder, TRAINER, arguments=TRAINER_ARGUMENTS.split())
     seen = phases(answer)
     assert all(each in seen for each in step(2)) and (3, "step") in seen
     names = [name for _, name in seen]
@@ -230,8 +198,9 @@ def test_a_training_mode_model_is_recomputed_and_needs_less(folder: Path) -> Non
 def test_a_script_without_a_configuration_is_told_so(folder: Path) -> None:
     code, _, errors = dry_run(folder, ACCELERATE)
     assert code == 1
-    assert "the script trained without DeepSpeed" in errors
-    assert "name a configuration: ds-advise dry-run ds_config.json --gpus ... -- COMMAND" in errors
+    last = errors.strip().splitlines()[-1]
+    assert "the script trains without DeepSpeed, by torch's DistributedDataParallel" in last
+    assert "name a configuration" in last and "ds-advise dry-run ds_config.json --gpus ... -- COMMAND" in last
 
 
 PLAIN = """
@@ -293,6 +262,7 @@ def test_a_loop_of_deepspeed_with_masks_evaluation_and_a_checkpoint(folder: Path
     assert engine["trainable_dtypes"] == {"float32": parameters}
     assert observed["unknown_masks"] == 0, "every mask is computed from the batch"
     assert not (folder / "checkpoints").exists()
+    assert schema_errors(answer, command_schema("dry-run-command")) == []
 
 
 FAILS = """
@@ -384,7 +354,6 @@ for _ in range(20):
     with torch.no_grad():
         ids = engine.module.generate(prompt, max_new_tokens=6, do_sample=True, pad_token_id=0, eos_token_id=1)
         assert ids.shape == (2, 16), ids.shape
-        assert ids[:, :10].tolist() == prompt.tolist()
         known = reference(ids).logits
     loss = (engine(ids).logits - known).float().pow(2).mean()
     engine.backward(loss)

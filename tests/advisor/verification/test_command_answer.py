@@ -1,0 +1,239 @@
+"""What is said of a command's training, and the change that would help most."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from ds_advise.advisor.answer.command_answer import Change, CommandAnswer
+from ds_advise.advisor.document import blocks as doc
+from ds_advise.advisor.document.terminal import print_document
+from ds_advise.advisor.render.command import _training
+from ds_advise.advisor.verification.command import tokens_per_step
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.command.observed import CommandResult, InventedNumber, Observed, ObservedEngine
+from ds_advise.probes.recording.result import DryRunResult, Peak, Reserved
+from ds_advise.probes.run import Run
+from rich.console import Console
+
+from tests.helpers import h100s
+
+GIB = 1 << 30
+ENGINE = ObservedEngine(
+    model="LlamaForCausalLM",
+    parameters=8_030_000_000,
+    trainable_parameters=8_030_000_000,
+    trainable_dtypes={"bfloat16": 8_030_000_000},
+    optimizer="AdamW",
+    implementation="fused",
+    zero_stage=3,
+    micro_batch_size=1,
+    gradient_accumulation_steps=4,
+    data_parallel_size=8,
+    checkpointing=True,
+    config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+)
+OBSERVED = Observed(
+    engines=(ENGINE,),
+    ended="repeated",
+    steps=3,
+    batch_shapes={"input_ids": (1, 2048), "attention_mask": (1, 2048), "weight": (1,), "pixels": (4, 3, 1024, 1024)},
+    batch_lengths=(2048, 2048),
+    searched_batches=0,
+    rows={},
+    rows_read=2000,
+    logits_bytes=0,
+    recomputes=True,
+    in_training_mode=True,
+    attention=("flash",),
+    loading={"gpu": GIB, "host": 2 * GIB},
+    evaluation_cut=False,
+    invented=(),
+    unknown_masks=0,
+)
+
+
+def result_of(by_category: dict[str, int]) -> DryRunResult:
+    reserved = Reserved(reserved_bytes_per_gpu=GIB, required_bytes_per_gpu=GIB)
+    peak = Peak(
+        iteration=2,
+        phase="backward",
+        allocated_bytes_per_gpu=sum(by_category.values()),
+        reserved_bytes_per_gpu=GIB,
+        required_bytes_per_gpu=GIB,
+        with_expandable_segments=reserved,
+        without_expandable_segments=reserved,
+        device_bytes_per_gpu=GIB,
+        host_bytes_per_node=0,
+        by_category=by_category,
+        by_module={},
+        largest=(),
+    )
+    return DryRunResult(
+        phases=(),
+        iterations=3,
+        peak=peak,
+        peak_loading_gpu_bytes=0,
+        nvme_bytes_per_rank=0,
+        parameters=ENGINE.parameters,
+        trainable_parameters=ENGINE.trainable_parameters,
+        world_size=8,
+        rank=0,
+        gpus_per_node=8,
+        versions={},
+        config=ENGINE.config,
+        seconds=1.0,
+        peak_by_phase={},
+    )
+
+
+def answer_of(
+    by_category: dict[str, int] | None = None, *, engine: dict[str, Any] | None = None, **observed: Any
+) -> CommandAnswer:
+    changed = _changed(ENGINE, engine or {})
+    run = Run(config=changed.config, model={}, cluster=h100s(8), workload=Workload(), model_name=changed.model)
+    return CommandAnswer(
+        run=run,
+        result=result_of(by_category or {}),
+        analytic=None,
+        observed=_changed(OBSERVED, {"engines": (changed,), **observed}),
+        words=("train.py",),
+    )
+
+
+def _changed(value: Any, changes: dict[str, Any]) -> Any:
+    return type(value)(**{name: changes.get(name, getattr(value, name)) for name in value.__dataclass_fields__})
+
+
+def said(answer: CommandAnswer) -> str:
+    page = io.StringIO()
+    document = doc.Document(subject="", verdict="", tone="good", blocks=list(_training(answer)), data={})
+    print_document(document, Console(file=page, width=400, highlight=False, color_system=None))
+    return " ".join(page.getvalue().split())
+
+
+ON_GPU: dict[str, Any] = {"config": ENGINE.config | {"zero_optimization": {}}}
+CHANGES: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, Any], Change | None]] = {
+    "nothing to save": ({"parameters": 9 * GIB}, {}, {}, None),
+    "logits": (
+        {"logits": 5 * GIB, "activations": GIB},
+        {},
+        {},
+        Change("a loss that keeps no logits (use_liger_kernel)", 5 * GIB),
+    ),
+    "no checkpointing": (
+        {"activations": 8 * GIB},
+        {"checkpointing": False},
+        {"recomputes": False},
+        Change("gradient checkpointing", 8 * GIB),
+    ),
+    "evaluation mode": (
+        {"activations": 8 * GIB},
+        {},
+        {"recomputes": False, "in_training_mode": False},
+        Change("calling model.train(), so that gradient checkpointing runs", 8 * GIB),
+    ),
+    "checkpointed activations": ({"activations": 8 * GIB}, {}, {}, None),
+    "a large micro batch": (
+        {"activations": 6 * GIB, "logits": 2 * GIB},
+        {"micro_batch_size": 4},
+        {},
+        Change("micro batch 1 with 16 accumulation steps", 6 * GIB),
+    ),
+    "stage 0": (
+        {"optimizer states": 16 * GIB, "master weights": 8 * GIB, "gradients": 8 * GIB, "parameters": 4 * GIB},
+        {"zero_stage": 0, **ON_GPU},
+        {},
+        Change("ZeRO stage 1", 21 * GIB),
+    ),
+    "stage 1": (
+        {"optimizer states": GIB, "gradients": 8 * GIB, "parameters": 16 * GIB},
+        {"zero_stage": 1},
+        {},
+        Change("ZeRO stage 3", 14 * GIB),
+    ),
+    "one GPU": (
+        {"optimizer states": 16 * GIB, "parameters": 16 * GIB},
+        {"zero_stage": 0, "data_parallel_size": 1, **ON_GPU},
+        {},
+        None,
+    ),
+    "states on the GPU": (
+        {"optimizer states": 4 * GIB, "master weights": 2 * GIB},
+        ON_GPU,
+        {},
+        Change("offload of the optimizer to the host", 6 * GIB),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_change_that_helps_most(name: str) -> None:
+    by_category, engine, observed, expected = CHANGES[name]
+    answer = answer_of(by_category, engine=engine, **observed)
+    if expected is None:
+        assert answer.best_change is None or answer.best_change.saved_bytes == 0
+    else:
+        assert answer.best_change == expected
+        assert f"What would help most: {expected.what}, up to {expected.saved_bytes // GIB}" in said(answer)
+
+
+def test_the_training_is_described() -> None:
+    text = said(answer_of())
+    for part in (
+        "model LlamaForCausalLM, 8.03 B parameters, 8.03 B trained in bfloat16",
+        "optimizer AdamW fused",
+        "engine ZeRO stage 3, optimizer on cpu",
+        "micro batch 1, 4 accumulation steps, 32 samples a step",
+        "tensors pixels 4x3x1024x1024, input_ids 1x2048, attention_mask 1x2048",
+        "2048 tokens in every batch",
+        "checkpointing on",
+        "attention flash",
+        "peak 1.0 GiB on the GPU, 2.0 GiB of host memory",
+    ):
+        assert part in text, (part, text)
+    assert "logits" not in text and "other engines" not in text and "evaluation" not in text
+
+
+@pytest.mark.parametrize(
+    ("observed", "part"),
+    [
+        ({"batch_lengths": (7, 300, 0)}, "7 to 300 tokens"),
+        ({"batch_lengths": (300, 300), "searched_batches": 1200}, "300 tokens, the longest of 1,200 batches"),
+        ({"recomputes": False}, "checkpointing off"),
+        ({"attention": ()}, "math (all scores in memory)"),
+        ({"attention": ("flash", "efficient")}, "flash and efficient"),
+        ({"logits_bytes": 3 * GIB}, "3.0 GiB"),
+        ({"evaluation_cut": True}, "evaluation"),
+        ({"in_training_mode": False}, "the model is in evaluation mode. Call model.train()."),
+        ({"remarks": ("the command starts 4 processes",)}, "The command starts 4 processes."),
+        ({"ended": "steps"}, "--longest trains the longest batch"),
+        ({"rows": {"train": 5000}}, "rows the first 2,000 of 5,000 (train)"),
+    ],
+)
+def test_what_differs_is_said(observed: dict[str, Any], part: str) -> None:
+    plain, text = said(answer_of()), said(answer_of(**observed))
+    assert part in text and part not in plain
+
+
+def test_a_condition_on_weights_is_said_and_a_number_is_not() -> None:
+    condition = InventedNumber(file="/home/me/train.py", line=7, number=0.0, decides=True)
+    number = InventedNumber(file="/home/me/train.py", line=9, number=1.0, decides=False)
+    text = said(answer_of(invented=(condition, number)))
+    assert "train.py:7 decides by a number that depends on weights" in text and "train.py:9" not in text
+
+
+@pytest.mark.parametrize(
+    ("shapes", "tokens"),
+    [
+        ({"input_ids": (2, 100), "labels": (2, 90)}, 200 * 32),
+        ({"labels": (2, 90), "other": (2, 5)}, 180 * 32),
+        ({"pixels": (2, 3, 8, 8)}, 32),
+        ({}, 32),
+    ],
+)
+def test_tokens_of_a_step(shapes: dict[str, Any], tokens: int) -> None:
+    """8 ranks make 4 micro steps; samples count where there are no tokens."""
+    answer = answer_of(batch_shapes=shapes)
+    assert tokens_per_step(CommandResult(result=answer.result, observed=answer.observed)) == tokens
