@@ -261,7 +261,8 @@ class EngineObserver:
         repeats = self.recorder.repeats(period)
         self.repeated = repeats and self.iteration > 2
         # Batches of different shapes never repeat: some are as good as many.
-        enough = self._varies() and (self.iteration >= _STEPS_OF_VARYING or self._micro_batches >= _VARYING_BATCHES)
+        varies = self._varies() or "generation" in self.seen
+        enough = varies and (self.iteration >= _STEPS_OF_VARYING or self._micro_batches >= _VARYING_BATCHES)
         last = 2 if enough else self.last_step
         if self.repeated or self.iteration >= last * len(self._trained):
             self.finished = True
