@@ -142,6 +142,7 @@ def tokenizer(kind: str) -> Any:
         pieces = [("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])]
         backend.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair, pieces)
         names |= {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+        names |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
     elif kind == "seq2seq":
         backend.post_processor = processors.TemplateProcessing("$A </s>", "$A $B </s>", [("</s>", ids["</s>"])])
         names |= {"eos_token": "</s>"}

@@ -37,6 +37,9 @@ _STEPS_OF_VARYING = 4
 _VARYING_BATCHES = 8
 """Optimizer steps, or micro batches of at least two steps, where the batches have different shapes."""
 
+_GENERATING_STEPS = 3
+"""Optimizer steps of a training that generates: one with the optimizer's states follows a generation."""
+
 _MORE_CALLS = 6
 """Optimizer steps or batches that a script may take after the last observed step, before it is ended."""
 
@@ -261,8 +264,8 @@ class EngineObserver:
         repeats = self.recorder.repeats(period)
         self.repeated = repeats and self.iteration > 2
         # Batches of different shapes never repeat: some are as good as many.
-        varies = self._varies() or "generation" in self.seen
-        enough = varies and (self.iteration >= _STEPS_OF_VARYING or self._micro_batches >= _VARYING_BATCHES)
+        enough = self._varies() and (self.iteration >= _STEPS_OF_VARYING or self._micro_batches >= _VARYING_BATCHES)
+        enough |= "generation" in self.seen and self.iteration >= _GENERATING_STEPS
         last = 2 if enough else self.last_step
         if self.repeated or self.iteration >= last * len(self._trained):
             self.finished = True
