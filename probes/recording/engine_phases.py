@@ -139,10 +139,10 @@ class EngineObserver:
         self._current = ""
 
     @contextlib.contextmanager
-    def during(self, name: str, *, before_training: bool = False) -> Iterator[None]:
+    def during(self, name: str) -> Iterator[None]:
         """A phase of its own, such as generation; phases within it are part of it."""
         self.seen.add(name)
-        if self._nested or (before_training and self._trained):
+        if self._nested:
             yield
             return
         outer = self._current
@@ -176,12 +176,12 @@ class EngineObserver:
         self._install_pipeline(pipeline)
         register_optimizer_step_post_hook(self._count_plain_step)
 
-    def phased(self, name: str, method: Callable[..., Any], *, before_training: bool = False) -> Callable[..., Any]:
+    def phased(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """The function as a phase."""
 
         @functools.wraps(method)  # some tools read the source of what they wrap
         def run(*arguments: Any, **options: Any) -> Any:
-            with self.during(name, before_training=before_training):
+            with self.during(name):
                 return method(*arguments, **options)
 
         return run

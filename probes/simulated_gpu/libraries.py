@@ -107,9 +107,6 @@ def install_transformers(*, phased: Callable[..., Any], is_finished: Callable[[]
             control.should_training_stop |= is_finished()
             return control
 
-        def on_train_end(self, args: Any, _state: Any, control: Any, **_: Any) -> Any:
-            return control
-
     trainer: Any = transformers.Trainer
     init = trainer.__init__
 
