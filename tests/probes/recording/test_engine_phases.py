@@ -179,14 +179,14 @@ def test_evaluation_generation_and_scores_are_phases() -> None:
     recorder: Any = observer.recorder
     recorder.live_bytes = 1 << 30
     engine = Engine(observer)
-    with torch.no_grad(), observer.during("load weights", before_training=True):
+    with torch.no_grad(), observer.during("saving"):
         engine.forward()  # within another phase
     engine.train()
     with observer.during("generation"):
         engine.forward()
         with observer.during("saving"):
             engine.forward()
-    with observer.during("load weights", before_training=True), torch.no_grad():
+    with torch.no_grad():
         engine.forward()  # a model in training mode scores
     engine.train()
     engine.module.eval()
@@ -197,7 +197,7 @@ def test_evaluation_generation_and_scores_are_phases() -> None:
     observer.close()
     listed = [phase.phase for phase in recorder.phases if phase.phase != "between"]
     step = ["forward", "backward", "step"]
-    assert listed == ["load weights", *step, "generation", "scoring", *step, "evaluation", *step]
+    assert listed == ["saving", *step, "generation", "scoring", *step, "evaluation", *step]
 
 
 def test_whether_the_script_trains_now() -> None:
