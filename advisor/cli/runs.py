@@ -58,7 +58,8 @@ _RANK = click.IntRange(min=0)
 def _run_options(model: Decorator, *, needs_file: bool = True) -> Decorator:
     """Decorator that gives a command the options of a run, and passes their values as `run`: the arguments of
     `read_run` except the cluster."""
-    file = click.argument("config_file", metavar="DS_CONFIG", type=PATH, required=needs_file)
+    metavar = "DS_CONFIG" if needs_file else "[DS_CONFIG]"
+    file = click.argument("config_file", metavar=metavar, type=PATH, required=needs_file)
     return question_options(
         (
             *(*TRAINING, *ROLLOUTS, "micro_batch", "precision"),
@@ -147,9 +148,14 @@ def dry_run(
     from ..render.deliver import show_document
     from ..verification.dry_run import trace
 
+    words = users_command()
+    if not words and run["config_file"] is None:
+        raise click.UsageError("name a DS_CONFIG with its --model, or write -- and then your training command")
+    if not words and run["model"] is None:
+        raise click.UsageError("missing option --model, or the training command behind --")
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
-    cluster, words = build_cluster(machine), users_command()
+    cluster = build_cluster(machine)
     document: Callable[..., Document]
     if words:
         answer, document = _command_answer(run, words, cluster, output, **settings)
@@ -217,10 +223,6 @@ def _configuration_answer(
         if value:
             warn_ignored(name, "without a command behind --")
     config_file = run.pop("config_file")
-    if config_file is None:
-        raise click.UsageError("name a DS_CONFIG with its --model, or write -- and then your training command")
-    if run["model"] is None:
-        raise click.UsageError("missing option --model, or the training command behind --")
     subject = read_run(config_file, **run, cluster=cluster)
     _warn_of_set_keys(subject)
     if run["micro_batch"] is None and subject.shape is not None and subject.workload.optimizer in OPTIMIZERS:

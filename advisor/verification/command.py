@@ -14,13 +14,17 @@ from ...probes.command.run import dry_run_command
 from ...probes.run import Run
 from ...probes.worker_process import OnProgress
 from ..answer.command_answer import CommandAnswer
+from .dry_run import no_such_rank
 
 _TOKENS = ("input_ids", "decoder_input_ids", "labels")
 """Tensors of a batch whose elements are tokens; the first that exists counts."""
 
 
 def command_answer(request: CommandRequest, *, timeout_s: float, on_progress: OnProgress) -> CommandAnswer:
-    """Run the command and return what it needs. Raises CommandFailedError and DryRunError."""
+    """Run the command and return what it needs. Raises CommandFailedError, DryRunError, and WorkloadError for a rank
+    that does not exist."""
+    if request.rank is not None and request.rank >= request.cluster.world_size:
+        raise no_such_rank(request.rank, request.cluster.world_size)
     found = dry_run_command(request, timeout_s=timeout_s, on_progress=on_progress)
     engine = found.observed.engines[0]
     run = Run(
