@@ -10,6 +10,9 @@ from ...estimators.json_form import to_json
 from ...probes.command.observed import Observed, ObservedEngine
 from .dry_run_answer import DryRunAnswer
 
+_WORTH = 0.02
+"""Share of the peak below which a change is not worth a line."""
+
 _SHARDED_BY_STAGE = {1: ("optimizer states", "master weights"), 2: ("gradients",), 3: ("parameters",)}
 """ZeRO stage -> categories that it shards, in addition to those of lower stages."""
 
@@ -46,8 +49,10 @@ class CommandAnswer(DryRunAnswer):
 
     @property
     def best_change(self) -> Change | None:
-        """The change that takes most off the peak; None if none takes anything."""
-        return max(self._changes(), key=lambda change: change.saved_bytes, default=None)
+        """The change that takes most off the peak; None if none takes `_WORTH` of it."""
+        found = max(self._changes(), key=lambda change: change.saved_bytes, default=None)
+        worth = _WORTH * self.result.peak.allocated_bytes_per_gpu
+        return None if found is None or found.saved_bytes < worth else found
 
     def _changes(self) -> Iterator[Change]:
         """Upper bounds from the parts of the peak."""

@@ -38,7 +38,11 @@ def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
     for number in observed.invented:
         if number.decides:
             place = f"{Path(number.file).name}:{number.line}"
-            yield doc.Sentence(f"{place} decides by a number that depends on weights; it was taken as false.", "yellow")
+            taken = "true" if number.number else "false"
+            text = (
+                f"{place} has a condition that depends on weights, whose values are unknown: it was taken as {taken}."
+            )
+            yield doc.Sentence(text, "yellow")
     change = answer.best_change
     if change is not None:
         yield doc.Sentence(f"What would help most: {change.what}, up to {gib(change.saved_bytes)} GiB less.")

@@ -68,7 +68,7 @@ class Observed:
     in_training_mode: bool
     """Whether the model was in training mode; layers of transformers are recomputed in that mode only."""
     attention: tuple[str, ...]
-    """Attention kernels that ran: "flash", "efficient", "math"."""
+    """Fused attention kernels that ran: "flash", "efficient"; none if all scores were in memory."""
     loading: dict[str, int]
     """Highest bytes before the first engine, by "gpu" and "host"."""
     evaluation_cut: bool

@@ -122,7 +122,7 @@ class Session:
             cluster = self.request.cluster
             self.remarks += launchers.contradictions(launch, cluster.nodes, cluster.gpus_per_node)
             script = Path.cwd() if launch.is_module else Path(launch.target).resolve().parent
-            self.mode.script_folders = (str(script), str(self.request.folder))
+            self.mode.script_folders = (str(script), str(Path.cwd()), str(self.request.folder))
             gc.freeze()  # imported modules are no garbage, and scanning them is slow
             gc.enable()
             self.observer.enter("load", iteration=0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ _TO = _aten._to_copy.default
 _INDEX = _aten.index.Tensor
 _DEVICE = torch.ops.prim.device.default
 _real: Any = torch._C._DisableTorchDispatch
+_READERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+"""Folders of the code between a script's line and the operation that reads a number."""
 _READS = frozenset({"item", "is_nonzero"})
 """Composite operations, which inference mode leaves whole."""
 _RANDOM = frozenset({"rand", "randn", "normal", "uniform"})
@@ -141,6 +144,8 @@ class ValueRecordingMode(RecordingMode):  # type: ignore[no-untyped-call]
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         if shadows is not None:
             self._follow(operation, args, kwargs, tensors, shadows, result, mutates=facts.mutates)
+            if isinstance(result, FakeTensor) and any(map(self._is_invented, tensors)):
+                result.__dict__["_invented"] = True
         elif facts.mutates:
             self._forget_written(operation, facts, args, kwargs)
         else:
@@ -165,6 +170,10 @@ class ValueRecordingMode(RecordingMode):  # type: ignore[no-untyped-call]
             known = True
             found.append(value)
         return found if known or all(tensor.numel() == 1 for tensor in tensors) else None
+
+    def _is_invented(self, tensor: torch.Tensor) -> bool:
+        """Whether the numbers of a tensor are invented, or follow from invented ones."""
+        return isinstance(tensor, FakeTensor) and ("_invented" in tensor.__dict__ or self.shadow(tensor) is None)
 
     def _invent(self, tensor: torch.Tensor) -> torch.Tensor:
         uniform = tensor.__dict__.get("_uniform")
@@ -310,10 +319,11 @@ class ValueRecordingMode(RecordingMode):  # type: ignore[no-untyped-call]
             value = self.shadow(tensors[0])
             if value is None:
                 value = self._invent(tensors[0])
-                with _real():
-                    self._note_invented(value.item())
             with _real():
-                return value.item()
+                number = value.item()
+            if self._is_invented(tensors[0]):
+                self._note_invented(number)
+            return number
         if operation is _INDEX:
             return self._indexed(types, args, kwargs)
         if shadows is not None:
@@ -349,13 +359,16 @@ class ValueRecordingMode(RecordingMode):  # type: ignore[no-untyped-call]
         return self.__torch_dispatch__(_INDEX, types, (args[0], places), kwargs)
 
     def _note_invented(self, number: Any) -> None:
-        frame: Any = sys._getframe(3)
+        """Note the number if a line of the script read it; what libraries read is theirs."""
+        frame: Any = sys._getframe(2)
         while frame is not None:
             file = frame.f_code.co_filename
-            if file.startswith(self.script_folders) and "-packages" not in file:
+            if file.startswith(_READERS):
+                frame = frame.f_back
+                continue
+            if str(Path(file).absolute()).startswith(self.script_folders) and "-packages" not in file:
                 self.invented.setdefault((file, frame.f_lineno), number)
-                return
-            frame = frame.f_back
+            return
 
     def _faked(self, real: torch.Tensor, example: torch.Tensor) -> Any:
         fake = self._new(real.shape, real.dtype, example)

@@ -221,7 +221,7 @@ def test_a_condition_on_weights_is_said_and_a_number_is_not() -> None:
     condition = InventedNumber(file="/home/me/train.py", line=7, number=0.0, decides=True)
     number = InventedNumber(file="/home/me/train.py", line=9, number=1.0, decides=False)
     text = said(answer_of(invented=(condition, number)))
-    assert "train.py:7 decides by a number that depends on weights" in text and "train.py:9" not in text
+    assert "train.py:7 has a condition on values of weights" in text and "train.py:9" not in text
 
 
 @pytest.mark.parametrize(
