@@ -39,9 +39,7 @@ def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
         if number.decides:
             place = f"{Path(number.file).name}:{number.line}"
             taken = "true" if number.number else "false"
-            text = (
-                f"{place} has a condition that depends on weights, whose values are unknown: it was taken as {taken}."
-            )
+            text = f"{place} has a condition on values of weights, which are unknown: it was taken as {taken}."
             yield doc.Sentence(text, "yellow")
     change = answer.best_change
     if change is not None:

@@ -31,7 +31,7 @@ _TO = _aten._to_copy.default
 _INDEX = _aten.index.Tensor
 _DEVICE = torch.ops.prim.device.default
 _real: Any = torch._C._DisableTorchDispatch
-_READERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_READERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 """Folders of the code between a script's line and the operation that reads a number."""
 _READS = frozenset({"item", "is_nonzero"})
 """Composite operations, which inference mode leaves whole."""
