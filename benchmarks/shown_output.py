@@ -182,9 +182,10 @@ def _make_model_and_texts(folder: Path) -> None:
 
 
 def lacks(command: str) -> str:
-    """The package that a command needs and that is not installed; "" if there is none."""
+    """The package that a command needs and that the first Python of PATH lacks; "" if there is none."""
     text = " ".join([command, *(text for name, text in scripts().items() if name in command.split())])
-    return "trl" if re.search(r"\btrl\b", text) and shutil.which("trl") is None else ""
+    there = Path(shutil.which("python") or sys.executable).with_name("trl")
+    return "trl" if re.search(r"\btrl\b", text) and not there.exists() else ""
 
 
 @cache
