@@ -40,7 +40,11 @@ def fill_in(typed: str, script: dict[str, Any], root: Path, *, check: bool) -> s
     """`typed` with its places filled in."""
     environment = root / "env" / script["environment"]
     count = "1" if check else script["gpus"].partition("x")[0]
-    places = {"root": root, "data": root / "data", "models": root / "models" / "tiny" if check else root / "models"}
+    places: dict[str, Any] = {
+        "root": root,
+        "data": root / "data",
+        "models": root / "models" / "tiny" if check else root / "models",
+    }
     places |= {"site": environments.site_packages(environment), "n": count}
     for name, place in places.items():
         typed = typed.replace("{" + name + "}", str(place))

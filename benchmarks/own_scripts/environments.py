@@ -158,7 +158,7 @@ def working_folder(root: Path, script: dict[str, Any], models: str = "models") -
                 raise ValueError(f"{path} has no {old!r}.")
             text = text.replace(old, new)
         path.write_text(text, encoding="utf-8")
-    return target
+    return Path(target)
 
 
 def prepare(root: Path, listed: dict[str, Any], scripts: list[dict[str, Any]]) -> None:

@@ -132,7 +132,8 @@ def dry_run() -> None:
         session.remarks.append(held(session.recorder))
         succeed(session)
 
-    worker.Session.prepare, worker.Session.succeed = prepared, succeeded  # type: ignore[method-assign]
+    session_class: Any = worker.Session
+    session_class.prepare, session_class.succeed = prepared, succeeded
     worker.main()
 
 
@@ -155,7 +156,7 @@ class RealRank:
         schedule = ScheduleRecorder(lambda: ledger.stream, ledger.is_pinned)
         self.recorder = PhaseRecorder(ledger, classifier, schedule)
         self.observer = _observer(self.recorder, lambda: self.loaders.has_varying_shapes)
-        self.loaders = _loaders(self.observer)
+        self.loaders: Any = _loaders(self.observer)
         self.rows = Rows(1 << 40)
         self.remarks: list[str] = []
 
@@ -164,13 +165,15 @@ class RealRank:
         import torch
         from deepspeed.accelerator import set_accelerator
         from ds_advise.probes.command import follow
-        from ds_advise.probes.simulated_gpu import accelerator, kernels
+        from ds_advise.probes.simulated_gpu import kernels
+
+        accelerator: Any = importlib.import_module("ds_advise.probes.simulated_gpu.accelerator")
 
         jobs, ledger, schedule = self.jobs, self.recorder.ledger, self.recorder.schedule
         c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
         c10d.ProcessGroupGloo = jobs.OneThreadGloo
         os.environ["LOCAL_SIZE"] = str(self.world_size + 1)  # unequal: no collectives in shared memory
-        store = torch.distributed.FileStore(str(meeting), self.world_size)
+        store = c10d.FileStore(str(meeting), self.world_size)
         torch.distributed.init_process_group(
             "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=LIMIT
         )
@@ -192,6 +195,7 @@ class RealRank:
 
     def run(self, round_number: int, words: list[str]) -> None:
         from ds_advise.probes.command import follow, launchers
+        from ds_advise.probes.command.words import RANK_VARIABLES
         from ds_advise.probes.recording.engine_phases import TrainingEnded
 
         try:
@@ -203,7 +207,7 @@ class RealRank:
         except TrainingEnded:
             pass
         except follow.Relaunch as other:
-            places = {name: os.environ[name] for name in launchers.RANK_VARIABLES if name in os.environ}
+            places = {name: os.environ[name] for name in RANK_VARIABLES if name in os.environ}
             os.chdir(other.folder)
             again = [sys.executable, __file__, str(self.folder), str(round_number + 1), *other.words]
             _execve(sys.executable, again, {**other.environment, **places})
@@ -273,8 +277,9 @@ def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
     """`torch.cuda` is the host, and functions that a CPU computes in other pieces than a GPU are computed as there."""
     import torch
     from ds_advise.estimators.hardware import Cluster, find_gpu
-    from ds_advise.probes.simulated_gpu import autocast, cuda
 
+    autocast: Any = importlib.import_module("ds_advise.probes.simulated_gpu.autocast")
+    cuda: Any = importlib.import_module("ds_advise.probes.simulated_gpu.cuda")
     torch_module: Any = torch
     cuda.DEVICE_TYPE = autocast.DEVICE_TYPE = "cpu"
     cuda.gpu_number = lambda _number: torch.device("cpu")  # with a number it is another device than the tensors'
@@ -321,7 +326,8 @@ def _install_libraries(observer: Any, world_size: int) -> None:
         return all_gather(output.view(-1, *given.shape[1:]), given, *arguments, **options)
 
     c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
-    for module in (dist, c10d):
+    modules: list[Any] = [dist, c10d]
+    for module in modules:
         for name in ("init_process_group", "destroy_process_group"):
             setattr(module, name, lambda *_, **__: None)
         module.all_gather_into_tensor = all_gather_into_tensor

@@ -149,7 +149,8 @@ def tokenizer(kind: str) -> Any:
     else:
         names |= {"bos_token": "<s>", "eos_token": "<|im_end|>"}
     most = 512 if kind == "encoder" else 4096
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=most, padding_side="right", **names)
+    tokenizer_class: Any = PreTrainedTokenizerFast
+    made = tokenizer_class(tokenizer_object=backend, model_max_length=most, padding_side="right", **names)
     if kind in ("decoder", "llama"):
         made.chat_template = CHAT_TEMPLATE
     return made
@@ -170,7 +171,7 @@ def make_model(folder: Path, name: str, *, tiny: bool) -> None:
     mapping = (
         getattr(transformers, "AutoModelFor" + head.removeprefix("For"), None) or transformers.AutoModelForSeq2SeqLM
     )
-    model_class = mapping._model_mapping[type(config)]
+    model_class: Any = mapping._model_mapping[type(config)]
     config.architectures = [model_class.__name__]
     folder.mkdir(parents=True, exist_ok=True)
     if tiny:
@@ -312,16 +313,16 @@ def write_hub_data(data: Path) -> None:
         f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}{info}---\n", encoding="utf-8"
     )
     nli = data / "hub" / "sentence-transformers"
-    for name, config, columns, splits in (
+    for name, config, row, parts in (
         ("all-nli", "triplet", triplets, ("train", "dev")),
         ("stsb", "default", scored_pairs, ("validation", "test")),
     ):
         (nli / name).mkdir(parents=True, exist_ok=True)
         numbers, words = random.Random(0), vocabulary()
-        for split in splits:
-            lines = [json.dumps(columns(numbers, words)) for _ in range(10000 if split == "train" else 1000)]
+        for split in parts:
+            lines = [json.dumps(row(numbers, words)) for _ in range(10000 if split == "train" else 1000)]
             (nli / name / f"{split}.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        files = "".join(f"  - {{split: {split}, path: {split}.json}}\n" for split in splits)
+        files = "".join(f"  - {{split: {split}, path: {split}.json}}\n" for split in parts)
         text = f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n"
         (nli / name / "README.md").write_text(text, encoding="utf-8")
     wikitext = data / "hub" / "wikitext"
@@ -393,7 +394,8 @@ def write_images(data: Path) -> None:
 
 def write_deepspeed_configs(data: Path) -> None:
     """zero1.json to zero3.json with transformers' "auto" values, and zero2_fixed.json for scripts without them."""
-    automatic = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"), "auto")
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping")
+    automatic: dict[str, Any] = dict.fromkeys(keys, "auto")
     automatic |= {"gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
     for stage in (1, 2, 3):
         zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}

@@ -1,6 +1,7 @@
 """A training of full sequences with the Trainer, as the dry run of a name describes it: `equality` compares the two."""
 
 import sys
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
@@ -8,7 +9,7 @@ from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, Traini
 FOLDER, SEQ_LEN, LORA_RANK, *ARGUMENTS = sys.argv[1:]
 
 
-class Rows(torch.utils.data.Dataset):
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     def __len__(self) -> int:
         return 10_000
 
@@ -17,9 +18,10 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.clone()}
 
 
-(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(ARGUMENTS)
+parser: Any = HfArgumentParser
+(args,) = parser(TrainingArguments).parse_args_into_dataclasses(ARGUMENTS)
 dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
-model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=dtype)
+model: Any = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=dtype)
 model.config.use_cache = False
 model.train()
 if int(LORA_RANK):

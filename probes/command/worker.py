@@ -78,7 +78,7 @@ class Session:
         )
         self.loaders = Loaders.following(self.observer, longest=request.longest)
         self.rows = Rows(request.data_rows)
-        fake = FastFakeTensorMode()
+        fake = FastFakeTensorMode(refuses_mixed_products=True)
         self.fake = fake
         self.mode = values.ValueRecordingMode(self.recorder.ledger, self.recorder.schedule, fake.cached_result)
 

@@ -45,10 +45,14 @@ class _Output(NamedTuple):
 
 
 class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """FakeTensorMode for eager code: real tensors are allowed, nothing is traced, no shape is symbolic."""
+    """FakeTensorMode for eager code: real tensors are allowed, nothing is traced, no shape is symbolic.
 
-    def __init__(self) -> None:
+    refuses_mixed_products: raise an error for a product of two dtypes, as a GPU's kernels do.
+    """
+
+    def __init__(self, *, refuses_mixed_products: bool = False) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self._refuses_mixed_products = refuses_mixed_products
         self._recipes: dict[tuple[Any, ...], Any] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         self._meta_functions: dict[Any, Any] = {}
@@ -67,7 +71,8 @@ class FastFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         # `.item()` returns the known value; all other operations get tensors without values.
         if operation is not torch.ops.aten._local_scalar_dense.default:
             _forget_values(args)
-        _refuse_mixed_product(operation, args)
+        if self._refuses_mixed_products:
+            _refuse_mixed_product(operation, args)
         keyed = self._recipe_key(operation, args, kwargs)  # before the operation, which may change its arguments
         result = self._dispatch_impl(operation, types, args, kwargs)
         if keyed is not None and keyed[0] not in self._recipes:

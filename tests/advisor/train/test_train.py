@@ -233,10 +233,13 @@ def test_a_killed_training_resumes_as_if_undisturbed(
 
 @pytest.mark.slow
 def test_fallback_ends_a_training_whose_memory_runs_out(
-    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under a plan that takes less, from the last checkpoint; the job that --resume would take is the new one."""
     import psutil
+
+    # Each tensor is mapped anew; memory that the allocator keeps would last to the end of a quick training.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "4096")
 
     def no_more_memory(pid: int) -> None:
         process = psutil.Process(pid)
