@@ -207,6 +207,11 @@ def optimizer_step_in(config: Mapping[str, Any], workload: Workload) -> Optimize
     return "auto" if offloads else workload.script_step
 
 
+def offload_device_in(config: Mapping[str, Any], block: str = "offload_optimizer") -> Any:
+    """The device of an offload block, as written; "none" without one."""
+    return _block(_block(config, "zero_optimization"), block).get("device", "none")
+
+
 def is_true(value: Any) -> bool:
     """Whether DeepSpeed's pydantic classes read a value as true."""
     if isinstance(value, str):

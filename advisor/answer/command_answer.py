@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ...ds_configs.read import offload_device_in
 from ...estimators.json_form import to_json
 from ...probes.command.observed import Observed, ObservedEngine
 from .dry_run_answer import DryRunAnswer
@@ -72,8 +73,7 @@ class CommandAnswer(DryRunAnswer):
             whole, ranks = sum(parts.get(name, 0) for name in categories), engine.data_parallel_size
             if stage > engine.zero_stage and ranks > 1 and whole:
                 yield Change(f"ZeRO stage {stage}", whole * (ranks - 1) // ranks)
-        zero = engine.config.get("zero_optimization") or {}
-        if engine.zero_stage and (zero.get("offload_optimizer") or {}).get("device", "none") == "none":
+        if engine.zero_stage and offload_device_in(engine.config) == "none":
             states = sum(parts.get(name, 0) for name in _SHARDED_BY_STAGE[1])
             yield Change("offload of the optimizer to the host", states)
 

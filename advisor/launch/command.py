@@ -18,6 +18,7 @@ from ...ds_configs.launch_commands import (
     shell_line,
     threads_setting,
 )
+from ...ds_configs.read import offload_device_in
 from ...ds_configs.training_script import packages
 from ...probes.machine import can_bind_cores, cores_per_rank
 from ..question.prices import offers
@@ -139,11 +140,8 @@ def _needed(request: LaunchRequest) -> dict[str, str]:
     OMP_NUM_THREADS: an equal part of the cores for each rank, on the CPU and for CPU Adam. torchrun would set 1, and
         CPU Adam's time would grow with the number of idle cores.
     """
-    zero = request.run.config.get("zero_optimization")
-    offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
-    offloads_optimizer = isinstance(offload, dict) and offload.get("device", "none") != "none"
     on_cpu = request.device == "cpu"
     needed = {} if on_cpu else dict([ALLOCATOR_SETTING.split("=")])
-    if on_cpu or offloads_optimizer:
+    if on_cpu or offload_device_in(request.run.config) != "none":
         needed["OMP_NUM_THREADS"] = str(cores_per_rank(request.run.cluster.gpus_per_node))
     return needed

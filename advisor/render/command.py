@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
+from ...ds_configs.read import offload_device_in
 from ...probes.command.observed import Observed, ObservedEngine
 from ..answer.command_answer import CommandAnswer
 from ..document import blocks as doc
@@ -51,9 +53,8 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
     yield "model", _model(engine)
     yield "optimizer", " ".join(filter(None, (engine.optimizer, engine.implementation))) or "none"
     stage = "no ZeRO" if not engine.zero_stage else f"ZeRO stage {engine.zero_stage}"
-    offload = (engine.config.get("zero_optimization") or {}).get("offload_optimizer") or {}
-    if offload.get("device", "none") != "none":
-        stage += f", optimizer on {offload['device']}"
+    if (device := offload_device_in(engine.config)) != "none":
+        stage += f", optimizer on {device}"
     yield "engine", stage
     steps = engine.gradient_accumulation_steps
     total = engine.micro_batch_size * steps * engine.data_parallel_size
@@ -87,13 +88,7 @@ def _count(parameters: int) -> str:
 def _largest(observed: Observed) -> list[tuple[str, tuple[int, ...]]]:
     """The largest tensors of a batch."""
 
-    def elements(item: tuple[str, tuple[int, ...]]) -> int:
-        count = 1
-        for each in item[1]:
-            count *= each
-        return count
-
-    return sorted(observed.batch_shapes.items(), key=elements, reverse=True)[:3]
+    return sorted(observed.batch_shapes.items(), key=lambda item: prod(item[1]), reverse=True)[:3]
 
 
 def _lengths(observed: Observed) -> str:

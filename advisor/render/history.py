@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...ds_configs.read import offload_device_in
 from ...estimators.json_form import SCHEMA_VERSION, from_json
 from ...estimators.plan import Plan
 from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
@@ -105,7 +106,7 @@ def _plan(record: Record) -> str:
     """Return `zero2-offload 4x2`: strategy, micro batch and accumulation steps."""
     zero = record.plan.get("zero_optimization") or {}
     devices: dict[str, Any] = {
-        block: (zero.get(block) or {}).get("device", "none") for block in ("offload_optimizer", "offload_param")
+        block: offload_device_in(record.plan, block) for block in ("offload_optimizer", "offload_param")
     }
     plan = Plan(zero_stage=zero.get("stage", 0), micro_batch_size=1, **devices)
     micro = record.plan.get("train_micro_batch_size_per_gpu", "auto")

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import DsAdviseError
-from ...estimators.estimate import total_bytes
 from ...estimators.json_form import from_json
-from ...estimators.memory.device_overhead import library_workspace
 from ..dry_run.run import DryRunError, add_overhead, crash_error, worker_environment
 from ..scratch import scratch
 from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker
@@ -36,15 +34,10 @@ main()"""
 """Code of the worker: the package is found in a folder of its own, so that its neighbours are not."""
 
 
-class CommandFailedError(DsAdviseError):
+class CommandFailedError(DryRunError):
     """The user's script failed. details: its traceback or the end of its output."""
 
     exit_code = 1
-
-    def __init__(self, what: str, *, phase: str, details: str = "", why: str = "", fix: str = "") -> None:
-        super().__init__(what, why=why, fix=fix)
-        self.phase = phase
-        self.details = details
 
 
 def dry_run_command(
@@ -75,9 +68,7 @@ def dry_run_command(
     if "error" in answer:
         raise _error(answer)
     found = from_json(CommandResult, answer["result"])
-    workspace = total_bytes(library_workspace(request.cluster.gpu))
-    peak = add_overhead(found.result.peak, request.cluster, workspace)
-    return replace(found, result=replace(found.result, peak=peak, library_workspace_bytes=workspace))
+    return replace(found, result=add_overhead(found.result, request.cluster))
 
 
 def _start(
@@ -167,14 +158,6 @@ def _error(answer: Mapping[str, Any]) -> DsAdviseError:
         what = f"the script exited with {f'code {text}' if code else 'the message'} (during {phase})"
         why = ", ".join(part for part in ("" if code else text, f"at {where}" if where else "") if part)
         return CommandFailedError(what, phase=phase, details=details, why=why)
-    if answer.get("unsupported"):
-        return DryRunError(
-            f"{answer['unsupported']} cannot be simulated (during {phase})",
-            phase=phase,
-            details=details,
-            why=text,
-            fix=answer.get("fix", ""),
-        )
     if answer.get("what"):  # an error of this package
         error = DryRunError if phase == "start" else CommandFailedError  # at the start no script ran
         return error(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])

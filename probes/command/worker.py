@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import to_json
-from ..dry_run.worker import simulated_recorder
+from ..dry_run.worker import simulated_recorder, users_line
 from ..recording.engine_phases import EngineObserver, TrainingEnded
-from ..recording.phases import PhaseRecorder, highest_peak, peak_by_phase, timeline
+from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
 from ..simulated_gpu import autocast, cuda, libraries, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 class Session:
-    """One run of the command. `answer` writes the answer and ends the process."""
+    """One run of the command. `write` writes the answer and ends the process."""
 
     def __init__(self, request: CommandRequest, folder: Path, ends: float) -> None:
         self.request = request
@@ -193,35 +193,17 @@ class Session:
         )
 
     def result(self) -> DryRunResult:
-        request, recorder, cluster = self.request, self.recorder, self.request.cluster
-        phases = tuple(recorder.phases)
         first = self.observer.trained_engine
-        _, (parameters, trainable) = self.observer.models[first]
-        return DryRunResult(
-            phases=phases,
-            iterations=self.observer.steps,
-            peak=highest_peak(
-                recorder,
-                expandable_segments=request.expandable_segments,
-                gpus_per_node=cluster.gpus_per_node,
-            ),
-            peak_by_phase=peak_by_phase(recorder),
-            timeline=timeline(recorder),
-            schedule=recorder.schedule.recorded(),
-            peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
-            nvme_bytes_per_rank=sum(recorder.ledger.nvme_files.values()),
-            parameters=parameters,
-            trainable_parameters=trainable,
-            world_size=cluster.world_size,
+        return recorded_result(
+            self.recorder,
+            cluster=self.request.cluster,
             rank=self.fullest.rank or 0,
-            gpus_per_node=cluster.gpus_per_node,
+            iterations=self.observer.steps,
+            expandable_segments=self.request.expandable_segments,
+            parameters=self.observer.models[first][1],
             config=self.observer.configs[first],
-            seconds=time.monotonic() - self.started,
-            versions={
-                name: str(getattr(sys.modules[name], "__version__", ""))
-                for name in ("torch", "deepspeed", "transformers", "accelerate", "trl", "peft")
-                if name in sys.modules
-            },
+            started=self.started,
+            libraries=("torch", "deepspeed", "transformers", "accelerate", "trl", "peft"),
         )
 
     def fail(self, error: BaseException, frames: Iterable[traceback.FrameSummary]) -> NoReturn:
@@ -241,13 +223,8 @@ class Session:
         """FILE:LINE of the innermost frame in the script's own files; "" if there is none."""
         if isinstance(error, SyntaxError) and error.filename:
             return f"{self.view.user_path(error.filename)}:{error.lineno}"
-        libraries_at = ("-packages", str(Path(os.__file__).parent), str(Path(__file__).parents[2]), "<")
-        lines = [
-            f"{frame.filename}:{frame.lineno}"
-            for frame in frames
-            if not any(part in frame.filename for part in libraries_at)
-        ]
-        return self.view.user_path(lines[-1]) if lines else ""
+        line = users_line(frames)
+        return self.view.user_path(line) if line else ""
 
     def save(self, name: str, text: str) -> None:
         with native.builtin_open(f"{self.folder}/{name}", "w", encoding="utf-8") as file:  # it is none of the script's

@@ -20,6 +20,7 @@ from ...estimators.objectives import OBJECTIVES
 from ...estimators.workload import Workload
 from ..run import Run
 from ..simulated_gpu.attention import FLASH
+from ..simulated_gpu.weights import no_init_weights
 
 _BUILD_IT = "give FILE.py:FUNCTION with a function that builds the model"
 
@@ -236,15 +237,6 @@ def model_class(config: Any) -> Any:
         f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}",
         fix=_BUILD_IT,
     )
-
-
-def no_init_weights() -> Any:
-    """A context in which transformers leaves weights uninitialized."""
-    try:
-        module: Any = importlib.import_module("transformers.initialization")
-    except ImportError:  # transformers 4
-        module = importlib.import_module("transformers.modeling_utils")
-    return module.no_init_weights()
 
 
 def adapted(model: Any, run: Run) -> Any:

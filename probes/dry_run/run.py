@@ -16,7 +16,13 @@ from typing import Any, Protocol
 
 from packaging.version import Version
 
-from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, autoep_size_in, autotp_size_in, unmodeled_features
+from ...ds_configs.read import (
+    FIRST_WITHOUT_AUTOEP,
+    autoep_size_in,
+    autotp_size_in,
+    offload_device_in,
+    unmodeled_features,
+)
 from ...estimators.errors import DsAdviseError
 from ...estimators.estimate import total_bytes
 from ...estimators.hardware import Cluster
@@ -27,7 +33,7 @@ from ...estimators.models.families import shape_from_config
 from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.models.vision_parts import freeze_parts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
-from ..recording.result import DryRunResult, Peak, Reserved
+from ..recording.result import DryRunResult, Reserved
 from ..run import Request, Run
 from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker
 
@@ -74,9 +80,7 @@ def dry_run(
     """
     _refuse_unknown_features(run)
     request = request_for(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
-    result = from_json(DryRunResult, answer(request, timeout_s, on_progress))
-    workspace = total_bytes(library_workspace(run.cluster.gpu))
-    return replace(result, peak=add_overhead(result.peak, run.cluster, workspace), library_workspace_bytes=workspace)
+    return add_overhead(from_json(DryRunResult, answer(request, timeout_s, on_progress)), run.cluster)
 
 
 def _refuse_unknown_features(run: Run) -> None:
@@ -155,8 +159,7 @@ def fullest_rank(run: Run) -> int:
         sharded = shard_tensors(tensor_set(part, run.workload), run.cluster.world_size // tensor_parallel_size)
     except DsAdviseError:
         return 0
-    loads, offload = sharded.loads, zero.get("offload_optimizer")
-    offloads = isinstance(offload, Mapping) and offload.get("device", "none") != "none"
+    loads, offloads = sharded.loads, offload_device_in(run.config) != "none"
 
     def fullness(rank: int) -> tuple[int, int, int]:
         load = loads[rank]
@@ -175,9 +178,10 @@ def fullest_rank(run: Run) -> int:
     return tensor_parallel_size * fullest
 
 
-def add_overhead(peak: Peak, cluster: Cluster, workspace: int) -> Peak:
-    """The peak including memory outside of tensors: library workspaces in the allocator, and memory outside the
-    allocator."""
+def add_overhead(result: DryRunResult, cluster: Cluster) -> DryRunResult:
+    """The result with memory outside of tensors in its peak: library workspaces in the allocator, and memory outside
+    the allocator."""
+    peak, workspace = result.peak, total_bytes(library_workspace(cluster.gpu))
 
     def add_workspace(reserved: Reserved) -> Reserved:
         return Reserved(
@@ -185,7 +189,7 @@ def add_overhead(peak: Peak, cluster: Cluster, workspace: int) -> Peak:
             required_bytes_per_gpu=reserved.required_bytes_per_gpu + workspace,
         )
 
-    return replace(
+    whole = replace(
         peak,
         allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace,
         reserved_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace,
@@ -196,6 +200,7 @@ def add_overhead(peak: Peak, cluster: Cluster, workspace: int) -> Peak:
         by_category={**peak.by_category, "library workspace": workspace},
         by_module={**peak.by_module, "library workspace": workspace},
     )
+    return replace(result, peak=whole, library_workspace_bytes=workspace)
 
 
 def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> SimulatedStep | None:

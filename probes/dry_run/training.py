@@ -12,6 +12,7 @@ import torch
 from ...ds_configs.read import autotp_size_in, optimizer_step_in
 from ...estimators.plan import PLAN_FIELDS
 from ...estimators.workload import Workload
+from ..recording.engine_phases import count_parameters
 from ..recording.phases import PhaseRecorder
 from ..run import Request, Run
 from . import models, user_module
@@ -134,7 +135,7 @@ def run(
         tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in model.parameters()
     )
     # Before the engine: it flattens and partitions the weights.
-    parameters, trainable = _count(model)
+    parameters, trainable = count_parameters(model)
     with recorder.phase(0, "initialize"):
         engine = initialize(config, model, subject.groups, trained.workload)
         classifier.watch_modules(engine.module)
@@ -205,14 +206,6 @@ def announce_zero3(run: Run, config: dict[str, Any]) -> Any:
         return None
     integrations: Any = importlib.import_module("transformers.integrations")
     return integrations.HfDeepSpeedConfig(config)
-
-
-def _count(model: torch.nn.Module) -> tuple[int, int]:
-    """(parameters, trainable parameters): tied ones count once, partitioned ones in full."""
-    sizes = [
-        (getattr(parameter, "ds_numel", parameter.numel()), parameter.requires_grad) for parameter in model.parameters()
-    ]
-    return sum(size for size, _ in sizes), sum(size for size, trainable in sizes if trainable)
 
 
 def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any, workload: Workload) -> Any:

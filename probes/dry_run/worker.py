@@ -13,7 +13,7 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ...estimators.json_form import to_json
 from ...estimators.objectives import OBJECTIVES
 from ..recording.allocation_classifier import AllocationClassifier
 from ..recording.ledger import Ledger, RecordingMode
-from ..recording.phases import PhaseRecorder, highest_peak, peak_by_phase, timeline
+from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
 from ..recording.schedule import ScheduleRecorder
 from ..run import Request, Run, isolated_config
@@ -63,21 +63,21 @@ def run_request(request: Request | Answering, on_phase: Callable[[str], object] 
             "error": str(error),
             "kind": type(error).__name__,
             "phase": recorder.current if recorder else "start" if isinstance(request, Request) else "",
-            "where": _users_line(error),
+            "where": users_line(traceback.extract_tb(error.__traceback__)),
             "package": _package(error),
             "fix": getattr(error, "fix", ""),
             "traceback": traceback.format_exc(),
         }
 
 
-def _users_line(error: Exception) -> str:
+def users_line(frames: Iterable[traceback.FrameSummary]) -> str:
     """FILE:LINE of the innermost frame in the user's code; "" if there is none."""
     # Frames of this package are no user's code, wherever it is installed.
     here = str(Path(__file__).parents[1])
     libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
     lines = [
         f"{frame.filename}:{frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
+        for frame in frames
         if not any(part in frame.filename for part in libraries) and not frame.filename.startswith((here, "<"))
     ]
     return lines[-1] if lines else ""
@@ -126,28 +126,16 @@ def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunRes
             replace(request, run=isolated), recorder, DEVICE_TYPE, until_repeated=True
         )
     gc.disable()  # objects that die from here on belong to no phase
-    phases = tuple(recorder.phases)
-    return DryRunResult(
-        phases=phases,
-        iterations=request.iterations,
-        peak=highest_peak(
-            recorder,
-            expandable_segments=request.expandable_segments,
-            gpus_per_node=request.run.cluster.gpus_per_node,
-        ),
-        peak_by_phase=peak_by_phase(recorder),
-        timeline=timeline(recorder),
-        schedule=schedule.recorded(),
-        peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
-        nvme_bytes_per_rank=sum(ledger.nvme_files.values()),
-        parameters=parameters,
-        trainable_parameters=trainable,
-        world_size=request.run.cluster.world_size,
+    return recorded_result(
+        recorder,
+        cluster=request.run.cluster,
         rank=request.rank,
-        gpus_per_node=request.run.cluster.gpus_per_node,
+        iterations=request.iterations,
+        expandable_segments=request.expandable_segments,
+        parameters=(parameters, trainable),
         config=config,
-        seconds=time.monotonic() - started,
-        versions={name: sys.modules[name].__version__ for name in ("torch", "deepspeed", "transformers")},
+        started=started,
+        libraries=("torch", "deepspeed", "transformers"),
     )
 
 

@@ -90,7 +90,8 @@ def _record(config: Mapping[str, Any], name: str) -> ModelShape:
 def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
     import torch
 
-    from ..dry_run.models import UnusableModelError, model_class, no_init_weights, transformers_config
+    from ..dry_run.models import UnusableModelError, model_class, transformers_config
+    from ..simulated_gpu.weights import no_init_weights
     from .structure import recorded_shape
     from .trace import UnrecordableError
 

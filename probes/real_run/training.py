@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...ds_configs.read import optimizer_step_in
+from ...ds_configs.read import offload_device_in, optimizer_step_in
 from ...estimators.optimizers import deepspeed_optimizer
 from ...estimators.workload import Workload
 from ..dry_run import models, user_module
@@ -130,14 +130,11 @@ def prepare(job: ProbeJob) -> tuple[Any, dict[str, Any]]:
 def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
     """Builders of the extensions for Adam and for NVMe; DeepSpeed itself rejects a malformed configuration."""
     optimizer = config.get("optimizer")
-    zero = config.get("zero_optimization")
     builders = ["AsyncIOBuilder"] if nvme_folder else []
     spec = deepspeed_optimizer(str(optimizer.get("type"))) if isinstance(optimizer, dict) else None
     is_deepspeeds = optimizer_step_in(config, Workload()) == "auto"  # not torch's, which `torch_adam` selects
     if spec is not None and spec.is_adam and is_deepspeeds:
-        offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
-        offloaded = isinstance(offload, dict) and offload.get("device", "none") != "none"
-        builders.append("CPUAdamBuilder" if offloaded else "FusedAdamBuilder")
+        builders.append("FusedAdamBuilder" if offload_device_in(config) == "none" else "CPUAdamBuilder")
     return builders
 
 

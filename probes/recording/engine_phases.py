@@ -189,7 +189,7 @@ class EngineObserver:
     def _initialized(self, method: Any) -> Any:
         def init(engine: Any, *arguments: Any, **options: Any) -> None:
             module = options.get("model") or next((a for a in arguments if isinstance(a, torch.nn.Module)), None)
-            counted = _count(module)
+            counted = (0, 0) if module is None else count_parameters(module)
             self.dtypes.append(_dtypes(module))
             self._describe(module)
             self.enter("initialize", iteration=0 if not self._trained else None)
@@ -318,10 +318,8 @@ class EngineObserver:
         pipeline.train_batch = one_batch
 
 
-def _count(module: Any) -> tuple[int, int]:
-    """(parameters, trainable parameters); partitioned ones count in full."""
-    if module is None:
-        return 0, 0
+def count_parameters(module: torch.nn.Module) -> tuple[int, int]:
+    """(parameters, trainable parameters): tied ones count once, partitioned ones in full."""
     sizes = [(int(getattr(each, "ds_numel", each.numel())), each.requires_grad) for each in module.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from ...estimators.hardware import Cluster
 from .allocation_classifier import AllocationClassifier, owners
 from .allocator import CachingAllocator
 from .ledger import Ledger, StorageLife, gpu_bytes
-from .result import LiveTensor, Peak, PhaseMemory, Reserved, TimelinePoint
+from .result import DryRunResult, LiveTensor, Peak, PhaseMemory, Reserved, TimelinePoint
 from .schedule import ScheduleRecorder
 
 
@@ -133,6 +136,47 @@ def _join_phases(parts: list[PhaseMemory]) -> PhaseMemory:
             how = next(how for word, how in combine.items() if f"_{word}" in name)
             values[name] = how([getattr(part, name) for part in parts])
     return PhaseMemory(**values)
+
+
+def recorded_result(
+    recorder: PhaseRecorder,
+    *,
+    cluster: Cluster,
+    rank: int,
+    iterations: int,
+    expandable_segments: bool,
+    parameters: tuple[int, int],
+    config: dict[str, Any],
+    started: float,
+    libraries: Sequence[str],
+) -> DryRunResult:
+    """The result of the recorded run.
+
+    parameters: (parameters, trainable parameters).
+    started: time of the monotonic clock at which the process began.
+    libraries: those whose versions are stated, if they are loaded.
+    """
+    phases = tuple(recorder.phases)
+    return DryRunResult(
+        phases=phases,
+        iterations=iterations,
+        peak=highest_peak(recorder, expandable_segments=expandable_segments, gpus_per_node=cluster.gpus_per_node),
+        peak_by_phase=peak_by_phase(recorder),
+        timeline=timeline(recorder),
+        schedule=recorder.schedule.recorded(),
+        peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
+        nvme_bytes_per_rank=sum(recorder.ledger.nvme_files.values()),
+        parameters=parameters[0],
+        trainable_parameters=parameters[1],
+        world_size=cluster.world_size,
+        rank=rank,
+        gpus_per_node=cluster.gpus_per_node,
+        config=config,
+        seconds=time.monotonic() - started,
+        versions={
+            name: str(getattr(sys.modules[name], "__version__", "")) for name in libraries if name in sys.modules
+        },
+    )
 
 
 LARGEST = 40

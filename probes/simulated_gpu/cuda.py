@@ -136,8 +136,8 @@ def _answers(accelerator: Any, ledger: Ledger, cluster: Cluster) -> dict[str, Ca
 
 def _as_class(made: functools.partial[Any]) -> type:
     """A class, which annotations name, for a class with its first arguments; others have no effect."""
-    of: Any = made.func
-    return type(of.__name__, (of,), {"__init__": lambda own, *_, **__: of.__init__(own, *made.args)})
+    base: Any = made.func
+    return type(base.__name__, (base,), {"__init__": lambda own, *_, **__: base.__init__(own, *made.args)})
 
 
 class _Zeros(dict[str, int]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -157,11 +158,13 @@ def give_config(file: Path | None) -> None:
         return
     os.environ |= accelerate_variables(str(file))
     initialize = deepspeed.initialize
+    signature = inspect.signature(initialize)
 
-    def with_config(args: Any = None, *arguments: Any, **options: Any) -> Any:
-        named = getattr(args, "deepspeed_config", None) or options.get("config") or options.get("config_params")
-        if named is None and len(arguments) < 9:
+    def with_config(*arguments: Any, **options: Any) -> Any:
+        given = signature.bind_partial(*arguments, **options).arguments
+        named = getattr(given.get("args"), "deepspeed_config", None)
+        if not (named or given.get("config") or given.get("config_params")):
             options["config"] = str(file)
-        return initialize(args, *arguments, **options)
+        return initialize(*arguments, **options)
 
     deepspeed.initialize = with_config

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import time
 from collections.abc import Callable
+from math import prod
 from typing import Any, Self
 
 import torch
@@ -118,20 +119,13 @@ class Loaders:
             except StopIteration:
                 break
             self.searched_batches += 1
-            count = max((_elements(shape) for shape in _shapes(batch).values()), default=0)
+            count = max(map(prod, _shapes(batch).values()), default=0)
             if count > elements:
                 longest, elements = batch, count
         if longest is None:
             raise StopIteration
         iterator._loader.__dict__["_longest_batch"] = longest
         return longest
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for each in shape:
-        count *= each
-    return count
 
 
 def _shapes(batch: Any, name: str = "") -> dict[str, tuple[int, ...]]:

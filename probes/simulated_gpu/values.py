@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from ..recording.ledger import Ledger, RecordingMode
@@ -40,7 +41,7 @@ _EMPTY = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided"})
 _OR = frozenset({"bitwise_or", "logical_or", "__or__", "bitwise_or_"})
 _AND = frozenset({"bitwise_and", "logical_and", "__and__", "bitwise_and_"})
 _NOT_FINITE = frozenset({"isnan", "isinf"})
-_KEEP_UNIFORM = frozenset({"logical_or", "bitwise_or", "logical_and", "logical_not", "_to_copy", "any", "max", "sum"})
+_KEEP_UNIFORM = frozenset({"logical_or", "bitwise_or", "logical_and", "_to_copy", "any", "max", "sum"})
 """Operations whose result on a tensor of one repeated number follows from that number, where it is 0."""
 
 
@@ -149,7 +150,7 @@ class ValueRecordingMode(RecordingMode):  # type: ignore[no-untyped-call]
         elif facts.mutates:
             self._forget_written(operation, facts, args, kwargs)
         else:
-            self._uniform(operation, facts.name, args, kwargs, result)
+            self._uniform(facts.name, args, result)
         return result
 
     def _shadows(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
@@ -196,18 +197,16 @@ class ValueRecordingMode(RecordingMode):  # type: ignore[no-untyped-call]
                 for value, tensor in zip(known, tensors, strict=True)
             ]
 
-    def _uniform(self, operation: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+    def _uniform(self, name: str, args: Any, result: Any) -> None:
         """Gradients are finite: the mask of infinite or undefined elements is false, however large it is."""
-        if name not in _NOT_FINITE and name not in _KEEP_UNIFORM:
+        if not isinstance(result, FakeTensor):
             return
-        if isinstance(result, FakeTensor) and (
-            name in _NOT_FINITE
-            or (
-                name != "logical_not"
-                and all(tensor.__dict__.get("_uniform") == 0 for tensor in _leaves(args, {}) if tensor.dim())
-                and any("_uniform" in tensor.__dict__ for tensor in _leaves(args, {}))
-            )
-        ):
+        is_zero = name in _NOT_FINITE
+        if name in _KEEP_UNIFORM:
+            tensors = _leaves(args, {})
+            masks = [tensor for tensor in tensors if "_uniform" in tensor.__dict__]
+            is_zero = bool(masks) and all("_uniform" in tensor.__dict__ for tensor in tensors if tensor.dim())
+        if is_zero:
             result.__dict__["_uniform"] = 0
 
     def _factory(self, operation: Any, facts: _Facts, types: Any, args: Any, kwargs: Any) -> Any:
@@ -396,7 +395,7 @@ class ValueRecordingMode(RecordingMode):  # type: ignore[no-untyped-call]
         if name == "bincount":
             length = kwargs.get("minlength", args[2] if len(args) > 2 else 1)
             return self._new((max(1, length),), torch.int64, first)
-        if name in ("equal", "is_nonzero", "_is_all_true", "_is_any_true", "allclose"):
+        if name in ("equal", "_is_all_true", "_is_any_true", "allclose"):
             return True
         if name == "repeat_interleave":
             return self._new((kwargs.get("output_size") or first.numel(),), torch.int64, first)
@@ -444,7 +443,7 @@ def install(mode: ValueRecordingMode) -> None:
             setattr(FakeTensor, name, chosen)
 
     def numpy(tensor: Any, *arguments: Any, **options: Any) -> Any:
-        with _without_modes():
+        with _disable_current_modes():
             return mode.readable(tensor).numpy(*arguments, **options)
 
     def array(tensor: Any, dtype: Any = None, copy: Any = None) -> Any:
@@ -458,7 +457,7 @@ def install(mode: ValueRecordingMode) -> None:
     def copied(tensor: Any, memo: dict[int, Any]) -> Any:
         if isinstance(tensor, FakeTensor):
             return deepcopy(tensor, memo)
-        with _without_modes():
+        with _disable_current_modes():
             return deepcopy(tensor, memo)
 
     setattr(torch.Tensor, "__deepcopy__", copied)  # noqa: B010  # a type checker objects to exchanging torch's method
@@ -466,9 +465,3 @@ def install(mode: ValueRecordingMode) -> None:
     replace("numpy", numpy)
     replace("__array__", array)
     replace("__format__", text)
-
-
-def _without_modes() -> Any:
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()

@@ -79,7 +79,7 @@ def _replace_from_pretrained() -> None:
         accepted = inspect.signature(cls.__init__).parameters
         building |= {key: value for key, value in options.items() if key in accepted}
         quantization = quantization_config or getattr(config, "quantization_config", None)
-        with _without_initialization():
+        with no_init_weights():
             model = cls._from_config(config, dtype=chosen, **building)
             model.tie_weights()
         if quantization is not None:
@@ -115,7 +115,8 @@ def _dtype(config: Any, requested: Any) -> torch.dtype:
     return found
 
 
-def _without_initialization() -> Any:
+def no_init_weights() -> Any:
+    """A context in which transformers leaves weights uninitialized."""
     try:
         module: Any = importlib.import_module("transformers.initialization")
     except ImportError:  # transformers 4
