@@ -238,7 +238,8 @@ engine.save_checkpoint("checkpoints")
 def test_a_loop_of_deepspeed_with_masks_evaluation_and_a_checkpoint(folder: Path) -> None:
     """The launcher's number of processes contradicts the GPUs."""
     (folder / "train.py").write_text(PLAIN)
-    words = ["dry-run", "--gpus", "2xA100-40GB", "--json", "--", "torchrun", "--nproc_per_node", "4", "train.py"]
+    options = ["--gpus", "2xA100-40GB", "--rank", "1", "--json"]
+    words = ["dry-run", *options, "--", "torchrun", "--nproc_per_node", "4", "train.py"]
     done = subprocess.run(
         [sys.executable, "-m", "ds_advise", *words],
         cwd=folder,
@@ -249,6 +250,7 @@ def test_a_loop_of_deepspeed_with_masks_evaluation_and_a_checkpoint(folder: Path
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
+    assert (answer["rank"], answer["world_size"]) == (1, 2)
     observed = answer["observed"]
     (remark,) = observed["remarks"]
     assert "4" in remark and "2" in remark

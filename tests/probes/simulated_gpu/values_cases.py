@@ -96,6 +96,7 @@ def case_large_gradients_are_finite(_: Any) -> None:
     gradient = unknown(3000, 3000)
     assert not torch.isinf(gradient).any().item()
     assert not (torch.isinf(gradient) | torch.isnan(gradient)).any()
+    assert (torch.isinf(gradient) | torch.isnan(gradient)).float().max().item() == 0, "DeepSpeed's flag of an overflow"
 
 
 def case_the_known_part_of_a_mask_decides(mode: Any) -> None:
