@@ -177,7 +177,7 @@ class Arguments:
     def _called_by_user(self) -> bool:
         """Whether the hooked function was called from a file of the user's, and not by a library."""
         frame: Any = sys._getframe(2)
-        while frame is not None and (frame.f_code.co_filename.startswith(_OWN) or frame.f_code.co_name == "__init__"):
+        while frame is not None and frame.f_code.co_filename.startswith(_OWN):
             frame = frame.f_back
         return frame is not None and _is_users(frame.f_code.co_filename)
 
