@@ -21,7 +21,7 @@ from ..ds_configs.emit import AIO
 from .benchmark import Group, Task
 from .benchmark_result import COLLECTIVES, BenchFigure, FigureKind, figure
 from .real_run import extension_lock
-from .real_run.rank import EventLog
+from .real_run.events import EventLog
 
 SAMPLE_S = 0.004
 """Minimum time of a measurement, a thousand times the error of the clock and of settling; shorter calls are

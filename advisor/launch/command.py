@@ -20,46 +20,43 @@ from ...ds_configs.launch_commands import (
 )
 from ...ds_configs.read import offload_device_in
 from ...ds_configs.training_script import packages
-from ...probes.machine import can_bind_cores, cores_per_rank
+from ...probes.machine import can_bind_cores, cores_per_rank, search_path
+from ...probes.real_run.environment import Settings, observed_environment
 from ..question.prices import offers
 from .request import LaunchRequest
 
 
 def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]:
-    """The words of the command that starts the ranks. Each rank runs the script through `launch/rank.py`.
+    """The words of the command that starts the ranks, in `observed`.
 
-    port: rendezvous port on one node; None is the launcher's default. The command expects `launch_environment` in its
-    environment. For nodes reached by ssh, which passes no variables on, the variables are among its arguments.
+    port: rendezvous port on one node; None is the launcher's default.
     """
     script, run, config_path = request.script, request.run, str(request.config_path)
-    by_ssh = request.rendezvous is not None and request.rendezvous.kind == "hostfile"
     by_launcher = request.launcher == "accelerate" and request.passes_config
     by_script = request.passes_config and not by_launcher and not request.by_variables
-    variables = launch_environment(request)
-    settings = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
-    target = [
-        f"{__package__}.rank",
-        *("--folder", str(request.folder)),
-        *(settings if by_ssh else []),
-        *(["--is-module"] if script.is_module else []),
-        script.target,
-        *script.arguments,
-        *(_config_words(request) if by_script else ()),
-    ]
+    target = [script.target, *script.arguments, *(_config_words(request) if by_script else ())]
     return launcher_words(
         request.launcher,
         run.cluster,
         target,
-        is_module=True,
+        is_module=script.is_module,
         rendezvous=request.rendezvous,
         port=port,
         config_path=config_path if by_launcher else None,
         program=[sys.executable, "-m", LAUNCHER_MODULES[request.launcher]],
         # Core binding overwrites OMP_NUM_THREADS, so it is used only if the user has not set the variable.
-        bind_cores="OMP_NUM_THREADS" in variables
+        bind_cores="OMP_NUM_THREADS" in launch_environment(request)
         and not request.rendezvous
         and can_bind_cores(run.cluster.gpus_per_node),
     )
+
+
+def observed(request: LaunchRequest) -> dict[str, str]:
+    """The environment in which the ranks of `launch_line` are observed."""
+    variables = launch_environment(request)
+    by_ssh = request.rendezvous is not None and request.rendezvous.kind == "hostfile"
+    settings = Settings(folder=str(request.folder), variables=variables if by_ssh else {})
+    return observed_environment(settings, {**os.environ, "PATH": search_path(), **variables})
 
 
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ...probes.machine import read_text
-from ...probes.real_run.rank import EventLogReader
+from ...probes.real_run.events import EventLogReader
 
 
 @dataclass
@@ -28,7 +28,8 @@ class RankRecord:
     trainer       {total_steps, output_dir}: the start of the Hugging Face Trainer.
     checkpoint    the folder of a checkpoint that the Trainer has saved.
     error         {type, message, errno, details}: the exception that ended the script.
-    end           the script's exit code, if it ended by itself.
+    end           0: the script ended by itself.
+    exit          exit status of the process, negative for a signal, from the process that started it.
     """
 
     log: EventLogReader
@@ -73,6 +74,8 @@ class RankRecord:
         if "error" in event:
             self.error_at = event["time"]
         self.latest |= event
+        if "end" in self.latest and self.latest.get("exit", 0) > 0:
+            self.latest["end"] = self.latest["exit"]
 
 
 class Records:

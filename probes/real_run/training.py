@@ -23,8 +23,8 @@ from ..dry_run.training import announce_zero3, filled_config, holds_output, init
 from ..simulated_gpu import collectives as fake_group
 from ..store import LIBRARIES
 from . import extension_lock, measure
+from .events import EventLog
 from .measure import Clock, CollectiveTime
-from .rank import EventLog
 from .result import RankReport, StepTime
 from .run import JOB_FILE, ProbeJob
 

@@ -21,7 +21,7 @@ import psutil
 
 from ..machine import search_path
 from ..scratch import interrupts_deferred
-from .rank import EventLogReader
+from .events import EventLogReader
 from .result import RankFailure, RankFailureKind
 from .supervisor import start_supervised
 

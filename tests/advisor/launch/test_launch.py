@@ -66,45 +66,39 @@ def dry(capsys: pytest.CaptureFixture[str], options: str, *script: str) -> list[
     return [(line["where"], line["command"].replace(sys.executable, "python")) for line in json.loads(out)]
 
 
-def wrapped(folder: Path, more: str = "") -> str:
-    return f"--module ds_advise.advisor.launch.rank --folder {folder}/log{more} train.py"
-
-
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def test_dry_on_one_node(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each launcher starts the wrapper as a module; the configuration goes the way that the framework reads it."""
+    """Each launcher starts the script; the configuration goes the way that the framework reads it."""
     assert dry(capsys, "--gpus 2x24GB", "--output_dir", "my out") == [
         (
             "on this node",
-            f"{ALLOCATOR} python -m torch.distributed.run --nproc_per_node 2 {wrapped(folder)} "
+            f"{ALLOCATOR} python -m torch.distributed.run --nproc_per_node 2 train.py "
             "--output_dir 'my out' --deepspeed ds_config.json",
         )
     ]
     assert dry(capsys, "--gpus 2x24GB --launcher accelerate")[0][1].endswith(
-        "accelerate.commands.launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 "
-        f"{wrapped(folder)}"
+        "accelerate.commands.launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 train.py"
     )
     assert dry(capsys, "--gpus 2x24GB --framework deepspeed")[0][1].endswith(
-        f"deepspeed.launcher.runner --num_gpus 2 {wrapped(folder)} --deepspeed --deepspeed_config ds_config.json"
+        "deepspeed.launcher.runner --num_gpus 2 train.py --deepspeed --deepspeed_config ds_config.json"
     )
     own = ("--help", "--version", "-h", "--debug", "--lang", "zh", "--json", "--dry")
-    assert f"{wrapped(folder)} {' '.join(own)} --deepspeed" in dry(capsys, "--gpus 2x24GB", *own)[0][1]
+    assert f"train.py {' '.join(own)} --deepspeed" in dry(capsys, "--gpus 2x24GB", *own)[0][1]
     assert dry(capsys, "--gpus 2x24GB", "--deepspeed=./ds_config.json")[0][1].endswith(
-        f"{wrapped(folder)} --deepspeed=./ds_config.json"
+        "train.py --deepspeed=./ds_config.json"
     )
     assert not (folder / "log").exists()
 
 
 def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for each node with its own rank; one line where ssh or srun reaches the others, with the variables that
-    ssh would not pass on."""
+    """A line for each node with its own rank; one line where ssh or srun reaches the others, as ds-advise starts it."""
     assert dry(capsys, "--gpus 8xH100 --nodes 2 --master node-0:29511") == [
         (
             f"on node {node}",
             f"{ALLOCATOR} python -m torch.distributed.run --nnodes 2 --nproc_per_node 8 --node_rank {node} "
-            f"--master_addr node-0 --master_port 29511 {wrapped(folder, f'/node{node}')} --deepspeed ds_config.json",
+            f"--master_addr node-0 --master_port 29511 train.py --deepspeed ds_config.json",
         )
         for node in range(2)
     ]
@@ -113,7 +107,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
         (
             "on this node, which reaches the others by ssh",
             f"{ALLOCATOR} python -m deepspeed.launcher.runner --hostfile {folder}/hosts "
-            f"{wrapped(folder, f' --set {ALLOCATOR}')} --deepspeed ds_config.json",
+            f"train.py --deepspeed ds_config.json",
         )
     ]
     for name, value in (("ID", "77"), ("NUM_NODES", "2"), ("NODELIST", "gpu[003-004]")):
@@ -123,7 +117,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
             "in the allocation",
             f"{ALLOCATOR} srun --nodes 2 --ntasks-per-node 1 --kill-on-bad-exit python -m torch.distributed.run "
             f"--nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_id 77 --rdzv_endpoint gpu003:10077 "
-            f"{wrapped(folder)} --deepspeed ds_config.json",
+            f"train.py --deepspeed ds_config.json",
         )
     ]
     monkeypatch.delenv("SLURM_JOB_ID")

@@ -81,7 +81,6 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     # A tenth of 36 samples, rounded up to the two ranks: 4; twice 36 samples in fours.
     assert "global batch 4" in printed
     assert "18 steps (2 epochs) at a learning rate of 2e-05" in printed
-    assert f"ds_advise.advisor.launch.rank --folder {tmp_path}/out/training/launch-1" in printed
     assert f"ds_advise.advisor.train.script --output_dir {tmp_path}/out" in printed
     assert not (tmp_path / "out").exists()
 
