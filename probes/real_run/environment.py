@@ -28,6 +28,10 @@ class Settings:
     """Folder of the records, on every node: `rank<R>.log` and `rank<R>.jsonl`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Set in every process: for launchers that do not pass the environment to other nodes."""
+    steps: int | None = None
+    """Optimizer steps after which a rank reports and waits for its end; None trains to the end."""
+    memory_limit_bytes: int | None = None
+    """Memory of each rank in addition to its libraries; None for no limit."""
 
 
 def observed_environment(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

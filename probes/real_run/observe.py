@@ -17,7 +17,9 @@ from types import ModuleType
 from ...estimators.errors import DsAdviseError
 from ..command.imports import on_import
 from ..command.words import launcher_of, program_of
+from ..recording.engine_hooks import PHASES
 from . import cpu, environment, extension_lock, trainer
+from .engine import RankObserver
 from .process import ObservedProcess
 
 
@@ -28,14 +30,26 @@ def start() -> None:
         return
     os.environ.update(settings.variables)
     process = ObservedProcess(settings)
+    observer = RankObserver(process, settings)
+    process.on_end = observer.close
     if "RANK" in os.environ and not _is_launcher():
         process.become_rank(int(os.environ["RANK"]))
+        observer.enter("load", iteration=0)
     else:
         on_import("subprocess", process.report_children)
-    _change("deepspeed.runtime.engine", lambda module: _observe_engine(module, process))
+    _change("deepspeed.runtime.engine", observer.install)
+    _change("deepspeed.runtime.pipe.engine", observer.install_pipeline)
+    for name in PHASES:
+        _change(name, observer.install_phases)
     _change("transformers.trainer", lambda module: trainer.add_callback(module, process.note, process.folder))
     _change("torch.utils.file_baton", lambda _: extension_lock.install())
+    if settings.steps is not None:
+        _change(
+            "torch.nn.modules.module",
+            lambda module: module.register_module_parameter_registration_hook(observer.first_parameter),
+        )
     if os.environ.get("DS_ACCELERATOR") == "cpu":
+        _change("torch.distributed", observer.collectives.install)
         _change("accelerate.state", cpu.count_ranks)
         _change("transformers.training_args", cpu.train_on_cpu)
 
@@ -46,12 +60,6 @@ def _is_launcher() -> bool:
         program = program_of(sys.orig_argv)
         return launcher_of(program) is not None or program.target == f"{__package__}.supervisor"
     return False
-
-
-def _observe_engine(module: ModuleType, process: ObservedProcess) -> None:
-    from . import engine  # imports torch
-
-    engine.observe(module, process)
 
 
 def _change(name: str, change: Callable[[ModuleType], None]) -> None:

@@ -6,6 +6,7 @@ import importlib
 import os
 import pickle
 import resource
+import time
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -24,13 +25,38 @@ from ..simulated_gpu import collectives as fake_group
 from ..store import LIBRARIES
 from . import extension_lock, measure
 from .events import EventLog
-from .measure import Clock, CollectiveTime
+from .measure import CollectiveTime
 from .result import RankReport, StepTime
 from .run import JOB_FILE, ProbeJob
 
 _BLOCK = 1_000_003
 """Number of random values, which all weights repeat: torch draws on one core in 30 ns each, minutes for a model with
 billions of parameters. No width divides the number, so the rows of a matrix differ."""
+
+
+class Clock:
+    """Marks moments on the device: the host's clock for the CPU, events in the stream for CUDA.
+
+    Events do not make the host wait between the phases of a step, which would slow down launch-bound training.
+    """
+
+    def __init__(self, *, cuda: bool) -> None:
+        self._cuda = cuda
+
+    def mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()  # CPU operations are synchronous
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def synchronize(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def seconds(self, earlier: Any, later: Any) -> float:
+        """Seconds between two marks. To be called after `synchronize`."""
+        return float(earlier.elapsed_time(later)) / 1000.0 if self._cuda else later - earlier
 
 
 def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
@@ -55,7 +81,7 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
         torch.cuda.set_device(gpu)
     elif not job.solo:
         collectives = CollectiveTime()
-        collectives.install()
+        collectives.install(dist)
     log.enter("join")
     _join(job, rank, folder)
     log.enter("load")
@@ -161,6 +187,7 @@ def train(
         _never_skip_a_step(engine.optimizer)
     loading_peak_bytes = measure.memory_bytes("VmHWM")
     # Loading has a peak of its own; the second one is that of training.
+    measure.release_freed()
     measure.restart_peak()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()

@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...ds_configs.launch_commands import accelerate_variables
+from ..recording.engine_hooks import PHASES, EngineHooks
 from . import cuda
 
 _HF = ("trl", "transformers", "accelerate", "peft", "datasets", "deepspeed")
@@ -95,11 +96,9 @@ def replace_in_loaded(name: str, function: Any) -> None:
             setattr(module, name, function)
 
 
-def install_transformers(*, phased: Callable[..., Any], is_finished: Callable[[], bool]) -> None:
+def install_transformers(hooks: EngineHooks, *, is_finished: Callable[[], bool]) -> None:
     """The Trainer ends as if it had no more steps once the training has been seen; before, it evaluates once where the
     script evaluates. Generation, evaluation and saving are phases.
-
-    phased: wraps a function of the second argument as the phase of the first.
     """
     transformers: Any = importlib.import_module("transformers")
 
@@ -133,17 +132,15 @@ def install_transformers(*, phased: Callable[..., Any], is_finished: Callable[[]
         own._was_evaluated = True
         return evaluation_loop(own, *arguments, **options)
 
-    trainer.__init__, trainer.train = with_stop, trained
-    trainer.evaluation_loop = phased("evaluation", evaluated)
-    trainer._save = phased("saving", trainer._save)
+    trainer.__init__, trainer.train, trainer.evaluation_loop = with_stop, trained, evaluated
+    for name in PHASES:
+        hooks.install_phases(importlib.import_module(name))
     model: Any = transformers.PreTrainedModel
-    generation: Any = importlib.import_module("transformers.generation.utils").GenerationMixin
-    generation.generate = phased("generation", generation.generate)
 
     def save_pretrained(own: Any, directory: Any, *_: Any, **__: Any) -> None:
         own.config.save_pretrained(directory)
 
-    model.save_pretrained = phased("saving", save_pretrained)
+    model.save_pretrained = hooks.phased("saving", save_pretrained)
 
 
 def has(package: str) -> bool:
