@@ -143,16 +143,13 @@ def matching_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option_words(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Arguments as words of a command line: objects become JSON, None is left out, True is the name alone."""
+    """Arguments as words of a command line: objects become JSON, None is left out."""
     words: list[str] = []
     for name, value in values.items():
-        if value is None:
-            continue
-        words.append(f"--{name}")
-        if value is not True:
-            words += [_word(item) for item in (value if isinstance(value, list | tuple) else [value])]
+        if value is not None:
+            words += [f"--{name}", *(_word(item) for item in (value if isinstance(value, list) else [value]))]
     return tuple(words)
 
 
 def _word(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    return json.dumps(value) if isinstance(value, dict | bool) else str(value)
