@@ -182,9 +182,7 @@ def _data(model: Any, options: ScriptArguments, arguments: TrainingArguments) ->
     return {
         "train_dataset": Dataset.from_file(options.train_file),
         "eval_dataset": Dataset.from_file(options.eval_file) if options.eval_file else None,
-        "data_collator": Collator(
-            pad_id=pad_id, seq_len=options.max_length, shared_by=options.sequence_parallel_size
-        ),
+        "data_collator": Collator(pad_id=pad_id, seq_len=options.max_length, shared_by=options.sequence_parallel_size),
         "processing_class": tokenizer,
     }
 

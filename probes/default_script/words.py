@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
-from ...ds_configs.read import autotp_size_in, offload_device_in, optimizer_in
+from ...ds_configs.read import autotp_size_in, offload_device_in
 from ...ds_configs.training_script import ATTENTION, training_arguments
 from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
 from ...estimators.models.families import shape_from_config
@@ -59,7 +58,11 @@ def script_arguments(run: Run) -> dict[str, Any]:
     arguments |= matching_arguments(run.config)
     arguments |= {"output_dir": OUTPUT, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     if workload.eval_batch is not None:
-        arguments |= {"eval_strategy": "steps", "eval_steps": STEPS, "prediction_loss_only": workload.eval_logits is None}
+        arguments |= {
+            "eval_strategy": "steps",
+            "eval_steps": STEPS,
+            "prediction_loss_only": workload.eval_logits is None,
+        }
     return arguments | model_arguments(run)
 
 
@@ -79,7 +82,7 @@ def model_arguments(run: Run) -> dict[str, Any]:
             "lora_target_modules": list(workload.lora_targets or ("all-linear",)),
             "lora_modules_to_save": list(workload.modules_to_save) or None,
             # ZeRO-3 wants one type for all trained tensors (`ds_configs.training_script`).
-            "lora_in_fp32": workload.software.fp32_adapters and not workload.modules_to_save or None,
+            "lora_in_fp32": (workload.software.fp32_adapters and not workload.modules_to_save) or None,
             "load_in_4bit": workload.method == "qlora" or None,
         }
     if plan.sequence_parallel_size > 1:
