@@ -1,5 +1,5 @@
-"""One rank of a benchmark: `python -m ds_advise.probes.benchmark_rank FOLDER` measures one group of figures. FOLDER holds
-`task.json`; the report contains the figures."""
+"""One rank of a benchmark: `python -m ds_advise.probes.benchmark_rank FOLDER` measures one group of figures. FOLDER
+holds `task.json`; the report contains the figures."""
 
 from __future__ import annotations
 
