@@ -118,7 +118,7 @@ def main() -> None:
     )
     log.enter(task.group)
     figures = [asdict(one) for one in _GROUPS[task.group](task, device, watch)]
-    log.note({"report": figures, "world_size": task.ranks})
+    log.note({"report": figures, "processes": task.ranks})
 
 
 def _broadcaster(task: Task, device: str) -> Callable[[int], int]:

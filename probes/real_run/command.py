@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from ...ds_configs.read import autotp_size_in
 from ..machine import rank_threads, search_path
 from ..run import Device
 from ..scratch import scratch
-from .environment import Settings, observed_environment
+from .environment import Settings, Solo, observed_environment
 from .result import PhaseReport, ProbeResult, RankReport, StepTime
 from .torchrun import free_port, with_launcher
 from .watch import OnProgress, WatchedRank, watch
@@ -41,8 +43,9 @@ class CommandProbe:
     steps: int = STEPS
     memory_limit_bytes: int | None = None
     """On the CPU, the memory of each rank in addition to its libraries, in place of a GPU's memory."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """In addition to the user's environment."""
+    solo: Solo | None = None
+    """Run one rank of the job alone on one device: its memory is real, its times lack communication, and its results
+    are undefined."""
 
 
 def probe_command(
@@ -62,17 +65,22 @@ def probe_command(
     Errors: the command has no program.
     """
     started, load = time.monotonic(), os.getloadavg()[0]
-    words = with_launcher(probe.words, probe.ranks, folder=probe.folder, port=free_port())
-    on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    if "OMP_NUM_THREADS" not in os.environ:
-        on_cpu["OMP_NUM_THREADS"] = str(rank_threads(probe.ranks))
+    environment = {**os.environ, "PATH": search_path()}
+    if probe.device == "cpu":
+        threads = rank_threads(1 if probe.solo else probe.ranks)
+        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+    if probe.solo is None:
+        words = with_launcher(probe.words, probe.ranks, folder=probe.folder, port=free_port())
+    else:
+        words, environment["RANK"] = list(probe.words), str(probe.solo.rank)
     with scratch("probe") as folder:
-        settings = Settings(str(folder), steps=probe.steps, memory_limit_bytes=probe.memory_limit_bytes)
-        environment = {**os.environ, "PATH": search_path(), **(on_cpu if probe.device == "cpu" else {})}
+        settings = Settings(
+            str(folder), steps=probe.steps, memory_limit_bytes=probe.memory_limit_bytes, solo=probe.solo
+        )
         ranks, failure = watch(
             words,
             folder,
-            environment=observed_environment(settings, environment | probe.variables),
+            environment=observed_environment(settings, environment),
             working_folder=probe.folder,
             stall_s=stall_s,
             timeout_s=timeout_s,
@@ -83,9 +91,13 @@ def probe_command(
     return ProbeResult(
         world_size=first.get("world_size", 0) or probe.ranks,
         device=probe.device,
-        solo=False,
+        solo=probe.solo is not None,
         tokens_per_step=_tokens_per_step(ranks, first),
-        ranks=tuple(rank_report(rank, probe.device) for rank in ranks if rank.report is not None) if reports else (),
+        ranks=tuple(
+            rank_report(rank, probe.device, waits=probe.device == "cpu" and probe.solo is None)
+            for rank in ranks
+            if rank.report is not None and failure is None
+        ),
         failure=failure,
         versions=first.get("versions", {}),
         config=first.get("config", {}),
@@ -96,15 +108,19 @@ def probe_command(
 
 def _tokens_per_step(ranks: list[WatchedRank], first: Mapping[str, Any]) -> int:
     """Tokens of all ranks in the last optimizer step; samples where the batch has no tokens."""
-    steps = [[event["tokens"] for event in rank.events if "tokens" in event] for rank in ranks]
-    tokens = sum(each[-1] for each in steps if each)
-    config = first.get("config", {})
-    samples = config.get("train_micro_batch_size_per_gpu", 0) * config.get("gradient_accumulation_steps", 0)
-    return tokens or samples * first.get("data_parallel_size", 0)
+    config: dict[str, Any] = first.get("config", {})
+    if not config:
+        return 0
+    tokens = [next((event["tokens"] for event in reversed(rank.events) if "tokens" in event), 0) for rank in ranks]
+    samples = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
+    if not any(tokens):
+        return int(samples * first["data_parallel_size"])
+    # Ranks of tensor parallelism have the same tokens; those of sequence parallelism have parts.
+    return int(fmean(tokens) * first["world_size"]) // autotp_size_in(config)
 
 
-def rank_report(rank: WatchedRank, device: Device) -> RankReport:
-    """The report of a rank from its events."""
+def rank_report(rank: WatchedRank, device: Device, *, waits: bool) -> RankReport:
+    """The report of a rank from its events. waits: whether the process, not the device, waits in collectives."""
     assert rank.report is not None, "it has reported"
     phases = [
         PhaseReport(iteration=event["step"], phase=name, **figures)
@@ -119,7 +135,7 @@ def rank_report(rank: WatchedRank, device: Device) -> RankReport:
         host_peak_bytes=max((phase.host_bytes for phase in training), default=0),
         allocated_bytes=_highest(training, "allocated_bytes", device),
         reserved_bytes=_highest(training, "reserved_bytes", device),
-        steps=_step_times(training, device),
+        steps=_step_times(training, waits=waits),
         losses=tuple(event["loss"] for event in rank.events if "loss" in event),
         phases=tuple(phases),
     )
@@ -129,24 +145,23 @@ def _highest(phases: list[PhaseReport], name: str, device: Device) -> int | None
     return max((getattr(phase, name) for phase in phases), default=0) if device == "cuda" else None
 
 
-def _step_times(phases: list[PhaseReport], device: Device) -> tuple[StepTime, ...]:
+def _step_times(phases: list[PhaseReport], *, waits: bool) -> tuple[StepTime, ...]:
     """The times of the optimizer steps except the first."""
     steps: dict[int, dict[str, PhaseReport]] = {}
     for phase in phases:
         if phase.phase not in _OUTSIDE:
             steps.setdefault(phase.iteration, {})[phase.phase] = phase
     whole = [parts for parts in steps.values() if "step" in parts]
-    return tuple(_step_time(parts, device) for parts in whole[1:])
+    return tuple(_step_time(parts, waits=waits) for parts in whole[1:])
 
 
-def _step_time(parts: Mapping[str, PhaseReport], device: Device) -> StepTime:
-    on_cpu = device == "cpu"
+def _step_time(parts: Mapping[str, PhaseReport], *, waits: bool) -> StepTime:
     seconds = {name: parts[name].seconds if name in parts else 0.0 for name in ("forward", "backward", "step")}
     return StepTime(
         total_s=sum(phase.seconds for phase in parts.values()),
         forward_s=seconds["forward"],
         backward_s=seconds["backward"],
         optimizer_s=seconds["step"],
-        waiting_s=sum(phase.waiting_s for phase in parts.values()) if on_cpu else None,
-        optimizer_waiting_s=parts["step"].waiting_s if on_cpu else None,
+        waiting_s=sum(phase.waiting_s for phase in parts.values()) if waits else None,
+        optimizer_waiting_s=parts["step"].waiting_s if waits else None,
     )

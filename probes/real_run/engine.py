@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..recording.engine_hooks import BETWEEN, EngineHooks, engine_config
-from . import measure
+from ..simulated_gpu import collectives
+from . import measure, solo
 from .environment import Settings
 from .process import ObservedProcess
 
@@ -132,11 +133,15 @@ class RankObserver(EngineHooks):
 
     def on_module(self, module: Any) -> None:
         self._join()
+        if self._settings.solo is not None:
+            collectives.silence_comparisons()
         super().on_module(module)
 
     def on_engine(self, engine: Any) -> None:
         self._join()
         super().on_engine(engine)
+        if self._settings.solo is not None:
+            solo.never_skip_a_step(engine.optimizer)
         if not self._trained and self._settings.steps is not None:
             measure.release_freed()  # loading has a peak of its own
 
@@ -242,6 +247,7 @@ class RankObserver(EngineHooks):
                 },
                 "config": engine_config(engine),
                 "world_size": _world_size(),
+                "processes": 1 if self._settings.solo is not None else _world_size(),
                 "data_parallel_size": int(engine.dp_world_size),
                 "versions": {name: found for name in _LIBRARIES if (found := _version(name))},
             }

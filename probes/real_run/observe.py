@@ -18,9 +18,10 @@ from ...estimators.errors import DsAdviseError
 from ..command.imports import on_import
 from ..command.words import launcher_of, program_of
 from ..recording.engine_hooks import PHASES
-from . import cpu, environment, extension_lock, trainer
+from . import cpu, environment, extension_lock, trainer, weights
 from .engine import RankObserver
 from .process import ObservedProcess
+from .solo import join_alone
 
 
 def start() -> None:
@@ -43,13 +44,19 @@ def start() -> None:
         _change(name, observer.install_phases)
     _change("transformers.trainer", lambda module: trainer.add_callback(module, process.note, process.folder))
     _change("torch.utils.file_baton", lambda _: extension_lock.install())
+    if settings.solo is not None:
+        solo = settings.solo
+        _change("torch.distributed.distributed_c10d", lambda module: join_alone(module, solo))
     if settings.steps is not None:
+        _change("torch._tensor", weights.draw_once)
+        _change("transformers.modeling_utils", weights.build_without_files)
         _change(
             "torch.nn.modules.module",
             lambda module: module.register_module_parameter_registration_hook(observer.first_parameter),
         )
     if os.environ.get("DS_ACCELERATOR") == "cpu":
-        _change("torch.distributed", observer.collectives.install)
+        if settings.solo is None:
+            _change("torch.distributed", observer.collectives.install)
         _change("accelerate.state", cpu.count_ranks)
         _change("transformers.training_args", cpu.train_on_cpu)
 

@@ -131,7 +131,7 @@ class _Job:
     def is_done(self) -> bool:
         """Whether every rank has reported."""
         reports = [rank.report for rank in self.ranks.values()]
-        return bool(reports) and all(each is not None and len(reports) >= each["world_size"] for each in reports)
+        return bool(reports) and all(each is not None and len(reports) >= each["processes"] for each in reports)
 
     @property
     def compiles(self) -> bool:
