@@ -36,12 +36,12 @@ class CommandFailedError(DryRunError):
 def users_line(frames: Iterable[traceback.FrameSummary]) -> str:
     """FILE:LINE of the innermost frame in the user's code; "" if there is none."""
     # Frames of this package are no user's code, wherever it is installed.
-    here = str(Path(__file__).parents[1])
+    here = (str(Path(__file__).parents[1]), str(Path(__file__).resolve().parents[1]))
     libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in frames
-        if not any(part in frame.filename for part in libraries) and not frame.filename.startswith((here, "<"))
+        if not any(part in frame.filename for part in libraries) and not frame.filename.startswith((*here, "<"))
     ]
     return lines[-1] if lines else ""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
-from ...ds_configs.read import autotp_size_in, offload_device_in, optimizer_step_in
+from ...ds_configs.read import offload_device_in, optimizer_step_in
 from ...ds_configs.training_script import ATTENTION, training_arguments
 from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
 from ...estimators.models.families import shape_from_config
@@ -29,11 +29,10 @@ OUTPUT = "output"
 def script_of(run: Run) -> Path:
     """The default script that trains the run.
 
-    `objective.py`: TRL's trainers. `engine.py`: a module of the user's, plain DeepSpeed, and tensor parallelism, which
-    the Trainer does not set up. `trainer.py`: the others.
+    `objective.py`: TRL's trainers. `engine.py`: a module of the user's, and plain DeepSpeed. `trainer.py`: the others.
     """
     objective = OBJECTIVES[run.workload.objective]
-    if isinstance(run.model, str) or run.workload.framework == "deepspeed" or autotp_size_in(run.config) > 1:
+    if isinstance(run.model, str) or run.workload.framework == "deepspeed":
         name = "engine.py"
     elif objective.trainer or run.workload.framework == "trl":
         name = "objective.py"

@@ -76,7 +76,8 @@ def answer_request(
             expandable_segments=request.expandable_segments,
             offline=True,
         )
-        return dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error).result
+        found = dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error)
+        return replace(found.result, iterations=request.iterations)
 
 
 def _refuse_unknown_features(run: Run) -> None:

@@ -36,9 +36,9 @@ def start_server() -> None:
         forkserver.ensure_running()
 
 
-def dry_runs(requests: Sequence[Any]) -> list[dict[str, Any]]:
-    """The answers of `probes.dry_run.worker`: every run changes torch and DeepSpeed in a fork of its own."""
-    return in_forks(_dry_run, requests)
+def recordings(requests: Sequence[Any]) -> list[dict[str, Any]]:
+    """The answers of `probes.dry_run.worker`."""
+    return in_forks(_recording, requests)
 
 
 def in_forks(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
@@ -57,7 +57,7 @@ def _quietly(function: Callable[[Any], Any], argument: Any) -> Any:
         return function(argument)
 
 
-def _dry_run(request: Any) -> dict[str, Any]:
+def _recording(request: Any) -> dict[str, Any]:
     from ds_advise.probes.dry_run.worker import run_request
 
     return run_request(request)
