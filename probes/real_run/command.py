@@ -14,6 +14,7 @@ from ...ds_configs.read import autotp_size_in
 from ..machine import rank_threads, search_path
 from ..run import Device
 from ..scratch import scratch
+from ..simulated_gpu.collectives import rank_variables
 from .environment import Settings, Solo, observed_environment
 from .result import PhaseReport, ProbeResult, RankReport, StepTime
 from .torchrun import free_port, with_launcher
@@ -72,7 +73,8 @@ def probe_command(
     if probe.solo is None:
         words = with_launcher(probe.words, probe.ranks, folder=probe.folder, port=free_port())
     else:
-        words, environment["RANK"] = list(probe.words), str(probe.solo.rank)
+        words = list(probe.words)
+        environment |= rank_variables(probe.solo.rank, probe.solo.world_size, probe.solo.ranks_per_node)
     with scratch("probe") as folder:
         settings = Settings(
             str(folder), steps=probe.steps, memory_limit_bytes=probe.memory_limit_bytes, solo=probe.solo
