@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import to_json
-from ..given_config import give_config
 from ..dry_run.worker import simulated_recorder, users_line
+from ..given_config import give_config
 from ..recording.engine_phases import EngineObserver, TrainingEnded
 from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
