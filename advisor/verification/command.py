@@ -42,8 +42,9 @@ def command_answer(request: CommandRequest, *, timeout_s: float, on_progress: On
         analytic=None,
         step=_simulated(found, request),
         observed=found.observed,
-        words=request.words,
+        training=found.training,
         arguments=found.arguments,
+        words=request.words,
     )
 
 
