@@ -38,7 +38,7 @@ _OWN_NAMES = {
 }
 """Setting -> the names that scripts, other tools and launchers give it, besides the Trainer's."""
 
-_ACCELERATE = "use_deepspeed zero_stage offload_optimizer_device offload_param_device zero3_init_flag".split()
+_ACCELERATE = ["use_deepspeed", "zero_stage", "offload_optimizer_device", "offload_param_device", "zero3_init_flag"]
 """Options of `accelerate launch` that a configuration file takes the place of."""
 _EXCLUDED = ("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device")
 _EXCLUDED += ("offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model")
@@ -80,11 +80,13 @@ def changed_command(
     given_config: Path | None = None,
     is_own_config: bool = True,
     destination: str = "ds_config.json",
+    settings: Mapping[str, Any] | None = None,
 ) -> ChangedCommand:
     """The command that trains under `plan`, from what a dry run of it has observed.
 
     folder: the working folder of the command. given_config: DeepSpeed's configuration if it stands in front of `--`,
-    because the command names none. is_own_config: whether its other keys are to stay. destination: path of the new one, which exists neither in `folder` nor in the words.
+    because the command names none. is_own_config: whether its other keys are to stay. destination: path of the new
+    one, which exists neither in `folder` nor in the words. settings: further fields of TrainingArguments to change.
 
     Raises ConfigFileError and WorkloadError like `ds_config`.
     """
@@ -94,6 +96,8 @@ def changed_command(
     change.set(_MICRO, engine.micro_batch_size, plan.micro_batch_size)
     change.set(_STEPS, engine.gradient_accumulation_steps, plan.gradient_accumulation_steps)
     change.set(_CHECKPOINTING, found.observed.recomputes, plan.gradient_checkpointing)
+    for name, value in (settings or {}).items():
+        change.set(name, found.arguments.trainer.get(name), value)
     if given_config is not None or not change.own_options(engine.zero_stage, offload_device_in(engine.config), plan):
         file, own = given_config or found.arguments.ds_config, {}
         if file and is_own_config:
@@ -193,7 +197,7 @@ class _Change:
             for flag in option.flags
             if type(option.value) is type(old) and option.value == old
         }
-        pattern = re.compile(_OWN_NAMES[setting])
+        pattern = re.compile(_OWN_NAMES.get(setting, setting))
         return {setting} | {name for name in own if pattern.fullmatch(name.lower())}
 
     def _line(self, call: str, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ from ...probes.store_path import store_exists
 from ...validate.checkpoint import read_checkpoint
 from ..advise import answer
 from ..answer.command_answer import CommandAnswer
+from ..command.question import command_question
 from ..question.question import Question, script_constraints
 from ..question.run import read_ds_config
 from ..search.candidate import LIKELY, Candidate, chance, judge_fit
@@ -109,19 +111,31 @@ def by_dry_run(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, l
         raise
     for remark in found.observed.remarks:
         output.say(remark)
-    engine, seen = found.engine, found.arguments
-    run = replace(
-        request.run,
-        config=engine.config,
-        micro_batch_size=engine.micro_batch_size,
-        gradient_accumulation_steps=engine.gradient_accumulation_steps,
-        model_name=request.run.model_name or engine.model,
-    )
+    run, seen = _observed_run(request.run, found), found.arguments
     check_device(run, request.device)
     _check_config(request.config_path, seen)
     if takes_local_rank(seen) and request.rendezvous is None:
         request = replace(request, launcher="deepspeed")
-    return replace(request, run=run, dry_run=found), _memory(found, output.say)
+    request = replace(request, run=run, estimate=request.estimate or run.estimate(), dry_run=found)
+    return request, _memory(found, output.say)
+
+
+def _observed_run(described: Run, found: CommandAnswer) -> Run:
+    """The run that the dry run saw. Its model is known if the closed form can describe it, or if --model named it."""
+    engine = found.engine
+    run = replace(
+        described,
+        config=engine.config,
+        micro_batch_size=engine.micro_batch_size,
+        gradient_accumulation_steps=engine.gradient_accumulation_steps,
+        gradient_checkpointing=found.observed.recomputes,
+        model_name=described.model_name or engine.model,
+    )
+    if run.shape is None:
+        with suppress(DsAdviseError):
+            question = command_question(found.found, {"gpus": run.cluster})
+            run = replace(run, shape=question.model, workload=question.workload, model_name=question.model.name)
+    return run
 
 
 def takes_local_rank(seen: ObservedArguments | None) -> bool:

@@ -62,7 +62,7 @@ class LaunchRequest:
     rendezvous: Rendezvous | None = None
     """The rendezvous of several nodes; None on one node, and for a command with a launcher."""
     dry_run: CommandAnswer | None = None
-    """A dry run of the command."""
+    """A dry run of the command, as it was before a fallback changed it."""
     estimate: Estimate | None = None
     """The closed form of the run."""
     offline: bool = False
@@ -86,7 +86,7 @@ class LaunchRequest:
 
     @property
     def prediction(self) -> Prediction | None:
-        if self.dry_run is not None:
+        if self.dry_run is not None and not self.fallbacks:
             return by_dry_run(self.dry_run)
         return None if self.estimate is None else by_estimate(self.estimate)
 

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.emit import merge_plan_into_config
-from ...ds_configs.files import write_config
+from ...ds_configs.files import config_text, write_text
 from ...estimators.estimate import Estimate, total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
 from ...estimators.memory.host_memory import process_terms
+from ...estimators.plan import Plan
+from ...probes.run import Run
 from ...probes.store import build_record, try_store
 from ...validate.checkpoint import checkpoint_step, checkpoints_in, newest_usable
+from ..answer.command_answer import CommandAnswer
+from ..command.changes import changed_command
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import capitalised, ended
@@ -99,7 +103,6 @@ def reduce_memory(
             request,
             run=replace(planned, config=merge_plan_into_config(run.config, planned.config, plan)),
             estimate=chosen,
-            dry_run=None,  # it was of the plan that failed
             folder=folder,
             fallbacks=request.fallbacks + 1,
             resumes_after=0 if checkpoint is None else checkpoint_step(checkpoint),
@@ -121,28 +124,73 @@ def tensor_bytes(estimate: Estimate, kind: FailureKind, cluster: Cluster) -> int
 def next_launch(
     request: LaunchRequest, outcome: LaunchOutcome, folder: Path, *, say: Callable[[str], None] = lambda _: None
 ) -> Continuation:
-    """The continuation of a user's script after memory ran out, from its last checkpoint with intact files. Its
+    """The continuation of a user's command after memory ran out, from its last checkpoint with intact files. Its
     configuration is written into `folder`. Raises ConfigFileError if the configuration cannot be written."""
-    arguments = request.command.options
-    takes_config = request.config_path is not None or bool(arguments.configs)
-    resumes = request.run.workload.uses_trainer and arguments.are_training_arguments and takes_config
+    options, seen = request.command.options, request.dry_run and request.dry_run.arguments
+    takes_config = request.config_path is not None or bool(options.configs)
+    uses_trainer = bool(seen.trainer) if seen else options.are_training_arguments and takes_config
     checkpoint = None
-    if resumes and (last := outcome.checkpoint) is not None:
+    if uses_trainer and (last := outcome.checkpoint) is not None:
         earlier = [path for path in checkpoints_in(last.parent) if checkpoint_step(path) <= checkpoint_step(last)]
         checkpoint, _ = newest_usable(earlier, say=say)
     following = reduce_memory(request, outcome, checkpoint, folder)
-    if following.request is None:
+    if following.request is None or following.request.estimate is None:
         return following
-    run, estimate = following.request.run, following.request.estimate
-    if estimate is not None and not resumes:
+    run, plan = following.request.run, following.request.estimate.plan
+    by_hand = ""
+    if request.dry_run is not None:
+        words, files, by_hand = _changed(request, request.dry_run, plan, checkpoint, folder)
+    elif uses_trainer:
+        words, files = _with_options(request, run, checkpoint, folder)
+    else:
+        words, files, by_hand = (), {}, "how the script takes these settings is not known"
+    if by_hand:
         return Continuation(
-            description=f"{plan_title(estimate.plan)} with micro batch {run.micro_batch_size} x "
+            description=f"{plan_title(plan)} with micro batch {run.micro_batch_size} x "
             f"{run.gradient_accumulation_steps} and checkpointing {'on' if run.gradient_checkpointing else 'off'} is "
-            "predicted to fit; it is not started, because how the script takes these settings is not known"
+            f"predicted to fit; it is not started, because {by_hand}"
         )
     make_folder(folder, "the next plan's configuration is written there")
-    path = folder / "ds_config.json"
-    write_config(run.config, path, force=True)
+    for path, text in files.items():
+        write_text(text, Path(path), force=True)
+    config_path = None if request.config_path is None else folder / _CONFIG
+    return replace(following, request=replace(following.request, words=words, config_path=config_path))
+
+
+_CONFIG = "ds_config.json"
+
+
+def _changed(
+    request: LaunchRequest, seen: CommandAnswer, plan: Plan, checkpoint: Path | None, folder: Path
+) -> tuple[tuple[str, ...], dict[str, str], str]:
+    """(the words of the observed command under the plan, the files that they name, what the user must change in the
+    script by hand; "" for nothing)."""
+    run = request.run
+    assert run.shape is not None, "the plan is of a known model"
+    changed = changed_command(
+        seen.words,
+        Path.cwd(),
+        seen.found,
+        plan,
+        shape=run.shape,
+        workload=run.workload,
+        cluster=run.cluster,
+        given_config=request.config_path,
+        destination=str(folder / _CONFIG),
+        settings={} if checkpoint is None else {"resume_from_checkpoint": str(checkpoint)},
+    )
+    lines = [f"{line.text} at {line.place}" if line.place else line.text for line in changed.lines]
+    by_hand = f"the script sets these itself: write {', '.join(lines)}" if lines else ""
+    # What is given in front of `--` stays there, in place of variables in front of the command.
+    return changed.words[changed.words.index(seen.words[0]) :], changed.files, by_hand
+
+
+def _with_options(
+    request: LaunchRequest, run: Run, checkpoint: Path | None, folder: Path
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """(the words of a command that was not observed, with the options of TrainingArguments for the run, the files that
+    they name)."""
+    path = folder / _CONFIG
     values = {
         "per_device_train_batch_size": str(run.micro_batch_size),
         "gradient_accumulation_steps": str(run.gradient_accumulation_steps),
@@ -150,12 +198,10 @@ def next_launch(
     }
     if run.cpu_checkpointing:
         values["gradient_checkpointing_kwargs"] = json.dumps({"use_reentrant": False, "offload": True})
-    values |= dict.fromkeys(arguments.configs, str(path))
+    values |= dict.fromkeys(request.command.options.configs, str(path))
     if checkpoint is not None:
         values["resume_from_checkpoint"] = str(checkpoint)
-    words = request.command.replace_options(values)
-    config_path = None if request.config_path is None else path
-    return replace(following, request=replace(following.request, words=words, config_path=config_path))
+    return request.command.replace_options(values), {str(path): config_text(run.config)}
 
 
 _MAX_ATTEMPTS = 4

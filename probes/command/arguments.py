@@ -24,7 +24,7 @@ from .imports import on_import
 from .observed import ObservedArguments, ObservedOption
 from .request import ForcedSettings
 
-_SCALARS = (bool, int, float, str)
+_SCALARS = bool | int | float | str
 _LONGEST = 200
 _OWN = (str(Path(__file__).parents[2]), str(Path(os.__file__).parent), "<")
 _CHECKPOINTING = ("gradient_checkpointing_enable", "set_grad_checkpointing", "enable_gradient_checkpointing")
@@ -210,7 +210,7 @@ def _options(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> 
     for action in parser._actions:
         value = getattr(namespace, action.dest, None)
         value = getattr(value, "value", value)
-        if action.option_strings and isinstance(value, _SCALARS) and len(str(value)) < _LONGEST:
+        if action.option_strings and isinstance(value, _SCALARS | None) and len(str(value)) < _LONGEST:
             yield ObservedOption(flags=tuple(action.option_strings), value=value, is_switch=action.nargs == 0)
 
 

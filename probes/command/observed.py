@@ -131,7 +131,7 @@ class ObservedArguments:
     """How the script got its settings."""
 
     options: tuple[ObservedOption, ...]
-    """The options of its parsers with a number, a text or a switch."""
+    """The options of its parsers with a number, a text, a switch or no value."""
     trainer: dict[str, Any]
     """The numbers, texts and switches of its TrainingArguments; {} without."""
     trainer_class: str

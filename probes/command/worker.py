@@ -104,9 +104,9 @@ class Session:
         self.loaders.install()
         self.observer.install()
         self.rows.install()
-        if request.config_file is not None:
-            give_config(request.config_file)
         self.arguments.install()
+        if request.config_file is not None:  # outside of the hooks of `arguments`, which note the file
+            give_config(request.config_file)
         follow.install()
         self.fullest.install()
         refused.install()

@@ -114,6 +114,10 @@ class EngineObserver:
         """DeepSpeed's configuration of each engine, with its batch sizes."""
         self.calls: dict[int, Call] = {}
         """The largest forward pass in training of each engine, by its identity."""
+        self.accumulation = dict[int, int]()
+        """Backward passes of an optimizer step, by id of the engine. The engine's own number is 1 where the Trainer
+        accumulates and the configuration lacks the key."""
+        self._backward_passes = Counter[int]()
         self.iteration = 1
         self.seen: set[str] = set()
         """Names of the phases of their own that were entered, also within others."""
@@ -286,6 +290,7 @@ class EngineObserver:
     def _backward(self, method: Any) -> Any:
         def backward(engine: Any, *arguments: Any, **options: Any) -> Any:
             self.enter("backward")
+            self._backward_passes[id(engine)] += 1
             called, outputs = self._last
             loss = arguments[0] if arguments else options.get("loss")
             if called is not None and id(loss) in outputs:
@@ -303,6 +308,7 @@ class EngineObserver:
             result = method(engine, *arguments, **options)
             self.recorder.sweep(engine.module, engine.optimizer)
             if is_boundary:
+                self.accumulation[id(engine)] = self._backward_passes.pop(id(engine), 0)
                 self._end_step(engine)
             self.enter(BETWEEN)
             return result
