@@ -39,6 +39,9 @@ this machine; "quick" uses the closed form of a named model, and runs nothing.""
 
 _LIMIT_S = 1800.0
 
+_MANY = 100
+"""Number of checkpoints that a training does not write."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objection:
@@ -117,7 +120,7 @@ def by_dry_run(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, l
     if takes_local_rank(seen) and request.rendezvous is None:
         request = replace(request, launcher="deepspeed")
     request = replace(request, run=run, estimate=request.estimate or run.estimate(), dry_run=found)
-    return request, _memory(found, output.say)
+    return request, memory_objections(found, output.say)
 
 
 def _observed_run(described: Run, found: CommandAnswer) -> Run:
@@ -157,7 +160,8 @@ def _check_config(file: Path | None, seen: ObservedArguments | None) -> None:
     )
 
 
-def _memory(found: CommandAnswer, say: Callable[[str], None]) -> list[Objection]:
+def memory_objections(found: CommandAnswer, say: Callable[[str], None]) -> list[Objection]:
+    """Compare the memory that a dry run has shown with the machine's."""
     cluster = found.run.cluster
     probability, host_need = found.fit.probability, found.required_host_bytes_per_node
     if probability >= LIKELY:
@@ -216,7 +220,7 @@ def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[
     kept, free = arguments.checkpoints, free_bytes(output_dir)
     count = 1 if kept is None else kept
     if count * one <= free:
-        if kept is None:
+        if kept is None and free < _MANY * one:
             say(
                 f"a checkpoint takes {gib(one)} GiB, and {free // one:,} fit into the {gib(free)} GiB free in "
                 f"{output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"

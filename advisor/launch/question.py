@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.launch_commands import Launcher
+from ...ds_configs.read import precision_in
 from ...estimators.errors import ClusterError
 from ...estimators.hardware import Cluster
+from ...estimators.workload import Workload
 from ...probes.command.processes import Processes, read_processes
 from ...probes.run import Run, check_device
 from ..question.cluster import build_cluster, cluster_here, counts_in
@@ -38,12 +40,13 @@ def launch_request(
     Raises DsAdviseError for a command or options that cannot be launched.
     """
     command, config_file = read_command(words), options["config_file"]
+    config = read_ds_config(config_file) if config_file is not None else {}
     if command.program is None:
         cluster, rendezvous = _own_processes(words, command.launcher, launcher, place), None
     else:
         cluster, rendezvous = resolve_place(**place)
-    config = read_ds_config(config_file) if config_file is not None else {}
-    run, estimate = Run(config=config, model={}, cluster=cluster), None
+    workload = Workload(precision="fp16" if precision_in(config) == "fp16" else "bf16")
+    run, estimate = Run(config=config, model={}, cluster=cluster, workload=workload), None
     if options["model"] is not None:
         described = {name: value for name, value in options.items() if name != "config_file"}
         run = read_run(config, **described, cluster=cluster)

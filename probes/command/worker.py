@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import to_json
 from ..dry_run.worker import simulated_recorder, users_line
-from ..given_config import give_config
 from ..recording.engine_phases import EngineObserver, TrainingEnded
 from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
@@ -35,6 +34,7 @@ from . import follow, launchers, limits, redirect, refused, savers
 from .arguments import Arguments
 from .files import native
 from .fullest_rank import FullestPartition
+from .given_config import give_config
 from .observe import observed
 from .observed import CommandResult
 from .request import CommandRequest

@@ -45,7 +45,7 @@ def start() -> None:
 
 
 def _give_config(file: Path) -> None:
-    from ..given_config import give_config  # few commands need it
+    from ..command.given_config import give_config  # few commands need it
 
     give_config(file)
 

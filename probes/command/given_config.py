@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..ds_configs.launch_commands import accelerate_variables
-from .command.imports import on_import
+from ...ds_configs.launch_commands import accelerate_variables
+from .imports import on_import
 
 
 def give_config(file: Path) -> None:
