@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from rich.console import Console
 
 from ...estimators.errors import ConfigFileError
 from ...probes.real_run.supervisor import adopt_orphans, clean_up, kill_descendants, start_supervised
+from ...probes.real_run.torchrun import free_port
 from ...probes.real_run.trainer import STOP_FILE
 from ...probes.scratch import signals_collected
 from .command import launch_line, observed
@@ -108,16 +107,6 @@ def _stop(records: Records) -> str:
             os.kill(pid, signal.SIGTERM)
     how = "SIGTERM is sent to the ranks, and the script decides what to save; press Ctrl-C again to end them now"
     return how if running else ""
-
-
-def free_port() -> int:
-    """A free TCP port, so that two trainings on one machine do not collide. It lies below Linux's ephemeral ports
-    (32768 to 60999), so that no connection takes it before rank 0 listens on it, seconds later."""
-    with socket.socket() as server:
-        while True:
-            with contextlib.suppress(OSError):
-                server.bind(("", random.randrange(10_000, 32_000)))
-                return int(server.getsockname()[1])
 
 
 def make_folder(folder: Path, why: str) -> None:

@@ -69,6 +69,9 @@ def _engine(observer: EngineObserver, number: int, names: set[str]) -> ObservedE
     is_foreach = any(name.startswith("aten::_foreach_") for name in names)
     steps = observer.accumulation.get(id(engine)) or int(engine.gradient_accumulation_steps())
     implementation = "fused" if settings.get("fused") else "foreach" if is_foreach and "foreach" in settings else ""
+    micro, accumulation = int(engine.train_micro_batch_size_per_gpu()), int(engine.gradient_accumulation_steps())
+    # With sequence parallelism DeepSpeed knows no such size.
+    replicas = engine.dp_world_size or engine.train_batch_size() // (micro * accumulation)
     return ObservedEngine(
         model=type(module).__name__,
         parameters=parameters,
@@ -77,9 +80,9 @@ def _engine(observer: EngineObserver, number: int, names: set[str]) -> ObservedE
         optimizer=type(stepping).__name__ if settings else "",
         implementation=implementation,
         zero_stage=int(engine.zero_optimization_stage()),
-        micro_batch_size=int(engine.train_micro_batch_size_per_gpu()),
+        micro_batch_size=micro,
         gradient_accumulation_steps=steps,
-        data_parallel_size=int(engine.dp_world_size),
+        data_parallel_size=int(replicas),
         checkpointing=any(getattr(each, "gradient_checkpointing", False) is True for each in module.modules()),
         config={**observer.configs[number], "gradient_accumulation_steps": steps},
     )

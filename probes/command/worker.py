@@ -16,25 +16,27 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import to_json
-from ..dry_run.worker import simulated_recorder, users_line
 from ..recording.engine_phases import EngineObserver, TrainingEnded
 from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
-from ..simulated_gpu import autocast, cuda, libraries, values, weights
+from ..simulated_gpu import autocast, cuda, kernels, libraries, patches, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
-from ..simulated_gpu.rank import simulate
+from ..simulated_gpu.rank import simulate, simulated_recorder
 from . import follow, launchers, limits, redirect, refused, savers
 from .arguments import Arguments
+from .errors import package_of, users_line
 from .files import native
 from .fullest_rank import FullestPartition
 from .given_config import give_config
+from .imports import on_import
 from .observe import observed
 from .observed import CommandResult
 from .request import CommandRequest
@@ -97,12 +99,13 @@ class Session:
         autocast.install()
         if libraries.has("accelerate"):
             libraries.install_accelerate(request.cluster.world_size)
+        self.replace_kernels()
         weights.install()
         savers.install(self.mode.shadow, self.mode.attach)
-        libraries.install_transformers(phased=self.observer.phased, is_finished=lambda: self.observer.finished)
+        libraries.install_transformers(self.observer, is_finished=lambda: self.observer.finished)
         self.modules.install()
         self.loaders.install()
-        self.observer.install()
+        self.observer.observe()
         self.rows.install()
         self.arguments.install()
         if request.config_file is not None:  # outside of the hooks of `arguments`, which note the file
@@ -121,6 +124,23 @@ class Session:
                 run(thread)
 
         any_thread.run = run_simulated
+
+    def replace_kernels(self) -> None:
+        """Triton's kernels, which cannot run on fake tensors, of the losses that are known."""
+        schedule = self.recorder.schedule
+        if libraries.has("liger_kernel") and libraries.has("triton"):
+            on_import("liger_kernel.transformers", partial(kernels.patch_liger, schedule))
+        else:
+            kernels.patch_liger(schedule, kernels.liger_stand_in())
+            libraries.replace_in_loaded("is_liger_kernel_available", lambda: True)
+        on_import("deepspeed.runtime.chunked_cross_entropy", partial(kernels.patch_chunked_softmax, schedule))
+        on_import("deepspeed.module_inject.auto_ep_layer", lambda _module: patches.patch_autoep())
+
+        def patch_trl(_module: Any) -> None:
+            with contextlib.suppress(ImportError):  # TRL before 1.16
+                kernels.patch_trl(schedule)
+
+        on_import("trl.trainer.utils", patch_trl)
 
     def run(self) -> None:
         try:
@@ -222,6 +242,7 @@ class Session:
             "kind": type(error).__name__,
             "phase": self.recorder.current,
             "where": self.script_line(error, frames),
+            "package": package_of(error),
             "traceback": "".join(traceback.format_exception(error)),
         }
         if isinstance(error, DsAdviseError):

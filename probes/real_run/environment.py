@@ -20,6 +20,15 @@ _RANK_PROCESS = "PYTHON_DS_ADVISE_RANK"
 _BOOTSTRAP = Path(__file__).with_name("bootstrap")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Solo:
+    """One rank of a job that runs alone."""
+
+    rank: int
+    world_size: int
+    ranks_per_node: int
+
+
 @dataclass(frozen=True)
 class Settings:
     """What an observed process is told."""
@@ -30,6 +39,11 @@ class Settings:
     """Set in every process: for launchers that do not pass the environment to other nodes."""
     config_file: str | None = None
     """A DeepSpeed configuration for a script that names none."""
+    steps: int | None = None
+    """Optimizer steps after which a rank reports and waits for its end; None trains to the end."""
+    memory_limit_bytes: int | None = None
+    """Memory of each rank in addition to its libraries; None for no limit."""
+    solo: Solo | None = None
 
 
 def observed_environment(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -43,7 +57,8 @@ def own_settings() -> Settings | None:
     text = os.environ.get(_SETTINGS)
     if text is None or os.environ.get(_RANK_PROCESS, str(os.getpid())) != str(os.getpid()):
         return None
-    return Settings(**json.loads(text))
+    given = json.loads(text)
+    return Settings(**{**given, "solo": given["solo"] and Solo(**given["solo"])})
 
 
 def mark_as_rank() -> None:

@@ -18,8 +18,11 @@ from types import ModuleType
 from ...estimators.errors import DsAdviseError
 from ..command.imports import on_import
 from ..command.words import launcher_of, program_of
-from . import cpu, environment, extension_lock, trainer
+from ..recording.engine_hooks import PHASES
+from . import cpu, environment, extension_lock, trainer, weights
+from .engine import RankObserver
 from .process import ObservedProcess
+from .solo import join_alone
 
 
 def start() -> None:
@@ -32,14 +35,32 @@ def start() -> None:
         with contextlib.suppress(Exception):
             _give_config(Path(settings.config_file))
     process = ObservedProcess(settings)
+    observer = RankObserver(process, settings)
+    process.on_end = observer.close
     if "RANK" in os.environ and not _is_launcher():
         process.become_rank(int(os.environ["RANK"]))
+        observer.enter("load", iteration=0)
     else:
         on_import("subprocess", process.report_children)
-    _change("deepspeed.runtime.engine", lambda module: _observe_engine(module, process))
+    _change("deepspeed.runtime.engine", observer.install)
+    _change("deepspeed.runtime.pipe.engine", observer.install_pipeline)
+    for name in PHASES:
+        _change(name, observer.install_phases)
     _change("transformers.trainer", lambda module: trainer.add_callback(module, process.note, process.folder))
     _change("torch.utils.file_baton", lambda _: extension_lock.install())
+    if settings.solo is not None:
+        solo = settings.solo
+        _change("torch.distributed.distributed_c10d", lambda module: join_alone(module, solo))
+    if settings.steps is not None:
+        _change("torch._tensor", weights.draw_once)
+        _change("transformers.modeling_utils", weights.build_without_files)
+        _change(
+            "torch.nn.modules.module",
+            lambda module: module.register_module_parameter_registration_hook(observer.first_parameter),
+        )
     if os.environ.get("DS_ACCELERATOR") == "cpu":
+        if settings.solo is None:
+            _change("torch.distributed", observer.collectives.install)
         _change("accelerate.state", cpu.count_ranks)
         _change("transformers.training_args", cpu.train_on_cpu)
 
@@ -56,12 +77,6 @@ def _is_launcher() -> bool:
         program = program_of(sys.orig_argv)
         return launcher_of(program) is not None or program.target == f"{__package__}.supervisor"
     return False
-
-
-def _observe_engine(module: ModuleType, process: ObservedProcess) -> None:
-    from . import engine  # imports torch
-
-    engine.observe(module, process)
 
 
 def _change(name: str, change: Callable[[ModuleType], None]) -> None:

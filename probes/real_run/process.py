@@ -24,6 +24,8 @@ class ObservedProcess:
         self.folder = Path(settings.folder)
         self._events: EventLog | None = None
         self._has_error = False
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when the script has ended without an error."""
         self._pid = os.getpid()
         # The first to be registered is the last to be called: after the handlers of the script and its libraries.
         atexit.register(self._end)
@@ -80,6 +82,7 @@ class ObservedProcess:
             # Where the script has replaced the hook of exceptions.
             error = getattr(sys, "last_value", None)
             if error is None:
+                self.on_end()
                 self.note({"end": 0})
             else:
                 self._note_error(error)

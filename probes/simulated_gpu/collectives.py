@@ -36,13 +36,24 @@ def join(rank: int, world_size: int, ranks_per_node: int) -> None:
 
 
 def silence_comparisons() -> None:
-    """Disable DeepSpeed's checks that all ranks have the same integers. To be called after DeepSpeed is imported."""
+    """Disable DeepSpeed's checks that all ranks have the same integers, and that those which split layers have the same
+    first batch. To be called after DeepSpeed is imported."""
     # `from ... import` has bound the functions in several modules.
     for name, module in list(sys.modules.items()):
         if name.startswith("deepspeed"):
             for check in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
                 if hasattr(module, check):
                     setattr(module, check, lambda *_: None)
+    engine = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
+    split: Any = getattr(engine, "_configure_tensor_parallel_states", None)
+    if split is None:  # an older DeepSpeed
+        return
+
+    def without_check(own: Any, *arguments: Any) -> None:
+        split(own, *arguments)
+        own.first_dataloader_check.remove()
+
+    setattr(engine, "_configure_tensor_parallel_states", without_check)  # noqa: B010  mypy
 
 
 _COMMUNICATES = ("reduce", "gather", "scatter", "broadcast", "alltoall", "all_to_all", "send", "recv", "coalescing")

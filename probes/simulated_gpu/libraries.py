@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..recording.engine_hooks import PHASES, EngineHooks
 from . import cuda
 
 _HF = ("trl", "transformers", "accelerate", "peft", "datasets", "deepspeed")
@@ -77,7 +78,7 @@ def install_accelerate(world_size: int) -> None:
 
     for module in (operations, utils):
         module.gather_object = gather_object
-        module.broadcast_object_list = lambda objects, from_process=0: objects
+        module.broadcast_object_list = lambda object_list, *_, **__: object_list
     replace_in_loaded("gather_object", gather_object)
     replace_in_loaded("broadcast_object_list", operations.broadcast_object_list)
     for name in ("is_torch_bf16_gpu_available", "is_bf16_available", "is_torch_tf32_available"):
@@ -91,11 +92,9 @@ def replace_in_loaded(name: str, function: Any) -> None:
             setattr(module, name, function)
 
 
-def install_transformers(*, phased: Callable[..., Any], is_finished: Callable[[], bool]) -> None:
+def install_transformers(hooks: EngineHooks, *, is_finished: Callable[[], bool]) -> None:
     """The Trainer ends as if it had no more steps once the training has been seen; before, it evaluates once where the
     script evaluates. Generation, evaluation and saving are phases.
-
-    phased: wraps a function of the second argument as the phase of the first.
     """
     transformers: Any = importlib.import_module("transformers")
 
@@ -129,17 +128,15 @@ def install_transformers(*, phased: Callable[..., Any], is_finished: Callable[[]
         own._was_evaluated = True
         return evaluation_loop(own, *arguments, **options)
 
-    trainer.__init__, trainer.train = with_stop, trained
-    trainer.evaluation_loop = phased("evaluation", evaluated)
-    trainer._save = phased("saving", trainer._save)
+    trainer.__init__, trainer.train, trainer.evaluation_loop = with_stop, trained, evaluated
+    for name in PHASES:
+        hooks.install_phases(importlib.import_module(name))
     model: Any = transformers.PreTrainedModel
-    generation: Any = importlib.import_module("transformers.generation.utils").GenerationMixin
-    generation.generate = phased("generation", generation.generate)
 
     def save_pretrained(own: Any, directory: Any, *_: Any, **__: Any) -> None:
         own.config.save_pretrained(directory)
 
-    model.save_pretrained = phased("saving", save_pretrained)
+    model.save_pretrained = hooks.phased("saving", save_pretrained)
 
 
 def has(package: str) -> bool:
