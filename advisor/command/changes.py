@@ -18,6 +18,7 @@ from ...ds_configs.emit import ds_config, merge_plan_into_config
 from ...ds_configs.files import config_text
 from ...ds_configs.launch_commands import accelerate_variables
 from ...ds_configs.read import offload_device_in
+from ...ds_configs.training_script import python_source
 from ...estimators.errors import ConfigFileError
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
@@ -131,12 +132,19 @@ class _Change:
         """Path of a file that the words name -> path of its changed copy."""
         self.lines: list[ChangedLine] = []
         self.trainer: dict[str, Any] = {}
+        """Fields of TrainingArguments that are written in the code."""
+        self.shown: dict[str, Any] = {}
+        """What the user writes where the dry run takes another value."""
         self.loader_batches: dict[str, int] = {}
         self.checkpointing: bool | None = None
         self.ds_config: Mapping[str, Any] | None = None
         self.gives_config = False
 
     def made(self) -> ChangedCommand:
+        if self.trainer:
+            values = {name: self.shown.get(name, value) for name, value in self.trainer.items()}
+            written = ", ".join(f"{name}={python_source(value)}" for name, value in values.items())
+            self._line("TrainingArguments", f"{self.arguments.trainer_class}({written})")
         forced = ForcedSettings(
             trainer=self.trainer,
             ds_config=self.ds_config,
@@ -160,14 +168,13 @@ class _Change:
         names = self._names(setting, old)
         if self._in_words(names, new) or self._in_files(names, old, new) or self._as_option(names, new):
             return
-        if self.arguments.trainer:
-            self._line("TrainingArguments", f"{self.arguments.trainer_class}({setting}={new!r})")
+        if self.arguments.trainer and (setting != _CHECKPOINTING or self.arguments.trainer.get(setting) == old):
             self.trainer[setting] = new
         elif setting == _MICRO and "DataLoader" in self.arguments.calls:
             self._line("DataLoader", f"DataLoader(batch_size={new})")
             self.loader_batches[str(old)] = new
         elif setting == _CHECKPOINTING:
-            self._line("", _checkpointing_line(self.found, enable=new))
+            self._line("checkpointing", _checkpointing_line(self.found, enable=new))
             self.checkpointing = new
 
     def own_options(self, stage: int, offload: str, plan: Plan) -> bool:
@@ -297,8 +304,8 @@ class _Change:
                 variables = accelerate_variables(destination)
                 self.words[:0] = ["env", *(f"{name}={value}" for name, value in variables.items())]
         elif self.arguments.trainer:
-            self._line("TrainingArguments", f"{self.arguments.trainer_class}(deepspeed={json.dumps(destination)})")
             self.trainer["deepspeed"] = config
+            self.shown["deepspeed"] = destination
         elif "DeepSpeedPlugin" in self.arguments.calls:
             self._line("DeepSpeedPlugin", f"DeepSpeedPlugin(hf_ds_config={json.dumps(destination)})")
             self.ds_config = config
@@ -395,7 +402,7 @@ def _free(folder: Path, path: str) -> str:
 
 def _checkpointing_line(found: CommandResult, *, enable: bool) -> str:
     if not enable:
-        return "leave gradient checkpointing out"
+        return "leave gradient checkpointing out, or call model.gradient_checkpointing_disable()"
     if found.observed.engines[0].checkpointing and not found.observed.in_training_mode:
         return "call model.train() before the training, so that gradient checkpointing runs"
     return "model.gradient_checkpointing_enable(); model.train()"
