@@ -119,7 +119,11 @@ def advise_command(
 
 
 def _free_name(folder: Path) -> str:
-    names = ["ds_config.json", "ds_config_advised.json", *(f"ds_config_advised{number}.json" for number in range(2, 99))]
+    names = [
+        "ds_config.json",
+        "ds_config_advised.json",
+        *(f"ds_config_advised{number}.json" for number in range(2, 99)),
+    ]
     return next(name for name in names if not (folder / name).exists())
 
 

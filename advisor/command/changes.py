@@ -39,10 +39,15 @@ _OWN_NAMES = {
 }
 """Setting -> the names that scripts, other tools and launchers give it, besides the Trainer's."""
 
-_ACCELERATE = "use_deepspeed zero_stage offload_optimizer_device offload_param_device zero3_init_flag".split()
+_ACCELERATE = ["use_deepspeed", "zero_stage", "offload_optimizer_device", "offload_param_device", "zero3_init_flag"]
 """Options of `accelerate launch` that a configuration file takes the place of."""
 _EXCLUDED = ("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device")
-_EXCLUDED += ("offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model")
+_EXCLUDED += (
+    "offload_param_device",
+    "offload_optimizer_nvme_path",
+    "offload_param_nvme_path",
+    "zero3_save_16bit_model",
+)
 """Keys that accelerate refuses beside a configuration file (1.15 utils/dataclasses.py `_deepspeed_config_checks`)."""
 
 
@@ -321,7 +326,9 @@ class _Change:
         for index, word in enumerate(self.words):
             flag, equals, path = word.partition("=")
             if is_present(path if equals else word):
-                named = destination if not Path(path if equals else word).is_absolute() else f"{self.folder / destination}"
+                named = (
+                    destination if not Path(path if equals else word).is_absolute() else f"{self.folder / destination}"
+                )
                 self.words[index] = f"{flag}={named}" if equals else named
                 return True
         for index, path, file in self._named_files():
@@ -357,7 +364,12 @@ class _Change:
             if skips and not word.startswith("-"):
                 skips = False
                 continue
-            skips = word.startswith("--") and name in (*_ACCELERATE, *_EXCLUDED) and "=" not in word and name != "use_deepspeed"
+            skips = (
+                word.startswith("--")
+                and name in (*_ACCELERATE, *_EXCLUDED)
+                and "=" not in word
+                and name != "use_deepspeed"
+            )
             if not (word.startswith("--") and name in (*_ACCELERATE, *_EXCLUDED)):
                 kept_words.append(word)
         kept_words[2:2] = ["--use_deepspeed", "--deepspeed_config_file", destination]

@@ -208,7 +208,9 @@ class Arguments:
         trainer = self._trainer
         return ObservedArguments(
             options=tuple(self._options.values()),
-            trainer={} if trainer is None else _scalars({each.name: getattr(trainer, each.name) for each in fields(trainer)}),
+            trainer={}
+            if trainer is None
+            else _scalars({each.name: getattr(trainer, each.name) for each in fields(trainer)}),
             trainer_class="" if trainer is None else type(trainer).__name__,
             is_parsed=self._is_parsed,
             calls=self._calls,
