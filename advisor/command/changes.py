@@ -91,8 +91,8 @@ def changed_command(
     """The command that trains under `plan`, from what a dry run of it has observed.
 
     folder: the working folder of the command. given_config: DeepSpeed's configuration if it stands in front of `--`,
-    because the command names none. is_own_config: whether its other keys are to stay. destination: path of the new one, which exists neither in `folder` nor in the words. settings: further fields
-    of TrainingArguments to change.
+    because the command names none. is_own_config: whether its other keys are to stay. destination: path of the new
+    one, which exists neither in `folder` nor in the words. settings: further fields of TrainingArguments to change.
 
     Raises ConfigFileError and WorkloadError like `ds_config`.
     """
