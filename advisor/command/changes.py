@@ -16,7 +16,9 @@ from typing import Any
 
 from ...ds_configs.emit import ds_config, merge_plan_into_config
 from ...ds_configs.files import config_text
+from ...ds_configs.launch_commands import accelerate_variables
 from ...ds_configs.read import offload_device_in
+from ...ds_configs.training_script import python_source
 from ...estimators.errors import ConfigFileError
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
@@ -37,10 +39,15 @@ _OWN_NAMES = {
 }
 """Setting -> the names that scripts, other tools and launchers give it, besides the Trainer's."""
 
-_ACCELERATE = "use_deepspeed zero_stage offload_optimizer_device offload_param_device zero3_init_flag".split()
+_ACCELERATE = ["use_deepspeed", "zero_stage", "offload_optimizer_device", "offload_param_device", "zero3_init_flag"]
 """Options of `accelerate launch` that a configuration file takes the place of."""
 _EXCLUDED = ("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device")
-_EXCLUDED += ("offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model")
+_EXCLUDED += (
+    "offload_param_device",
+    "offload_optimizer_nvme_path",
+    "offload_param_nvme_path",
+    "zero3_save_16bit_model",
+)
 """Keys that accelerate refuses beside a configuration file (1.15 utils/dataclasses.py `_deepspeed_config_checks`)."""
 
 
@@ -63,6 +70,8 @@ class ChangedCommand:
     lines: tuple[ChangedLine, ...]
     forced: ForcedSettings = field(default_factory=ForcedSettings)
     """The settings of `lines`, for a dry run of the command without them."""
+    gives_config: bool = False
+    """Whether the configuration stands in front of `--`, because nothing in the command names it."""
 
 
 def changed_command(
@@ -75,12 +84,15 @@ def changed_command(
     workload: Workload,
     cluster: Cluster,
     given_config: Path | None = None,
+    is_own_config: bool = True,
     destination: str = "ds_config.json",
+    settings: Mapping[str, Any] | None = None,
 ) -> ChangedCommand:
     """The command that trains under `plan`, from what a dry run of it has observed.
 
     folder: the working folder of the command. given_config: DeepSpeed's configuration if it stands in front of `--`,
-    because the command names none. destination: path of the new one, which exists neither in `folder` nor in the words.
+    because the command names none. is_own_config: whether its other keys are to stay. destination: path of the new
+    one, which exists neither in `folder` nor in the words. settings: further fields of TrainingArguments to change.
 
     Raises ConfigFileError and WorkloadError like `ds_config`.
     """
@@ -90,12 +102,15 @@ def changed_command(
     change.set(_MICRO, engine.micro_batch_size, plan.micro_batch_size)
     change.set(_STEPS, engine.gradient_accumulation_steps, plan.gradient_accumulation_steps)
     change.set(_CHECKPOINTING, found.observed.recomputes, plan.gradient_checkpointing)
-    own = engine.config if given_config is None and not found.arguments.ds_config else None
-    if not change.own_options(engine.zero_stage, offload_device_in(engine.config), plan):
-        if own is None:
-            own = read_ds_config(given_config or Path(found.arguments.ds_config))
-        elif found.arguments.trainer or "initialize" not in found.arguments.calls:
-            own = {}  # the launcher or the Trainer made it, from settings that the plan replaces
+    for name, value in (settings or {}).items():
+        change.set(name, found.arguments.trainer.get(name), value)
+    if given_config is not None or not change.own_options(engine.zero_stage, offload_device_in(engine.config), plan):
+        file, own = given_config or found.arguments.ds_config, {}
+        if file and is_own_config:
+            own = read_ds_config(Path(file))
+        elif not found.arguments.trainer and "initialize" in found.arguments.calls:
+            own = engine.config
+        # else the launcher or the Trainer made it, from settings that the plan replaces
         config = _config(own, found, plan, shape, workload, cluster)
         change.name_config(config, destination, is_given=given_config is not None)
     return change.made()
@@ -126,18 +141,32 @@ class _Change:
         """Path of a file that the words name -> path of its changed copy."""
         self.lines: list[ChangedLine] = []
         self.trainer: dict[str, Any] = {}
+        """Fields of TrainingArguments that are written in the code."""
+        self.shown: dict[str, Any] = {}
+        """What the user writes where the dry run takes another value."""
         self.loader_batches: dict[str, int] = {}
         self.checkpointing: bool | None = None
         self.ds_config: Mapping[str, Any] | None = None
+        self.gives_config = False
 
     def made(self) -> ChangedCommand:
+        if self.trainer:
+            values = {name: self.shown.get(name, value) for name, value in self.trainer.items()}
+            written = ", ".join(f"{name}={python_source(value)}" for name, value in values.items())
+            self._line("TrainingArguments", f"{self.arguments.trainer_class}({written})")
         forced = ForcedSettings(
             trainer=self.trainer,
             ds_config=self.ds_config,
             loader_batches=self.loader_batches,
             checkpointing=self.checkpointing,
         )
-        return ChangedCommand(words=tuple(self.words), files=self.files, lines=tuple(self.lines), forced=forced)
+        return ChangedCommand(
+            words=tuple(self.words),
+            files=self.files,
+            lines=tuple(self.lines),
+            forced=forced,
+            gives_config=self.gives_config,
+        )
 
     # ------------------------------------------------------------------ settings
 
@@ -148,14 +177,13 @@ class _Change:
         names = self._names(setting, old)
         if self._in_words(names, new) or self._in_files(names, old, new) or self._as_option(names, new):
             return
-        if self.arguments.trainer:
-            self._line("TrainingArguments", f"{self.arguments.trainer_class}({setting}={new!r})")
+        if self.arguments.trainer and (setting != _CHECKPOINTING or self.arguments.trainer.get(setting) == old):
             self.trainer[setting] = new
         elif setting == _MICRO and "DataLoader" in self.arguments.calls:
             self._line("DataLoader", f"DataLoader(batch_size={new})")
             self.loader_batches[str(old)] = new
         elif setting == _CHECKPOINTING:
-            self._line("", _checkpointing_line(self.found, enable=new))
+            self._line("checkpointing", _checkpointing_line(self.found, enable=new))
             self.checkpointing = new
 
     def own_options(self, stage: int, offload: str, plan: Plan) -> bool:
@@ -181,7 +209,7 @@ class _Change:
             for flag in option.flags
             if type(option.value) is type(old) and option.value == old
         }
-        pattern = re.compile(_OWN_NAMES[setting])
+        pattern = re.compile(_OWN_NAMES.get(setting, setting))
         return {setting} | {name for name in own if pattern.fullmatch(name.lower())}
 
     def _line(self, call: str, text: str) -> None:
@@ -273,16 +301,20 @@ class _Change:
         """Put the configuration into a new file, and name it where the command names the present one."""
         files, self.files = self.files, {destination: config_text(config)}
         self.files |= files
-        present = self.arguments.ds_config
-        if is_given or self._replace_path(present, destination) or self._for_accelerate(config, destination):
+        names = {"deepspeed"} if self.arguments.trainer else {"deepspeed_config"}
+        if self._replace_path(self.arguments.ds_config, destination) or self._for_accelerate(config, destination):
             return
-        if self._as_option({"deepspeed_config"} - self.arguments.trainer.keys(), destination):
+        if self._as_option(names, destination):
             return
-        if self.arguments.trainer and self._as_option({"deepspeed"}, destination):
-            return
-        if self.arguments.trainer:
-            self._line("TrainingArguments", f"{self.arguments.trainer_class}(deepspeed={json.dumps(destination)})")
+        if is_given:
+            assert self.found.training is not None
+            self.gives_config = self.found.training.framework == "deepspeed"
+            if not self.gives_config:
+                variables = accelerate_variables(destination)
+                self.words[:0] = ["env", *(f"{name}={value}" for name, value in variables.items())]
+        elif self.arguments.trainer:
             self.trainer["deepspeed"] = config
+            self.shown["deepspeed"] = destination
         elif "DeepSpeedPlugin" in self.arguments.calls:
             self._line("DeepSpeedPlugin", f"DeepSpeedPlugin(hf_ds_config={json.dumps(destination)})")
             self.ds_config = config
@@ -298,7 +330,9 @@ class _Change:
         for index, word in enumerate(self.words):
             flag, equals, path = word.partition("=")
             if is_present(path if equals else word):
-                named = destination if not Path(path if equals else word).is_absolute() else f"{self.folder / destination}"
+                named = (
+                    destination if not Path(path if equals else word).is_absolute() else f"{self.folder / destination}"
+                )
                 self.words[index] = f"{flag}={named}" if equals else named
                 return True
         for index, path, file in self._named_files():
@@ -334,7 +368,12 @@ class _Change:
             if skips and not word.startswith("-"):
                 skips = False
                 continue
-            skips = word.startswith("--") and name in (*_ACCELERATE, *_EXCLUDED) and "=" not in word and name != "use_deepspeed"
+            skips = (
+                word.startswith("--")
+                and name in (*_ACCELERATE, *_EXCLUDED)
+                and "=" not in word
+                and name != "use_deepspeed"
+            )
             if not (word.startswith("--") and name in (*_ACCELERATE, *_EXCLUDED)):
                 kept_words.append(word)
         kept_words[2:2] = ["--use_deepspeed", "--deepspeed_config_file", destination]
@@ -379,7 +418,7 @@ def _free(folder: Path, path: str) -> str:
 
 def _checkpointing_line(found: CommandResult, *, enable: bool) -> str:
     if not enable:
-        return "leave gradient checkpointing out"
+        return "leave gradient checkpointing out, or call model.gradient_checkpointing_disable()"
     if found.observed.engines[0].checkpointing and not found.observed.in_training_mode:
         return "call model.train() before the training, so that gradient checkpointing runs"
     return "model.gradient_checkpointing_enable(); model.train()"

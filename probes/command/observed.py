@@ -131,14 +131,15 @@ class ObservedArguments:
     """How the script got its settings."""
 
     options: tuple[ObservedOption, ...]
-    """The options of its parsers with a number, a text or a switch."""
+    """The options of its parsers with a number, a text, a switch or no value."""
     trainer: dict[str, Any]
     """The numbers, texts and switches of its TrainingArguments; {} without."""
     trainer_class: str
     is_parsed: bool
     """Whether a parser of dataclasses made the TrainingArguments."""
     calls: dict[str, str]
-    """FILE:LINE of calls in the user's files: "TrainingArguments", "DataLoader", "DeepSpeedPlugin", "initialize"."""
+    """FILE:LINE of calls in the user's files: "TrainingArguments", "DataLoader", "DeepSpeedPlugin", "initialize",
+    and "checkpointing" for what enables it."""
     ds_config: str
     """The file with DeepSpeed's configuration; "" for one that the code or a launcher makes."""
 

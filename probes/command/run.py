@@ -18,6 +18,7 @@ from ..scratch import scratch
 from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker, worker_environment
 from .errors import CommandFailedError as CommandFailedError
 from .errors import DryRunError, command_error, ended_error
+from .errors import NoEngineError as NoEngineError
 from .files import View
 from .files import environment as files_environment
 from .limits import STACKS, last_line

@@ -35,6 +35,7 @@ from .arguments import Arguments
 from .errors import package_of, users_line
 from .files import native
 from .fullest_rank import FullestPartition
+from .given_config import give_config
 from .imports import on_import
 from .observe import observed
 from .observed import CommandResult
@@ -106,8 +107,9 @@ class Session:
         self.loaders.install()
         self.observer.observe()
         self.rows.install()
-        libraries.give_config(request.config_file)
         self.arguments.install()
+        if request.config_file is not None:  # outside of the hooks of `arguments`, which note the file
+            give_config(request.config_file)
         follow.install()
         self.fullest.install()
         refused.install()

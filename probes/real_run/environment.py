@@ -37,6 +37,8 @@ class Settings:
     """Folder of the records, on every node: `rank<R>.log` and `rank<R>.jsonl`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Set in every process: for launchers that do not pass the environment to other nodes."""
+    config_file: str | None = None
+    """A DeepSpeed configuration for a script that names none."""
     steps: int | None = None
     """Optimizer steps after which a rank reports and waits for its end; None trains to the end."""
     memory_limit_bytes: int | None = None

@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 from ...estimators.errors import DsAdviseError
@@ -30,6 +31,9 @@ def start() -> None:
     if settings is None:
         return
     os.environ.update(settings.variables)
+    if settings.config_file is not None:
+        with contextlib.suppress(Exception):
+            _give_config(Path(settings.config_file))
     process = ObservedProcess(settings)
     observer = RankObserver(process, settings)
     process.on_end = observer.close
@@ -60,6 +64,12 @@ def start() -> None:
             _change("torch.distributed", observer.collectives.install)
         _change("accelerate.state", cpu.count_ranks)
         _change("transformers.training_args", cpu.train_on_cpu)
+
+
+def _give_config(file: Path) -> None:
+    from ..command.given_config import give_config  # few commands need it
+
+    give_config(file)
 
 
 def _is_launcher() -> bool:

@@ -108,6 +108,10 @@ class EngineObserver(EngineHooks):
         """DeepSpeed's configuration of each engine, with its batch sizes."""
         self.calls: dict[int, Call] = {}
         """The largest forward pass in training of each engine, by its identity."""
+        self.accumulation = dict[int, int]()
+        """Backward passes of an optimizer step, by id of the engine. The engine's own number is 1 where the Trainer
+        accumulates and the configuration lacks the key."""
+        self._backward_passes = Counter[int]()
         self.repeated = False
         self.finished = False
         """Whether enough steps were seen."""
@@ -213,6 +217,7 @@ class EngineObserver(EngineHooks):
 
     def on_backward(self, engine: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         super().on_backward(engine, arguments, options)
+        self._backward_passes[id(engine)] += 1
         called, outputs = self._last
         loss = arguments[0] if arguments else options.get("loss")
         if called is not None and id(loss) in outputs:
@@ -223,6 +228,7 @@ class EngineObserver(EngineHooks):
 
     def on_step(self, engine: Any) -> None:
         super().on_step(engine)
+        self.accumulation[id(engine)] = self._backward_passes.pop(id(engine), 0)
         if self.finished:
             self.count_refusal()
             return

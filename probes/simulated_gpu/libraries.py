@@ -5,16 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import inspect
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from ...ds_configs.launch_commands import accelerate_variables
 from ..recording.engine_hooks import PHASES, EngineHooks
 from . import cuda
 
@@ -145,23 +141,3 @@ def install_transformers(hooks: EngineHooks, *, is_finished: Callable[[], bool])
 
 def has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
-
-
-def give_config(file: Path | None) -> None:
-    """A DeepSpeed configuration for a script that names none: by accelerate's variables, which the Trainer reads too,
-    and as the default of `deepspeed.initialize`."""
-    deepspeed: Any = importlib.import_module("deepspeed")
-    if file is None:
-        return
-    os.environ |= accelerate_variables(str(file))
-    initialize = deepspeed.initialize
-    signature = inspect.signature(initialize)
-
-    def with_config(*arguments: Any, **options: Any) -> Any:
-        given = signature.bind_partial(*arguments, **options).arguments
-        named = getattr(given.get("args"), "deepspeed_config", None)
-        if not (named or given.get("config") or given.get("config_params")):
-            options["config"] = str(file)
-        return initialize(*arguments, **options)
-
-    deepspeed.initialize = with_config

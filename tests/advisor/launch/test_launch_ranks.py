@@ -229,7 +229,7 @@ def _run(ranks: int) -> Run:
 
 def _request(tmp_path: Path, script: str, *arguments: str, ranks: int = 2, **changes: Any) -> LaunchRequest:
     (tmp_path / "train.py").write_text(script)
-    return launch_request(_run(ranks), tmp_path, *arguments, device="cpu", passes_config=False, **changes)
+    return launch_request(_run(ranks), tmp_path, *arguments, device="cpu", **changes)
 
 
 def test_a_script_that_trains_by_another_plan_is_reported(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_script_that_trains_by_another_plan_is_reported(tmp_path: Path) -> Non
     gpt2 = read_run(tmp_path / "ds_config.json", "gpt2", cpu_cluster(2), seq_len=32, micro_batch=4, offline=True)
     folder = tmp_path / "log"
     folder.mkdir()
-    request = launch_request(gpt2, tmp_path, prediction=gpt2.estimate())
+    request = launch_request(gpt2, tmp_path, estimate=gpt2.estimate())
     seen = {"zero_stage": 0, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
     (folder / "rank0.jsonl").write_text(json.dumps({"time": 1.0, "engine": seen}) + "\n")
     with (tmp_path / "shown").open("w") as page:

@@ -313,7 +313,7 @@ def test_fallback_goes_on_with_less_memory(
     def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
         launched.append(request)
         kept = folder.read_job().arguments
-        assert set(kept) < set(request.script.arguments), "what --resume goes on with"
+        assert set(kept) < set(request.words), "what --resume goes on with"
         assert not any(str(folder.path) in word for word in kept), "a copy is not resumed in this folder"
         assert json.loads(folder.ds_config.read_text()) == request.run.config
         request.folder.mkdir(parents=True, exist_ok=True)
@@ -340,14 +340,14 @@ def test_fallback_goes_on_with_less_memory(
     code, _, talk = ask(f"--fallback --force {options}")
     assert (code, len(launched) > 1) == (1, True)
     first, second = launched[:2]
-    assert first.prediction is not None
-    assert second.prediction is not None
-    before, after = first.prediction, second.prediction
+    assert first.estimate is not None
+    assert second.estimate is not None
+    before, after = first.estimate, second.estimate
     assert after.memory.allocated_bytes_per_gpu < before.memory.allocated_bytes_per_gpu
     assert after.plan.zero_stage in (1, 2)
     assert "The GPU's memory ran out (out of memory); continuing with" in talk
     assert second.resumes_after == 3
-    given = [request.script.options for request in (first, second)]
+    given = [request.command.options for request in (first, second)]
     assert given[1].text("resume_from_checkpoint") == str(folder.path / "checkpoint-3")
     for options in given:
         sizes = (options.number("per_device_train_batch_size"), options.number("gradient_accumulation_steps"))
