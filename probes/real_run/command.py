@@ -44,6 +44,8 @@ class CommandProbe:
     steps: int = STEPS
     memory_limit_bytes: int | None = None
     """On the CPU, the memory of each rank in addition to its libraries, in place of a GPU's memory."""
+    config_file: Path | None = None
+    """A DeepSpeed configuration for a script that names none."""
     solo: Solo | None = None
     """Run one rank of the job alone on one device: its memory is real, its times lack communication, and its results
     are undefined."""
@@ -77,7 +79,11 @@ def probe_command(
         environment |= rank_variables(probe.solo.rank, probe.solo.world_size, probe.solo.ranks_per_node)
     with scratch("probe") as folder:
         settings = Settings(
-            str(folder), steps=probe.steps, memory_limit_bytes=probe.memory_limit_bytes, solo=probe.solo
+            str(folder),
+            config_file=None if probe.config_file is None else str(probe.config_file),
+            steps=probe.steps,
+            memory_limit_bytes=probe.memory_limit_bytes,
+            solo=probe.solo,
         )
         ranks, failure = watch(
             words,
