@@ -115,7 +115,7 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
         words=request.words,
         folder=Path.cwd(),
         cluster=request.run.cluster,
-        config_file=request.config_path,
+        config_file=request.config_path and request.config_path.absolute(),
         offline=request.offline,
     )
     try:
@@ -208,7 +208,7 @@ def _by_probe(request: LaunchRequest, output: Output) -> list[Objection]:
         folder=Path.cwd(),
         ranks=cluster.gpus_per_node,
         device=request.device,
-        config_file=request.config_path,
+        config_file=request.config_path and request.config_path.absolute(),
     )
     answer = compared_command_probe(probe, cluster, dry=False, offline=request.offline, on_progress=output.say)
     failure = answer.result.failure

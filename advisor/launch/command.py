@@ -66,7 +66,7 @@ def observed(request: LaunchRequest) -> dict[str, str]:
     settings = Settings(
         folder=str(request.folder),
         variables=variables if by_ssh else {},
-        config_file=str(request.config_path) if request.config_path else None,
+        config_file=str(request.config_path.absolute()) if request.config_path else None,
     )
     return observed_environment(settings, {**os.environ, "PATH": search_path(), **variables})
 

@@ -57,7 +57,7 @@ def launch_request(
     return LaunchRequest(
         words=words,
         run=run,
-        config_path=None if config_file is None else config_file.absolute(),
+        config_path=config_file,
         launcher=launcher_for(rendezvous, launcher) or "torchrun",
         folder=folder / f"node{place['node_rank']}" if several else folder,
         device=place["device"],

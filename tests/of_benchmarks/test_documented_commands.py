@@ -73,7 +73,7 @@ ELSEWHERE = {
     "ds-advise Qwen2.5-14B --gpus 2x32GB --html report.html": "test_advice_report.py",
     "ds-advise Qwen2.5-14B --gpus 2x32GB --plot memory.svg": "test_advice_report.py",
     "ds-advise Qwen2.5-14B --gpus 2x32GB --markdown": "test_markdown.py",
-    "ds-advise launch ds_config.json --loss fused -- train.py": "test_launch.py launches such scripts",
+    "ds-advise launch ds_config.json -- train.py": "test_launch.py launches such scripts",
     "ds-advise Qwen2.5-7B --gpus 8xH100 --objective ppo": "test_rollouts.py asks it",
     "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model --output_dir out": "test_job_files_run.py",  # noqa: E501
     "python3 -m venv .venv && .venv/bin/pip install --no-compile -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": "test_packaging.py",  # noqa: E501

@@ -82,8 +82,7 @@ def test_a_script_gets_a_launcher(folder: Path, capsys: pytest.CaptureFixture[st
         )
     ]
     assert dry(capsys, "ds_config.json --gpus 2x24GB --launcher accelerate", "python", "train.py")[0][1].endswith(
-        f"accelerate.commands.launch --use_deepspeed --deepspeed_config_file {folder}/ds_config.json --num_processes 2 "
-        "train.py"
+        "accelerate.commands.launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 train.py"
     )
     assert dry(capsys, "--gpus 2x24GB --launcher deepspeed", *["A=1", "nohup", "python", "-m", "package.train"])[0][
         1
