@@ -109,8 +109,7 @@ def check(request: LaunchRequest, how: Check, output: Output) -> tuple[LaunchReq
 
 
 def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list[Objection]]:
-    """Run the command on a simulated GPU. It decides the launcher of a script without one, unless the nodes do: a
-    script that takes `--local_rank` without the Trainer gets it from DeepSpeed's launcher only."""
+    """(the request with a dry run of its command, the reasons against starting it)."""
     command = CommandRequest(
         words=request.words,
         folder=Path.cwd(),
@@ -126,11 +125,9 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
         raise
     for remark in found.observed.remarks:
         output.say(remark)
-    run, seen = _observed_run(request.run, found), found.arguments
+    run = _observed_run(request.run, found)
     check_device(run, request.device)
-    _check_config(request.config_path, seen)
-    if takes_local_rank(seen) and request.rendezvous is None:
-        request = replace(request, launcher="deepspeed")
+    check_config(request.config_path, found.arguments)
     request = replace(request, run=run, estimate=request.estimate or run.estimate(), dry_run=found)
     return request, memory_objections(found, output.say)
 
@@ -153,17 +150,12 @@ def _observed_run(described: Run, found: CommandAnswer) -> Run:
     return run
 
 
-def takes_local_rank(seen: ObservedArguments | None) -> bool:
-    """Whether a script of its own loop reads its rank from the command line."""
-    return seen is not None and not seen.trainer and any("--local_rank" in option.flags for option in seen.options)
-
-
-def _check_config(file: Path | None, seen: ObservedArguments | None) -> None:
+def check_config(file: Path | None, seen: ObservedArguments | None) -> None:
     """Raise ConfigFileError if the script trained with another configuration than the one that was passed."""
     if file is None or seen is None:
         return
     own = Path(seen.ds_config) if seen.ds_config else None
-    if own is not None and (own.resolve() == file.resolve() or read_ds_config(own) == read_ds_config(file)):
+    if own is not None and own.is_file() and read_ds_config(own) == read_ds_config(file):
         return
     raise ConfigFileError(
         f"the command trains with {own or 'a configuration of its own'}, not with {file.name}",
@@ -239,7 +231,7 @@ def _by_closed_form(request: LaunchRequest) -> list[Objection]:
 
 def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
     """Check the files of the checkpoint from which the script is to resume, if DeepSpeed wrote it."""
-    folder = request.command.options.text("resume_from_checkpoint")
+    folder = request.arguments.text("resume_from_checkpoint")
     if folder is None or not Path(folder, "latest").exists():
         return []
     say(f"checking {folder} ...")

@@ -58,7 +58,7 @@ def launch_request(
         words=words,
         run=run,
         config_path=config_file,
-        launcher=launcher_for(rendezvous, launcher) or "torchrun",
+        requested_launcher=launcher_for(rendezvous, launcher),
         folder=folder / f"node{place['node_rank']}" if several else folder,
         device=place["device"],
         rendezvous=rendezvous,
