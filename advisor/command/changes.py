@@ -360,6 +360,10 @@ class _Change:
                 }
                 self._enable_precision(config, destination)
                 return self._edit(index, path, text, changes)
+        if "--accelerate_config" in self.words:  # of TRL's commands, which name a file of TRL's own
+            place = self.words.index("--accelerate_config")
+            del self.words[place : place + 2]
+            return False
         if self.words[:2] != ["accelerate", "launch"]:
             return False
         kept_words, skips = ["accelerate", "launch"], False
@@ -411,8 +415,8 @@ def _is_path(text: str, folder: Path, file: str) -> bool:
 
 
 def _free(folder: Path, path: str) -> str:
-    """A path beside `path` at which there is no file."""
-    file, number = Path(path), 1
+    """A path beside `path` at which there is no file, or in `folder` for a file outside of it."""
+    file, number = Path(path if (folder / path).is_relative_to(folder) else Path(path).name), 1
     while True:
         named = file.with_stem(f"{file.stem}_advised{'' if number == 1 else number}")
         if not (folder / named).exists():

@@ -4,7 +4,8 @@
 
 DIR is prepared by `python -m benchmarks.own_scripts --prepare DIR`. Writes DIR/results/NAME.advice.json and prints a
 Markdown table of all results that DIR holds: the recommended plan, whether its dry run proves it, its speed over
-today's, and the differences from the same plan by name in memory and time of a step. `ASKED` has the question by name,
+today's, and the differences from the same plan by name in memory and time of a step, of the answer and of its dry run.
+`ASKED` has the question by name,
 where one can be asked; its lengths are those of the stand-in data.
 """
 
@@ -115,8 +116,10 @@ def row(name: str, gpus: str, result: dict[str, Any]) -> list[str]:
     other = same_plan(plan, by_name["answer"]["candidates"])
     if other is None:
         return [*opening, shown, proved, speed, "no such plan", ""]
+    proof = answer["verifications"][-1]
+    dry_run = {"allocated_bytes_per_gpu": proof["peak"]["allocated_bytes_per_gpu"], "step_seconds": proof["step_s"]}
     differences = [
-        f"{100 * (plan[key] / other[key] - 1):+.1f} %" for key in ("allocated_bytes_per_gpu", "step_seconds")
+        " / ".join(f"{100 * (own[key] / other[key] - 1):+.1f} %" for own in (plan, dry_run)) for key in dry_run
     ]
     return [*opening, shown, proved, speed, *differences]
 
