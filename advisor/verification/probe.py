@@ -194,7 +194,7 @@ def compared_command_probe(
         estimate=None,
         dry_run=answer and answer.result,
         command=probe.words,
-        prediction=answer and by_dry_run(answer),
+        prediction=None if answer is None else by_dry_run(answer),
     )
 
 
