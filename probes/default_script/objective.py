@@ -1,0 +1,132 @@
+"""Train with a trainer of TRL: SFT, DPO, KTO, ORPO, SimPO, a reward model, GRPO, RLOO or PPO.
+
+    torchrun --nproc_per_node 8 objective.py --objective dpo --model_name_or_path MODEL --dataset pairs.jsonl \\
+        --max_length 2048 --output_dir output --deepspeed ds_config.json
+
+Arguments are those of the trainer's own class (`DPOConfig` and so on), of TRL's `ModelConfig` (the model, its dtype,
+LoRA) and of `ScriptArguments`. Without `--dataset` it trains on rows of the longest length, to measure memory and time.
+PPO reads no `--deepspeed`: start it with `accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json`.
+"""
+
+import importlib
+import os
+from dataclasses import dataclass, field
+
+from datasets import Dataset, load_dataset
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+TRAINERS = {
+    "sft": ("trl", "SFT"),
+    "dpo": ("trl", "DPO"),
+    "kto": ("trl", "KTO"),
+    "orpo": ("trl.experimental.orpo", "ORPO"),
+    "simpo": ("trl.experimental.cpo", "CPO"),
+    "reward": ("trl", "Reward"),
+    "grpo": ("trl", "GRPO"),
+    "rloo": ("trl", "RLOO"),
+    "ppo": ("trl.experimental.ppo", "PPO"),  # TRL before 1.13
+}
+
+
+@dataclass
+class ScriptArguments:
+    objective: str = field(metadata={"choices": list(TRAINERS)})
+    dataset: str | None = None
+    """JSON lines: "text" or "messages" (SFT), "prompt", "chosen" and "rejected" (preferences), "prompt" (GRPO, RLOO,
+    PPO), or any other form that the trainer reads."""
+    reward_model: str | None = None
+    """Model that rewards completions; without it the function `reward` does."""
+    prompt_length: int = 512
+    """Tokens of a prompt in GRPO, RLOO and PPO without `--dataset`."""
+    lora_exclude_modules: str | None = None
+
+
+def reward(completions, **_):
+    """Reward each completion of GRPO and RLOO: replace it by your own."""
+    return [float(len(set(str(completion)))) for completion in completions]
+
+
+def main():
+    objective = TrlParser([ScriptArguments]).parse_args_into_dataclasses(return_remaining_strings=True)[0].objective
+    module, name = TRAINERS[objective]
+    trl = importlib.import_module(module)
+    # The arguments come before the model: at ZeRO-3 they let transformers shard it while it loads.
+    classes = [ScriptArguments, getattr(trl, f"{name}Config"), ModelConfig]
+    options, arguments, model_options = TrlParser(classes).parse_args_and_config()
+    tokenizer = AutoTokenizer.from_pretrained(model_options.model_name_or_path)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    if options.dataset:
+        dataset = load_dataset("json", data_files=options.dataset, split="train")
+    else:
+        dataset = longest_rows(options, arguments, tokenizer)
+    if objective == "simpo":
+        arguments.loss_type, arguments.cpo_alpha = "simpo", 0.0
+    if objective == "ppo":
+        dataset = dataset.map(lambda row: {"input_ids": tokenizer(row["prompt"])["input_ids"]}, remove_columns="prompt")
+    if objective == "reward":
+        model_options.lora_task_type = "SEQ_CLS"
+    peft_config = get_peft_config(model_options)
+    if peft_config is not None:
+        peft_config.exclude_modules = options.lora_exclude_modules
+    trainer = getattr(trl, f"{name}Trainer")(
+        **models(options, arguments, model_options),
+        args=arguments,
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=peft_config,
+    )
+    trainer.train()
+    if arguments.save_strategy != "no":
+        trainer.save_model(arguments.output_dir)
+
+
+def models(options, arguments, model_options):
+    """The trainer's arguments with models. Most trainers load them; those of `trl.experimental` get them loaded."""
+    path = model_options.model_name_or_path
+    loading = {"dtype": model_options.dtype, "attn_implementation": model_options.attn_implementation}
+    quantization = get_quantization_config(model_options)
+    if quantization is not None:
+        loading["quantization_config"] = quantization
+    if options.objective == "ppo":
+        policy, reference = (AutoModelForCausalLM.from_pretrained(path, **loading) for _ in range(2))
+        rewards, values = (
+            AutoModelForSequenceClassification.from_pretrained(options.reward_model or path, num_labels=1, **loading)
+            for _ in range(2)
+        )
+        for model in (policy, values) if arguments.gradient_checkpointing else ():  # the trainer leaves it off
+            model.gradient_checkpointing_enable(arguments.gradient_checkpointing_kwargs)
+        return {"model": policy, "ref_model": reference, "reward_model": rewards, "value_model": values}
+    if options.objective in ("orpo", "simpo"):
+        return {"model": AutoModelForCausalLM.from_pretrained(path, **loading)}
+    arguments.model_init_kwargs = loading | (arguments.model_init_kwargs or {})
+    if options.objective in ("grpo", "rloo"):
+        return {"model": path, "reward_funcs": options.reward_model or reward}
+    return {"model": path}
+
+
+def longest_rows(options, arguments, tokenizer):
+    """Rows of exactly `--max_length` tokens, or prompts of `--prompt_length`, for `--max_steps` steps. Completions are
+    then generated to their full length."""
+    samples = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    samples *= int(os.environ.get("WORLD_SIZE", "1")) * max(arguments.max_steps, 1)
+    special = tokenizer.num_special_tokens_to_add()
+    if options.objective in ("grpo", "rloo", "ppo"):
+        if options.objective != "ppo":
+            arguments.generation_kwargs = {"min_new_tokens": arguments.max_completion_length}
+        row = {"prompt": " ".join(["the"] * (options.prompt_length - special))}
+    elif options.objective == "sft":
+        row = {"text": " ".join(["the"] * (arguments.max_length - special - 1))}  # the trainer appends the end
+    else:
+        answer = " the" * (arguments.max_length - special - 2)
+        row = {"prompt": "the", "chosen": answer, "rejected": answer}
+    # In a file: ranks that precompute log-probabilities share its folder.
+    return Dataset.from_generator(repeated, gen_kwargs={"row": row, "times": samples})
+
+
+def repeated(row, times):
+    yield from (row for _ in range(times))
+
+
+if __name__ == "__main__":
+    main()
