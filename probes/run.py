@@ -140,7 +140,8 @@ class Request:
     """One rank of a run, for a subprocess."""
 
     run: Run
-    rank: int
+    rank: int | None
+    """None for the rank with the fullest GPU."""
     iterations: int
     """Maximum number of optimizer steps; 0 ends with the initialization."""
     expandable_segments: bool

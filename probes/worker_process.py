@@ -95,6 +95,12 @@ def _wait(
     raise WorkerTimeoutError(read_phase(folder), printed.decode(errors="replace"))
 
 
+def worker_environment() -> dict[str, str]:
+    """The environment of a subprocess that imports transformers."""
+    # PYTHONUTF8: some libraries read their own files in the encoding of the locale
+    return {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"}
+
+
 def read_phase(folder: Path) -> str:
     file = folder / "phase"
     return file.read_text() if file.exists() else "start"

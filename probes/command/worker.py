@@ -22,15 +22,15 @@ from typing import Any, NoReturn
 
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import to_json
-from ..dry_run.worker import simulated_recorder, users_line
 from ..recording.engine_phases import EngineObserver, TrainingEnded
 from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
 from ..simulated_gpu import autocast, cuda, libraries, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
-from ..simulated_gpu.rank import simulate
+from ..simulated_gpu.rank import simulate, simulated_recorder
 from . import follow, launchers, limits, redirect, refused, savers
+from .errors import package_of, users_line
 from .files import native
 from .fullest_rank import FullestPartition
 from .observe import observed
@@ -213,6 +213,7 @@ class Session:
             "kind": type(error).__name__,
             "phase": self.recorder.current,
             "where": self.script_line(error, frames),
+            "package": package_of(error),
             "traceback": "".join(traceback.format_exception(error)),
         }
         if isinstance(error, DsAdviseError):

@@ -1,11 +1,9 @@
-"""`dry_run`: run one rank in a subprocess, on a simulated GPU."""
+"""`dry_run`: run one rank of a run's default script, on a simulated GPU."""
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -16,28 +14,20 @@ from typing import Any, Protocol
 
 from packaging.version import Version
 
-from ...ds_configs.read import (
-    FIRST_WITHOUT_AUTOEP,
-    autoep_size_in,
-    autotp_size_in,
-    offload_device_in,
-    unmodeled_features,
-)
-from ...estimators.errors import DsAdviseError
-from ...estimators.estimate import total_bytes
+from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, unmodeled_features
 from ...estimators.hardware import Cluster
-from ...estimators.json_form import from_json
-from ...estimators.memory.device_overhead import library_workspace, outside_allocator
-from ...estimators.memory.trainable import shard_tensors, tensor_set
-from ...estimators.models.families import shape_from_config
-from ...estimators.models.rank_part import split_layers, spread_experts
-from ...estimators.models.vision_parts import freeze_parts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
-from ..recording.result import DryRunResult, Reserved
+from ..command.errors import DryRunError as DryRunError
+from ..command.errors import NeedsValuesError as NeedsValuesError
+from ..command.errors import crash_error, worker_error
+from ..command.request import CommandRequest
+from ..command.run import dry_run_command
+from ..default_script.folder import write_folder
+from ..default_script.words import command_words
+from ..recording.result import DryRunResult
 from ..run import Request, Run
-from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker
-
-_NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
+from ..scratch import scratch
+from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker, worker_environment
 
 
 class Answering(Protocol):
@@ -45,19 +35,6 @@ class Answering(Protocol):
     imports this module."""
 
     def answer(self) -> Any: ...
-
-
-class DryRunError(DsAdviseError):
-    """A failed dry run. details: the traceback or the output."""
-
-    def __init__(self, what: str, *, phase: str, details: str = "", why: str = "", fix: str = "") -> None:
-        super().__init__(what, why=why, fix=fix)
-        self.phase = phase
-        self.details = details
-
-
-class NeedsValuesError(DryRunError):
-    """The model's control flow or shapes depend on values: only a probe can run it."""
 
 
 def dry_run(
@@ -71,16 +48,35 @@ def dry_run(
 ) -> DryRunResult:
     """Memory of one rank of a run under the installed DeepSpeed's real engine, on a simulated GPU.
 
-    rank:    None for the rank with the fullest GPU (`fullest_rank`).
+    rank: None for the rank with the fullest GPU.
     iterations: maximum number of optimizer steps; the run stops after one that repeats the one before it exactly.
     on_progress: called with the running phase, several times a second.
 
     Raises DryRunError, with the original message and the phase, if DeepSpeed rejects the configuration, the model
     cannot be built, or an operation needs real values.
     """
-    _refuse_unknown_features(run)
     request = request_for(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
-    return add_overhead(from_json(DryRunResult, answer(request, timeout_s, on_progress)), run.cluster)
+    return answer_request(request, timeout_s=timeout_s, on_progress=on_progress)
+
+
+def answer_request(
+    request: Request, *, timeout_s: float = 1800.0, on_progress: OnProgress = lambda _phase: None
+) -> DryRunResult:
+    """The dry run of the run's default script, as `dry_run`."""
+    run = request.run
+    _refuse_unknown_features(run)
+    with scratch("run") as folder:
+        write_folder(run, folder)
+        command = CommandRequest(
+            words=command_words(run),
+            folder=folder,
+            cluster=run.cluster,
+            rank=request.rank,
+            iterations=request.iterations,
+            expandable_segments=request.expandable_segments,
+            offline=True,
+        )
+        return dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error).result
 
 
 def _refuse_unknown_features(run: Run) -> None:
@@ -110,12 +106,7 @@ def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandab
     """The request for one rank of a run. rank: None for the rank with the fullest GPU."""
     if isinstance(run.model, str):
         run = replace(run, model=absolute_factory(run.model))
-    return Request(
-        run=run,
-        rank=fullest_rank(run) if rank is None else rank,
-        iterations=iterations,
-        expandable_segments=expandable_segments,
-    )
+    return Request(run=run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
 
 
 def absolute_factory(text: str) -> str:
@@ -131,78 +122,6 @@ def absolute_factory(text: str) -> str:
     return f"{path}:{function}"
 
 
-def fullest_rank(run: Run) -> int:
-    """The rank with the highest peak, from differences between ranks that are known before a run.
-
-    Stages 1 and 2 lay the trainable tensors end to end and cut equal pieces, so a tensor's gradient stays whole on
-    every rank whose piece touches it: the rank that touches the most elements is the fullest. If the closed form peaks
-    while layers run backward, it is the fullest of the ranks that touch the last tensor, whose gradients come first.
-    With the optimizer offloaded, gradients leave at once, through a buffer of the largest slice of a tensor inside the
-    piece: the rank with the largest slice is the fullest. Among equal ranks the last one is taken. Stages 0 and 3 treat
-    all ranks alike except for padding: rank 0. With AutoTP the first rank of a group represents the group.
-
-    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`,
-        `temp_grad_buffer_for_gpu_offload`).
-
-    Not covered: `round_robin_gradients`, which deals the tensors out; a model without a closed form (a user's own
-    module, an unknown family): rank 0.
-    """
-    zero = run.config.get("zero_optimization")
-    shape, description = run.shape, run.description
-    if not isinstance(zero, Mapping) or zero.get("stage") not in (1, 2) or (shape is None and description is None):
-        return 0
-    try:
-        tensor_parallel_size = autotp_size_in(run.config)
-        whole = freeze_parts(shape or shape_from_config(description or {}, name="model"), run.workload.freeze)
-        part = split_layers(whole, tensor_parallel_size)
-        part = spread_experts(part, autoep_size_in(run.config))
-        sharded = shard_tensors(tensor_set(part, run.workload), run.cluster.world_size // tensor_parallel_size)
-    except DsAdviseError:
-        return 0
-    loads, offloads = sharded.loads, offload_device_in(run.config) != "none"
-
-    def fullness(rank: int) -> tuple[int, int, int]:
-        load = loads[rank]
-        return (load.slice, load.touched, rank) if offloads else (load.touched, load.slice, rank)
-
-    fullest = max(range(len(loads)), key=fullness)
-    estimate = None if offloads else replace(run, shape=whole).estimate()
-    if estimate is not None:
-        last = max(sharded.last_load.tensors)
-        first = max((rank for rank, load in enumerate(loads) if last in load.tensors), key=fullness)
-        more_bytes = run.workload.weight_bytes * (loads[first].touched - sharded.last_load.touched)
-        phases = {phase.name: phase.allocated_bytes for phase in estimate.memory.phases}
-        in_layers = max((size for name, size in phases.items() if "layer" in name or "reduction" in name), default=0)
-        if in_layers + more_bytes > max(phases.get("backward_end", 0), phases["step"]):
-            fullest = first
-    return tensor_parallel_size * fullest
-
-
-def add_overhead(result: DryRunResult, cluster: Cluster) -> DryRunResult:
-    """The result with memory outside of tensors in its peak: library workspaces in the allocator, and memory outside
-    the allocator."""
-    peak, workspace = result.peak, total_bytes(library_workspace(cluster.gpu))
-
-    def add_workspace(reserved: Reserved) -> Reserved:
-        return Reserved(
-            reserved_bytes_per_gpu=reserved.reserved_bytes_per_gpu + workspace,
-            required_bytes_per_gpu=reserved.required_bytes_per_gpu + workspace,
-        )
-
-    whole = replace(
-        peak,
-        allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace,
-        reserved_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace,
-        required_bytes_per_gpu=peak.required_bytes_per_gpu + workspace,
-        with_expandable_segments=add_workspace(peak.with_expandable_segments),
-        without_expandable_segments=add_workspace(peak.without_expandable_segments),
-        device_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace + total_bytes(outside_allocator(cluster)),
-        by_category={**peak.by_category, "library workspace": workspace},
-        by_module={**peak.by_module, "library workspace": workspace},
-    )
-    return replace(result, peak=whole, library_workspace_bytes=workspace)
-
-
 def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> SimulatedStep | None:
     """The simulated time of one optimizer step on `cluster`; None for a result without a schedule.
 
@@ -215,9 +134,7 @@ def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> S
     return simulate(result.schedule, cluster, tokens_per_step=samples * seq_len)
 
 
-def answer(
-    request: Request | Answering, timeout_s: float, on_progress: OnProgress = lambda _phase: None
-) -> dict[str, Any]:
+def answer(request: Answering, timeout_s: float, on_progress: OnProgress = lambda _phase: None) -> dict[str, Any]:
     """The result of a request in JSON, from a subprocess.
 
     on_progress: called with the running phase.
@@ -244,60 +161,6 @@ def answer(
             raise crash_error(status, read_phase(folder), printed)
         values: dict[str, Any] = json.loads(written.read_text())
     if "error" in values:
-        raise _worker_error(values)
+        raise worker_error(values)
     result: dict[str, Any] = values["result"]
     return result
-
-
-def worker_environment() -> dict[str, str]:
-    """The environment of a subprocess that imports transformers."""
-    # PYTHONUTF8: some libraries read their own files in the encoding of the locale
-    return {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"}
-
-
-def crash_error(status: int, phase: str, printed: str) -> DryRunError:
-    """The error for a process that ended without an answer."""
-    if status < 0:
-        name = signal.Signals(-status).name
-        if name == "SIGKILL":
-            return DryRunError(
-                f"the dry run was killed (SIGKILL, during {phase})",
-                phase=phase,
-                details=printed,
-                why="the system kills a process when the memory of the machine runs out",
-                fix="free memory, or use fewer --iterations",
-            )
-        what = f"the dry run crashed ({name}, during {phase})"
-    else:
-        what = f"the dry run ended without an answer (exit code {status}, during {phase})"
-    last_line = next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "")
-    return DryRunError(what, phase=phase, details=printed, why=last_line, fix="report it with the output of --debug")
-
-
-def _worker_error(answer: dict[str, str]) -> DryRunError:
-    """The error for the subprocess's exception, with its original message and a fix."""
-    kind, phase, where = answer["kind"], answer["phase"], answer["where"]
-    text = " ".join(line.strip() for line in answer["error"].splitlines() if "errors.pydantic.dev" not in line)
-    why = f"raised at {where}" if where else ""
-    fix = answer["fix"]
-    needs_values = kind in _NEEDS_VALUES or "meta tensor" in text or "register_meta function" in text
-    if needs_values:
-        text = f"{where or 'the model'} needs real values: {text[:200]}"
-        why = "a dry run and a recording have shapes but no values"
-        fix = (
-            "avoid shapes that depend on values (use a mask instead of an index), or probe it: ds-advise probe, "
-            "without a GPU with --device cpu; ds-advise launch has --no-check"
-        )
-    elif kind == "MemoryError":
-        text = "this machine is out of memory"
-        fix = "free memory, or use fewer --iterations"
-    elif answer["package"] == "deepspeed" and phase in ("load", "initialize"):
-        why = "DeepSpeed rejects this configuration"
-        fix = "correct the setting in its message"
-    elif kind == "UnrecordableError":
-        why = ""
-    elif where or not text:
-        text = f"{kind}: {text}" if text else kind
-    chosen = NeedsValuesError if needs_values else DryRunError
-    during = f" (during {phase})" if phase else ""
-    return chosen(f"{text}{during}", phase=phase, details=answer["traceback"], why=why, fix=fix)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ...estimators.estimate import total_bytes
+from ...estimators.hardware import Cluster
+from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.schedule.recorded import Schedule
 
 
@@ -145,3 +148,28 @@ class DryRunResult:
         values = asdict(replace(self, schedule=replace(self.schedule, entries=())))
         values["schedule"]["entries"] = self.schedule.entries  # `asdict` would copy 100,000 entries slowly
         return values
+
+
+def add_overhead(result: DryRunResult, cluster: Cluster) -> DryRunResult:
+    """The result with memory outside of tensors in its peak: library workspaces in the allocator, and memory outside
+    the allocator."""
+    peak, workspace = result.peak, total_bytes(library_workspace(cluster.gpu))
+
+    def add_workspace(reserved: Reserved) -> Reserved:
+        return Reserved(
+            reserved_bytes_per_gpu=reserved.reserved_bytes_per_gpu + workspace,
+            required_bytes_per_gpu=reserved.required_bytes_per_gpu + workspace,
+        )
+
+    whole = replace(
+        peak,
+        allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace,
+        reserved_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace,
+        required_bytes_per_gpu=peak.required_bytes_per_gpu + workspace,
+        with_expandable_segments=add_workspace(peak.with_expandable_segments),
+        without_expandable_segments=add_workspace(peak.without_expandable_segments),
+        device_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace + total_bytes(outside_allocator(cluster)),
+        by_category={**peak.by_category, "library workspace": workspace},
+        by_module={**peak.by_module, "library workspace": workspace},
+    )
+    return replace(result, peak=whole, library_workspace_bytes=workspace)

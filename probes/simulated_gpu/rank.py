@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ...estimators.hardware import Cluster
+from ..recording.allocation_classifier import AllocationClassifier
 from ..recording.ledger import Ledger
+from ..recording.phases import PhaseRecorder
 from ..recording.schedule import ScheduleRecorder
 from . import attention, collectives, kernels, patches
+from .device import DEVICE_TYPE, register
 
 _HOPPER = 9.0
 """Compute capability assumed for a GPU without one (AMD's, the CPU)."""
+
+
+def simulated_recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
+    """Register the simulated GPU with torch, and a recorder of what happens on it."""
+    register()
+    classifier = AllocationClassifier()
+    ledger = Ledger(DEVICE_TYPE, classifier.classify)
+    schedule = ScheduleRecorder(lambda: ledger.stream, ledger.is_pinned)
+    return PhaseRecorder(ledger, classifier, schedule, on_phase)
 
 
 def simulate(cluster: Cluster, rank: int, ledger: Ledger, schedule: ScheduleRecorder) -> Any:

@@ -1,0 +1,1 @@
+"""The default training scripts, which users also get as files, and their command lines."""

@@ -1,0 +1,158 @@
+"""The command line of a run: the default script that trains it, with its arguments."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...ds_configs.config_keys import CONFIG_KEYS
+from ...ds_configs.read import autotp_size_in, offload_device_in
+from ...ds_configs.training_script import ATTENTION, training_arguments
+from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
+from ...estimators.models.families import shape_from_config
+from ...estimators.models.vision_parts import frozen_pattern
+from ...estimators.objectives import OBJECTIVES
+from ...estimators.plan import Plan
+from ...estimators.workload import TORCH_DTYPES
+from ..run import Run
+
+STEPS = 20
+"""Optimizer steps of a training without a number of its own."""
+
+CONFIG_FILE = "ds_config.json"
+OUTPUT = "output"
+
+
+def script_of(run: Run) -> Path:
+    """The default script that trains the run.
+
+    `objective.py`: TRL's trainers. `engine.py`: a module of the user's, plain DeepSpeed, and tensor parallelism, which
+    the Trainer does not set up. `trainer.py`: the others.
+    """
+    objective = OBJECTIVES[run.workload.objective]
+    if isinstance(run.model, str) or run.workload.framework == "deepspeed" or autotp_size_in(run.config) > 1:
+        name = "engine.py"
+    elif objective.trainer or run.workload.framework == "trl":
+        name = "objective.py"
+    else:
+        name = "trainer.py"
+    return Path(__file__).with_name(name)
+
+
+def command_words(run: Run, *, model: str = ".", steps: int = STEPS) -> tuple[str, ...]:
+    """The command of one process of the run on random rows, with random weights, in the folder of `write_folder`."""
+    script = script_of(run)
+    arguments = {"model_name_or_path": model, "random_weights": True, "max_steps": steps, **script_arguments(run)}
+    return (sys.executable, str(script), *option_words(arguments))
+
+
+def script_arguments(run: Run) -> dict[str, Any]:
+    """The arguments of the run's default script, without the model, the data and the number of steps."""
+    plan, workload = run_plan(run), run.workload
+    # Without the Trainer's argument `deepspeed`, a script would train without DeepSpeed.
+    arguments = training_arguments(plan, workload, run.cluster, config_path=CONFIG_FILE)
+    arguments.pop("parallelism_config", None)  # the scripts make it
+    arguments |= matching_arguments(run.config)
+    arguments |= {"output_dir": OUTPUT, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    if workload.eval_batch is not None:
+        arguments |= {
+            "eval_strategy": "steps",
+            "eval_steps": STEPS,
+            "prediction_loss_only": workload.eval_logits is None,
+        }
+    return arguments | model_arguments(run)
+
+
+def model_arguments(run: Run) -> dict[str, Any]:
+    """The arguments that describe the model and its adapters, which are not TrainingArguments."""
+    workload, plan = run.workload, run_plan(run)
+    arguments: dict[str, Any] = {"max_length": workload.seq_len, "dtype": TORCH_DTYPES[workload.precision]}
+    if workload.attention in ATTENTION:
+        arguments["attn_implementation"] = ATTENTION[workload.attention]
+    if workload.freeze:
+        arguments["freeze"] = frozen_pattern(workload.freeze)
+    if workload.method != "full":
+        arguments |= {
+            "lora_r": workload.lora_rank,
+            "lora_alpha": 2 * workload.lora_rank,
+            "lora_dropout": workload.lora_dropout or None,
+            "lora_target_modules": list(workload.lora_targets or ("all-linear",)),
+            "lora_modules_to_save": list(workload.modules_to_save) or None,
+            # ZeRO-3 wants one type for all trained tensors (`ds_configs.training_script`).
+            "lora_in_fp32": (workload.software.fp32_adapters and not workload.modules_to_save) or None,
+            "load_in_4bit": workload.method == "qlora" or None,
+        }
+    if plan.sequence_parallel_size > 1:
+        arguments["sequence_parallel_size"] = plan.sequence_parallel_size
+    if workload.loss == "chunked-softmax":
+        arguments["chunked_softmax"] = True
+    if plan.cpu_checkpointing and not workload.software.pinned_inputs:
+        arguments["pageable_inputs"] = True
+    return {name: value for name, value in (arguments | _tiles(run, plan)).items() if value is not None}
+
+
+def _tiles(run: Run, plan: Plan) -> dict[str, int]:
+    workload = run.workload.rank_share(plan.sequence_parallel_size)
+    if run.description is None or (workload.mlp == "whole" and workload.loss != "tiled"):
+        return {}
+    shape = run.shape or shape_from_config(run.description, name="")
+    tiles = {"mlp_tiles": mlp_tiles(shape, workload)} if workload.mlp == "tiled" else {}
+    if workload.loss == "tiled":
+        tiles["loss_tiles"] = loss_tiles(shape, workload, plan.micro_batch_size)
+    return tiles
+
+
+def run_plan(run: Run) -> Plan:
+    """The fields of the run's plan that scripts need, also of a model without closed form. A batch size of None is
+    that of the configuration, by DeepSpeed's rules."""
+    zero = run.config.get("zero_optimization") or {}
+    accumulation = _number(run.config, "gradient_accumulation_steps", run.gradient_accumulation_steps)
+    micro = _number(run.config, "train_micro_batch_size_per_gpu", run.micro_batch_size)
+    total, replicas = run.config.get("train_batch_size"), run.cluster.world_size // run.ranks_per_sample
+    if isinstance(total, int) and micro is None:
+        micro = total // (accumulation or 1) // replicas
+    elif isinstance(total, int) and accumulation is None and micro:
+        accumulation = total // micro // replicas
+    stage = zero.get("stage", 0)
+    return Plan(
+        zero_stage=stage if stage in (0, 1, 2, 3) else 0,
+        micro_batch_size=max(1, micro or 1),
+        gradient_accumulation_steps=max(1, accumulation or 1),
+        gradient_checkpointing=run.gradient_checkpointing,
+        cpu_checkpointing=run.cpu_checkpointing,
+        sequence_parallel_size=run.sequence_parallel_size,
+        offload_optimizer=offload_device_in(run.config),
+    )
+
+
+def _number(config: Mapping[str, Any], key: str, requested: int | None) -> int | None:
+    value = config.get(key, "auto")
+    return value if isinstance(value, int) else requested
+
+
+def matching_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The TrainingArguments that must equal numbers of the configuration (`ConfigKey.argument`)."""
+    found: dict[str, Any] = {}
+    for path, known in CONFIG_KEYS.items():
+        value: Any = config
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if known.argument and isinstance(value, int | float):
+            found[known.argument] = value
+    return found
+
+
+def option_words(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Arguments as words of a command line: objects become JSON, None is left out."""
+    words: list[str] = []
+    for name, value in values.items():
+        if value is not None:
+            words += [f"--{name}", *(_word(item) for item in (value if isinstance(value, list) else [value]))]
+    return tuple(words)
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict | bool) else str(value)
