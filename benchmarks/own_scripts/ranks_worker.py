@@ -118,7 +118,9 @@ def _attention(
 def dry_run() -> None:
     """The worker of the dry run."""
     from ds_advise.probes.command import worker
+    from ds_advise.probes.simulated_gpu import kernels
 
+    kernels.install_trl = lambda *_: None  # on a CPU its losses are torch's
     prepare = worker.Session.prepare
 
     def prepared(session: worker.Session) -> None:

@@ -30,6 +30,8 @@ class CommandRequest:
     rows: int | None = None
     """Rows of each data set that are read; None for a number that suffices."""
     offline: bool = False
+    generates: bool = True
+    """Whether models compute their completions; if not, these have full length at once."""
     variables: Mapping[str, str] | None = None
     """The environment of a process that the command started for the training; None for the user's own."""
 

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +26,7 @@ from ...estimators.json_form import to_json
 from ..recording.engine_phases import EngineObserver, TrainingEnded
 from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
-from ..simulated_gpu import autocast, cuda, libraries, values, weights
+from ..simulated_gpu import autocast, cuda, generation, kernels, libraries, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate, simulated_recorder
@@ -33,6 +34,7 @@ from . import follow, launchers, limits, redirect, refused, savers
 from .errors import package_of, users_line
 from .files import native
 from .fullest_rank import FullestPartition
+from .imports import on_import
 from .observe import observed
 from .observed import CommandResult
 from .request import CommandRequest
@@ -94,6 +96,10 @@ class Session:
             libraries.install_accelerate(request.cluster.world_size)
         weights.install()
         savers.install(self.mode.shadow, self.mode.attach)
+        if not request.generates:
+            generation.replace_generate()
+            on_import("trl.generation.vllm_generation", partial(generation.replace_vllm, self.observer.phased))
+        on_import("trl.trainer.utils", partial(kernels.install_trl, recorder.schedule))
         libraries.install_transformers(phased=self.observer.phased, is_finished=lambda: self.observer.finished)
         self.loaders.install()
         self.observer.install()

@@ -5,15 +5,22 @@
 
 Arguments are those of the trainer's own class (`DPOConfig` and so on), of TRL's `ModelConfig` (the model, its dtype,
 LoRA) and of `ScriptArguments`. Without `--dataset` it trains on rows of the longest length, to measure memory and time.
-PPO reads no `--deepspeed`: start it with `accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json`.
 """
 
 import importlib
 import os
+import re
 from dataclasses import dataclass, field
 
+import torch
 from datasets import Dataset, load_dataset
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 TRAINERS = {
@@ -39,7 +46,10 @@ class ScriptArguments:
     """Model that rewards completions; without it the function `reward` does."""
     prompt_length: int = 512
     """Tokens of a prompt in GRPO, RLOO and PPO without `--dataset`."""
-    lora_exclude_modules: str | None = None
+    freeze: str | None = None
+    """Regular expression for the names of parameters that are not trained."""
+    random_weights: bool = False
+    """Build the models from their configuration; no weights are read."""
 
 
 def reward(completions, **_):
@@ -54,6 +64,10 @@ def main():
     # The arguments come before the model: at ZeRO-3 they let transformers shard it while it loads.
     classes = [ScriptArguments, getattr(trl, f"{name}Config"), ModelConfig]
     options, arguments, model_options = TrlParser(classes).parse_args_and_config()
+    if options.random_weights:
+        PreTrainedModel.from_pretrained = classmethod(from_configuration)
+    if objective == "ppo":  # whose trainer knows DeepSpeed through accelerate alone
+        os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": arguments.deepspeed}
     tokenizer = AutoTokenizer.from_pretrained(model_options.model_name_or_path)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     if options.dataset:
@@ -68,7 +82,7 @@ def main():
         model_options.lora_task_type = "SEQ_CLS"
     peft_config = get_peft_config(model_options)
     if peft_config is not None:
-        peft_config.exclude_modules = options.lora_exclude_modules
+        peft_config.exclude_modules = options.freeze
     trainer = getattr(trl, f"{name}Trainer")(
         **models(options, arguments, model_options),
         args=arguments,
@@ -76,9 +90,20 @@ def main():
         processing_class=tokenizer,
         peft_config=peft_config,
     )
+    if options.freeze and peft_config is None:
+        for parameter_name, parameter in trainer.model.named_parameters():
+            parameter.requires_grad_(not re.fullmatch(options.freeze, parameter_name))
     trainer.train()
     if arguments.save_strategy != "no":
         trainer.save_model(arguments.output_dir)
+
+
+def from_configuration(cls, path, *_, config=None, dtype="float32", attn_implementation=None, **options):
+    config = config or AutoConfig.from_pretrained(path, **{key: options[key] for key in ("num_labels",) if key in options})
+    dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+    model = cls._from_config(config, dtype=dtype, attn_implementation=attn_implementation)
+    model.name_or_path = model.config._name_or_path = path
+    return model.eval()
 
 
 def models(options, arguments, model_options):

@@ -223,7 +223,9 @@ class EngineObserver:
                 self._micro_batches += 1
                 self.enter("forward")
             elif self._current == BETWEEN:
-                self.enter("scoring" if engine.module.training else "evaluation")
+                # Completions are scored by frozen models too.
+                trains = any(each.module.training for each in self.engines)
+                self.enter("scoring" if trains else "evaluation")
             return method(engine, *arguments, **options)
 
         return forward
