@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,7 @@ def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
 def _install_libraries(observer: Any, world_size: int) -> None:
     """accelerate, transformers and torch.distributed as on a simulated rank, but with real collectives."""
     import torch.distributed as dist
+    from ds_advise.probes.command.imports import on_import
     from ds_advise.probes.simulated_gpu import libraries
 
     new_group, barrier, all_gather = dist.new_group, dist.barrier, dist.all_gather_into_tensor
@@ -352,6 +354,8 @@ def _install_libraries(observer: Any, world_size: int) -> None:
     scaler.__init__ = with_small_scale
     model: Any = importlib.import_module("transformers").PreTrainedModel
     save = model.save_pretrained
+    for name in ("grpo", "rloo"):
+        on_import(f"trl.trainer.{name}_trainer", partial(libraries.phase_scoring, observer.phased))
     libraries.install_transformers(phased=observer.phased, is_finished=lambda: observer.finished)
     model.save_pretrained = observer.phased("saving", save)
 

@@ -99,6 +99,8 @@ class Session:
         if not request.generates:
             generation.replace_generate()
             on_import("trl.generation.vllm_generation", partial(generation.replace_vllm, self.observer.phased))
+        for name in ("grpo", "rloo"):
+            on_import(f"trl.trainer.{name}_trainer", partial(libraries.phase_scoring, self.observer.phased))
         on_import("trl.trainer.utils", partial(kernels.install_trl, recorder.schedule))
         libraries.install_transformers(phased=self.observer.phased, is_finished=lambda: self.observer.finished)
         self.loaders.install()

@@ -14,12 +14,16 @@ from dataclasses import dataclass, field
 
 import torch
 from datasets import Dataset, load_dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
@@ -48,6 +52,8 @@ class ScriptArguments:
     """Tokens of a prompt in GRPO, RLOO and PPO without `--dataset`."""
     freeze: str | None = None
     """Regular expression for the names of parameters that are not trained."""
+    deepspeed_config_file: str | None = None
+    """DeepSpeed's configuration for PPO, whose trainer does not read `--deepspeed`."""
     random_weights: bool = False
     """Build the models from their configuration; no weights are read."""
 
@@ -58,22 +64,26 @@ def reward(completions, **_):
 
 
 def main():
-    objective = TrlParser([ScriptArguments]).parse_args_into_dataclasses(return_remaining_strings=True)[0].objective
+    options, *_ = TrlParser([ScriptArguments], allow_abbrev=False).parse_args_into_dataclasses(
+        return_remaining_strings=True
+    )
+    objective = options.objective
     module, name = TRAINERS[objective]
     trl = importlib.import_module(module)
+    if options.deepspeed_config_file:
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+        os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = options.deepspeed_config_file
     # The arguments come before the model: at ZeRO-3 they let transformers shard it while it loads.
     classes = [ScriptArguments, getattr(trl, f"{name}Config"), ModelConfig]
-    options, arguments, model_options = TrlParser(classes).parse_args_and_config()
+    options, arguments, model_options = TrlParser(classes, allow_abbrev=False).parse_args_and_config()
     if options.random_weights:
         PreTrainedModel.from_pretrained = classmethod(from_configuration)
-    if objective == "ppo":  # whose trainer knows DeepSpeed through accelerate alone
-        os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": arguments.deepspeed}
-    tokenizer = AutoTokenizer.from_pretrained(model_options.model_name_or_path)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     if options.dataset:
         dataset = load_dataset("json", data_files=options.dataset, split="train")
+        tokenizer = AutoTokenizer.from_pretrained(model_options.model_name_or_path)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     else:
-        dataset = longest_rows(options, arguments, tokenizer)
+        dataset, tokenizer = longest_rows(options, arguments), word_tokenizer()
     if objective == "simpo":
         arguments.loss_type, arguments.cpo_alpha = "simpo", 0.0
     if objective == "ppo":
@@ -98,8 +108,9 @@ def main():
         trainer.save_model(arguments.output_dir)
 
 
-def from_configuration(cls, path, *_, config=None, dtype="float32", attn_implementation=None, **options):
-    config = config or AutoConfig.from_pretrained(path, **{key: options[key] for key in ("num_labels",) if key in options})
+def from_configuration(cls, path, *_, config=None, dtype="float32", attn_implementation=None, num_labels=None, **__):
+    config = config or AutoConfig.from_pretrained(path)
+    config.num_labels = num_labels or config.num_labels
     dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
     model = cls._from_config(config, dtype=dtype, attn_implementation=attn_implementation)
     model.name_or_path = model.config._name_or_path = path
@@ -130,21 +141,27 @@ def models(options, arguments, model_options):
     return {"model": path}
 
 
-def longest_rows(options, arguments, tokenizer):
-    """Rows of exactly `--max_length` tokens, or prompts of `--prompt_length`, for `--max_steps` steps. Completions are
-    then generated to their full length."""
+def word_tokenizer():
+    """A tokenizer for which every word is a token."""
+    words = Tokenizer(WordLevel({"<pad>": 0, "<end>": 1, "word": 2}, unk_token="word"))
+    words.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
+
+
+def longest_rows(options, arguments):
+    """Rows of `--max_length` tokens, or prompts of `--prompt_length`, for `--max_steps` steps. Completions are then
+    generated to their full length."""
     samples = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     samples *= int(os.environ.get("WORLD_SIZE", "1")) * max(arguments.max_steps, 1)
-    special = tokenizer.num_special_tokens_to_add()
     if options.objective in ("grpo", "rloo", "ppo"):
+        row = {"prompt": " ".join(["word"] * options.prompt_length)}
         if options.objective != "ppo":
             arguments.generation_kwargs = {"min_new_tokens": arguments.max_completion_length}
-        row = {"prompt": " ".join(["the"] * (options.prompt_length - special))}
     elif options.objective == "sft":
-        row = {"text": " ".join(["the"] * (arguments.max_length - special - 1))}  # the trainer appends the end
+        row = {"text": " ".join(["word"] * (arguments.max_length - 1) + ["<end>"])}
     else:
-        answer = " the" * (arguments.max_length - special - 2)
-        row = {"prompt": "the", "chosen": answer, "rejected": answer}
+        answer = " word" * (arguments.max_length - 2) + " <end>"
+        row = {"prompt": "word", "chosen": answer, "rejected": answer}
     # In a file: ranks that precompute log-probabilities share its folder.
     return Dataset.from_generator(repeated, gen_kwargs={"row": row, "times": samples})
 

@@ -16,7 +16,7 @@ from ...estimators.models.families import shape_from_config
 from ...estimators.models.vision_parts import frozen_pattern
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.plan import Plan
-from ...estimators.workload import TORCH_DTYPES
+from ...estimators.workload import TORCH_DTYPES, Workload
 from ..run import Run
 
 STEPS = 20
@@ -35,7 +35,7 @@ def script_of(run: Run) -> Path:
     objective = OBJECTIVES[run.workload.objective]
     if isinstance(run.model, str) or run.workload.framework == "deepspeed" or autotp_size_in(run.config) > 1:
         name = "engine.py"
-    elif objective.trainer or run.workload.framework == "trl":
+    elif objective.trainer or run.workload.loss == "chunked-head":
         name = "objective.py"
     else:
         name = "trainer.py"
@@ -63,7 +63,25 @@ def script_arguments(run: Run) -> dict[str, Any]:
             "eval_steps": STEPS,
             "prediction_loss_only": workload.eval_logits is None,
         }
-    return arguments | model_arguments(run)
+    arguments |= model_arguments(run)
+    return _trl_arguments(arguments, workload) if script_of(run).name == "objective.py" else arguments
+
+
+def _trl_arguments(arguments: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
+    """The arguments under the names of TRL's `ModelConfig` and of `objective.py`."""
+    objective = OBJECTIVES[workload.objective]
+    unknown = {"lora_in_fp32", "model_init_kwargs", "pageable_inputs"}
+    if workload.rollouts is not None:
+        unknown.add("max_length")
+    found = {name: value for name, value in arguments.items() if name not in unknown}
+    found["objective"] = workload.objective if objective.trainer else "sft"
+    if objective.value_model:
+        found["deepspeed_config_file"] = CONFIG_FILE
+    if workload.method != "full":
+        found |= {"use_peft": True, "lora_dropout": workload.lora_dropout}  # of 0.05 by default
+    if workload.rollouts is not None:
+        found["prompt_length"] = workload.seq_len - workload.completion_len
+    return found
 
 
 def model_arguments(run: Run) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def answer_request(
             iterations=request.iterations,
             expandable_segments=request.expandable_segments,
             offline=True,
+            generates=False,
         )
         return dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error).result
 
