@@ -121,7 +121,7 @@ def dry_run() -> None:
     from ds_advise.probes.command import worker
     from ds_advise.probes.simulated_gpu import kernels
 
-    kernels.install_trl = lambda *_: None  # on a CPU its losses are torch's
+    kernels.patch_trl = lambda *_: None  # on a CPU its losses are torch's
     prepare = worker.Session.prepare
 
     def prepared(session: worker.Session) -> None:

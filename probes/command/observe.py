@@ -68,6 +68,9 @@ def _engine(observer: EngineObserver, number: int, names: set[str]) -> ObservedE
     settings = stepping.param_groups[0] if isinstance(stepping, torch.optim.Optimizer) else {}
     is_foreach = any(name.startswith("aten::_foreach_") for name in names)
     implementation = "fused" if settings.get("fused") else "foreach" if is_foreach and "foreach" in settings else ""
+    micro, accumulation = int(engine.train_micro_batch_size_per_gpu()), int(engine.gradient_accumulation_steps())
+    # With sequence parallelism DeepSpeed knows no such size.
+    replicas = engine.dp_world_size or engine.train_batch_size() // (micro * accumulation)
     return ObservedEngine(
         model=type(module).__name__,
         parameters=parameters,
@@ -76,9 +79,9 @@ def _engine(observer: EngineObserver, number: int, names: set[str]) -> ObservedE
         optimizer=type(stepping).__name__ if settings else "",
         implementation=implementation,
         zero_stage=int(engine.zero_optimization_stage()),
-        micro_batch_size=int(engine.train_micro_batch_size_per_gpu()),
-        gradient_accumulation_steps=int(engine.gradient_accumulation_steps()),
-        data_parallel_size=int(engine.dp_world_size),
+        micro_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        data_parallel_size=int(replicas),
         checkpointing=any(getattr(each, "gradient_checkpointing", False) is True for each in module.modules()),
         config=observer.configs[number],
     )

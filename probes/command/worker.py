@@ -26,7 +26,7 @@ from ...estimators.json_form import to_json
 from ..recording.engine_phases import EngineObserver, TrainingEnded
 from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
-from ..simulated_gpu import autocast, cuda, generation, kernels, libraries, values, weights
+from ..simulated_gpu import autocast, cuda, generation, kernels, libraries, patches, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate, simulated_recorder
@@ -94,6 +94,7 @@ class Session:
         autocast.install()
         if libraries.has("accelerate"):
             libraries.install_accelerate(request.cluster.world_size)
+        self.replace_kernels()
         weights.install()
         savers.install(self.mode.shadow, self.mode.attach)
         if not request.generates:
@@ -101,7 +102,6 @@ class Session:
             on_import("trl.generation.vllm_generation", partial(generation.replace_vllm, self.observer.phased))
         for name in ("grpo", "rloo"):
             on_import(f"trl.trainer.{name}_trainer", partial(libraries.phase_scoring, self.observer.phased))
-        on_import("trl.trainer.utils", partial(kernels.install_trl, recorder.schedule))
         libraries.install_transformers(phased=self.observer.phased, is_finished=lambda: self.observer.finished)
         self.loaders.install()
         self.observer.install()
@@ -121,6 +121,18 @@ class Session:
                 run(thread)
 
         any_thread.run = run_simulated
+
+    def replace_kernels(self) -> None:
+        """Triton's kernels, which cannot run on fake tensors, of the losses that are known."""
+        schedule = self.recorder.schedule
+        if libraries.has("liger_kernel") and libraries.has("triton"):
+            on_import("liger_kernel.transformers", partial(kernels.patch_liger, schedule))
+        else:
+            kernels.patch_liger(schedule, kernels.liger_stand_in())
+            libraries.replace_in_loaded("is_liger_kernel_available", lambda: True)
+        on_import("deepspeed.runtime.chunked_cross_entropy", partial(kernels.patch_chunked_softmax, schedule))
+        on_import("deepspeed.module_inject.auto_ep_layer", lambda _module: patches.patch_autoep())
+        on_import("trl.trainer.utils", partial(kernels.patch_trl, schedule))
 
     def run(self) -> None:
         try:

@@ -137,14 +137,16 @@ def main() -> None:
     if options.pageable_inputs:
         _do_not_pin()
     set_seed(arguments.seed)
-    model = load_model(options, arguments)
+    checkpointing = arguments.gradient_checkpointing_kwargs or {}
+    is_zero3 = _is_zero3(arguments)
+    model = load_model(
+        options,
+        checkpointing=checkpointing if arguments.gradient_checkpointing else None,
+        gpu=None if is_zero3 else arguments.local_process_index,
+    )
     uses_cache = getattr(model.config, "use_cache", None)
     trainer = Trainer(model=model, args=arguments, callbacks=[EndsAtLastStep()], **_data(model, options, arguments))
-    if options.chunked_softmax:
-        chunked = import_module("deepspeed.runtime.chunked_cross_entropy")
-        chunked.install_chunked_causal_lm_loss(model.get_base_model() if options.lora_r else model)
-    if options.mlp_tiles or options.loss_tiles:
-        _tile(trainer.model, options)
+    change_loss(trainer.model, options)
     swanlab = start_swanlab() if "swanlab" in arguments.report_to and trainer.is_world_process_zero() else None
     with contextlib.suppress(AllStepsMadeError):
         trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
@@ -157,7 +159,7 @@ def main() -> None:
             if uses_cache is not None:  # the Trainer turns it off, and the saved model would generate without a cache
                 model.config.use_cache = uses_cache
             gathers = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
-            if not _is_zero3(arguments) or arguments.hf_deepspeed_config.is_true(gathers):
+            if not is_zero3 or arguments.hf_deepspeed_config.is_true(gathers):
                 trainer.save_model()
             trainer.save_state()
     if swanlab is not None:
@@ -207,7 +209,13 @@ def model_class(config: Any) -> Any:
     raise SystemExit(f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}")
 
 
-def load_model(options: ScriptArguments, arguments: TrainingArguments) -> Any:
+def load_model(options: ScriptArguments, *, checkpointing: dict[str, Any] | None, gpu: int | None = None) -> Any:
+    """The model with its adapters.
+
+    checkpointing: arguments of gradient checkpointing, which the caller enables; None without it.
+    gpu: the GPU of weights in 4 bits. Under ZeRO-3 transformers takes no device_map; bitsandbytes' quantizer then takes
+        the rank's own GPU.
+    """
     dtype, path = getattr(torch, options.dtype), options.model_name_or_path
     config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     # Labels are shifted to the right behind this token; some configurations leave it to `generate`.
@@ -225,9 +233,7 @@ def load_model(options: ScriptArguments, arguments: TrainingArguments) -> Any:
                 bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=dtype,
             )
-            # Under ZeRO-3 transformers takes no device_map; bitsandbytes' quantizer then takes the rank's own GPU.
-            if not _is_zero3(arguments):
-                more["device_map"] = {"": arguments.local_process_index}
+            more |= {} if gpu is None else {"device_map": {"": gpu}}
         model = chosen.from_pretrained(
             path, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True, **more
         )
@@ -238,14 +244,11 @@ def load_model(options: ScriptArguments, arguments: TrainingArguments) -> Any:
         return model
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
-    checkpointing = arguments.gradient_checkpointing_kwargs
     if options.load_in_4bit:
         model = prepare_model_for_kbit_training(  # type: ignore[no-untyped-call]
-            model,
-            use_gradient_checkpointing=arguments.gradient_checkpointing,
-            gradient_checkpointing_kwargs=checkpointing,
+            model, use_gradient_checkpointing=checkpointing is not None, gradient_checkpointing_kwargs=checkpointing
         )
-    elif arguments.gradient_checkpointing and (checkpointing or {}).get("use_reentrant"):
+    elif (checkpointing or {}).get("use_reentrant"):
         model.enable_input_require_grads()
     targets = options.lora_target_modules
     adapters = LoraConfig(
@@ -269,13 +272,18 @@ def _give_dimensions(model: Any) -> None:
                 setattr(module, name, torch.nn.Parameter(parameter.data[None], requires_grad=parameter.requires_grad))
 
 
-def _tile(model: Any, options: ScriptArguments) -> None:
-    from ds_advise.ds_configs.tiled_compute import tile_feed_forward, tile_loss
-
-    if options.mlp_tiles:
-        tile_feed_forward(model, options.mlp_tiles)
-    if options.loss_tiles:
-        tile_loss(model, options.loss_tiles)
+def change_loss(model: Any, options: ScriptArguments) -> None:
+    """Install another loss, and tiles. The Trainer installs Liger's kernels when it is created, so before this."""
+    if options.chunked_softmax:
+        chunked = import_module("deepspeed.runtime.chunked_cross_entropy")
+        # peft's wrapper has no loss of its own.
+        chunked.install_chunked_causal_lm_loss(model.get_base_model() if options.lora_r else model)
+    if options.mlp_tiles or options.loss_tiles:
+        tiled = import_module("ds_advise.ds_configs.tiled_compute")
+        if options.mlp_tiles:
+            tiled.tile_feed_forward(model, options.mlp_tiles)
+        if options.loss_tiles:
+            tiled.tile_loss(model, options.loss_tiles)
 
 
 def _do_not_pin() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
-from ...ds_configs.read import autotp_size_in, offload_device_in
+from ...ds_configs.read import autotp_size_in, offload_device_in, optimizer_step_in
 from ...ds_configs.training_script import ATTENTION, training_arguments
 from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
 from ...estimators.models.families import shape_from_config
@@ -44,25 +44,24 @@ def script_of(run: Run) -> Path:
 
 def command_words(run: Run, *, model: str = ".", steps: int = STEPS) -> tuple[str, ...]:
     """The command of one process of the run on random rows, with random weights, in the folder of `write_folder`."""
-    script = script_of(run)
-    arguments = {"model_name_or_path": model, "random_weights": True, "max_steps": steps, **script_arguments(run)}
-    return (sys.executable, str(script), *option_words(arguments))
+    arguments: dict[str, Any] = {"max_steps": steps, **script_arguments(run)}
+    if not isinstance(run.model, str):
+        arguments |= {"model_name_or_path": model, "random_weights": True}
+    return (sys.executable, str(script_of(run)), *option_words(arguments))
 
 
 def script_arguments(run: Run) -> dict[str, Any]:
     """The arguments of the run's default script, without the model, the data and the number of steps."""
-    plan, workload = run_plan(run), run.workload
-    # Without the Trainer's argument `deepspeed`, a script would train without DeepSpeed.
-    arguments = training_arguments(plan, workload, run.cluster, config_path=CONFIG_FILE)
+    if script_of(run).name == "engine.py":
+        return _engine_arguments(run) | ({} if isinstance(run.model, str) else model_arguments(run))
+    workload = run.workload
+    arguments = training_arguments(run_plan(run), workload, run.cluster, config_path=CONFIG_FILE)
     arguments.pop("parallelism_config", None)  # the scripts make it
     arguments |= matching_arguments(run.config)
     arguments |= {"output_dir": OUTPUT, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     if workload.eval_batch is not None:
-        arguments |= {
-            "eval_strategy": "steps",
-            "eval_steps": STEPS,
-            "prediction_loss_only": workload.eval_logits is None,
-        }
+        arguments |= {"eval_strategy": "steps", "eval_steps": STEPS}
+        arguments["prediction_loss_only"] = workload.eval_logits is None
     arguments |= model_arguments(run)
     return _trl_arguments(arguments, workload) if script_of(run).name == "objective.py" else arguments
 
@@ -82,6 +81,27 @@ def _trl_arguments(arguments: Mapping[str, Any], workload: Workload) -> dict[str
     if workload.rollouts is not None:
         found["prompt_length"] = workload.seq_len - workload.completion_len
     return found
+
+
+def _engine_arguments(run: Run) -> dict[str, Any]:
+    workload, arguments = run.workload, dict[str, Any](deepspeed_config=CONFIG_FILE, max_length=run.workload.seq_len)
+    flags = {
+        "gradient_checkpointing": run.gradient_checkpointing,
+        "cpu_checkpointing": run.cpu_checkpointing,
+        "use_liger_kernel": workload.loss == "fused" or workload.kernels == "liger",
+    }
+    arguments |= {name: () for name, given in flags.items() if given}
+    if flags["use_liger_kernel"] and workload.loss != "fused":
+        arguments["liger_kernel_config"] = {"fused_linear_cross_entropy": False}
+    if not run.config.get("optimizer"):
+        step = optimizer_step_in(run.config, workload)
+        arguments["adam"] = step if step != "auto" else None
+    if isinstance(run.model, str):
+        arguments["module"] = run.model
+        if run.inputs:
+            arguments["input_shape"] = "+".join(",".join(map(str, each.shape)) or "scalar" for each in run.inputs)
+            arguments["input_dtype"] = "+".join(each.dtype for each in run.inputs)
+    return arguments | {"eval_batch_size": workload.eval_batch}
 
 
 def model_arguments(run: Run) -> dict[str, Any]:
@@ -164,11 +184,11 @@ def matching_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option_words(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Arguments as words of a command line: objects become JSON, None is left out."""
+    """Arguments as words of a command line: objects become JSON, None is left out, () is a name without a value."""
     words: list[str] = []
     for name, value in values.items():
         if value is not None:
-            words += [f"--{name}", *(_word(item) for item in (value if isinstance(value, list) else [value]))]
+            words += [f"--{name}", *map(_word, value if isinstance(value, list | tuple) else [value])]
     return tuple(words)
 
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from functools import partialmethod
-from types import MethodType, ModuleType
+from functools import partial, partialmethod, wraps
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
 
-from ...estimators.workload import Workload
 from ..recording.ledger import Ledger
 from ..recording.schedule import ScheduleRecorder
 
@@ -187,25 +187,36 @@ class _Kernel:
         return run
 
 
-def install_losses(workload: Workload, recorder: ScheduleRecorder) -> None:
-    """Replace the kernels of the workload's loss, and the check whether the device has Triton."""
-    if workload.loss == "chunked-softmax":
-        softmax: Any = importlib.import_module("deepspeed.runtime.chunked_cross_entropy")
-        softmax._resolve_backend = lambda _backend, _logits: "triton"
-        for name in ("_log_sum_exp_forward_kernel", "_cross_entropy_backward_kernel"):
-            setattr(softmax, name, _Kernel(name, recorder))
-    elif workload.loss == "fused":
-        liger: Any = ModuleType("liger_kernel.transformers")
-        liger._apply_liger_kernel_to_instance = _apply_liger
-        # An attribute of the class: autograd functions have static methods only.
-        _FusedLoss.kernel = _Kernel("liger_cross_entropy_kernel", recorder)
-        sys.modules |= {"liger_kernel": ModuleType("liger_kernel"), liger.__name__: liger}
+def patch_chunked_softmax(recorder: ScheduleRecorder, softmax: Any) -> None:
+    """Replace the kernels of DeepSpeed's chunked loss, and the check whether the device has Triton. softmax: its
+    module."""
+    softmax._resolve_backend = lambda _backend, _logits: "triton"
+    for name in ("_log_sum_exp_forward_kernel", "_cross_entropy_backward_kernel"):
+        setattr(softmax, name, _Kernel(name, recorder))
 
 
-def _apply_liger(model: Any, **_: Any) -> None:
+def patch_liger(recorder: ScheduleRecorder, liger: Any) -> None:
+    """Replace what `use_liger_kernel` calls. liger: the module `liger_kernel.transformers`."""
+    # An attribute of the class: autograd functions have static methods only.
+    _FusedLoss.kernel = _Kernel("liger_cross_entropy_kernel", recorder)
+    liger._apply_liger_kernel_to_instance = _apply_liger
+
+
+def liger_stand_in() -> ModuleType:
+    """`liger_kernel.transformers` where Liger cannot be imported, as without Triton."""
+    package, liger = ModuleType("liger_kernel"), ModuleType("liger_kernel.transformers")
+    for module in (package, liger):
+        module.__spec__ = ModuleSpec(module.__name__, None)
+        sys.modules[module.__name__] = module
+    return liger
+
+
+def _apply_liger(model: Any, *, fused_linear_cross_entropy: bool = True, **_: Any) -> None:
     """Install the loss of `use_liger_kernel`. Its kernels of layers are not installed: they need no more memory than
     torch's."""
-    model.forward = MethodType(_fused_forward, model)
+    if fused_linear_cross_entropy:
+        # The Trainer looks into the signature for the columns that the model takes.
+        model.forward = wraps(model.forward)(partial(_fused_forward, model))
 
 
 def _fused_forward(self: Any, labels: Any = None, shift_labels: Any = None, **inputs: Any) -> Any:
@@ -255,7 +266,7 @@ class _FusedLoss(torch.autograd.Function):
         return (*context.saved_tensors, None)
 
 
-def install_trl(recorder: ScheduleRecorder, utils: Any) -> None:
+def patch_trl(recorder: ScheduleRecorder, utils: Any) -> None:
     """Make TRL use its GPU path, in which its losses are Triton kernels, where it has one.
 
     utils: `trl.trainer.utils`. Source: trl 1.16 kernels/chunked_logprob.py, kernels/logprob_entropy.py.

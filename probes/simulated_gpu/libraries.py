@@ -82,7 +82,7 @@ def install_accelerate(world_size: int) -> None:
 
     for module in (operations, utils):
         module.gather_object = gather_object
-        module.broadcast_object_list = lambda objects, from_process=0: objects
+        module.broadcast_object_list = lambda object_list, *_, **__: object_list
     replace_in_loaded("gather_object", gather_object)
     replace_in_loaded("broadcast_object_list", operations.broadcast_object_list)
     for name in ("is_torch_bf16_gpu_available", "is_bf16_available", "is_torch_tf32_available"):

@@ -33,7 +33,8 @@ class _AbsentWeights(dict[str, Any]):
 
 
 def install() -> None:
-    """Replace `from_pretrained`, `torch.load`, `torch.hub` and safetensors' `load_file`."""
+    """Replace `from_pretrained`, `_from_config`, `torch.load`, `torch.hub` and safetensors' `load_file`."""
+    _replace_from_config()
     _replace_from_pretrained()
     _replace_torch_load()
     hub: Any = importlib.import_module("torch.hub")
@@ -48,6 +49,22 @@ def install() -> None:
         return load_state_dict(own, state_dict, *arguments, **options)
 
     module.load_state_dict = accepting
+
+
+def _replace_from_config() -> None:
+    """New weights stay uninitialized, and FlashAttention needs no package."""
+    transformers: Any = importlib.import_module("transformers")
+    build = transformers.PreTrainedModel._from_config.__func__
+
+    def from_config(cls: Any, config: Any, **options: Any) -> Any:
+        if "flash" in str(options.get("attn_implementation")):
+            options["attn_implementation"] = FLASH
+        with no_init_weights():
+            model = build(cls, config, **options)
+            model.tie_weights()  # `init_weights`, which is left out, would tie them
+        return model
+
+    transformers.PreTrainedModel._from_config = classmethod(from_config)
 
 
 def _replace_from_pretrained() -> None:
@@ -75,13 +92,11 @@ def _replace_from_pretrained() -> None:
         building: dict[str, Any] = {}
         attention = attn_implementation or getattr(config, "_attn_implementation_internal", None)
         if attention:
-            building["attn_implementation"] = FLASH if "flash" in str(attention) else attention
+            building["attn_implementation"] = attention
         accepted = inspect.signature(cls.__init__).parameters
         building |= {key: value for key, value in options.items() if key in accepted}
         quantization = quantization_config or getattr(config, "quantization_config", None)
-        with no_init_weights():
-            model = cls._from_config(config, dtype=chosen, **building)
-            model.tie_weights()
+        model = cls._from_config(config, dtype=chosen, **building)
         if quantization is not None:
             _quantize(model, quantization)
             device_map = device_map or {"": 0}
