@@ -39,6 +39,9 @@ TRAINERS = {
     "ppo": ("trl.experimental.ppo", "PPO"),  # TRL before 1.13
 }
 
+MOST_ROWS = 4096
+"""Rows that are made for a training without a data file, unless a step needs more."""
+
 
 @dataclass
 class ScriptArguments:
@@ -149,10 +152,11 @@ def word_tokenizer():
 
 
 def longest_rows(options, arguments):
-    """Rows of `--max_length` tokens, or prompts of `--prompt_length`, for `--max_steps` steps. Completions are then
-    generated to their full length."""
-    samples = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    samples *= int(os.environ.get("WORLD_SIZE", "1")) * max(arguments.max_steps, 1)
+    """Rows of `--max_length` tokens, or prompts of `--prompt_length`, for several steps. Completions are then generated
+    to their full length."""
+    rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    rows *= int(os.environ.get("WORLD_SIZE", "1"))
+    rows *= max(1, min(arguments.max_steps, MOST_ROWS // rows))
     if options.objective in ("grpo", "rloo", "ppo"):
         row = {"prompt": " ".join(["word"] * options.prompt_length)}
         if options.objective != "ppo":
@@ -163,7 +167,7 @@ def longest_rows(options, arguments):
         answer = " word" * (arguments.max_length - 2) + " <end>"
         row = {"prompt": "word", "chosen": answer, "rejected": answer}
     # In a file: ranks that precompute log-probabilities share its folder.
-    return Dataset.from_generator(repeated, gen_kwargs={"row": row, "times": samples})
+    return Dataset.from_generator(repeated, gen_kwargs={"row": row, "times": rows})
 
 
 def repeated(row, times):

@@ -21,17 +21,25 @@ def replace_generate() -> None:
 
 
 def _generate(model: Any, inputs: Any = None, generation_config: Any = None, **options: Any) -> Any:
-    """The prompts, followed by their last tokens again and again; with scores in fp32 if the configuration wants them
+    """The prompts, followed by a token that ends nothing; with scores in fp32 if the configuration wants them
     (transformers 5.24 generation/utils.py `_sample`)."""
     prompts = options["input_ids"] if inputs is None else inputs
     settings = generation_config or model.generation_config
     length = options.get("max_new_tokens") or settings.max_new_tokens
-    sequences = torch.cat([prompts, prompts[:, -1:].expand(-1, length)], dim=1)
+    token = _token(settings.eos_token_id, settings.pad_token_id)
+    completions = torch.full((len(prompts), length), token, dtype=prompts.dtype, device=prompts.device)
+    sequences = torch.cat([prompts, completions], dim=1)
     if not options.get("return_dict_in_generate", settings.return_dict_in_generate):
         return sequences
     shape = (len(prompts), model.config.get_text_config().vocab_size)
     scores = [torch.empty(shape, dtype=torch.float32, device=prompts.device) for _ in range(length)]
     return SimpleNamespace(sequences=sequences, scores=tuple(scores))
+
+
+def _token(*ends: Any) -> int:
+    """A token that is none of the ends, which are numbers, lists of numbers or None."""
+    taken = {number for each in ends for number in (each if isinstance(each, list) else [each])}
+    return next(number for number in range(len(taken) + 1) if number not in taken)
 
 
 class _Engine:
@@ -65,8 +73,9 @@ def replace_vllm(phased: Callable[..., Any], module: Any) -> None:
 
     def generate(own: Any, prompts: list[list[int]], *_: Any, **__: Any) -> tuple[Any, ...]:
         length = own.max_completion_length
-        completions = [[prompt[-1]] * length for prompt in prompts]
-        return prompts, completions, [[[-1.0]] * length for _ in prompts], None
+        tokenizer = own.processing_class
+        token = _token(own.model.generation_config.eos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        return prompts, [[token] * length for _ in prompts], [[[-1.0]] * length for _ in prompts], None
 
     vllm = module.VLLMGeneration
     vllm._init_vllm, vllm.generate = connect, generate
