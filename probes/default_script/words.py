@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,10 +64,18 @@ def script_arguments(run: Run) -> dict[str, Any]:
         arguments |= {"eval_strategy": "steps", "eval_steps": STEPS}
         arguments["prediction_loss_only"] = workload.eval_logits is None
     arguments |= model_arguments(run)
-    return _trl_arguments(arguments, workload) if script_of(run).name == "objective.py" else arguments
+    if script_of(run).name == "objective.py":
+        return _trl_arguments(arguments, workload, checkpoints=run.gradient_checkpointing)
+    return arguments
 
 
-def _trl_arguments(arguments: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
+def steps_of_generation(run: Run) -> int:
+    """Optimizer steps that train on a generation; 0 without one."""
+    rollouts = run.workload.rollouts
+    return 0 if rollouts is None else math.ceil(1 / rollouts.per_step(run_plan(run).gradient_accumulation_steps))
+
+
+def _trl_arguments(arguments: Mapping[str, Any], workload: Workload, *, checkpoints: bool) -> dict[str, Any]:
     """The arguments under the names of TRL's `ModelConfig` and of `objective.py`."""
     objective = OBJECTIVES[workload.objective]
     unknown = {"lora_in_fp32", "model_init_kwargs", "pageable_inputs"}
@@ -75,7 +84,7 @@ def _trl_arguments(arguments: Mapping[str, Any], workload: Workload) -> dict[str
     found = {name: value for name, value in arguments.items() if name not in unknown}
     found["objective"] = workload.objective if objective.trainer else "sft"
     if objective.value_model:
-        found["deepspeed_config_file"] = CONFIG_FILE
+        found |= {"deepspeed_config_file": CONFIG_FILE, "gradient_checkpointing": checkpoints}
     if workload.method != "full":
         found |= {"use_peft": True, "lora_dropout": workload.lora_dropout}  # of 0.05 by default
     if workload.rollouts is not None:

@@ -23,7 +23,7 @@ from ..command.errors import crash_error, worker_error
 from ..command.request import CommandRequest
 from ..command.run import dry_run_command
 from ..default_script.folder import write_folder
-from ..default_script.words import command_words
+from ..default_script.words import command_words, steps_of_generation
 from ..recording.result import DryRunResult
 from ..run import Request, Run
 from ..scratch import scratch
@@ -72,7 +72,7 @@ def answer_request(
             folder=folder,
             cluster=run.cluster,
             rank=request.rank,
-            iterations=request.iterations,
+            iterations=max(request.iterations, steps_of_generation(run) + 1),
             expandable_segments=request.expandable_segments,
             offline=True,
             generates=False,

@@ -88,6 +88,8 @@ class EngineObserver:
         self._first_phase = 0
         self._more = self._micro_batches = 0
         self._nested = 0
+        self._generated = 0
+        """Iteration of the last generation; 0 without one."""
         self._current = ""
 
     @property
@@ -142,6 +144,8 @@ class EngineObserver:
     def during(self, name: str) -> Iterator[None]:
         """A phase of its own, such as generation; phases within it are part of it."""
         self.seen.add(name)
+        if name == "generation":
+            self._generated = self.iteration
         if self._nested:
             yield
             return
@@ -264,10 +268,12 @@ class EngineObserver:
         period = max(len(self._trained), _LONGEST_PERIOD)
         # In the first iteration the optimizer creates its states; ZeRO-3 also records the order of the layers.
         repeats = self.recorder.repeats(period)
-        self.repeated = repeats and self.iteration > 2
+        # One generation serves several steps: the first one with the optimizer's states is awaited.
+        awaits = 0 < self._generated < 2
+        self.repeated = repeats and self.iteration > 2 and not awaits
         # Batches of different shapes never repeat: some are as good as many.
         enough = self._varies() and (self.iteration >= _STEPS_OF_VARYING or self._micro_batches >= _VARYING_BATCHES)
-        enough |= "generation" in self.seen and self.iteration >= _GENERATING_STEPS
+        enough |= self._generated > 1 and self.iteration >= _GENERATING_STEPS
         last = 2 if enough else self.last_step
         if self.repeated or self.iteration >= last * len(self._trained):
             self.finished = True

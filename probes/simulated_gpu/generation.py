@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,9 +38,10 @@ def _generate(model: Any, inputs: Any = None, generation_config: Any = None, **o
 
 
 def _token(*ends: Any) -> int:
-    """A token that is none of the ends, which are numbers, lists of numbers or None."""
+    """A token that is none of the ends, which are numbers, lists of numbers or None, nor one of the first three, which
+    a tokenizer has for padding and ends."""
     taken = {number for each in ends for number in (each if isinstance(each, list) else [each])}
-    return next(number for number in range(len(taken) + 1) if number not in taken)
+    return next(number for number in count(3) if number not in taken)
 
 
 class _Engine:
