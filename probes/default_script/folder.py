@@ -10,6 +10,7 @@ from typing import Any
 
 from ...ds_configs.emit import GRADIENT_CLIPPING, OPTIMIZER_PARAMS
 from ...estimators.plan import PLAN_FIELDS
+from ..command.errors import DryRunError
 from ..run import Run, isolated_config
 from .words import CONFIG_FILE, run_plan, script_of
 
@@ -35,8 +36,11 @@ def _with_batch_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def filled_config(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration for plain DeepSpeed: with the batch sizes, and with the Trainer's values for `auto` where they
-    follow from its default arguments or the hidden size. Another `auto` stays: DeepSpeed treats it as an absent key, or
-    rejects it."""
+    follow from its default arguments or the hidden size.
+
+    Another `auto` stays: DeepSpeed treats it as an absent key, or rejects it. Raises DryRunError for it under the
+    Trainer or accelerate, which replace `auto` only in models with a hidden size.
+    """
     filled: dict[str, Any] = copy.deepcopy(dict(config))
     plan, total = run_plan(run), filled.get("train_batch_size")
     if total == "auto":
@@ -56,15 +60,19 @@ def filled_config(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
     for known in PLAN_FIELDS.values():
         if known.filled_from_hidden_size is not None and hidden_size:
             values[known.path] = known.filled_from_hidden_size(hidden_size)
-    _fill(filled, "", values)
+    _fill(filled, "", values, strict=run.workload.uses_trainer)
     return filled
 
 
-def _fill(node: dict[str, Any], prefix: str, values: Mapping[str, Any]) -> None:
+def _fill(node: dict[str, Any], prefix: str, values: Mapping[str, Any], *, strict: bool) -> None:
     for name, value in node.items():
         if isinstance(value, dict):
-            _fill(value, f"{prefix}{name}.", values)
+            _fill(value, f"{prefix}{name}.", values, strict=strict)
         elif value == "auto":
+            if strict and prefix + name not in values:
+                raise DryRunError(
+                    f'nothing replaces "auto" at {prefix}{name}', phase="start", fix="write a number there"
+                )
             node[name] = values.get(prefix + name, value)
 
 
