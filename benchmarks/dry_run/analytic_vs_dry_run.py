@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         cases = [case for case in cases if case.name in known]
     rows, versions = [], ""
     for case, answer in _measured(cases, known, options):
-        if isinstance(answer, str):
+        if isinstance(answer, DryRunError):
             print(f"{case.name}: {answer}", flush=True)
             continue
         rows.append(Setting.of(case).compare(answer))
@@ -110,7 +110,7 @@ def _measured(
     unknown = [case for case in cases if case.name not in known]
     requests = [Setting.of(case).request() for case in unknown]
     for case, answer in zip(unknown, answers(requests, workers=options.workers), strict=True):
-        if isinstance(answer, str):
+        if isinstance(answer, DryRunError):
             yield case, answer
             continue
         measured = Measured.of(answer)

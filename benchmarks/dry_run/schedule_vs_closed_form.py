@@ -116,7 +116,7 @@ def schedules(settings: Sequence[Setting], options: argparse.Namespace) -> Itera
     unknown = [] if options.offline else [setting for setting in settings if setting.case.name not in known]
     found = answers([setting.request() for setting in unknown], workers=options.workers)
     for setting, answer in zip(unknown, found, strict=True):
-        if isinstance(answer, str) or answer.schedule is None:
+        if isinstance(answer, DryRunError) or answer.schedule is None:
             print(f"{setting.case.name}: {answer}", flush=True)
             continue
         if file := file_of(setting):

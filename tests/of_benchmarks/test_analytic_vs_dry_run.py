@@ -17,7 +17,7 @@ def comparisons(cases: list[Case]) -> list[Comparison]:
     settings = [Setting.of(case) for case in cases]
     rows = []
     for setting, answer in zip(settings, answers([setting.request() for setting in settings]), strict=True):
-        assert not isinstance(answer, str), f"{setting.case.name}: {answer}"
+        assert not isinstance(answer, DryRunError), f"{setting.case.name}: {answer}"
         rows.append(setting.compare(Measured.of(answer)))
     return rows
 
