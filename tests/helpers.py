@@ -18,7 +18,6 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.document.terminal import print_document
 from ds_advise.advisor.document.translation import translated
 from ds_advise.advisor.launch.request import FailureKind, LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
-from ds_advise.advisor.launch.script_source import Script
 from ds_advise.advisor.render.answer import answer_document
 from ds_advise.advisor.text.language import Language
 from ds_advise.ds_configs.emit import ds_config
@@ -144,10 +143,9 @@ def preset(
 def launch_request(run: Run, folder: Path, *arguments: str, **changes: Any) -> LaunchRequest:
     """A launch of `train.py` in the folder with torchrun."""
     request = LaunchRequest(
-        script=Script(target=str(folder / "train.py"), arguments=arguments),
+        words=(str(folder / "train.py"), *arguments),
         run=run,
         config_path=folder / "ds_config.json",
-        launcher="torchrun",
         folder=folder / "log",
     )
     return replace(request, **changes)

@@ -183,10 +183,7 @@ def _command_answer(
     from ..render.command import command_document
     from ..verification.command import command_answer
 
-    decided = sorted(passed_options() & (run.keys() - {"config_file", "offline"}))
-    if decided:
-        option = f"--{decided[0].replace('_', '-')}"
-        raise click.UsageError(f"{option} has no effect on a command; the command itself decides it")
+    _refuse_described(run)
     if iterations is not None:
         settings["iterations"] = iterations
     request = CommandRequest(
@@ -288,15 +285,15 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     return 0 if answer.result.failure is None else 1
 
 
-@click.command()
-@_run_options(model_option("Model name.  [default: from the script's arguments]"))
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGUMENTS]")
+@click.command(cls=CommandWithUsersCommand)
+@_run_options(
+    model_option("Model of the command, for --check quick and for the plans of --fallback."), needs_file=False
+)
 @question_options(("gpus", "device", "ranks"), into="machine")
-@click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.option(
     "--launcher",
     type=click.Choice(["deepspeed", "torchrun", "accelerate"]),
-    help="Launcher.  [default: the one that the script needs]",
+    help="Launcher for a command without one.  [default: torchrun, or deepspeed for a script with --local_rank]",
 )
 @click.option("--hostfile", type=PATH, metavar="FILE", help="Start several nodes by ssh with the deepspeed launcher.")
 @click.option("--slurm", is_flag=True, help="Start the nodes of this Slurm allocation with srun and torchrun.")
@@ -305,18 +302,13 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
 )
 @click.option("--nodes", type=COUNT, help="Number of nodes, with --master.")
 @click.option("--node-rank", type=_RANK, default=0, help="Rank of this node, with --master.")
-@click.option(
-    "--pass-config/--no-pass-config",
-    default=None,
-    help="Pass DS_CONFIG to the script.  [default: unless the script or its arguments name one]",
-)
-@click.option("--dry", is_flag=True, help="Print the commands of each node, and start nothing.")
+@click.option("--dry", is_flag=True, help="Check, print the commands of each node, and start nothing.")
 @EMIT
 @click.option(
     "--check",
-    type=click.Choice(["auto", "dry-run", "probe"]),
-    default="auto",
-    help="Check that it fits; auto: a probe if the whole job runs here (once per plan), else a dry run.",
+    type=click.Choice(["dry-run", "probe", "quick"]),
+    default="dry-run",
+    help="Check that it fits: run the command on a simulated GPU, run its first steps here, or by the closed form.",
 )
 @click.option("--no-check", is_flag=True, help="Start without a check.")
 @FALLBACK
@@ -335,7 +327,6 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
 def launch(
     run: dict[str, Any],
     machine: dict[str, Any],
-    words: tuple[str, ...],
     dry: bool,
     emit: tuple[JobKind, ...],
     force: bool,
@@ -347,43 +338,57 @@ def launch(
     output: Output,
     **place: Any,
 ) -> int:
-    """Check that a training fits, start it with your script, and monitor it.
+    """Check that a training fits, start your command, and monitor it.
 
-    SCRIPT uses the Hugging Face Trainer, accelerate, or deepspeed.initialize. Ctrl-C saves and stops; a second Ctrl-C
-    ends at once.
+    COMMAND is what you type to train, with a launcher in front, or the script with its arguments: then the ranks are
+    started here. DS_CONFIG is for a command that names no DeepSpeed configuration. Ctrl-C saves and stops; a second
+    Ctrl-C ends at once.
 
     \b
+    ds-advise launch -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --output_dir out
     ds-advise launch ds_config.json -- train.py --model_name_or_path Qwen/Qwen2.5-7B --output_dir out
-    ds-advise launch ds_config.json --launcher deepspeed --model ./model -- train.py --epochs 3
     ds-advise launch ds_config.json --master node-0 --nodes 2 --node-rank 1 -- train.py --output_dir out
     ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --output_dir out
 
     Exit code: 0 if it finished, 1 if it failed, stopped or did not start (with the reason), 2 if it cannot be launched.
     """
+    words = users_command()
     if not words:
-        raise click.UsageError("no script; write -- and then the script with its arguments")
+        raise click.UsageError("no command; write -- and then the command that trains")
     if fallback and place["master"] is not None:
         raise click.UsageError("--fallback and --master contradict each other: other nodes would keep their plan")
     if emit and (place["hostfile"] or place["master"] or dry):
         raise click.UsageError("--emit starts nothing and takes the nodes from --gpus; leave the other option out")
-    from ..launch.question import launch_question
-    from ..launch.session import run_session
+    if run["model"] is None:
+        _refuse_described(run)
+    elif run["config_file"] is None:
+        raise click.UsageError("--model needs a DS_CONFIG, which it completes")
+    from ..launch.question import launch_request
+    from ..launch.session import check_session, run_session
     from ..render.deliver import show_document
     from ..render.launch import emit_jobs, session_document, show_dry
 
-    passed = passed_options() & run.keys()
     if emit:
         place |= {"slurm": True, "launcher": "torchrun"}
-    request, remarks = launch_question(run, words, passed=passed, starts=not dry and not emit, **machine, **place)
-    for remark in remarks:
-        output.say(remark)
-    if emit:
-        return emit_jobs(request, emit, output, force=force)
-    if dry:
-        return show_dry(request, output)
-    session = run_session(request, None if no_check else check, fallback=fallback, verbose=verbose, output=output)
-    show_document(lambda: session_document(session), output, html=html)
+    request = launch_request(words, run, starts=not dry and not emit, **machine, **place)
+    request, session = check_session(request, None if no_check else check, output)
+    if session is None:
+        if emit:
+            return emit_jobs(request, emit, output, force=force)
+        if dry:
+            return show_dry(request, output)
+        session = run_session(request, fallback=fallback, verbose=verbose, output=output)
+    ended = session
+    show_document(lambda: session_document(ended), output, html=html)
     return 0 if session.finished else 1
+
+
+def _refuse_described(run: dict[str, Any]) -> None:
+    """Refuse the options that describe a training: a command describes itself."""
+    decided = sorted(passed_options() & (run.keys() - {"config_file", "offline"}))
+    if decided:
+        option = f"--{decided[0].replace('_', '-')}"
+        raise click.UsageError(f"{option} has no effect on a command; the command itself decides it")
 
 
 _TRAINED = (

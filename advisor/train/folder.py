@@ -61,6 +61,7 @@ class TrainingFolder:
         """The arguments of the training script that are paths in the folder."""
         return {
             "output_dir": self.path,
+            "deepspeed": self.ds_config,
             "tokenizer_name": self.records / "tokenizer",
             "train_file": self.records / "train.arrow",
             **({"eval_file": self.records / "evaluation.arrow"} if evaluates else {}),
@@ -68,7 +69,7 @@ class TrainingFolder:
 
     def check_files(self, job: TrainingJob) -> None:
         """Raise ConfigFileError if a file that the job reads is missing, as in a folder that was copied in part."""
-        for path in (self.ds_config, *self.script_paths(evaluates=job.evaluates).values()):
+        for path in self.script_paths(evaluates=job.evaluates).values():
             if not path.exists():
                 raise ConfigFileError(
                     f"{path} is missing", why="the training needs it", fix=f"copy the whole folder, or {_REPAIR}"

@@ -4,6 +4,7 @@ arguments of the training script."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -26,7 +27,6 @@ from ..data.prepare import DataFile, Samples, cut, prepare
 from ..data.tokenizing import load_tokenizer
 from ..importers.script_arguments import ScriptArguments
 from ..launch.request import LaunchRequest
-from ..launch.script_source import Script
 from ..search.candidate import Candidate
 from .folder import TrainingFolder, TrainingJob
 from .settings import TrainingSettings
@@ -256,17 +256,14 @@ def build_request(run: Run, prediction: Estimate | None, job: TrainingJob, folde
     """The launch of the training script with the folder's own files, even if the job has paths of another folder, which
     earlier versions stored."""
     paths = ScriptArguments.from_values(folder.script_paths(evaluates=job.evaluates))
-    arguments = (*paths.words, *ScriptArguments(job.arguments).without(folder.script_paths()))
-    script = Script(target=f"{__package__}.script", arguments=arguments, is_module=True)
+    own = ScriptArguments(job.arguments).without(folder.script_paths())
     return LaunchRequest(
-        script=script,
+        words=(sys.executable, "-m", f"{__package__}.script", *paths.words, *own),
         run=run,
         config_path=folder.ds_config,
-        launcher="torchrun",
         folder=folder.new_launch(),
         device=job.device,
-        prediction=prediction,
-        total_steps=script.options.number("max_steps"),
+        estimate=prediction,
     )
 
 

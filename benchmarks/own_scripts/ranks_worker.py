@@ -189,7 +189,7 @@ class RealRank:
         _answer_as_gpu(gpu, ledger, self.world_size)
         _install_libraries(self.observer, self.world_size)
         self.loaders.install()
-        self.observer.install()
+        self.observer.observe()
         install_for_both(self.recorder)
         follow.install()
 
@@ -350,7 +350,7 @@ def _install_libraries(observer: Any, world_size: int) -> None:
     scaler.__init__ = with_small_scale
     model: Any = importlib.import_module("transformers").PreTrainedModel
     save = model.save_pretrained
-    libraries.install_transformers(phased=observer.phased, is_finished=lambda: observer.finished)
+    libraries.install_transformers(observer, is_finished=lambda: observer.finished)
     model.save_pretrained = observer.phased("saving", save)
 
 

@@ -17,14 +17,14 @@ from .words import CONFIG_FILE, run_plan, script_of
 _BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
-def write_folder(run: Run, folder: Path) -> None:
+def write_folder(run: Run, folder: Path, *, nvme_folder: str = "") -> None:
     """Write what `command_words` names: `config.json` of a transformers model, DeepSpeed's configuration, and for TRL,
-    which tokenizes its rows, a tokenizer."""
+    which tokenizes its rows, a tokenizer. nvme_folder: the parent of DeepSpeed's swap folders, by default `folder`."""
     if run.description is not None:
         (folder / "config.json").write_text(json.dumps(run.description))
         if script_of(run).name == "objective.py":
             write_tokenizer(folder, run.description)
-    config = isolated_config(run.config, str(folder))
+    config = isolated_config(run.config, nvme_folder or str(folder))
     config = filled_config(run, config) if script_of(run).name == "engine.py" else _with_batch_keys(config)
     (folder / CONFIG_FILE).write_text(json.dumps(config))
 

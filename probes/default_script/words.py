@@ -42,10 +42,13 @@ def script_of(run: Run) -> Path:
 
 
 def command_words(run: Run, *, model: str = ".", steps: int = STEPS) -> tuple[str, ...]:
-    """The command of one process of the run on random rows, with random weights, in the folder of `write_folder`."""
+    """The command of one process of the run on random rows, in the folder of `write_folder`.
+
+    model: a folder with weights; "." has none, and its weights are random.
+    """
     arguments: dict[str, Any] = {"max_steps": steps, **script_arguments(run)}
     if not isinstance(run.model, str):
-        arguments |= {"model_name_or_path": model, "random_weights": True}
+        arguments |= {"model_name_or_path": model, "random_weights": model == "." or None}
     return (sys.executable, str(script_of(run)), *option_words(arguments))
 
 

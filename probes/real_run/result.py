@@ -40,6 +40,23 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReport:
+    """One phase of an optimizer step on one rank; of step 0 before the first one."""
+
+    iteration: int
+    phase: str
+    seconds: float
+    """Summed over the micro batches."""
+    waiting_s: float = 0.0
+    """The part that collectives block the process; 0 on a GPU, where the device waits."""
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    """This and the previous field: peaks of torch.cuda; 0 on the CPU."""
+    host_bytes: int = 0
+    """Peak resident memory of the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """One rank's measured memory and time; None if the device has no such counter."""
 
@@ -65,6 +82,7 @@ class RankReport:
     steps: tuple[StepTime, ...]
     """The optimizer steps except the first, which creates the optimizer's states."""
     losses: tuple[float, ...]
+    phases: tuple[PhaseReport, ...] = ()
 
     @property
     def step_s(self) -> float:

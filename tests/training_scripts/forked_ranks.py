@@ -87,7 +87,7 @@ Process = ForkedRank | subprocess.Popen[bytes]
 
 def run_ranks(script: Path, arguments: Sequence[str], ranks: int, folder: Path, **variables: str) -> list[Path]:
     """Run a script on several ranks on the CPU, as a launcher does, without the network; returns their logs."""
-    from ds_advise.advisor.launch.run import free_port  # every fork imports this module
+    from ds_advise.probes.real_run.torchrun import free_port  # every fork imports this module
 
     environment = cpu_environment() | {
         "WORLD_SIZE": str(ranks),
