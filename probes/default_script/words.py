@@ -19,6 +19,8 @@ from ...estimators.plan import Plan
 from ...estimators.workload import TORCH_DTYPES
 from ..run import Run
 
+TRAINER = Path(__file__).with_name("trainer.py")
+
 STEPS = 20
 """Optimizer steps of a training without a number of its own."""
 
@@ -97,6 +99,7 @@ def model_arguments(run: Run) -> dict[str, Any]:
     if workload.freeze:
         arguments["freeze"] = frozen_pattern(workload.freeze)
     if workload.method != "full":
+        in_fp32 = workload.software.fp32_adapters or workload.method == "qlora"
         arguments |= {
             "lora_r": workload.lora_rank,
             "lora_alpha": 2 * workload.lora_rank,
@@ -104,7 +107,7 @@ def model_arguments(run: Run) -> dict[str, Any]:
             "lora_target_modules": list(workload.lora_targets or ("all-linear",)),
             "lora_modules_to_save": list(workload.modules_to_save) or None,
             # ZeRO-3 wants one type for all trained tensors (`ds_configs.training_script`).
-            "lora_in_fp32": (workload.software.fp32_adapters and not workload.modules_to_save) or None,
+            "lora_in_fp32": (in_fp32 and not workload.modules_to_save) or None,
             "load_in_4bit": workload.method == "qlora" or None,
         }
     if plan.sequence_parallel_size > 1:

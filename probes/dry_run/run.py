@@ -28,6 +28,7 @@ from ...estimators.models.families import shape_from_config
 from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.models.vision_parts import freeze_parts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
+from ...estimators.workload import Workload
 from ..command.errors import DryRunError as DryRunError
 from ..command.errors import NeedsValuesError as NeedsValuesError
 from ..command.errors import crash_error, worker_error
@@ -91,9 +92,24 @@ def answer_request(
         return replace(found.result, iterations=request.iterations)
 
 
+def _unknown_kernels(workload: Workload) -> str:
+    """Description of the kernels that fake tensors cannot run; "" if they can run all."""
+    if workload.method == "qlora":
+        return "the kernels of quantized weights"
+    if workload.loss in ("in-place", "chunked", "value-head"):
+        return f"the {workload.loss} loss"
+    if workload.kernels != "torch":
+        return f"{workload.kernels}'s kernels"
+    return "the Triton kernel of 2023" if workload.attention == "triton" else ""
+
+
 def _refuse_unknown_features(run: Run) -> None:
     """Raises DryRunError for a feature that fails with the installed transformers, NeedsValuesError for a feature that
     no dry run supports."""
+    if unknown := _unknown_kernels(run.workload):
+        raise DryRunError(
+            f"a dry run does not support {unknown}", phase="load", fix="probe it on a GPU, or use the closed form"
+        )
     installed = version("transformers")
     experts = run.config.get("expert_parallel")
     has_autoep = isinstance(experts, Mapping) and experts.get("enabled") is True

@@ -387,7 +387,7 @@ def test_swanlab_has_a_run_before_the_trainer_asks_for_it(monkeypatch: pytest.Mo
         if mode is None:
             raise RuntimeError("no TTY is available for interactive login")
 
-    from ds_advise.advisor.train.script import start_swanlab
+    from ds_advise.probes.default_script.trainer import start_swanlab
 
     monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(init=init))
     assert start_swanlab() is sys.modules["swanlab"]

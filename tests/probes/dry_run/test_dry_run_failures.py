@@ -13,7 +13,7 @@ from ds_advise.probes.dry_run.run import DryRunError, answer, answer_request, dr
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
-from tests.helpers import fork_outcomes, h100s
+from tests.helpers import SMALL_LLAMA, fork_outcomes, h100s
 
 FILE = """
 import os, signal
@@ -135,6 +135,13 @@ def test_a_missing_file_is_reported_before_torch_is_imported(monkeypatch: pytest
     monkeypatch.setattr("ds_advise.probes.command.run.start", None)
     with pytest.raises(DryRunError, match="no such file"):
         dry_run(Run(config=PLAIN, model="nowhere.py:net", cluster=h100s(2)))
+
+
+def test_kernels_that_are_not_known_are_refused() -> None:
+    """It would show the memory of another training."""
+    run = Run(config={}, model=SMALL_LLAMA, cluster=h100s(1), workload=Workload(method="qlora"))
+    with pytest.raises(DryRunError, match="a dry run does not support"):
+        dry_run(run)
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
