@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ..answer.dry_run_answer import DryRunAnswer
     from ..document.blocks import Document
     from ..launch.check import Check
+    from ..verification.probe import ProbeAnswer
 
 _POSITIVE = click.IntRange(min=1)
 _RANK = click.IntRange(min=0)
@@ -87,16 +88,21 @@ def _warn_of_set_keys(run: Run) -> None:
             warn_ignored(name, f"where the file has {key} {value}")
 
 
-_MODEL = model_option(
-    "Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module.", required=True
-)
+_MODEL = model_option("Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module.")
+
+
+def _given_training(run: dict[str, Any]) -> tuple[str, ...]:
+    """The user's command; () for a configuration with its model."""
+    words = users_command()
+    if not words and run["config_file"] is None:
+        raise click.UsageError("name a DS_CONFIG with its --model, or write -- and then your training command")
+    if not words and run["model"] is None:
+        raise click.UsageError("missing option --model, or the training command behind --")
+    return words
 
 
 @click.command("dry-run", cls=CommandWithUsersCommand)
-@_run_options(
-    model_option("Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module."),
-    needs_file=False,
-)
+@_run_options(_MODEL, needs_file=False)
 @question_options(("gpus", "ram"), into="machine")
 @click.option("--rank", type=_RANK, help="Rank to simulate.  [default: the rank with the most memory]")
 @click.option(
@@ -148,11 +154,7 @@ def dry_run(
     from ..render.deliver import show_document
     from ..verification.dry_run import trace
 
-    words = users_command()
-    if not words and run["config_file"] is None:
-        raise click.UsageError("name a DS_CONFIG with its --model, or write -- and then your training command")
-    if not words and run["model"] is None:
-        raise click.UsageError("missing option --model, or the training command behind --")
+    words = _given_training(run)
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
     cluster = build_cluster(machine)
@@ -240,8 +242,8 @@ def _configuration_answer(
     return answer, partial(dry_run_document, config_name=config_file.name)
 
 
-@click.command()
-@_run_options(_MODEL)
+@click.command(cls=CommandWithUsersCommand)
+@_run_options(_MODEL, needs_file=False)
 @question_options(("gpus", *names_in(CpuOptions)), into="machine")
 @click.option("--solo", is_flag=True, help="Run one rank of the job alone on one device; --gpus describes the job.")
 @click.option("--rank", type=_RANK, default=0, help="Rank to run with --solo.")
@@ -252,11 +254,14 @@ def _configuration_answer(
 @report_options()
 @output_options
 def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, output: Output, **settings: Any) -> int:
-    """Run DS_CONFIG for a few optimizer steps on this machine, and compare memory and time with the predictions.
+    """Run the first optimizer steps of a training on this machine, and compare memory and time with the predictions.
 
-    The weights are random, unless MODEL is a folder with safetensors. The batch has full sequences.
+    The training is your own command behind `--`, unmodified, or DS_CONFIG with a --model. Of a model without weights
+    they are random. The batch of a DS_CONFIG has full sequences.
 
     \b
+    ds-advise probe -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --bf16
+    ds-advise probe --device cpu --ranks 2 -- train.py
     ds-advise probe ds_config.json --model Qwen2.5-1.5B
     ds-advise probe ds_config.json --model Qwen2.5-14B --gpus 8x8xH100 --solo
     ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2
@@ -269,6 +274,11 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     from ..render.runs import probe_document
     from ..verification.probe import compared_probe
 
+    words = _given_training(run)
+    if words:
+        answer = _probed_command(run, words, machine, output, **settings)
+        show_document(lambda: probe_document(answer, "the engine's configuration"), output, html=html)
+        return 0 if answer.result.failure is None else 1
     config_file = run.pop("config_file")
     subject = read_run(config_file, **run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None))
     _warn_of_set_keys(subject)
@@ -283,6 +293,49 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     )
     show_document(lambda: probe_document(answer, config_file.name), output, html=html)
     return 0 if answer.result.failure is None else 1
+
+
+def _probed_command(
+    run: dict[str, Any],
+    words: tuple[str, ...],
+    machine: dict[str, Any],
+    output: Output,
+    *,
+    solo: bool,
+    rank: int,
+    steps: int,
+    **settings: Any,
+) -> ProbeAnswer:
+    """The probe of the user's command."""
+    from ...probes.command.processes import read_processes
+    from ...probes.real_run.command import CommandProbe
+    from ...probes.real_run.environment import Solo
+    from ..question.cluster import cluster_here, memory_limit_bytes
+    from ..verification.probe import compared_command_probe
+
+    _refuse_described(run)
+    on_cpu = machine["device"] == "cpu"
+    started = read_processes(words, variables={"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if on_cpu else {})
+    if (started.nodes or 1) > 1:
+        raise click.UsageError(f"the command starts {started.nodes} nodes; a probe starts all ranks on this machine")
+    if on_cpu and started.per_node is not None:
+        machine = {**machine, "ranks": started.per_node}
+    cluster = cluster_here(machine, devices=1 if solo else started.per_node)
+    if not on_cpu and not solo:
+        cluster = replace(cluster, gpus_per_node=started.per_node or cluster.gpus_per_node)
+    if cluster.nodes > 1 and not solo:
+        raise click.UsageError(f"{cluster.nodes} nodes are not available here; pass --solo to run one rank of the job")
+    probe = CommandProbe(
+        words=words,
+        folder=Path.cwd(),
+        ranks=cluster.gpus_per_node,
+        device=machine["device"],
+        steps=steps,
+        memory_limit_bytes=memory_limit_bytes(machine),
+        config_file=run["config_file"] and run["config_file"].absolute(),
+        solo=Solo(rank=rank, world_size=cluster.world_size, ranks_per_node=cluster.gpus_per_node) if solo else None,
+    )
+    return compared_command_probe(probe, cluster, offline=run["offline"], on_progress=output.say, **settings)
 
 
 @click.command(cls=CommandWithUsersCommand)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...probes.machine import read_text
 from ...probes.real_run.events import EventLogReader
-from .prediction import STEP_PHASES, PhaseFigures
+from ..verification.prediction import STEP_PHASES, PhaseFigures
 
 
 @dataclass

@@ -11,7 +11,7 @@ from ...estimators.estimate import Estimate
 from ...probes.run import Device, Run
 from ..answer.command_answer import CommandAnswer
 from ..importers.script_arguments import ScriptArguments
-from .prediction import PhaseFigures, Prediction, by_dry_run, by_estimate
+from ..verification.prediction import PhaseFigures, Prediction, by_dry_run, by_estimate
 from .words import TrainingCommand, read_command
 
 LaunchStatus = Literal["finished", "stopped", "failed"]

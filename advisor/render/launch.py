@@ -21,12 +21,12 @@ from ..document.terminal import print_blocks
 from ..launch.check import Objection
 from ..launch.command import dry_lines, launch_job
 from ..launch.failures import tail
-from ..launch.prediction import PhaseFigures, Prediction
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
 from ..launch.session import Session
 from ..text.lines import copyable, row, sentence
 from ..text.output import Output
 from ..text.units import capitalised, ended, gib, rate, seconds
+from ..verification.prediction import PhaseFigures, Prediction
 from .configuration import configuration
 
 _TAIL_LINES = 12

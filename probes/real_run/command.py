@@ -14,6 +14,7 @@ from ...ds_configs.read import autotp_size_in
 from ..machine import rank_threads, search_path
 from ..run import Device
 from ..scratch import scratch
+from ..simulated_gpu.collectives import rank_variables
 from .environment import Settings, Solo, observed_environment
 from .result import PhaseReport, ProbeResult, RankReport, StepTime
 from .torchrun import free_port, with_launcher
@@ -43,6 +44,8 @@ class CommandProbe:
     steps: int = STEPS
     memory_limit_bytes: int | None = None
     """On the CPU, the memory of each rank in addition to its libraries, in place of a GPU's memory."""
+    config_file: Path | None = None
+    """A DeepSpeed configuration for a script that names none."""
     solo: Solo | None = None
     """Run one rank of the job alone on one device: its memory is real, its times lack communication, and its results
     are undefined."""
@@ -72,10 +75,15 @@ def probe_command(
     if probe.solo is None:
         words = with_launcher(probe.words, probe.ranks, folder=probe.folder, port=free_port())
     else:
-        words, environment["RANK"] = list(probe.words), str(probe.solo.rank)
+        words = list(probe.words)
+        environment |= rank_variables(probe.solo.rank, probe.solo.world_size, probe.solo.ranks_per_node)
     with scratch("probe") as folder:
         settings = Settings(
-            str(folder), steps=probe.steps, memory_limit_bytes=probe.memory_limit_bytes, solo=probe.solo
+            str(folder),
+            config_file=None if probe.config_file is None else str(probe.config_file),
+            steps=probe.steps,
+            memory_limit_bytes=probe.memory_limit_bytes,
+            solo=probe.solo,
         )
         ranks, failure = watch(
             words,

@@ -46,12 +46,13 @@ def start() -> None:
     _change("deepspeed.runtime.pipe.engine", observer.install_pipeline)
     for name in PHASES:
         _change(name, observer.install_phases)
-    _change("transformers.trainer", lambda module: trainer.add_callback(module, process.note, process.folder))
     _change("torch.utils.file_baton", lambda _: extension_lock.install())
     if settings.solo is not None:
         solo = settings.solo
         _change("torch.distributed.distributed_c10d", lambda module: join_alone(module, solo))
-    if settings.steps is not None:
+    if settings.steps is None:
+        _change("transformers.trainer", lambda module: trainer.add_callback(module, process.note, process.folder))
+    else:
         _change("torch._tensor", weights.draw_once)
         _change("transformers.modeling_utils", weights.build_without_files)
         _change(

@@ -88,6 +88,11 @@ class RankReport:
     def step_s(self) -> float:
         return median(step.total_s for step in self.steps)
 
+    def phases_named(self, name: str) -> tuple[PhaseReport, ...]:
+        """The phases of a kind from the second optimizer step on; those of the first where it is the only one."""
+        found = tuple(phase for phase in self.phases if phase.phase == name and phase.iteration)
+        return found[1:] or found
+
     @property
     def host_tensor_bytes(self) -> int:
         """Memory added by training; on the CPU device it includes tensors that a GPU would hold."""

@@ -12,13 +12,13 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.html_report.report import render_html
 from ds_advise.advisor.launch.check import Objection
-from ds_advise.advisor.launch.prediction import PhaseFigures, by_estimate
 from ds_advise.advisor.launch.request import Attempt, Peaks, TrainingFailure
 from ds_advise.advisor.launch.session import Session
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import launch_report, session_document
 from ds_advise.advisor.render.runs import probe_document
+from ds_advise.advisor.verification.prediction import PhaseFigures, by_estimate
 from ds_advise.advisor.verification.probe import ProbeAnswer
 from ds_advise.estimators.json_form import to_json
 from ds_advise.probes.real_run.result import RankFailure

@@ -21,7 +21,6 @@ from ds_advise.advisor.launch.check import check, memory_objections, predict_run
 from ds_advise.advisor.launch.command import kept_settings, launch_environment
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
-from ds_advise.advisor.launch.prediction import by_estimate
 from ds_advise.advisor.launch.request import Attempt, FailureKind
 from ds_advise.advisor.launch.session import Session, next_launch, reduce_memory, tensor_bytes
 from ds_advise.advisor.question.run import read_run
@@ -32,6 +31,7 @@ from ds_advise.advisor.text.output import Output
 from ds_advise.advisor.train.settings import TrainingSettings
 from ds_advise.advisor.train.train import verify_answer
 from ds_advise.advisor.verification.past_results import keep_probe
+from ds_advise.advisor.verification.prediction import by_estimate
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.machine import cpu_cores
