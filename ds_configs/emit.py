@@ -28,7 +28,7 @@ AIO = {
 """Requests of 1 MiB, 32 in flight, 8 threads, which saturate a modern drive. `ds_nvme_tune` finds the best values for a
 drive."""
 
-_OPTIMIZER_PARAMS: dict[str, Any] = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+OPTIMIZER_PARAMS: dict[str, Any] = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 """TrainingArguments' defaults, so that both flavors train alike."""
 
 _FILLED_PARAMS = ("lr", "weight_decay")
@@ -168,7 +168,7 @@ def optimizer_block(workload: Workload, plan: Plan, *, auto: bool) -> dict[str, 
     keys: dict[str, Any] = {}
     by_script = script_makes_optimizer(workload, plan) or OBJECTIVES[workload.objective].value_model
     if spec.block_type and not by_script:
-        params = {name: _OPTIMIZER_PARAMS[name] for name in spec.block_params}
+        params = {name: OPTIMIZER_PARAMS[name] for name in spec.block_params}
         if auto:
             params |= dict.fromkeys(_FILLED_PARAMS, "auto")
         keys["optimizer"] = {"type": spec.block_type, "params": params | dict(spec.extra_block_params)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,7 +17,9 @@ import psutil
 
 from ..estimators.errors import ClusterError
 from .benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, Skipped, merge_ranks
-from .machine import cpu_cores, host_memory_bytes, mount_point, rank_threads, this_machine, visible_gpus
+from .machine import cpu_cores, host_memory_bytes, mount_point, rank_threads, search_path, this_machine, visible_gpus
+from .real_run.environment import Settings, observed_environment
+from .real_run.torchrun import free_port, with_launcher
 from .real_run.watch import watch
 from .run import Device
 from .scratch import scratch
@@ -154,21 +158,25 @@ def _run(task: Task) -> tuple[Sequence[BenchFigure], str | None]:
     limit_s = 3 * task.budget_s + _START_LIMIT_S
     with scratch("bench") as folder:
         (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
-        reports, failure = watch(
-            range(task.ranks),
+        variables = {
+            "PATH": search_path(),
+            "OMP_NUM_THREADS": str(task.threads),
+            "TMPDIR": str(folder),  # files that libraries leave are removed with it
+            **({"DS_ACCELERATOR": "cpu"} if task.device == "cpu" else {}),
+        }
+        words = [sys.executable, "-m", f"{__package__}.benchmark_rank", str(folder)]
+        ranks, failure = watch(
+            with_launcher(words, task.ranks, folder=folder, port=free_port()),
             folder,
-            worker=f"{__package__}.benchmark_rank",
+            environment=observed_environment(Settings(str(folder)), os.environ | variables),
+            working_folder=folder,
             stall_s=limit_s,
             timeout_s=limit_s,
-            environment={
-                "OMP_NUM_THREADS": str(task.threads),
-                "TMPDIR": str(folder),  # files that libraries leave are removed with it
-                **({"DS_ACCELERATOR": "cpu"} if task.device == "cpu" else {}),
-            },
         )
     if failure is not None:
         return (), failure.message
-    return merge_ranks([[BenchFigure(**figure) for figure in report["report"]] for report in reports]), None
+    reports = [rank.report["report"] for rank in ranks if rank.report is not None]
+    return merge_ranks([[BenchFigure(**figure) for figure in report] for report in reports]), None
 
 
 def _nvme_folder(folder: str, stack: ExitStack) -> str:

@@ -1,18 +1,19 @@
-"""The worker of a benchmark: measures one group of figures. FOLDER holds `task.json`; the report contains the
-figures."""
+"""One rank of a benchmark: `python -m ds_advise.probes.benchmark_rank FOLDER` measures one group of figures. FOLDER
+holds `task.json`; the report contains the figures."""
 
 from __future__ import annotations
 
 import json
 import math
 import mmap
+import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,7 @@ import torch.distributed as dist
 from ..ds_configs.emit import AIO
 from .benchmark import Group, Task
 from .benchmark_result import COLLECTIVES, BenchFigure, FigureKind, figure
-from .real_run import extension_lock
-from .real_run.rank import EventLog
+from .real_run.events import EventLog
 
 SAMPLE_S = 0.004
 """Minimum time of a measurement, a thousand times the error of the clock and of settling; shorter calls are
@@ -98,10 +98,12 @@ class Stopwatch:
         return self.clock() - started
 
 
-def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
-    """Measure a group, and return the figures as the report."""
+def main() -> None:
+    """Measure a group, and note the figures as the report of this rank."""
+    folder = Path(sys.argv[1])
+    rank = int(os.environ["RANK"])
+    log = EventLog(folder / f"rank{rank}.jsonl")
     task = Task(**json.loads((folder / "task.json").read_text(encoding="utf-8")))
-    extension_lock.install()
     torch.set_num_threads(task.threads)
     device = "cpu" if task.device == "cpu" else f"cuda:{rank}"
     if task.device == "cuda":
@@ -111,23 +113,19 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     alone = task.device == "cpu" and task.group == "device" and task.threads == 1
     watch = Stopwatch(
         synchronize=torch.cuda.synchronize if task.device == "cuda" else lambda: None,
-        broadcast=_broadcaster(task, folder, rank, device),
+        broadcast=_broadcaster(task, device),
         clock=time.process_time if alone else time.perf_counter,
     )
     log.enter(task.group)
-    return {"report": [asdict(one) for one in _GROUPS[task.group](task, device, watch)]}
+    figures = [asdict(one) for one in _GROUPS[task.group](task, device, watch)]
+    log.note({"report": figures, "processes": task.ranks})
 
 
-def _broadcaster(task: Task, folder: Path, rank: int, device: str) -> Callable[[int], int]:
+def _broadcaster(task: Task, device: str) -> Callable[[int], int]:
     """Broadcast rank 0's number, which also synchronizes the ranks."""
     if task.ranks == 1:
         return lambda number: number
-    dist.init_process_group(
-        "nccl" if task.device == "cuda" else "gloo",
-        init_method=f"file://{folder / 'rendezvous'}",
-        rank=rank,
-        world_size=task.ranks,
-    )
+    dist.init_process_group("nccl" if task.device == "cuda" else "gloo")
 
     def broadcast(number: int) -> int:
         shared = torch.tensor([number], dtype=torch.int64, device=device)
@@ -405,3 +403,7 @@ _GROUPS: dict[Group, Callable[[Task, str, Stopwatch], list[BenchFigure]]] = {
     "nvme": measure_nvme,
     "collectives": measure_collectives,
 }
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ _POLL_S = 0.2
 _DYING_S = 5.0
 _KEPT_BYTES = 100_000
 """The end of the output has the error; libraries and scripts may print gigabytes before it."""
+_PR_SET_PDEATHSIG = 1
 
 
 class WorkerTimeoutError(Exception):
@@ -134,3 +136,12 @@ def _processes_of(folder: Path) -> list[int]:
             if name in (entry / "environ").read_bytes() or name in os.fsencode((entry / "cwd").readlink()):
                 found.append(int(entry.name))
     return found
+
+
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Let Linux end this process by a signal when its parent ends, even if killed. The parent may have ended
+    already."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
-import pytest
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.document.terminal import print_document
 from ds_advise.advisor.document.translation import translated
 from ds_advise.advisor.launch.request import FailureKind, LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
-from ds_advise.advisor.launch.script_source import Script
 from ds_advise.advisor.render.answer import answer_document
 from ds_advise.advisor.text.language import Language
 from ds_advise.ds_configs.emit import ds_config
@@ -26,13 +25,12 @@ from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.estimators.hardware import Cluster, find_gpu
-from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
-from ds_advise.probes.dry_run.run import DryRunError, _worker_error
+from ds_advise.probes.command.errors import DryRunError, worker_error
 from ds_advise.probes.machine import Machine
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.recording.result import DryRunResult
@@ -145,10 +143,9 @@ def preset(
 def launch_request(run: Run, folder: Path, *arguments: str, **changes: Any) -> LaunchRequest:
     """A launch of `train.py` in the folder with torchrun."""
     request = LaunchRequest(
-        script=Script(target=str(folder / "train.py"), arguments=arguments),
+        words=(str(folder / "train.py"), *arguments),
         run=run,
         config_path=folder / "ds_config.json",
-        launcher="torchrun",
         folder=folder / "log",
     )
     return replace(request, **changes)
@@ -240,12 +237,11 @@ def failed_probe(kind: Any, message: str = "no", *, world_size: int = 2, device:
 
 def fork_outcomes(requests: Sequence[Request]) -> list[DryRunResult | DryRunError]:
     """Dry runs side by side, in forks of one process of the session, because importing torch takes long."""
-    from tests.training_scripts.forked_ranks import dry_runs
+    from benchmarks.dry_run.forked_dry_runs import answers
+    from tests.training_scripts.forked_ranks import start_server
 
-    return [
-        _worker_error(each) if "error" in each else from_json(DryRunResult, each["result"])
-        for each in dry_runs(requests)
-    ]
+    start_server()
+    return list(answers(requests))
 
 
 def ask_forks(requests: Sequence[Request]) -> list[DryRunResult]:
@@ -256,13 +252,13 @@ def ask_forks(requests: Sequence[Request]) -> list[DryRunResult]:
     return [each for each in outcomes if isinstance(each, DryRunResult)]
 
 
-def answer_of_fork(request: Request, *_: Any, **__: Any) -> dict[str, Any]:
+def recorded_in_fork(request: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """What `probes.dry_run.run.answer` answers, from a fork."""
-    from tests.training_scripts.forked_ranks import dry_runs
+    from tests.training_scripts.forked_ranks import recordings
 
-    (answer,) = dry_runs([request])
+    (answer,) = recordings([request])
     if "error" in answer:
-        raise _worker_error(answer)
+        raise worker_error(answer)
     result: dict[str, Any] = answer["result"]
     return result
 
@@ -270,9 +266,11 @@ def answer_of_fork(request: Request, *_: Any, **__: Any) -> dict[str, Any]:
 @contextmanager
 def dry_runs_in_forks() -> Iterator[None]:
     """Dry runs and recorded modules are forks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ds_advise.probes.dry_run.run.answer", answer_of_fork)
-        patch.setattr("ds_advise.probes.model_recorder.recorded_model.answer", answer_of_fork)
+    from benchmarks.dry_run.forked_dry_runs import runs_in_forks
+    from tests.training_scripts.forked_ranks import start_server
+
+    start_server()
+    with patch("ds_advise.probes.model_recorder.recorded_model.answer", recorded_in_fork), runs_in_forks():
         yield
 
 

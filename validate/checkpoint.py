@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..ds_configs.files import write_config
-
-CHECKSUMS = "ds_advise_checksums.json"
-"""File in a checkpoint with the size in bytes and the CRC-32 of each file, keyed by its path below the checkpoint."""
+from ..probes.real_run.trainer import CHECKSUMS as CHECKSUMS
 
 _BLOCK_BYTES = 2**22
 _MAX_NAMED = 1000

@@ -188,11 +188,8 @@ def run(args: list[str]) -> int:
             why = "only the answer (ds-advise MODEL) and the page have it"
         elif error.possibilities:
             what = f"{what}; did you mean {error.possibilities[0]}?"
-        command = error.ctx.command if error.ctx is not None else None
-        if "--" not in args and any(
-            parameter.type is click.UNPROCESSED for parameter in getattr(command, "params", ())
-        ):
-            fix = f"write -- before the script and its arguments; {fix}"
+        if "--" not in args and error.ctx is not None and error.ctx.command.name == "launch":
+            fix = f"write -- before the command that trains; {fix}"
         _report(what, why, fix)
     except click.UsageError as error:
         message = error.format_message().rstrip(".")

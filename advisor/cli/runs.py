@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ..answer.dry_run_answer import DryRunAnswer
     from ..document.blocks import Document
     from ..launch.check import Check
+    from ..verification.probe import ProbeAnswer
 
 _POSITIVE = click.IntRange(min=1)
 _RANK = click.IntRange(min=0)
@@ -87,16 +88,21 @@ def _warn_of_set_keys(run: Run) -> None:
             warn_ignored(name, f"where the file has {key} {value}")
 
 
-_MODEL = model_option(
-    "Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module.", required=True
-)
+_MODEL = model_option("Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module.")
+
+
+def _given_training(run: dict[str, Any]) -> tuple[str, ...]:
+    """The user's command; () for a configuration with its model."""
+    words = users_command()
+    if not words and run["config_file"] is None:
+        raise click.UsageError("name a DS_CONFIG with its --model, or write -- and then your training command")
+    if not words and run["model"] is None:
+        raise click.UsageError("missing option --model, or the training command behind --")
+    return words
 
 
 @click.command("dry-run", cls=CommandWithUsersCommand)
-@_run_options(
-    model_option("Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module."),
-    needs_file=False,
-)
+@_run_options(_MODEL, needs_file=False)
 @question_options(("gpus", "ram"), into="machine")
 @click.option("--rank", type=_RANK, help="Rank to simulate.  [default: the rank with the most memory]")
 @click.option(
@@ -148,11 +154,7 @@ def dry_run(
     from ..render.deliver import show_document
     from ..verification.dry_run import trace
 
-    words = users_command()
-    if not words and run["config_file"] is None:
-        raise click.UsageError("name a DS_CONFIG with its --model, or write -- and then your training command")
-    if not words and run["model"] is None:
-        raise click.UsageError("missing option --model, or the training command behind --")
+    words = _given_training(run)
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
     cluster = build_cluster(machine)
@@ -183,10 +185,7 @@ def _command_answer(
     from ..render.command import command_document
     from ..verification.command import command_answer
 
-    decided = sorted(passed_options() & (run.keys() - {"config_file", "offline"}))
-    if decided:
-        option = f"--{decided[0].replace('_', '-')}"
-        raise click.UsageError(f"{option} has no effect on a command; the command itself decides it")
+    _refuse_described(run)
     if iterations is not None:
         settings["iterations"] = iterations
     request = CommandRequest(
@@ -243,8 +242,8 @@ def _configuration_answer(
     return answer, partial(dry_run_document, config_name=config_file.name)
 
 
-@click.command()
-@_run_options(_MODEL)
+@click.command(cls=CommandWithUsersCommand)
+@_run_options(_MODEL, needs_file=False)
 @question_options(("gpus", *names_in(CpuOptions)), into="machine")
 @click.option("--solo", is_flag=True, help="Run one rank of the job alone on one device; --gpus describes the job.")
 @click.option("--rank", type=_RANK, default=0, help="Rank to run with --solo.")
@@ -255,11 +254,14 @@ def _configuration_answer(
 @report_options()
 @output_options
 def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, output: Output, **settings: Any) -> int:
-    """Run DS_CONFIG for a few optimizer steps on this machine, and compare memory and time with the predictions.
+    """Run the first optimizer steps of a training on this machine, and compare memory and time with the predictions.
 
-    The weights are random, unless MODEL is a folder with safetensors. The batch has full sequences.
+    The training is your own command behind `--`, unmodified, or DS_CONFIG with a --model. Of a model without weights
+    they are random. The batch of a DS_CONFIG has full sequences.
 
     \b
+    ds-advise probe -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --bf16
+    ds-advise probe --device cpu --ranks 2 -- train.py
     ds-advise probe ds_config.json --model Qwen2.5-1.5B
     ds-advise probe ds_config.json --model Qwen2.5-14B --gpus 8x8xH100 --solo
     ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2
@@ -272,6 +274,11 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     from ..render.runs import probe_document
     from ..verification.probe import compared_probe
 
+    words = _given_training(run)
+    if words:
+        answer = _probed_command(run, words, machine, output, **settings)
+        show_document(lambda: probe_document(answer, "the engine's configuration"), output, html=html)
+        return 0 if answer.result.failure is None else 1
     config_file = run.pop("config_file")
     subject = read_run(config_file, **run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None))
     _warn_of_set_keys(subject)
@@ -288,15 +295,58 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     return 0 if answer.result.failure is None else 1
 
 
-@click.command()
-@_run_options(model_option("Model name.  [default: from the script's arguments]"))
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGUMENTS]")
+def _probed_command(
+    run: dict[str, Any],
+    words: tuple[str, ...],
+    machine: dict[str, Any],
+    output: Output,
+    *,
+    solo: bool,
+    rank: int,
+    steps: int,
+    **settings: Any,
+) -> ProbeAnswer:
+    """The probe of the user's command."""
+    from ...probes.command.processes import read_processes
+    from ...probes.real_run.command import CommandProbe
+    from ...probes.real_run.environment import Solo
+    from ..question.cluster import cluster_here, memory_limit_bytes
+    from ..verification.probe import compared_command_probe
+
+    _refuse_described(run)
+    on_cpu = machine["device"] == "cpu"
+    started = read_processes(words, variables={"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if on_cpu else {})
+    if (started.nodes or 1) > 1:
+        raise click.UsageError(f"the command starts {started.nodes} nodes; a probe starts all ranks on this machine")
+    if on_cpu and started.per_node is not None:
+        machine = {**machine, "ranks": started.per_node}
+    cluster = cluster_here(machine, devices=1 if solo else started.per_node)
+    if not on_cpu and not solo:
+        cluster = replace(cluster, gpus_per_node=started.per_node or cluster.gpus_per_node)
+    if cluster.nodes > 1 and not solo:
+        raise click.UsageError(f"{cluster.nodes} nodes are not available here; pass --solo to run one rank of the job")
+    probe = CommandProbe(
+        words=words,
+        folder=Path.cwd(),
+        ranks=cluster.gpus_per_node,
+        device=machine["device"],
+        steps=steps,
+        memory_limit_bytes=memory_limit_bytes(machine),
+        config_file=run["config_file"] and run["config_file"].absolute(),
+        solo=Solo(rank=rank, world_size=cluster.world_size, ranks_per_node=cluster.gpus_per_node) if solo else None,
+    )
+    return compared_command_probe(probe, cluster, offline=run["offline"], on_progress=output.say, **settings)
+
+
+@click.command(cls=CommandWithUsersCommand)
+@_run_options(
+    model_option("Model of the command, for --check quick and for the plans of --fallback."), needs_file=False
+)
 @question_options(("gpus", "device", "ranks"), into="machine")
-@click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.option(
     "--launcher",
     type=click.Choice(["deepspeed", "torchrun", "accelerate"]),
-    help="Launcher.  [default: the one that the script needs]",
+    help="Launcher for a command without one.  [default: torchrun, or deepspeed for a script with --local_rank]",
 )
 @click.option("--hostfile", type=PATH, metavar="FILE", help="Start several nodes by ssh with the deepspeed launcher.")
 @click.option("--slurm", is_flag=True, help="Start the nodes of this Slurm allocation with srun and torchrun.")
@@ -305,18 +355,13 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
 )
 @click.option("--nodes", type=COUNT, help="Number of nodes, with --master.")
 @click.option("--node-rank", type=_RANK, default=0, help="Rank of this node, with --master.")
-@click.option(
-    "--pass-config/--no-pass-config",
-    default=None,
-    help="Pass DS_CONFIG to the script.  [default: unless the script or its arguments name one]",
-)
-@click.option("--dry", is_flag=True, help="Print the commands of each node, and start nothing.")
+@click.option("--dry", is_flag=True, help="Check, print the commands of each node, and start nothing.")
 @EMIT
 @click.option(
     "--check",
-    type=click.Choice(["auto", "dry-run", "probe"]),
-    default="auto",
-    help="Check that it fits; auto: a probe if the whole job runs here (once per plan), else a dry run.",
+    type=click.Choice(["dry-run", "probe", "quick"]),
+    default="dry-run",
+    help="Check that it fits: run the command on a simulated GPU, run its first steps here, or by the closed form.",
 )
 @click.option("--no-check", is_flag=True, help="Start without a check.")
 @FALLBACK
@@ -335,7 +380,6 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
 def launch(
     run: dict[str, Any],
     machine: dict[str, Any],
-    words: tuple[str, ...],
     dry: bool,
     emit: tuple[JobKind, ...],
     force: bool,
@@ -347,43 +391,57 @@ def launch(
     output: Output,
     **place: Any,
 ) -> int:
-    """Check that a training fits, start it with your script, and monitor it.
+    """Check that a training fits, start your command, and monitor it.
 
-    SCRIPT uses the Hugging Face Trainer, accelerate, or deepspeed.initialize. Ctrl-C saves and stops; a second Ctrl-C
-    ends at once.
+    COMMAND is what you type to train, with a launcher in front, or the script with its arguments: then the ranks are
+    started here. DS_CONFIG is for a command that names no DeepSpeed configuration. Ctrl-C saves and stops; a second
+    Ctrl-C ends at once.
 
     \b
+    ds-advise launch -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --output_dir out
     ds-advise launch ds_config.json -- train.py --model_name_or_path Qwen/Qwen2.5-7B --output_dir out
-    ds-advise launch ds_config.json --launcher deepspeed --model ./model -- train.py --epochs 3
     ds-advise launch ds_config.json --master node-0 --nodes 2 --node-rank 1 -- train.py --output_dir out
     ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --output_dir out
 
     Exit code: 0 if it finished, 1 if it failed, stopped or did not start (with the reason), 2 if it cannot be launched.
     """
+    words = users_command()
     if not words:
-        raise click.UsageError("no script; write -- and then the script with its arguments")
+        raise click.UsageError("no command; write -- and then the command that trains")
     if fallback and place["master"] is not None:
         raise click.UsageError("--fallback and --master contradict each other: other nodes would keep their plan")
     if emit and (place["hostfile"] or place["master"] or dry):
         raise click.UsageError("--emit starts nothing and takes the nodes from --gpus; leave the other option out")
-    from ..launch.question import launch_question
-    from ..launch.session import run_session
+    if run["model"] is None:
+        _refuse_described(run)
+    elif run["config_file"] is None:
+        raise click.UsageError("--model needs a DS_CONFIG, which it completes")
+    from ..launch.question import launch_request
+    from ..launch.session import check_session, run_session
     from ..render.deliver import show_document
     from ..render.launch import emit_jobs, session_document, show_dry
 
-    passed = passed_options() & run.keys()
     if emit:
         place |= {"slurm": True, "launcher": "torchrun"}
-    request, remarks = launch_question(run, words, passed=passed, starts=not dry and not emit, **machine, **place)
-    for remark in remarks:
-        output.say(remark)
-    if emit:
-        return emit_jobs(request, emit, output, force=force)
-    if dry:
-        return show_dry(request, output)
-    session = run_session(request, None if no_check else check, fallback=fallback, verbose=verbose, output=output)
-    show_document(lambda: session_document(session), output, html=html)
+    request = launch_request(words, run, starts=not dry and not emit, **machine, **place)
+    request, session = check_session(request, None if no_check else check, output)
+    if session is None:
+        if emit:
+            return emit_jobs(request, emit, output, force=force)
+        if dry:
+            return show_dry(request, output)
+        session = run_session(request, fallback=fallback, verbose=verbose, output=output)
+    ended = session
+    show_document(lambda: session_document(ended), output, html=html)
     return 0 if session.finished else 1
+
+
+def _refuse_described(run: dict[str, Any]) -> None:
+    """Refuse the options that describe a training: a command describes itself."""
+    decided = sorted(passed_options() & (run.keys() - {"config_file", "offline"}))
+    if decided:
+        option = f"--{decided[0].replace('_', '-')}"
+        raise click.UsageError(f"{option} has no effect on a command; the command itself decides it")
 
 
 _TRAINED = (

@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ...ds_configs.files import free_bytes
 from ...ds_configs.read import saves_model
-from ...estimators.errors import DsAdviseError, WorkloadError
+from ...estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
-from ...estimators.time.job import checkpoint_bytes
-from ...estimators.workload import NEXT_TOKEN
-from ...probes.machine import installed_version
-from ...probes.run import Run
+from ...estimators.time.job import checkpoint_bytes, engine_state_bytes
+from ...probes.command.errors import DryRunError
+from ...probes.command.observed import ObservedArguments
+from ...probes.command.request import CommandRequest
+from ...probes.run import Run, check_device
 from ...probes.store_path import store_exists
 from ...validate.checkpoint import read_checkpoint
 from ..advise import answer
+from ..answer.command_answer import CommandAnswer
+from ..command.question import command_question
 from ..question.question import Question, script_constraints
-from ..search.candidate import LIKELY, Candidate, chance
+from ..question.run import read_ds_config
+from ..search.candidate import LIKELY, Candidate, chance, judge_fit
 from ..text.labels import checkpointing_title, plan_title
-from ..text.units import age, counted_noun, gib
-from ..verification.dry_run import compared_dry_run
-from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
+from ..text.output import Output
+from ..text.units import counted_noun, gib
+from ..verification.command import command_answer
+from ..verification.past_results import PastProbe, PastProbes
 from ..verification.probe_order import measured_estimate
 from .request import LaunchRequest
-from .script_source import how_to_update
 
-Check = Literal["auto", "dry-run", "probe"]
-"""How to check that the training fits: "probe" runs a few real steps on this machine; "dry-run" runs the real engine on
-a simulated GPU; "auto" is a probe if this machine can run the ranks of the whole job, else a dry run."""
+Check = Literal["dry-run", "probe", "quick"]
+"""How to check that the training fits: "dry-run" runs the command on a simulated GPU; "probe" runs its first steps on
+this machine; "quick" uses the closed form of a named model, and runs nothing."""
+
+_LIMIT_S = 1800.0
+
+_MANY = 100
+"""Number of checkpoints that a training does not write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,80 +84,124 @@ def plans_that_fit(run: Run) -> list[Candidate]:
     return sorted((each for each in candidates if each.fit.fits), key=lambda candidate: -candidate.tokens_per_s)
 
 
-def objections(request: LaunchRequest, check: Check, say: Callable[[str], None]) -> list[Objection]:
-    """All reasons against starting the training; empty if it may start. Raises WorkloadError if the model is unknown,
-    and DsAdviseError if the check itself fails."""
-    run, script = request.run, request.script
-    # Such a script stops at once, so nothing else needs a check.
-    outdated = script.source.outdated(script.target, script.options.by_name)
-    if outdated:
-        return [
-            Objection(
-                what=f"{place}: transformers {installed_version('transformers')} takes no {', '.join(names)}",
-                fix=how_to_update(names),
-            )
-            for place, names in outdated.items()
-        ]
-    if request.other_loss is not None:
-        say(f"{request.other_loss} has another loss and may hold further models: its memory is not checked")
-        return disk_objections(request, say)
-    if not run.model:
-        raise WorkloadError(
-            "the model is not known, so the memory check is not possible",
-            why="the script's arguments do not name a model",
-            fix="pass --model NAME, or FILE.py:FACTORY for a module of your own, or use --no-check to start anyway",
-        )
-    _evaluation(request, say)
-    found = [*disk_objections(request, say), *_resumption(request, say), *_loading(run, request.prediction)]
-    runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
-    if run.workload.objective != NEXT_TOKEN:
-        return [*found, *_dry_run(run, say)]  # a probe trains on the next token
-    if check == "probe" or (check == "auto" and runs_here):
-        return [*found, *_probe(request, say, rerun=check == "probe")]
-    return [*found, *_dry_run(run, say)]
+def check(request: LaunchRequest, how: Check, output: Output) -> tuple[LaunchRequest, list[Objection]]:
+    """(the request with what the check has shown, the reasons against starting it).
+
+    Raises the errors of the dry run or probe, and WorkloadError for a quick check without a model.
+    """
+    if how == "quick":
+        found = _by_closed_form(request)
+    else:
+        request, found = by_dry_run(request, output)
+    return request, [*found, *disk_objections(request, output.say), *_resumption(request, output.say)]
 
 
-def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
-    say("dry run ...")
-    answer = compared_dry_run(run)
-    probability = answer.fit.probability
+def by_dry_run(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list[Objection]]:
+    """Run the command on a simulated GPU. It decides the launcher of a script without one, unless the nodes do: a
+    script that takes `--local_rank` without the Trainer gets it from DeepSpeed's launcher only."""
+    command = CommandRequest(
+        words=request.words,
+        folder=Path.cwd(),
+        cluster=request.run.cluster,
+        config_file=request.config_path,
+        offline=request.offline,
+    )
+    try:
+        with output.progress("dry run") as on_progress:
+            found = command_answer(command, timeout_s=_LIMIT_S, on_progress=on_progress)
+    except DryRunError as error:
+        error.fix = "; ".join(filter(None, (error.fix, "--no-check starts it without a dry run")))
+        raise
+    for remark in found.observed.remarks:
+        output.say(remark)
+    run, seen = _observed_run(request.run, found), found.arguments
+    check_device(run, request.device)
+    _check_config(request.config_path, seen)
+    if takes_local_rank(seen) and request.rendezvous is None:
+        request = replace(request, launcher="deepspeed")
+    request = replace(request, run=run, estimate=request.estimate or run.estimate(), dry_run=found)
+    return request, memory_objections(found, output.say)
+
+
+def _observed_run(described: Run, found: CommandAnswer) -> Run:
+    """The run that the dry run saw. Its model is known if the closed form can describe it, or if --model named it."""
+    engine = found.engine
+    run = replace(
+        described,
+        config=engine.config,
+        micro_batch_size=engine.micro_batch_size,
+        gradient_accumulation_steps=engine.gradient_accumulation_steps,
+        gradient_checkpointing=found.observed.recomputes,
+        model_name=described.model_name or engine.model,
+    )
+    if run.shape is None:
+        with suppress(DsAdviseError):
+            question = command_question(found.found, {"gpus": run.cluster})
+            run = replace(run, shape=question.model, workload=question.workload, model_name=question.model.name)
+    return run
+
+
+def takes_local_rank(seen: ObservedArguments | None) -> bool:
+    """Whether a script of its own loop reads its rank from the command line."""
+    return seen is not None and not seen.trainer and any("--local_rank" in option.flags for option in seen.options)
+
+
+def _check_config(file: Path | None, seen: ObservedArguments | None) -> None:
+    """Raise ConfigFileError if the script trained with another configuration than the one that was passed."""
+    if file is None or seen is None:
+        return
+    own = Path(seen.ds_config) if seen.ds_config else None
+    if own is not None and (own.resolve() == file.resolve() or read_ds_config(own) == read_ds_config(file)):
+        return
+    raise ConfigFileError(
+        f"the command trains with {own or 'a configuration of its own'}, not with {file.name}",
+        why="a configuration in front of -- is for a command that names none",
+        fix=f"leave {file.name} out, or leave its own out of the command",
+    )
+
+
+def memory_objections(found: CommandAnswer, say: Callable[[str], None]) -> list[Objection]:
+    """Compare the memory that a dry run has shown with the machine's."""
+    cluster = found.run.cluster
+    probability, host_need = found.fit.probability, found.required_host_bytes_per_node
     if probability >= LIKELY:
-        if not answer.fit.fits:
+        if not found.fit.fits:
             say(f"by the dry run it fits with a probability of {chance(probability)}; the training starts")
         return []
-    gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
-    host_need_bytes = answer.required_host_bytes_per_node
-    if host_bytes is not None and host_need_bytes > host_bytes:
-        what = f"the dry run needs {gib(host_need_bytes)} GiB of the host's {gib(host_bytes)}"
+    if found.fit.limit == "host" and cluster.host_memory_bytes_per_node is not None:
+        what = f"the dry run needs {gib(host_need)} GiB of the host's {gib(cluster.host_memory_bytes_per_node)}"
     else:
-        need = f"{gib(answer.required_device_bytes_per_gpu)} GiB of the {gpu.name}'s {gib(gpu.memory_bytes)}"
-        what = f"the dry run needs {need}: it fits with a probability of {chance(probability)}"
-    return [Objection(what=what, fix=_other_plan(run))]
+        need = f"{gib(found.required_device_bytes_per_gpu)} GiB of the {cluster.gpu.name}'s "
+        what = f"the dry run needs {need}{gib(cluster.gpu.memory_bytes)}: " + (
+            f"it fits with a probability of {chance(probability)}"
+        )
+    change = found.best_change
+    fix = "ds-advise --gpus SPEC -- COMMAND names a plan that fits"
+    if change is not None:
+        fix = f"{change.what} would help most (up to {gib(change.saved_bytes)} GiB less); {fix}"
+    return [Objection(what=what, fix=fix)]
 
 
-def _probe(request: LaunchRequest, say: Callable[[str], None], *, rerun: bool) -> list[Objection]:
-    """rerun: whether to probe even if there is an earlier probe of the run."""
-    run = request.run
-    past = None if rerun else _past_probe(run)
-    if past is None:
-        title = "the probe"
-        result = probe_and_keep(run, device=request.device, on_progress=lambda step: say(f"probe: {step} ..."))
-    else:
-        title = f"probe {past.id} ({age(past.age_s)})"
-        result = past.result
-        say(f"{title} is used for this plan; --check probe runs a new probe")
-    failure = result.failure
-    if failure is None:
+def _by_closed_form(request: LaunchRequest) -> list[Objection]:
+    if request.estimate is None:
+        raise WorkloadError(
+            "--check quick needs a model that the closed form knows",
+            why="it runs nothing, so it does not see what the command trains",
+            fix="pass --model NAME, or leave --check out",
+        )
+    cluster, memory = request.run.cluster, request.estimate.memory
+    fit = judge_fit(memory, cluster)
+    if fit.probability >= LIKELY:
         return []
-    # The kernel's OOM killer ends a rank by SIGKILL without a message.
-    is_memory = failure.kind in ("out_of_memory", "killed")
-    what = f"{title} failed in {failure.phase} on rank {failure.rank}: {failure.message}"
-    return [Objection(what=what, fix=_other_plan(run) if is_memory else "fix this error first")]
+    need = f"{gib(memory.device_bytes_per_gpu)} GiB of the {cluster.gpu.name}'s {gib(cluster.gpu.memory_bytes)}"
+    what = f"the closed form needs {need}" if fit.limit == "gpu" else f"the plan {fit.reason}"
+    what += f": it fits with a probability of {chance(fit.probability)}"
+    return [Objection(what=what, fix=_other_plan(request.run))]
 
 
 def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
     """Check the files of the checkpoint from which the script is to resume, if DeepSpeed wrote it."""
-    folder = request.script.options.text("resume_from_checkpoint")
+    folder = request.command.options.text("resume_from_checkpoint")
     if folder is None or not Path(folder, "latest").exists():
         return []
     say(f"checking {folder} ...")
@@ -156,49 +210,17 @@ def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Obje
     return [] if checkpoint.is_whole else [Objection(what=f"{folder} is damaged: {checkpoint.problem}", fix=fix)]
 
 
-def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
-    """Check the host memory at the moment when every local rank holds the model."""
-    available = run.cluster.host_memory_bytes_per_node
-    need = 0 if prediction is None else prediction.memory.host_loading_bytes_per_node
-    if available is None or need <= available:
-        return []
-    what = f"loading the model needs {gib(need)} GiB of the host's {gib(available)}"
-    return [Objection(what=what, fix="use ZeRO-3, which loads the model in shards, or fewer ranks on this node")]
-
-
-def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
-    """Report the memory of an evaluation if it takes more than a training step, because a probe does not evaluate."""
-    run, prediction = request.run, request.prediction
-    if prediction is None or prediction.memory.peak.name != "evaluation":
-        return
-    workload, have = run.workload, run.cluster.gpu.memory_bytes
-    step = max(phase.allocated_bytes for phase in prediction.memory.phases if phase.name != "evaluation")
-    need = gib(prediction.memory.allocated_bytes_per_gpu)
-    parts = [f"evaluation needs {need} GiB of tensors, training {gib(step)}"]
-    if workload.eval_logits:
-        parts.append(
-            "each GPU keeps the logits of its batches for compute_metrics: reduce them in "
-            "preprocess_logits_for_metrics, or set eval_accumulation_steps=1"
-        )
-    if prediction.memory.device_bytes_per_gpu > have:
-        parts.append(f"it is predicted to exceed the {gib(have)} GiB of the {run.cluster.gpu.name}")
-    say("; ".join(parts))
-
-
 def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
     """Check that the disk has room for all checkpoints that the script keeps at once, or for one if their number is
     unknown."""
-    run, arguments = request.run, request.script.described
+    arguments, one = request.arguments, _checkpoint_bytes(request)
     output_dir = arguments.output_dir
-    if output_dir is None or run.shape is None:
+    if output_dir is None or one is None:
         return []
-    kept = arguments.checkpoints if run.workload.uses_trainer else None
-    only_model = saves_model(run.config) and run.workload.uses_trainer and bool(arguments.flag("save_only_model"))
-    stage, free = int(run.config.get("zero_optimization", {}).get("stage", 0)), free_bytes(output_dir)
-    one = checkpoint_bytes(run.shape, run.workload, stage, only_model=only_model)
+    kept, free = arguments.checkpoints, free_bytes(output_dir)
     count = 1 if kept is None else kept
     if count * one <= free:
-        if kept is None:
+        if kept is None and free < _MANY * one:
             say(
                 f"a checkpoint takes {gib(one)} GiB, and {free // one:,} fit into the {gib(free)} GiB free in "
                 f"{output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"
@@ -208,6 +230,24 @@ def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[
     what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"
     fix = "free some space, name another --output_dir, or keep fewer with --save_total_limit 1"
     return [Objection(what=what, fix=fix)]
+
+
+def _checkpoint_bytes(request: LaunchRequest) -> int | None:
+    """Bytes of one of the Trainer's checkpoints; None for another script, and for a model that is not known."""
+    run, seen, arguments = request.run, request.dry_run, request.arguments
+    only_model = saves_model(run.config) and bool(arguments.flag("save_only_model"))
+    zero = run.config.get("zero_optimization")
+    stage = int(zero.get("stage", 0)) if isinstance(zero, dict) else 0
+    if seen is not None:
+        if seen.arguments is None or not seen.arguments.trainer:
+            return None
+        engine = seen.engine
+        is_adapted = engine.trainable_parameters < engine.parameters and "Peft" in engine.model
+        saved = 4 * engine.trainable_parameters if is_adapted else 2 * engine.parameters  # adapters are saved in fp32
+        return saved if only_model else int(saved + engine_state_bytes(engine.trainable_parameters, stage))
+    if run.shape is None or not run.workload.uses_trainer:
+        return None
+    return checkpoint_bytes(run.shape, run.workload, stage, only_model=only_model)
 
 
 def _other_plan(run: Run) -> str:

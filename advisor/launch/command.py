@@ -13,53 +13,62 @@ from ...ds_configs.launch_commands import (
     ALLOCATOR_SETTING,
     LAUNCHER_MODULES,
     accelerate_variables,
-    config_arguments,
     launcher_words,
     shell_line,
     threads_setting,
 )
 from ...ds_configs.read import offload_device_in
 from ...ds_configs.training_script import packages
-from ...probes.machine import can_bind_cores, cores_per_rank
+from ...estimators.errors import WorkloadError
+from ...probes.command.words import interpreter_of
+from ...probes.machine import can_bind_cores, cores_per_rank, search_path
+from ...probes.real_run.environment import Settings, observed_environment
 from ..question.prices import offers
 from .request import LaunchRequest
 
 
 def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]:
-    """The words of the command that starts the ranks. Each rank runs the script through `launch/rank.py`.
+    """The words of the command that starts the ranks: the user's own, with the request's launcher in front of a program
+    without one. It expects `launch_environment` in its environment.
 
-    port: rendezvous port on one node; None is the launcher's default. The command expects `launch_environment` in its
-    environment. For nodes reached by ssh, which passes no variables on, the variables are among its arguments.
+    port: rendezvous port on one node; None is the launcher's default.
     """
-    script, run, config_path = request.script, request.run, str(request.config_path)
-    by_ssh = request.rendezvous is not None and request.rendezvous.kind == "hostfile"
-    by_launcher = request.launcher == "accelerate" and request.passes_config
-    by_script = request.passes_config and not by_launcher and not request.by_variables
-    variables = launch_environment(request)
-    settings = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
-    target = [
-        f"{__package__}.rank",
-        *("--folder", str(request.folder)),
-        *(settings if by_ssh else []),
-        *(["--is-module"] if script.is_module else []),
-        script.target,
-        *script.arguments,
-        *(_config_words(request) if by_script else ()),
+    command, run, launcher = request.command, request.run, request.launcher
+    # `A=1 python train.py` is a shell's word for `env`.
+    prefix = ["env"] * bool(command.prefix and "=" in command.prefix[0]) + list(command.prefix)
+    if command.program is None:
+        return [*prefix, *command.words]
+    python = interpreter_of(request.words) or sys.executable
+    by_launcher = launcher == "accelerate" and request.config_path is not None
+    return [
+        *prefix,
+        *launcher_words(
+            launcher,
+            run.cluster,
+            [command.program.target, *command.program.arguments],
+            is_module=command.program.is_module,
+            rendezvous=request.rendezvous,
+            port=port,
+            config_path=str(request.config_path) if by_launcher else None,
+            program=[str(python), "-m", LAUNCHER_MODULES[launcher]],
+            # Core binding overwrites OMP_NUM_THREADS, so it is used only if the user has not set the variable.
+            bind_cores="OMP_NUM_THREADS" in launch_environment(request)
+            and not request.rendezvous
+            and can_bind_cores(run.cluster.gpus_per_node),
+        ),
     ]
-    return launcher_words(
-        request.launcher,
-        run.cluster,
-        target,
-        is_module=True,
-        rendezvous=request.rendezvous,
-        port=port,
-        config_path=config_path if by_launcher else None,
-        program=[sys.executable, "-m", LAUNCHER_MODULES[request.launcher]],
-        # Core binding overwrites OMP_NUM_THREADS, so it is used only if the user has not set the variable.
-        bind_cores="OMP_NUM_THREADS" in variables
-        and not request.rendezvous
-        and can_bind_cores(run.cluster.gpus_per_node),
+
+
+def observed(request: LaunchRequest) -> dict[str, str]:
+    """The environment in which the ranks of `launch_line` are observed."""
+    variables = launch_environment(request)
+    by_ssh = request.rendezvous is not None and request.rendezvous.kind == "hostfile"
+    settings = Settings(
+        folder=str(request.folder),
+        variables=variables if by_ssh else {},
+        config_file=str(request.config_path) if request.config_path else None,
     )
+    return observed_environment(settings, {**os.environ, "PATH": search_path(), **variables})
 
 
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
@@ -77,9 +86,7 @@ def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
         return [("on this node" if rendezvous is None else where[rendezvous.kind], line)]
     lines = []
     for node in range(request.run.cluster.nodes):
-        own = replace(
-            request, rendezvous=rendezvous._replace(node_rank=str(node)), folder=request.folder.with_name(f"node{node}")
-        )
+        own = replace(request, rendezvous=rendezvous._replace(node_rank=str(node)))
         lines.append((f"on node {node}", variables + shell_line(launch_line(own))))
     return lines
 
@@ -91,37 +98,50 @@ def launch_environment(request: LaunchRequest, environment: Mapping[str, str] = 
     needed = _needed(request)
     if "PYTORCH_ALLOC_CONF" in environment:  # torch >= 2.9 reads it too
         needed.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-    if request.by_variables:
-        forced |= accelerate_variables(str(request.config_path))
     return forced | {name: value for name, value in needed.items() if name not in environment}
-
-
-def _config_words(request: LaunchRequest) -> tuple[str, ...]:
-    framework, path = request.run.workload.framework, str(request.config_path)
-    return tuple(config_arguments(framework, path, flag=request.script.source.accepts_deepspeed_flag))
 
 
 def launch_job(request: LaunchRequest) -> Job:
     """The job that runs the script without `launch` around its ranks. It resumes if the script's arguments are the
-    Trainer's."""
-    script, prediction = request.script, request.prediction
+    Trainer's. Raises WorkloadError for a command that starts its ranks itself."""
+    command, path = request.command, request.config_path
+    program = command.program
+    if program is None:
+        raise WorkloadError(
+            "a job file needs the script itself",
+            why=f"{command.words[0]} starts the ranks, which the job file does too",
+            fix="write only the script and its arguments behind --",
+        )
     variables = launch_environment(request, {})
     variables.pop("OMP_NUM_THREADS", None)  # computed for this machine
-    output_dir = script.options.output_dir
+    words = _config_words(request)
+    if path is not None and not words:
+        variables |= accelerate_variables(str(path))
+    output_dir = request.arguments.output_dir
+    host_bytes = None if request.prediction is None else request.prediction.host_bytes
     return Job(
         cluster=request.run.cluster,
-        script=script.target,
-        arguments=script.arguments,
-        is_module=script.is_module,
+        script=program.target,
+        arguments=tuple(program.arguments),
+        is_module=program.is_module,
         config=request.run.config,
-        config_path=str(request.config_path),
-        config_words=_config_words(request) if request.passes_config and not request.by_variables else (),
+        config_path=str(path),
+        config_words=words,
         packages=tuple(packages(request.run.workload)),
         variables=variables,
-        host_bytes_per_node=None if prediction is None else prediction.memory.host_bytes_per_node,
-        output_dir=str(output_dir) if output_dir and request.run.workload.uses_trainer else None,
+        host_bytes_per_node=host_bytes,
+        output_dir=str(output_dir) if output_dir and command.options.are_training_arguments else None,
         offers=offers,
     )
+
+
+def _config_words(request: LaunchRequest) -> tuple[str, ...]:
+    """Arguments that pass the configuration to a script whose parser was seen to take it."""
+    path, seen = str(request.config_path), request.dry_run and request.dry_run.arguments
+    flags = {flag for option in seen.options for flag in option.flags} if seen and request.config_path else set[str]()
+    if "--deepspeed_config" in flags:
+        return (*["--deepspeed"] * ("--deepspeed" in flags), "--deepspeed_config", path)
+    return ("--deepspeed", path) if "--deepspeed" in flags else ()
 
 
 def kept_settings(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -84,7 +84,7 @@ _SETTINGS = {
     "micro_batch_size": "micro batch",
     "gradient_accumulation_steps": "accumulation",
 }
-"""Fields of `Plan` that a rank reports from its engine -> their titles."""
+"""Settings of the engine that a rank reports -> their titles."""
 
 _PRINT_EVERY_S = 30.0
 """Interval between progress lines if there is no terminal to redraw. The first `_PRINTED_AT_ONCE` steps are printed at
@@ -169,6 +169,7 @@ class Monitor:
     def __init__(self, request: LaunchRequest, display: Display) -> None:
         self.records = Records(request.folder)
         self._request = request
+        self._prediction = request.prediction
         self._display = display
         self._warnings: list[str] = []
         self._began = time.monotonic()
@@ -257,7 +258,7 @@ class Monitor:
             last_step=records.step,
             seconds=time.monotonic() - self._began,
             folder=request.folder,
-            launcher=request.launcher,
+            launcher=None if request.command.program is None else request.launcher,
             config=request.config_path,
             peaks=Peaks(
                 allocated_bytes=records.highest("allocated_peak_bytes"),
@@ -270,6 +271,8 @@ class Monitor:
             tokens_per_step=tokens,
             tokens_per_s=tokens / step_s if tokens and step_s else None,
             losses=tuple((step, loss if math.isfinite(loss) else None) for step, loss in records.losses),
+            phases=records.phases,
+            predicted=self._prediction,
             differences=self._differences(),
             checkpoint=None if checkpoint is None else Path(checkpoint),
             warnings=tuple(self._warnings),
@@ -291,10 +294,10 @@ class Monitor:
 
     def _differences(self) -> tuple[str, ...]:
         """The engine's settings that differ from the plan, because the script may set them itself."""
-        engine, prediction = self.records.first("engine"), self._request.prediction
-        if engine is None or prediction is None:
+        engine = self.records.first("engine")
+        if engine is None or self._prediction is None:
             return ()
-        planned: dict[str, Any] = {name: getattr(prediction.plan, name) for name in _SETTINGS}
+        planned = self._prediction.engine
         return tuple(
             f"{title} {engine[name]} instead of {planned[name]}"
             for name, title in _SETTINGS.items()
@@ -302,22 +305,21 @@ class Monitor:
         )
 
     def _show(self, sample: MemorySample) -> None:
-        request, records, predicted = self._request, self.records, self._request.prediction
+        request, records, predicted = self._request, self.records, self._prediction
         self._peak_host_bytes = max(self._peak_host_bytes, sample.host_bytes)
         self._peak_device_bytes = max(self._peak_device_bytes, sample.device_bytes or 0)
         trainer, losses = records.first("trainer"), records.last_losses(1)
         tokens, step_s = records.speed(request.run.cluster.world_size, last=_RECENT)
         progress = progress_line(
             records.step,
-            int(trainer["total_steps"]) if trainer else request.total_steps,
+            int(trainer["total_steps"]) if trainer else None,
             losses[0] if losses else None,
             tokens / step_s if tokens and step_s else None,
             step_s,
         )
-        predicted_bytes = None if predicted is None else predicted.memory.device_bytes_per_gpu
         memory = memory_line(
-            (sample.device_bytes, self._peak_device_bytes or None, predicted_bytes),
-            (sample.host_bytes, self._peak_host_bytes, request.predicted_host_bytes),
+            (sample.device_bytes, self._peak_device_bytes or None, predicted and predicted.device_bytes),
+            (sample.host_bytes, self._peak_host_bytes, predicted and predicted.host_bytes),
         )
         self._display.show(records.step, progress, memory)
 

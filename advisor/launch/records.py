@@ -12,7 +12,8 @@ from statistics import fmean, median
 from typing import Any
 
 from ...probes.machine import read_text
-from ...probes.real_run.rank import EventLogReader
+from ...probes.real_run.events import EventLogReader
+from ..verification.prediction import STEP_PHASES, PhaseFigures
 
 
 @dataclass
@@ -24,11 +25,13 @@ class RankRecord:
     engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
     step          the completed optimizer step, with this rank's tokens in it.
     step, loss    the loss of a step, which a GPU reports later than the step itself.
+    step, phases  {name: {seconds, allocated_bytes, ...}} of the phases of a step, which a GPU reports later.
     allocated_peak_bytes, reserved_peak_bytes   of torch's allocator, with each step.
     trainer       {total_steps, output_dir}: the start of the Hugging Face Trainer.
     checkpoint    the folder of a checkpoint that the Trainer has saved.
     error         {type, message, errno, details}: the exception that ended the script.
-    end           the script's exit code, if it ended by itself.
+    end           0: the script ended by itself.
+    exit          exit status of the process, negative for a signal, from the process that started it.
     """
 
     log: EventLogReader
@@ -38,6 +41,8 @@ class RankRecord:
     steps: dict[int, tuple[float, int]] = field(default_factory=dict)
     """(end time, tokens) of every completed optimizer step. The first step of a resumed training is greater than 1."""
     losses: dict[int, float] = field(default_factory=dict)
+    phases: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """The phases of every step."""
     latest: dict[str, Any] = field(default_factory=dict)
     """The last value of every key of the events."""
     error_at: float = 0.0
@@ -68,11 +73,15 @@ class RankRecord:
             self.pid = event["pid"] if event["host"] == socket.gethostname() else 0
         if "loss" in event:
             self.losses[event["step"]] = event["loss"]
+        if "phases" in event and "step" in event:
+            self.phases[event["step"]] = event["phases"]
         if "tokens" in event:
             self.steps[event["step"]] = event["time"], event["tokens"]
         if "error" in event:
             self.error_at = event["time"]
         self.latest |= event
+        if "end" in self.latest and self.latest.get("exit", 0) > 0:
+            self.latest["end"] = self.latest["exit"]
 
 
 class Records:
@@ -139,6 +148,24 @@ class Records:
     def highest(self, name: str) -> int | None:
         """The maximum over the ranks of a counter of torch's allocator; None if there is none."""
         return max((rank.latest[name] for rank in self.ranks if name in rank.latest), default=None)
+
+    @property
+    def phases(self) -> tuple[PhaseFigures, ...]:
+        """The phases of a step: the median time of the slowest rank, and the highest memory of all ranks."""
+        return tuple(found for name in STEP_PHASES if (found := self._phase(name)) is not None)
+
+    def _phase(self, name: str) -> PhaseFigures | None:
+        ranks = [[each[name] for each in rank.phases.values() if name in each] for rank in self.ranks]
+        ranks = [steps for steps in ranks if steps]
+        if not ranks:
+            return None
+        peak = max(step["allocated_bytes"] for steps in ranks for step in steps)
+        return PhaseFigures(
+            name=name,
+            # The first step compiles and allocates.
+            seconds=max(median(step["seconds"] for step in steps[1:] or steps) for steps in ranks),
+            peak_bytes=int(peak) or None,
+        )
 
     def first(self, name: str) -> Any:
         """The last value of a key from the first rank that has the key, such as `engine`, `trainer` or `checkpoint`."""

@@ -9,7 +9,10 @@ from typing import Literal
 from ...ds_configs.launch_commands import Launcher, Rendezvous
 from ...estimators.estimate import Estimate
 from ...probes.run import Device, Run
-from .script_source import Script
+from ..answer.command_answer import CommandAnswer
+from ..importers.script_arguments import ScriptArguments
+from ..verification.prediction import PhaseFigures, Prediction, by_dry_run, by_estimate
+from .words import TrainingCommand, read_command
 
 LaunchStatus = Literal["finished", "stopped", "failed"]
 """How a training ended; "stopped" means by Ctrl-C or SIGTERM."""
@@ -45,26 +48,24 @@ FAILURE_TITLES: dict[FailureKind, str] = {
 class LaunchRequest:
     """One training to launch."""
 
-    script: Script
+    words: tuple[str, ...]
+    """The command that trains: with a launcher in front, or a Python script or module with its arguments."""
     run: Run
     """The run; `nodes` and `gpus_per_node` of its cluster are the ranks. An empty `model` means an unknown model."""
-    config_path: Path
-    launcher: Launcher
+    config_path: Path | None
+    """A DeepSpeed configuration for a command that names none."""
     folder: Path
     """Folder of this launch, with `rank<R>.log`, `rank<R>.jsonl` and `launcher.log`."""
+    launcher: Launcher = "torchrun"
+    """The launcher for a command without one."""
     device: Device = "cuda"
     rendezvous: Rendezvous | None = None
-    """The rendezvous of several nodes; None on one node."""
-    passes_config: bool = True
-    """Whether the configuration file is passed to the script; False if the script names it itself."""
-    by_variables: bool = False
-    """Whether accelerate's environment variables pass the file: the script expects accelerate's launcher, and another
-    launcher starts it."""
-    prediction: Estimate | None = None
-    other_loss: str | None = None
-    """The script's Trainer if its loss and its further models are not predicted, such as "DPOTrainer"."""
-    total_steps: int | None = None
-    """Optimizer steps of the whole training; None if the Trainer's callback reports them."""
+    """The rendezvous of several nodes; None on one node, and for a command with a launcher."""
+    dry_run: CommandAnswer | None = None
+    """A dry run of the command, as it was before a fallback changed it."""
+    estimate: Estimate | None = None
+    """The closed form of the run."""
+    offline: bool = False
     fallbacks: int = 0
     """Number of earlier plans of this training that ran out of memory."""
     resumes_after: int = 0
@@ -74,9 +75,20 @@ class LaunchRequest:
     """Seconds without a step and without output after which the training is ended; None for no limit."""
 
     @property
-    def predicted_host_bytes(self) -> int | None:
-        """Memory of a node's ranks during training."""
-        return None if self.prediction is None else self.prediction.memory.host_training_bytes_per_node
+    def command(self) -> TrainingCommand:
+        return read_command(self.words)
+
+    @property
+    def arguments(self) -> ScriptArguments:
+        """The settings of the script: its TrainingArguments if a dry run saw them, else its command line."""
+        seen = self.dry_run and self.dry_run.arguments
+        return ScriptArguments.from_values(seen.trainer) if seen and seen.trainer else self.command.options
+
+    @property
+    def prediction(self) -> Prediction | None:
+        if self.dry_run is not None and not self.fallbacks:
+            return by_dry_run(self.dry_run)
+        return None if self.estimate is None else by_estimate(self.estimate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +136,10 @@ class LaunchOutcome:
     seconds: float
     folder: Path
     """The folder with the ranks' output and records."""
-    launcher: Launcher = "torchrun"
-    config: Path = Path()
-    """The DeepSpeed configuration file."""
+    launcher: Launcher | None = "torchrun"
+    """The launcher that was put in front; null for a command with its own."""
+    config: Path | None = None
+    """The DeepSpeed configuration file that was passed; null if the command names its own."""
     first_step_s: float | None = None
     """Seconds from the start to the end of the first step."""
     step_s: float | None = None
@@ -138,6 +151,10 @@ class LaunchOutcome:
     """`tokens_per_step` / `step_s`."""
     losses: tuple[tuple[int, float | None], ...] = ()
     """(step, loss) of the steps that the ranks reported; a loss that is not a number is null."""
+    phases: tuple[PhaseFigures, ...] = ()
+    """Median time and highest memory of the phases of a step."""
+    predicted: Prediction | None = None
+    """What was predicted; null without a check."""
     differences: tuple[str, ...] = ()
     """Engine settings that differ from the plan that was checked and predicted."""
     checkpoint: Path | None = None

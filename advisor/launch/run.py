@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,12 +14,12 @@ import psutil
 from rich.console import Console
 
 from ...estimators.errors import ConfigFileError
-from ...probes.machine import search_path
 from ...probes.real_run.supervisor import adopt_orphans, clean_up, kill_descendants, start_supervised
+from ...probes.real_run.torchrun import free_port
+from ...probes.real_run.trainer import STOP_FILE
 from ...probes.scratch import signals_collected
-from .command import launch_environment, launch_line
+from .command import launch_line, observed
 from .monitor import Display, Monitor
-from .rank import STOP_FILE
 from .records import Records
 from .request import LaunchOutcome, LaunchRequest, TrainingFailure
 
@@ -31,9 +29,9 @@ _POLL_S = 0.1
 def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | None = None) -> LaunchOutcome:
     """Run the training to its end and return its outcome. No process of the training is left in any case.
 
-    Every rank runs the script through `launch/rank.py`, which observes its steps and keeps its output in
-    `request.folder`. The first Ctrl-C or SIGTERM is passed on: the Trainer saves and stops after the same step on every
-    rank; the ranks of another script receive SIGTERM. The second ends all at once.
+    The steps and the output of every rank are kept in `request.folder` (`probes/real_run/observe.py`). The first Ctrl-C
+    or SIGTERM is passed on: the Trainer saves and stops after the same step on every rank; the ranks of another script
+    receive SIGTERM. The second ends all at once.
 
     verbose: whether to show rank 0's output. console: where to show the progress, default stderr. Raises
     ConfigFileError if the folder cannot be made or holds another launch's records.
@@ -86,8 +84,7 @@ def _ranks(request: LaunchRequest) -> Iterator[subprocess.Popen[bytes]]:
     # Children that exist now are not the training's, and are not ended with it.
     others = frozenset(child.pid for child in psutil.Process().children())
     adopt_orphans(True)
-    environment = {**os.environ, "PATH": search_path(), **launch_environment(request)}
-    supervisor = start_supervised(words, request.folder / "launcher.log", environment)
+    supervisor = start_supervised(words, request.folder / "launcher.log", observed(request))
     try:
         yield supervisor
     finally:
@@ -110,16 +107,6 @@ def _stop(records: Records) -> str:
             os.kill(pid, signal.SIGTERM)
     how = "SIGTERM is sent to the ranks, and the script decides what to save; press Ctrl-C again to end them now"
     return how if running else ""
-
-
-def free_port() -> int:
-    """A free TCP port, so that two trainings on one machine do not collide. It lies below Linux's ephemeral ports
-    (32768 to 60999), so that no connection takes it before rank 0 listens on it, seconds later."""
-    with socket.socket() as server:
-        while True:
-            with contextlib.suppress(OSError):
-                server.bind(("", random.randrange(10_000, 32_000)))
-                return int(server.getsockname()[1])
 
 
 def make_folder(folder: Path, why: str) -> None:

@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.emit import merge_plan_into_config
-from ...ds_configs.files import write_config
+from ...ds_configs.files import config_text, write_text
 from ...estimators.estimate import Estimate, total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
 from ...estimators.memory.host_memory import process_terms
+from ...estimators.plan import Plan
+from ...probes.run import Run
 from ...probes.store import build_record, try_store
 from ...validate.checkpoint import checkpoint_step, checkpoints_in, newest_usable
+from ..answer.command_answer import CommandAnswer
+from ..command.changes import changed_command
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import capitalised, ended
-from .check import Check, Objection, objections, plans_that_fit, predict_run
+from .check import Check, Objection, check, plans_that_fit
 from .command import kept_settings, launch_environment
 from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
 from .run import launch, make_folder
@@ -51,12 +55,11 @@ class Continuation:
         is no attempt."""
         if self.request is None:
             return None
-        script = self.request.script
-        words = ["ds-advise", "launch", str(self.request.config_path)]
-        if self.request.device == "cpu":
-            words += ["--device", "cpu", "--ranks", str(self.request.run.cluster.gpus_per_node)]
-        module = ["--module"] if script.is_module else []
-        return shlex.join([*words, *module, "--", script.target, *script.arguments])
+        request, words = self.request, ["ds-advise", "launch"]
+        words += [str(request.config_path)] if request.config_path else []
+        if request.device == "cpu":
+            words += ["--device", "cpu", "--ranks", str(request.run.cluster.gpus_per_node)]
+        return shlex.join([*words, "--", *request.words])
 
 
 def reduce_memory(
@@ -68,11 +71,9 @@ def reduce_memory(
     Only plans that can read the checkpoint are considered. If there is none, nothing is started. folder: the folder of
     the new request.
     """
-    run, failed, failure = request.run, request.prediction, outcome.failure
+    run, failed, failure = request.run, request.estimate, outcome.failure
     assert failure is not None, "a training that failed"
     if failed is None:
-        if request.other_loss is not None:
-            return Continuation(description=f"{request.other_loss} is not predicted, so no smaller plan can be named")
         return Continuation(description="the model is not known, so no smaller plan can be named: pass --model")
     had = tensor_bytes(failed, failure.kind, run.cluster)
     needs = [(tensor_bytes(each.estimate, failure.kind, run.cluster), each.estimate) for each in plans_that_fit(run)]
@@ -101,7 +102,7 @@ def reduce_memory(
         request=replace(
             request,
             run=replace(planned, config=merge_plan_into_config(run.config, planned.config, plan)),
-            prediction=chosen,
+            estimate=chosen,
             folder=folder,
             fallbacks=request.fallbacks + 1,
             resumes_after=0 if checkpoint is None else checkpoint_step(checkpoint),
@@ -123,28 +124,73 @@ def tensor_bytes(estimate: Estimate, kind: FailureKind, cluster: Cluster) -> int
 def next_launch(
     request: LaunchRequest, outcome: LaunchOutcome, folder: Path, *, say: Callable[[str], None] = lambda _: None
 ) -> Continuation:
-    """The continuation of a user's script after memory ran out, from its last checkpoint with intact files. Its
+    """The continuation of a user's command after memory ran out, from its last checkpoint with intact files. Its
     configuration is written into `folder`. Raises ConfigFileError if the configuration cannot be written."""
-    arguments = request.script.options
-    takes_config = request.passes_config or bool(arguments.configs)
-    resumes = request.run.workload.uses_trainer and arguments.are_training_arguments and takes_config
+    options, seen = request.command.options, request.dry_run and request.dry_run.arguments
+    takes_config = request.config_path is not None or bool(options.configs)
+    uses_trainer = bool(seen.trainer) if seen else options.are_training_arguments and takes_config
     checkpoint = None
-    if resumes and (last := outcome.checkpoint) is not None:
+    if uses_trainer and (last := outcome.checkpoint) is not None:
         earlier = [path for path in checkpoints_in(last.parent) if checkpoint_step(path) <= checkpoint_step(last)]
         checkpoint, _ = newest_usable(earlier, say=say)
     following = reduce_memory(request, outcome, checkpoint, folder)
-    if following.request is None:
+    if following.request is None or following.request.estimate is None:
         return following
-    run, prediction = following.request.run, following.request.prediction
-    if prediction is not None and not resumes:
+    run, plan = following.request.run, following.request.estimate.plan
+    by_hand = ""
+    if request.dry_run is not None:
+        words, files, by_hand = _changed(request, request.dry_run, plan, checkpoint, folder)
+    elif uses_trainer:
+        words, files = _with_options(request, run, checkpoint, folder)
+    else:
+        words, files, by_hand = (), {}, "how the script takes these settings is not known"
+    if by_hand:
         return Continuation(
-            description=f"{plan_title(prediction.plan)} with micro batch {run.micro_batch_size} x "
+            description=f"{plan_title(plan)} with micro batch {run.micro_batch_size} x "
             f"{run.gradient_accumulation_steps} and checkpointing {'on' if run.gradient_checkpointing else 'off'} is "
-            "predicted to fit; it is not started, because how the script takes these settings is not known"
+            f"predicted to fit; it is not started, because {by_hand}"
         )
     make_folder(folder, "the next plan's configuration is written there")
-    path = folder / "ds_config.json"
-    write_config(run.config, path, force=True)
+    for path, text in files.items():
+        write_text(text, Path(path), force=True)
+    config_path = None if request.config_path is None else folder / _CONFIG
+    return replace(following, request=replace(following.request, words=words, config_path=config_path))
+
+
+_CONFIG = "ds_config.json"
+
+
+def _changed(
+    request: LaunchRequest, seen: CommandAnswer, plan: Plan, checkpoint: Path | None, folder: Path
+) -> tuple[tuple[str, ...], dict[str, str], str]:
+    """(the words of the observed command under the plan, the files that they name, what the user must change in the
+    script by hand; "" for nothing)."""
+    run = request.run
+    assert run.shape is not None, "the plan is of a known model"
+    changed = changed_command(
+        seen.words,
+        Path.cwd(),
+        seen.found,
+        plan,
+        shape=run.shape,
+        workload=run.workload,
+        cluster=run.cluster,
+        given_config=request.config_path,
+        destination=str(folder / _CONFIG),
+        settings={} if checkpoint is None else {"resume_from_checkpoint": str(checkpoint)},
+    )
+    lines = [f"{line.text} at {line.place}" if line.place else line.text for line in changed.lines]
+    by_hand = f"the script sets these itself: write {', '.join(lines)}" if lines else ""
+    # What is given in front of `--` stays there, in place of variables in front of the command.
+    return changed.words[changed.words.index(seen.words[0]) :], changed.files, by_hand
+
+
+def _with_options(
+    request: LaunchRequest, run: Run, checkpoint: Path | None, folder: Path
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """(the words of a command that was not observed, with the options of TrainingArguments for the run, the files that
+    they name)."""
+    path = folder / _CONFIG
     values = {
         "per_device_train_batch_size": str(run.micro_batch_size),
         "gradient_accumulation_steps": str(run.gradient_accumulation_steps),
@@ -152,11 +198,10 @@ def next_launch(
     }
     if run.cpu_checkpointing:
         values["gradient_checkpointing_kwargs"] = json.dumps({"use_reentrant": False, "offload": True})
-    values |= dict.fromkeys(arguments.configs, str(path))
+    values |= dict.fromkeys(request.command.options.configs, str(path))
     if checkpoint is not None:
         values["resume_from_checkpoint"] = str(checkpoint)
-    script = replace(request.script, arguments=arguments.replace_values(values))
-    return replace(following, request=replace(following.request, script=script, config_path=path))
+    return request.command.replace_options(values), {str(path): config_text(run.config)}
 
 
 _MAX_ATTEMPTS = 4
@@ -188,17 +233,27 @@ class Session:
         return f"--fallback would continue with {description}:"
 
 
+def check_session(request: LaunchRequest, how: Check | None, output: Output) -> tuple[LaunchRequest, Session | None]:
+    """(the request as it is launched, the session that ends here because of an objection). how: None starts without a
+    check. Raises the errors of the check."""
+    against: list[Objection] = []
+    if how is not None:
+        request, against = check(request, how, output)
+    if request.command.program is not None and request.launcher != "torchrun":
+        output.say(f"using {request.launcher}")
+    return request, Session(objections=tuple(against)) if against else None
+
+
 def run_session(
     request: LaunchRequest,
-    check: Check | None,
     *,
     fallback: bool,
     verbose: bool,
     output: Output,
     prepare: Callable[[LaunchRequest], None] = lambda _: None,
 ) -> Session:
-    """Check the training, unless `check` is None, and launch it. With `fallback`, continue with the next plan each time
-    that memory runs out. Raises the errors of `launch` and of the check.
+    """Launch a training that may start. With `fallback`, continue with the next plan each time that memory runs out.
+    Raises the errors of `launch`.
 
     prepare: called before each launch.
     """
@@ -207,11 +262,6 @@ def run_session(
         output.say(f"setting {' '.join(f'{name}={value}' for name, value in variables.items())}")
     if kept := kept_settings(request):
         output.say(f"keeping {', '.join(kept)}")
-    if check is not None:
-        if against := objections(request, check, output.say):
-            return Session(objections=tuple(against))
-        if request.other_loss is None:
-            request = replace(request, prediction=predict_run(request.run))  # the check may have measured the speed
     console = output.console(on_stderr=True)
     attempts: list[Attempt] = []
     first_folder = request.folder
@@ -232,25 +282,20 @@ def run_session(
         request = following.request
 
 
+_MEMORY = ("allocated", "reserved", "device", "host")
+
+
 def keep_training(attempt: Attempt) -> None:
     """Keep the training of a known model in the store, unless the engine never stepped or used another plan."""
     request, outcome = attempt.request, attempt.outcome
-    run, prediction = request.run, request.prediction
+    run, prediction = request.run, outcome.predicted
     if run.shape is None or not outcome.last_step or outcome.differences:
         return
     kept = ("status", "failure", "seconds", "step_s", "tokens_per_step", "tokens_per_s", "peaks")
     result: dict[str, Any] = {name: to_json(getattr(outcome, name)) for name in kept}
     result |= {"world_size": run.cluster.world_size, "device": request.device, "steps": outcome.last_step}
     if prediction is not None:
-        memory = prediction.memory
-        result["predicted"] = {
-            "evidence": prediction.evidence,
-            "step_s": prediction.time.step_s,
-            "tokens_per_s": prediction.time.tokens_per_s,
-            "allocated_bytes": memory.allocated_bytes_per_gpu,
-            "reserved_bytes": memory.reserved_bytes_per_gpu,
-            "device_bytes": memory.device_bytes_per_gpu,
-            "host_bytes": request.predicted_host_bytes,
-        }
+        names = ("evidence", "step_s", "tokens_per_s", *(f"{each}_bytes" for each in _MEMORY))
+        result["predicted"] = {name: getattr(prediction, name) for name in names}
     record = build_record(run, "training", result)
     try_store(lambda store: store.add(record), None)

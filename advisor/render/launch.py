@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +26,7 @@ from ..launch.session import Session
 from ..text.lines import copyable, row, sentence
 from ..text.output import Output
 from ..text.units import capitalised, ended, gib, rate, seconds
+from ..verification.prediction import PhaseFigures, Prediction
 from .configuration import configuration
 
 _TAIL_LINES = 12
@@ -39,13 +40,6 @@ _PREDICTED_BY: dict[Evidence, str] = {
     "probe": "by a probe",
     "training": "by an earlier training",
 }
-
-_REFUSED = re.compile(
-    r"unrecognized arguments: .*--deepspeed|no such option:? .*--deepspeed|argument --deepspeed|"
-    r"we were given deepspeed configs|arguments are not used by the HfArgumentParser.*--deepspeed",
-    flags=re.IGNORECASE,
-)
-"""Errors of argparse, Click, DeepSpeed and transformers for a script that does not accept the configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +86,8 @@ def show_dry(request: LaunchRequest, output: Output) -> int:
 
 def emit_jobs(request: LaunchRequest, kinds: tuple[JobKind, ...], output: Output, *, force: bool) -> int:
     """Write the job files next to the configuration, print how to start them, and return the exit code."""
-    files = job_files(launch_job(request), kinds, request.config_path.parent)
+    folder = request.config_path.parent if request.config_path else Path.cwd()
+    files = job_files(launch_job(request), kinds, folder)
     for file in files:
         write_text(file.text, file.path, force=force)
 
@@ -117,15 +112,16 @@ def session_document(session: Session) -> doc.Document:
             subject="Launch", verdict="It was not started.", tone="bad", blocks=blocks, data=launch_report(session)
         )
     request, outcome = session.attempts[-1].request, session.attempts[-1].outcome
+    config_name = request.config_path.name if request.config_path else "its configuration"
     return doc.Document(
-        subject=f"Training by {request.script.target} · {request.run.model_name or 'a model of its own'}",
+        subject=f"Training by {_target(request)} · {request.run.model_name or 'a model of its own'}",
         verdict=_end_sentence(outcome),
         tone=_TONES[outcome.status],
         blocks=[
             *_end(session),
             *_next(session),
             *_loss(outcome),
-            *configuration(request.run.config, request.config_path.name),
+            *configuration(request.run.config, config_name),
         ],
         data=launch_report(session),
     )
@@ -133,7 +129,7 @@ def session_document(session: Session) -> doc.Document:
 
 def _end(session: Session) -> Iterator[doc.Block]:
     attempt = session.attempts[-1]
-    request, outcome = attempt.request, attempt.outcome
+    outcome = attempt.outcome
     failure, checkpoint = outcome.failure, outcome.checkpoint
     if failure is not None:
         yield from _failure(failure)
@@ -145,8 +141,6 @@ def _end(session: Session) -> Iterator[doc.Block]:
     if failure is not None:
         log = outcome.folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
         yield doc.Verbatim([f"| {line}" for line in tail(log).splitlines()[-_TAIL_LINES:]])
-        if request.passes_config and _REFUSED.search(failure.message):
-            yield doc.Sentence("The script does not accept the configuration as an argument: use --no-pass-config.")
     if outcome.last_step:
         yield doc.Heading("Measured and predicted", "figures", printed=False)
         yield from _figures(attempt)
@@ -214,41 +208,52 @@ def render_figures(attempt: Attempt, console: Console) -> None:
 def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     """Yield measured and predicted figures. The predicted step time is scaled to the measured number of tokens per
     step."""
-    outcome, prediction = attempt.outcome, attempt.request.prediction
-    predicted: tuple[float | None, ...] = (None,) * 6
-    by = ""
-    if prediction is not None and not outcome.differences:
-        memory, time = prediction.memory, prediction.time
-        measured_tokens = outcome.tokens_per_step or time.tokens_per_step
-        predicted = (
-            time.tokens_per_s,
-            time.step_s * measured_tokens / time.tokens_per_step,
-            memory.device_bytes_per_gpu,
-            memory.reserved_bytes_per_gpu,
-            memory.allocated_bytes_per_gpu,
-            attempt.request.predicted_host_bytes,
-        )
-        by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for the same number of tokens."
-    yield _figures_table(outcome, predicted)
+    outcome = attempt.outcome
+    prediction = None if outcome.differences else outcome.predicted
+    yield _figures_table(outcome, prediction)
+    if outcome.phases:
+        yield _phases_table(outcome.phases, prediction.phases if prediction else ())
+    by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for the same number of tokens." if prediction else ""
     if outcome.tokens_per_step is not None:
         yield doc.Sentence(f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
 
 
-def _figures_table(outcome: LaunchOutcome, predicted: Sequence[float | None]) -> doc.Table:
-    """Return the measured figures with the predicted ones; figures without a counter on the device are left out.
-    predicted: values in the order of the list below."""
-    peaks = outcome.peaks
-    measured: list[tuple[str, float | None, Callable[[Any], str]]] = [
-        ("tokens/s", outcome.tokens_per_s, rate),
-        ("step", outcome.step_s, seconds),
-        ("GPU GiB, device", peaks.device_bytes, gib),
-        ("GPU GiB, reserved", peaks.reserved_bytes, gib),
-        ("GPU GiB, allocated", peaks.allocated_bytes, gib),
-        ("host GiB", peaks.host_bytes, gib),
+def _figures_table(outcome: LaunchOutcome, prediction: Prediction | None) -> doc.Table:
+    """Return the measured figures with the predicted ones; figures without a counter on the device are left out."""
+    peaks, predicted = outcome.peaks, prediction
+    step_s = predicted and predicted.step_s
+    if predicted and step_s and predicted.tokens_per_step:
+        step_s *= (outcome.tokens_per_step or predicted.tokens_per_step) / predicted.tokens_per_step
+    figures: list[tuple[str, float | None, float | None, Callable[[Any], str]]] = [
+        ("tokens/s", outcome.tokens_per_s, predicted and predicted.tokens_per_s, rate),
+        ("step", outcome.step_s, step_s, seconds),
+        ("GPU GiB, device", peaks.device_bytes, predicted and predicted.device_bytes, gib),
+        ("GPU GiB, reserved", peaks.reserved_bytes, predicted and predicted.reserved_bytes, gib),
+        ("GPU GiB, allocated", peaks.allocated_bytes, predicted and predicted.allocated_bytes, gib),
+        ("host GiB", peaks.host_bytes, predicted and predicted.host_bytes, gib),
     ]
     rows = [
         doc.Row([name, doc.make_figure(value, write), doc.make_figure(other, write)])
-        for (name, value, write), other in zip(measured, predicted, strict=True)
+        for name, value, other, write in figures
         if value is not None
     ]
     return doc.Table(["", "measured", "predicted"], rows)
+
+
+def _phases_table(measured: Sequence[PhaseFigures], predicted: Sequence[PhaseFigures]) -> doc.Table:
+    """Return time and memory of each phase of a step, measured and predicted."""
+    by_name, rows = {phase.name: phase for phase in predicted}, []
+    for phase in measured:
+        other = by_name.get(phase.name)
+        times, peaks = (phase.seconds, other and other.seconds), (phase.peak_bytes, other and other.peak_bytes)
+        cells = [*(doc.make_figure(each, seconds) for each in times), *(doc.make_figure(each, gib) for each in peaks)]
+        rows.append(doc.Row([phase.name, *cells]))
+    return doc.Table(["phase", "time", "predicted", "GPU GiB", "predicted"], rows)
+
+
+def _target(request: LaunchRequest) -> str:
+    """Return the name of what is trained by: the script, or the tool that starts it."""
+    command = request.command
+    if command.program is not None:
+        return command.program.target
+    return next((word for word in command.words if word.endswith(".py")), command.words[0])

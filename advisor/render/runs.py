@@ -299,12 +299,14 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
         yield doc.Sentence("Times exclude communication and memory excludes NCCL: there are no other ranks.")
     yield doc.Heading("Measured and predicted", "figures", printed=False)
     rows = []
+    columns = ["measured", "analytic", "", "dry run", ""]
     for figure in answer.figures:
         write = _UNITS[figure.unit]
         errors = (doc.Figure(_signed(error)) for error in (figure.analytic_error, figure.dry_run_error))
         known = [doc.make_figure(value, write) for value in (figure.measured, figure.analytic, figure.dry_run)]
-        rows.append(doc.Row([figure.name, *known[:2], next(errors), known[2], next(errors)]))
-    yield doc.Table(["", "measured", "analytic", "", "dry run", ""], rows)
+        cells = [*known[:2], next(errors), known[2], next(errors)]
+        rows.append(doc.Row([figure.name, *(cells[:1] + cells[3:] if answer.command else cells)]))
+    yield doc.Table(["", *(columns[:1] + columns[3:] if answer.command else columns)], rows)
     yield doc.Gap()
     yield doc.Sentence(_step_parts(result))
     rows = []
@@ -312,10 +314,8 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
         means = (sum(map(attrgetter(name), report.steps)) / len(report.steps) for name in _STEP_PARTS)
         rows.append(doc.Row([f"rank {report.rank}", *(doc.make_figure(mean, seconds) for mean in means)]))
     yield doc.Folded("Rank by rank", [doc.Table(["", "forward", "backward", "optimizer", "a step"], rows)])
-    text = (
-        f"Evidence: probe ({versions_label(result.versions)}) in {seconds(result.seconds)}; random weights and tokens "
-        "unless a checkpoint was given."
-    )
+    data = "the command's own data" if answer.command else "random weights and tokens unless a checkpoint was given"
+    text = f"Evidence: probe ({versions_label(result.versions)}) in {seconds(result.seconds)}; {data}."
     yield doc.Heading("Evidence", "evidence", printed=False)
     yield doc.Sentence(text, "dim")
 

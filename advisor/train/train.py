@@ -123,6 +123,7 @@ def resume_training(passed: Mapping[str, Any], path: Path, controls: TrainingCon
                 fix="start another one in another --output-dir",
             )
         folder.check_files(job)
+        folder.write_script()
         checkpoint = folder.newest_usable(job.ranks, controls.output.say)
         arguments = ScriptArguments(job.arguments)
         if checkpoint_step(checkpoint) < (arguments.number("max_steps") or 0):
@@ -236,7 +237,7 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
         """Keep what resumes the attempt."""
         write_config(attempt.run.config, folder.ds_config, force=True)
         job = TrainingJob(
-            arguments=attempt.script.options.without([*folder.script_paths(), "resume_from_checkpoint"]),
+            arguments=attempt.command.options.without([*folder.script_paths(), "resume_from_checkpoint"]),
             workload=run.workload,
             device=request.device,
             ranks=run.cluster.world_size,
@@ -245,7 +246,7 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
         folder.state.unlink(missing_ok=True)
 
     fallback, verbose, output = controls.fallback, controls.verbose, controls.output
-    session = run_session(request, None, fallback=fallback, verbose=verbose, output=output, prepare=keep)
+    session = run_session(request, fallback=fallback, verbose=verbose, output=output, prepare=keep)
     trained = Trained(session=session, folder=folder)
     if merging and run.workload.method != "full" and trained.finished and trained.is_whole:
         merge(trained.base, folder.path, folder.merged, dtype=TORCH_DTYPES[run.workload.precision])

@@ -75,13 +75,14 @@ def probe_and_keep(run: Run, *, memory_limit_bytes: int | None = None, **setting
     return result
 
 
-def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None) -> int | None:
+def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None, **conditions: str) -> int | None:
     """Keep a probe, also a failed one. Return its number; None if the store cannot be used (a line on stderr).
 
     The configuration is stored as given, with its `auto` batch sizes filled. A successful result has it complete.
+    conditions: stored with the workload.
     """
     record = build_record(
-        run, "probe", result.to_json(), config=_filled_config(run), memory_limit_bytes=memory_limit_bytes
+        run, "probe", result.to_json(), config=_filled_config(run), memory_limit_bytes=memory_limit_bytes, **conditions
     )
     return try_store(lambda store: store.add(record), None)
 

@@ -1,21 +1,32 @@
-"""A probe of a `Run`, compared with the closed form and the dry run of the same configuration."""
+"""A probe of a `Run` or of a user's command, compared with the closed form and the dry run of the same training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
+from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
-from ...probes.dry_run.run import NeedsValuesError, dry_run
+from ...estimators.workload import Workload
+from ...probes.command.request import CommandRequest
+from ...probes.dry_run.run import DryRunError, NeedsValuesError, dry_run
+from ...probes.real_run.command import CommandProbe, probe_command
 from ...probes.real_run.result import ProbeResult
 from ...probes.recording.result import DryRunResult
 from ...probes.run import Run, check_device
+from .command import command_answer
 from .dry_run import no_such_rank
-from .past_results import probe_and_keep
+from .past_results import keep_probe, probe_and_keep
+from .prediction import Prediction, by_dry_run
+
+
+_PHASES = {"forward": "forward pass", "backward": "backward pass", "step": "optimizer"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +47,8 @@ class ProbeFigure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAdditions:
     figures: tuple[ProbeFigure, ...]
+    command: tuple[str, ...]
+    """The user's command; empty for a configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +60,39 @@ class ProbeAnswer:
     estimate: Estimate | None
     """The closed form for the same plan; None if it does not know the model or the optimizer."""
     dry_run: DryRunResult | None
+    command: tuple[str, ...] = ()
+    prediction: Prediction | None = None
+    """The dry run of the command."""
 
     @property
     def figures(self) -> tuple[ProbeFigure, ...]:
         """Memory figures, then time figures; empty after a failure."""
         result, time = self.result, None if self.estimate is None else self.estimate.time
+        dry = self.prediction
         if result.failure is not None:
             return ()
         return (
             *(self._cpu_memory() if result.device == "cpu" else self._cuda_memory()),
-            _figure("step", result.step_s, None if time is None else time.step_s, unit="s"),
-            _figure("tokens/s", result.tokens_per_s, None if time is None else time.tokens_per_s, unit="tokens/s"),
+            *self._phases(),
+            _figure("step", result.step_s, time and time.step_s, dry and dry.step_s, unit="s"),
+            _figure(
+                "tokens/s", result.tokens_per_s, time and time.tokens_per_s, dry and dry.tokens_per_s, unit="tokens/s"
+            ),
         )
 
     def to_json(self) -> dict[str, Any]:
-        additions: dict[str, Any] = to_json(ProbeAdditions(figures=self.figures))
+        additions: dict[str, Any] = to_json(ProbeAdditions(figures=self.figures, command=self.command))
         return {**self.result.to_json(), **additions}
+
+    def _phases(self) -> Iterator[ProbeFigure]:
+        """Peak and seconds of the phases of a command's step, on the highest rank."""
+        for phase in self.prediction.phases if self.prediction else ():
+            title = _PHASES[phase.name]
+            peak = max(each.allocated_bytes for rank in self.result.ranks for each in rank.phases_named(phase.name))
+            if peak:
+                yield _figure(f"{title}, peak", peak, None, phase.peak_bytes)
+            seconds = max(median(each.seconds for each in rank.phases_named(phase.name)) for rank in self.result.ranks)
+            yield _figure(title, seconds, None, phase.seconds, unit="s")
 
     def _cpu_memory(self) -> tuple[ProbeFigure, ...]:
         dry, memory = self.dry_run, None if self.estimate is None else self.estimate.memory
@@ -123,6 +153,50 @@ def cpu_rank_bytes(memory: MemoryEstimate, ranks_per_node: int) -> int:
     """Return the predicted bytes of one rank on the CPU device, where the tensors of the "GPU" and of the host share
     the RAM."""
     return memory.device_bytes_per_gpu + memory.host_tensor_bytes_per_node // ranks_per_node
+
+
+def compared_command_probe(
+    probe: CommandProbe,
+    cluster: Cluster,
+    *,
+    dry: bool,
+    offline: bool,
+    on_progress: Callable[[str], None],
+    **settings: Any,
+) -> ProbeAnswer:
+    """Run the first steps of a command, keep the result, and return it with the dry run of the same command.
+
+    cluster: the ranks of the command. settings: of `probe_command`. Raises DsAdviseError for a command that cannot be
+    started; a command that fails is a valid answer, and a dry run that fails is left out.
+    """
+    answer = None
+    if dry:
+        request = CommandRequest(
+            words=probe.words,
+            folder=probe.folder,
+            cluster=cluster,
+            config_file=probe.config_file,
+            rank=None if probe.solo is None else probe.solo.rank,
+            offline=offline,
+        )
+        on_progress("dry run ...")
+        try:
+            answer = command_answer(request, timeout_s=settings.get("timeout_s", 1800.0), on_progress=lambda _: None)
+        except DryRunError as error:
+            on_progress(f"no dry run for comparison: {error.what}")
+    result = probe_command(probe, on_progress=lambda step: on_progress(f"probe: {step} ..."), **settings)
+    name = next((Path(word).name for word in probe.words if word.endswith(".py")), probe.words[0])
+    config = result.config or (answer.run.config if answer else {})
+    run = Run(config=config, model={}, cluster=cluster, workload=Workload(), model_name=name)
+    keep_probe(result, run, memory_limit_bytes=probe.memory_limit_bytes, command=shlex.join(probe.words))
+    return ProbeAnswer(
+        run=run,
+        result=result,
+        estimate=None,
+        dry_run=answer and answer.result,
+        command=probe.words,
+        prediction=answer and by_dry_run(answer),
+    )
 
 
 def compared_probe(

@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple
 
 from ...estimators.estimate import Estimate, Spread, TimeEstimate, TimeTerm
 from ...estimators.plan import Plan
+from ...probes.real_run.command import STEPS
 from ...probes.real_run.result import ProbeResult
-from ...probes.real_run.run import STEPS
 from ..search.candidate import Candidate
 from ..search.choice import SAME_SPEED
 

@@ -1,70 +1,90 @@
 """Many dry runs quickly: torch, DeepSpeed and transformers are imported once, and every run is a fork of that process.
 
 What a dry run changes in torch and DeepSpeed stays in its fork. The process that imports runs nothing and starts no
-thread, so its forks start as a fresh process does; the answers are those of `dry_run`, byte for byte.
+thread, so its forks start as a fresh process does; the answers are those of `dry_run`.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
-import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-from ds_advise.estimators.json_form import from_json
+from ds_advise.probes.command.errors import DryRunError, ended_error
+from ds_advise.probes.command.files import environment as files_environment
+from ds_advise.probes.command.request import CommandRequest
+from ds_advise.probes.dry_run.run import answer_request
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request
 
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     "OMP_NUM_THREADS": "1",
+    "PYTORCH_JIT": "0",
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
 
 
-def answers(requests: Sequence[Request], *, workers: int = 2) -> Iterator[DryRunResult | str]:
-    """The results in the order of the requests, as they become known; the error's text where a run failed."""
+def answers(requests: Sequence[Request], *, workers: int = 2) -> Iterator[DryRunResult | DryRunError]:
+    """The results in the order of the requests, as they become known; the error where a run failed."""
+    with runs_in_forks(), ThreadPoolExecutor(workers) as threads:
+        yield from threads.map(_outcome, requests)
+
+
+@contextmanager
+def runs_in_forks() -> Iterator[None]:
+    """Dry runs are forks of one process."""
     os.environ.update(ENVIRONMENT)  # what the server's imports see
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__ + "_imports"])
-    with tempfile.TemporaryDirectory(prefix="ds-advise-") as folder, ThreadPoolExecutor(workers) as threads:
-        yield from threads.map(lambda request: _ask(context, request, folder), requests)
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__ + "_imports"])
+    with patch("ds_advise.probes.command.run.start", run_in_fork):
+        yield
 
 
-def _ask(context: ForkServerContext, request: Request, folder: str) -> DryRunResult | str:
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(sender, request, folder), daemon=True)
-    process.start()
-    sender.close()
+def _outcome(request: Request) -> DryRunResult | DryRunError:
     try:
-        answer = receiver.recv()
-    except EOFError:
-        return "the process died"
-    finally:
-        process.join()
-    return (
-        from_json(DryRunResult, answer["result"])
-        if "result" in answer
-        else f"{answer['kind']} in {answer['phase']}: {answer['error']}"
+        return answer_request(request)
+    except DryRunError as error:
+        return error
+
+
+def run_in_fork(request: CommandRequest, folder: Path, working_folder: Path, *_: Any) -> dict[str, Any]:
+    """In place of `probes.command.run.start`."""
+    for name in ("answer.json", "stacks"):
+        (folder / name).unlink(missing_ok=True)
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_run, args=(request, folder, working_folder), daemon=True
     )
+    process.start()
+    process.join()
+    written = folder / "answer.json"
+    if not written.exists():
+        raise ended_error(process.exitcode or 0, "", (folder / "printed").read_text(errors="replace"), "")
+    text = written.read_text()
+    answer: dict[str, Any] = json.loads(text.replace(f"{folder}/files", "") if '"error"' in text else text)
+    return answer
 
 
-def _run(sender: Connection, request: Request, folder: str) -> None:
+def _run(request: CommandRequest, folder: Path, working_folder: Path) -> None:
     """In the fork."""
-    from ds_advise.probes.dry_run.worker import run_request
+    from ds_advise.probes.command.worker import Session
 
     warnings.simplefilter("ignore")
-    os.chdir(folder)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
+    os.environ.update(files_environment(folder, offline=request.offline))
+    os.environ.update(request.variables or {})
+    os.chdir(working_folder)
+    printed = os.open(folder / "printed", os.O_WRONLY | os.O_CREAT)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    gc.disable()
     gc.freeze()  # what was imported is no garbage
-    sender.send(run_request(request))
-    sender.close()
-    os._exit(0)  # as in `worker.main`
+    Session(request, folder, time.monotonic() + 900.0).run()

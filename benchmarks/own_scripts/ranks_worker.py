@@ -192,7 +192,7 @@ class RealRank:
         _answer_as_gpu(gpu, ledger, self.world_size)
         _install_libraries(self.observer, self.world_size)
         self.loaders.install()
-        self.observer.install()
+        self.observer.observe()
         install_for_both(self.recorder)
         follow.install()
 
@@ -356,7 +356,7 @@ def _install_libraries(observer: Any, world_size: int) -> None:
     save = model.save_pretrained
     for name in ("grpo", "rloo"):
         on_import(f"trl.trainer.{name}_trainer", partial(libraries.phase_scoring, observer.phased))
-    libraries.install_transformers(phased=observer.phased, is_finished=lambda: observer.finished)
+    libraries.install_transformers(observer, is_finished=lambda: observer.finished)
     model.save_pretrained = observer.phased("saving", save)
 
 

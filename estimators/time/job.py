@@ -162,8 +162,16 @@ def checkpoint_bytes(model: ModelShape, workload: Workload, zero_stage: int, *, 
     saved += workload.weight_bytes * sum(tensors.frozen) * (workload.method == "full")
     if only_model:
         return int(saved)
-    own = 0 if zero_stage == 3 else workload.weight_bytes
-    return int(saved + (own + _MASTER_BYTES + states) * trained)
+    return int(saved + engine_state_bytes(trained, zero_stage, workload.weight_bytes, states))
+
+
+def engine_state_bytes(
+    trained: int, zero_stage: int, weight_bytes: float = 2.0, states_bytes: float = _LARGEST_STATES_BYTES
+) -> float:
+    """Return the bytes that DeepSpeed itself writes into a checkpoint: (W + 4 + O) Pt, at stage 3 (4 + O) Pt, as in
+    `checkpoint_bytes`."""
+    own = 0 if zero_stage == 3 else weight_bytes
+    return (own + _MASTER_BYTES + states_bytes) * trained
 
 
 GPU_HOURS_BETWEEN_FAILURES = 16_384 * 54 * 24 / 419

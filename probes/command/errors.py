@@ -33,15 +33,19 @@ class CommandFailedError(DryRunError):
     exit_code = 1
 
 
+class NoEngineError(CommandFailedError):
+    """The script trained without DeepSpeed."""
+
+
 def users_line(frames: Iterable[traceback.FrameSummary]) -> str:
     """FILE:LINE of the innermost frame in the user's code; "" if there is none."""
     # Frames of this package are no user's code, wherever it is installed.
-    here = str(Path(__file__).parents[1])
+    here = (str(Path(__file__).parents[1]), str(Path(__file__).resolve().parents[1]))
     libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in frames
-        if not any(part in frame.filename for part in libraries) and not frame.filename.startswith((here, "<"))
+        if not any(part in frame.filename for part in libraries) and not frame.filename.startswith((*here, "<"))
     ]
     return lines[-1] if lines else ""
 
@@ -124,7 +128,8 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
     text = " ".join(line.strip() for line in str(answer["error"]).splitlines() if line.strip())
     details = f"{answer.get('printed', '')}\n{answer.get('traceback', '')}"
     if kind == "NoEngine":
-        return CommandFailedError(
+        missing = NoEngineError if answer["trained"] else CommandFailedError
+        return missing(
             "the script trained without DeepSpeed" if answer["trained"] else "the script ended before it trained",
             phase=phase,
             details=details,
@@ -141,6 +146,7 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
         return CommandFailedError(what, phase=phase, details=details, why=why)
     if answer.get("what"):  # an error of this package
         error = DryRunError if phase == "start" else CommandFailedError  # at the start no script ran
+        error = NoEngineError if kind == "PlainTrainingError" else error
         return error(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])
     what = f"{kind}: {text}" if text and kind not in text else text or kind
     return CommandFailedError(

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..machine import host_memory_bytes
-from ..real_run.rank import die_with_parent
+from ..worker_process import die_with_parent
 
 STACKS = "stacks"
 """File in scratch with the stacks of the threads at a crash, or shortly before the time is over."""

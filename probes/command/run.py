@@ -18,6 +18,7 @@ from ..scratch import scratch
 from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker, worker_environment
 from .errors import CommandFailedError as CommandFailedError
 from .errors import DryRunError, command_error, ended_error
+from .errors import NoEngineError as NoEngineError
 from .files import View
 from .files import environment as files_environment
 from .limits import STACKS, last_line
@@ -54,6 +55,8 @@ def dry_run_command(
         (folder / "ds_advise").symlink_to(Path(__file__).parents[2], target_is_directory=True)
         view = View(folder)
         working_folder = view.mirror(request.folder)
+        for path, text in request.files.items():
+            Path(view.written(path, keep_content=False)).write_text(text, encoding="utf-8")
         for _ in range(_MOST_STARTS):
             answer = start(request, folder, working_folder, timeout_s, on_progress)
             if "relaunch" not in answer:

@@ -183,6 +183,10 @@ def launcher_of(program: Program) -> tuple[str, list[str]] | None:
     return (_LAUNCHERS[name], program.arguments) if name in _LAUNCHERS else None
 
 
+def is_assignment(word: str) -> bool:
+    return _ASSIGNMENT.match(word) is not None
+
+
 class ShellLine(NamedTuple):
     """One simple command of a shell's text."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
-from ...ds_configs.read import autotp_size_in, offload_device_in, optimizer_step_in
+from ...ds_configs.read import offload_device_in, optimizer_step_in
 from ...ds_configs.training_script import ATTENTION, training_arguments
 from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
 from ...estimators.models.families import shape_from_config
@@ -19,6 +19,8 @@ from ...estimators.objectives import OBJECTIVES
 from ...estimators.plan import Plan
 from ...estimators.workload import TORCH_DTYPES, Workload
 from ..run import Run
+
+TRAINER = Path(__file__).with_name("trainer.py")
 
 STEPS = 20
 """Optimizer steps of a training without a number of its own."""
@@ -30,11 +32,10 @@ OUTPUT = "output"
 def script_of(run: Run) -> Path:
     """The default script that trains the run.
 
-    `objective.py`: TRL's trainers. `engine.py`: a module of the user's, plain DeepSpeed, and tensor parallelism, which
-    the Trainer does not set up. `trainer.py`: the others.
+    `objective.py`: TRL's trainers. `engine.py`: a module of the user's, and plain DeepSpeed. `trainer.py`: the others.
     """
     objective = OBJECTIVES[run.workload.objective]
-    if isinstance(run.model, str) or run.workload.framework == "deepspeed" or autotp_size_in(run.config) > 1:
+    if isinstance(run.model, str) or run.workload.framework == "deepspeed":
         name = "engine.py"
     elif objective.trainer or run.workload.loss == "chunked-head":
         name = "objective.py"
@@ -44,10 +45,13 @@ def script_of(run: Run) -> Path:
 
 
 def command_words(run: Run, *, model: str = ".", steps: int = STEPS) -> tuple[str, ...]:
-    """The command of one process of the run on random rows, with random weights, in the folder of `write_folder`."""
+    """The command of one process of the run on random rows, in the folder of `write_folder`.
+
+    model: a folder with weights; "." has none, and its weights are random.
+    """
     arguments: dict[str, Any] = {"max_steps": steps, **script_arguments(run)}
     if not isinstance(run.model, str):
-        arguments |= {"model_name_or_path": model, "random_weights": True}
+        arguments |= {"model_name_or_path": model, "random_weights": model == "." or None}
     return (sys.executable, str(script_of(run)), *option_words(arguments))
 
 
@@ -122,6 +126,7 @@ def model_arguments(run: Run) -> dict[str, Any]:
     if workload.freeze:
         arguments["freeze"] = frozen_pattern(workload.freeze)
     if workload.method != "full":
+        in_fp32 = workload.software.fp32_adapters or workload.method == "qlora"
         arguments |= {
             "lora_r": workload.lora_rank,
             "lora_alpha": 2 * workload.lora_rank,
@@ -129,7 +134,7 @@ def model_arguments(run: Run) -> dict[str, Any]:
             "lora_target_modules": list(workload.lora_targets or ("all-linear",)),
             "lora_modules_to_save": list(workload.modules_to_save) or None,
             # ZeRO-3 wants one type for all trained tensors (`ds_configs.training_script`).
-            "lora_in_fp32": (workload.software.fp32_adapters and not workload.modules_to_save) or None,
+            "lora_in_fp32": (in_fp32 and not workload.modules_to_save) or None,
             "load_in_4bit": workload.method == "qlora" or None,
         }
     if plan.sequence_parallel_size > 1:

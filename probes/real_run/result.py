@@ -40,6 +40,23 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReport:
+    """One phase of an optimizer step on one rank; of step 0 before the first one."""
+
+    iteration: int
+    phase: str
+    seconds: float
+    """Summed over the micro batches."""
+    waiting_s: float = 0.0
+    """The part that collectives block the process; 0 on a GPU, where the device waits."""
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    """This and the previous field: peaks of torch.cuda; 0 on the CPU."""
+    host_bytes: int = 0
+    """Peak resident memory of the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """One rank's measured memory and time; None if the device has no such counter."""
 
@@ -65,10 +82,16 @@ class RankReport:
     steps: tuple[StepTime, ...]
     """The optimizer steps except the first, which creates the optimizer's states."""
     losses: tuple[float, ...]
+    phases: tuple[PhaseReport, ...] = ()
 
     @property
     def step_s(self) -> float:
         return median(step.total_s for step in self.steps)
+
+    def phases_named(self, name: str) -> tuple[PhaseReport, ...]:
+        """The phases of a kind from the second optimizer step on; those of the first where it is the only one."""
+        found = tuple(phase for phase in self.phases if phase.phase == name and phase.iteration)
+        return found[1:] or found
 
     @property
     def host_tensor_bytes(self) -> int:

@@ -1,60 +1,26 @@
-"""`probe`: run a plan for a few steps on this machine, in separate processes."""
+"""`probe`: run a plan for a few steps on this machine, by its default script."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import pickle
 import shutil
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ...estimators.errors import ConfigFileError
-from ...estimators.json_form import from_json
-from ..dry_run.run import request_for
-from ..machine import rank_threads
-from ..run import Device, Request, Run, check_device, isolated_config
+from ..default_script.folder import write_folder
+from ..default_script.words import command_words
+from ..dry_run.run import absolute_factory
+from ..run import Device, Run, check_device
 from ..scratch import scratch
-from .result import ProbeResult, RankFailure, RankReport
-from .watch import OnProgress, watch
-
-STEPS = 4
-"""Number of optimizer steps: the first creates the states; ZeRO-3 prefetches from the third."""
+from .command import STALL_S, STEPS, CommandProbe, probe_command
+from .environment import Solo
+from .result import ProbeResult, RankFailure
+from .watch import OnProgress
 
 _SMALLEST_SWAPPED_BYTES = 2**20
 """Minimum size of a swapped tensor: DeepSpeed keeps smaller ones in RAM."""
-
-JOB_FILE = "job.pickle"
-"""File with the `ProbeJob` for the ranks."""
-
-STALL_S = 300.0
-"""Time limit of a phase, after which it counts as a hang: compiling DeepSpeed's extensions may take some minutes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeJob:
-    """One probe; equal for all ranks."""
-
-    request: Request
-    """The run; `request.rank` is the rank that runs alone when `solo`."""
-    device: Device
-    """ "cuda", or DeepSpeed's CPU accelerator over gloo."""
-    solo: bool
-    """Whether a single process acts as one rank of `request.world_size`. The others do not exist, and their messages
-    are undefined."""
-    checkpoint: str | None
-    """Folder of a local safetensors checkpoint; None for random weights."""
-    memory_limit_bytes: int | None
-    """Memory of each rank in addition to its libraries, on the CPU; None for no limit."""
-    nvme_folder: str
-    """Swap folder; "" without offload to NVMe."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that run as processes."""
-        return (self.request.rank,) if self.solo else tuple(range(self.request.run.cluster.world_size))
 
 
 def probe(
@@ -84,45 +50,24 @@ def probe(
     No process, file or NVMe swap space remains. Raises WorkloadError for what the device cannot run.
     """
     check_device(run, device)
-    started = time.monotonic()
-    load = os.getloadavg()[0]
-    request = request_for(run, rank=rank, iterations=steps)
-    with scratch("probe") as folder, _swap_folder(run.config) as nvme_folder:
-        isolated = replace(request.run, config=isolated_config(run.config, nvme_folder))
-        job = ProbeJob(
-            request=replace(request, run=isolated),
+    cluster = run.cluster
+    if isinstance(run.model, str):
+        run = replace(run, model=absolute_factory(run.model))
+    with scratch("probe-run") as folder, _swap_folder(run.config) as nvme_folder:
+        write_folder(run, folder, nvme_folder=nvme_folder)
+        command = CommandProbe(
+            words=command_words(run, model=checkpoint or ".", steps=steps),
+            folder=folder,
+            ranks=cluster.world_size,
             device=device,
-            solo=solo,
-            checkpoint=checkpoint,
+            steps=steps,
             memory_limit_bytes=memory_limit_bytes,
-            nvme_folder=nvme_folder,
+            solo=Solo(rank=rank, world_size=cluster.world_size, ranks_per_node=cluster.gpus_per_node) if solo else None,
         )
-        (folder / JOB_FILE).write_bytes(pickle.dumps(job))
-        on_cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(rank_threads(len(job.ranks)))}
-        reports, failure = watch(
-            job.ranks,
-            folder,
-            worker=f"{__package__}.training",
-            stall_s=stall_s,
-            timeout_s=timeout_s,
-            on_progress=on_progress,
-            environment=on_cpu if device == "cpu" else {},
-        )
-        if failure is not None and nvme_folder:
-            failure = _disk_full_failure(failure, nvme_folder)
-    first: dict[str, Any] = dict(reports[0]) if reports else {}
-    return ProbeResult(
-        world_size=run.cluster.world_size,
-        device=device,
-        solo=solo,
-        tokens_per_step=first.get("tokens_per_step", 0),
-        ranks=tuple(from_json(RankReport, report["report"]) for report in reports),
-        failure=failure,
-        versions=first.get("versions", {}),
-        config=first.get("config", {}),
-        seconds=time.monotonic() - started,
-        load=load,
-    )
+        result = probe_command(command, stall_s=stall_s, timeout_s=timeout_s, on_progress=on_progress)
+        if result.failure is not None and nvme_folder:
+            result = replace(result, failure=_disk_full_failure(result.failure, nvme_folder))
+    return result
 
 
 def _disk_full_failure(failure: RankFailure, folder: str) -> RankFailure:

@@ -21,8 +21,10 @@ from typing import NoReturn
 
 import psutil
 
+from ..worker_process import die_with_parent
 from . import extension_lock
-from .rank import die_with_parent
+from .environment import own_settings
+from .events import note_exit
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -44,6 +46,8 @@ def main() -> NoReturn:
         ended, status = os.waitpid(-1, 0)
         if ended == process.pid:
             code = os.waitstatus_to_exitcode(status)
+            if (settings := own_settings()) is not None:
+                code = note_exit(Path(settings.folder), ended, code)
             _kill_all()
             os._exit(code if code >= 0 else 128 - code)  # like a shell: 128 + signal
 

@@ -1,27 +1,26 @@
-"""Start the ranks as processes, monitor them by their event logs, and end them together.
+"""Start a command whose ranks are observed (`environment.py`), monitor the ranks by their event logs, and end them
+together.
 
-Every rank has a supervisor (`supervisor.py`), which ends it with all processes that it started: ninja gives each
-compiler a process group of its own. Nothing outlives `watch`: on success, failure, an exception and Ctrl-C it ends all
-supervisors and waits for them. If the watching process is killed, they end with it.
+The command has a supervisor (`supervisor.py`), which ends it with all processes that it started: ninja gives each
+compiler a process group of its own. Nothing outlives `watch`: on success, failure, an exception and Ctrl-C it ends the
+supervisor and waits for it. If the watching process is killed, the supervisor ends with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import sys
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import psutil
 
-from ..machine import search_path
 from ..scratch import interrupts_deferred
-from .rank import EventLogReader
+from .events import EventLogReader
 from .result import RankFailure, RankFailureKind
 from .supervisor import start_supervised
 
@@ -31,175 +30,234 @@ _COMPILER_CHECK_S = 1.0
 _SIGNAL_OFFSET = 128
 _GRACE_S = 2.0
 """Time after the first failure in which event logs of other failed ranks are awaited."""
+_LAUNCHER_LOG = "launcher.log"
 
 COMPILERS = frozenset(
     ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "nvcc", "cudafe++", "cicc", "ptxas", "hipcc")
 )
 """Names of processes that build DeepSpeed's extensions at their first use."""
 
-_PHASES = ("start", "import", "join", "load", "initialize", "step", "report")
-_COMPILE = ("join", "load")
+_MAY_COMPILE = ("start", "join", "load", "initialize")
+_PHASES = (*_MAY_COMPILE, "step")
 
 OnProgress = Callable[[str], None]
 
 
-class _Rank:
-    def __init__(self, number: int, folder: Path, worker: str, environment: Mapping[str, str]) -> None:
-        self.number = number
-        self.output = folder / f"rank{number}.txt"
-        self.log = EventLogReader(folder / f"rank{number}.jsonl")
-        command = [sys.executable, "-m", f"{__package__}.rank", str(folder), str(number), worker]
-        self.process = start_supervised(command, self.output, environment, folder)
-        self.exit_code: int | None = None
-        self.last_event_at = time.monotonic()
+@dataclass
+class WatchedRank:
+    """One rank, as its event log shows it."""
+
+    log: EventLogReader
+    number: int
+    pid: int = 0
+    phase: str = "start"
+    events: list[dict[str, Any]] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+    error_at: float = 0.0
+    exit_code: int | None = None
+    """Negative for a signal; None for a rank that runs, or whose end nobody reported."""
+    report: dict[str, Any] | None = None
+    """The event with the rank's report."""
+    ended: bool = False
+    """Whether its script has ended by itself."""
 
     def read_events(self) -> bool:
-        """Read the rank's new events. The exit code is read first, so that the last event is not missed."""
-        self.exit_code = self.process.poll()
-        if self.exit_code is not None and self.exit_code > _SIGNAL_OFFSET:  # as the supervisor reports a signal
-            self.exit_code = _SIGNAL_OFFSET - self.exit_code
-        if self.log.read_new():
-            self.last_event_at = time.monotonic()
-            return True
-        return False
-
-    @property
-    def done(self) -> bool:
-        return "report" in self.log.last
-
-    @property
-    def error(self) -> dict[str, Any] | None:
-        return self.log.last.get("error")
+        """Read the new events; whether there are any."""
+        new = self.log.read_new()
+        for event in new:
+            self.pid = event.get("pid", self.pid)
+            self.phase = event.get("phase", self.phase)
+            self.exit_code = event.get("exit", self.exit_code)
+            self.ended |= "end" in event
+            if "error" in event:
+                self.error, self.error_at = event["error"], event["time"]
+            if "report" in event:
+                self.report = event
+        self.events += new
+        return bool(new)
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The rank's progress: (index of the phase, number of the step)."""
-        name, _, number = self.log.phase.partition(" ")
+        """How far the rank is: (index of the phase, number of the step)."""
+        name, _, number = self.phase.partition(" ")
         return _PHASES.index(name) if name in _PHASES else len(_PHASES), int(number or 0)
 
-    def is_compiling(self) -> bool:
-        """Whether the rank builds one of DeepSpeed's extensions, which takes minutes."""
-        with contextlib.suppress(psutil.Error):
-            return any(child.name() in COMPILERS for child in psutil.Process(self.process.pid).children(recursive=True))
-        return False
-
+    @property
     def is_stopped(self) -> bool:
         """Whether the rank is suspended (SIGSTOP); the others would wait for it forever."""
-        suspended = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        with contextlib.suppress(psutil.Error):
-            return any(child.status() in suspended for child in psutil.Process(self.process.pid).children())
+        with contextlib.suppress(psutil.Error, ValueError):
+            return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         return False
 
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.wait()
+    @property
+    def has_failed(self) -> bool:
+        return self.error is not None or bool(self.exit_code)
 
-    def failure(self, kind: RankFailureKind, message: str) -> RankFailure:
+    def failure(self, kind: RankFailureKind, message: str, folder: Path) -> RankFailure:
         """The rank's failure, with the end of its output ("" if the file is gone)."""
-        details = ""
-        with contextlib.suppress(OSError):
-            details = self.output.read_text(encoding="utf-8", errors="replace")[-4000:]
-        return RankFailure(kind=kind, rank=self.number, phase=self.log.phase, message=message, details=details)
+        details = _end_of(folder / f"rank{self.number}.log")
+        return RankFailure(kind=kind, rank=self.number, phase=self.phase, message=message, details=details)
 
-    def exit_failure(self) -> RankFailure:
-        """The rank's failure if it ended without a report or an error."""
-        assert self.exit_code is not None, "it has ended"
-        if self.exit_code < 0:
-            cause = ", as the kernel does when memory runs out" if -self.exit_code == signal.SIGKILL else ""
-            name = signal.Signals(-self.exit_code).name
-            return self.failure("killed", f"rank {self.number} was killed by {name}{cause}")
-        lost = "" if self.output.exists() else f"; the probe's folder {self.output.parent} was removed"
-        return self.failure("crash", f"rank {self.number} ended with exit code {self.exit_code}{lost}")
+
+class _Job:
+    """A command that runs, with the ranks that have appeared."""
+
+    def __init__(self, supervisor: subprocess.Popen[bytes], folder: Path) -> None:
+        self.supervisor, self.folder = supervisor, folder
+        self.ranks: dict[Path, WatchedRank] = {}
+        self.heard_at = time.monotonic()
+        """Time at which a rank last recorded or printed anything."""
+        self._printed: dict[str, int] = {}
+        self._checked_at = 0.0
+        self._compiles = False
+
+    def read(self) -> None:
+        for path in self.folder.glob("rank*.jsonl"):
+            self.ranks.setdefault(path, WatchedRank(EventLogReader(path), int(path.stem.removeprefix("rank"))))
+        printed = {path.name: path.stat().st_size for path in self.folder.glob("*.log")}
+        heard = sum(rank.read_events() for rank in self.ranks.values())
+        if heard or printed != self._printed:
+            self.heard_at, self._printed = time.monotonic(), printed
+
+    @property
+    def slowest(self) -> WatchedRank | None:
+        return min(self.ranks.values(), key=lambda rank: (rank.progress, rank.number), default=None)
+
+    @property
+    def phase(self) -> str:
+        return "start" if self.slowest is None else self.slowest.phase
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every rank has reported."""
+        reports = [rank.report for rank in self.ranks.values()]
+        return bool(reports) and all(each is not None and len(reports) >= each["processes"] for each in reports)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether an extension of DeepSpeed is being built, which takes minutes."""
+        if time.monotonic() - self._checked_at > _COMPILER_CHECK_S:  # it walks through all processes
+            self._checked_at, self._compiles = time.monotonic(), False
+            with contextlib.suppress(psutil.Error):
+                children = psutil.Process(self.supervisor.pid).children(recursive=True)
+                self._compiles = any(child.name() in COMPILERS for child in children)
+        return self._compiles
+
+    def failure(self, stall_s: float, deadline: float) -> RankFailure | None:
+        """The failure of the rank that failed first; None if no rank has failed."""
+        code = self.supervisor.poll()
+        if code is not None:
+            self.read()  # the exit code is read first, so that the last event is not missed
+        if code is not None or any(rank.has_failed for rank in self.ranks.values()):
+            return self._first_failure() if not self.is_done else None
+        for rank in self.ranks.values():
+            if rank.is_stopped:
+                return rank.failure("stopped", f"rank {rank.number} was suspended (SIGSTOP)", self.folder)
+        now, slowest = time.monotonic(), self.slowest or WatchedRank(EventLogReader(self.folder), 0)
+        if now > deadline:
+            message = f"not done in time; rank {slowest.number} was in phase {slowest.phase}"
+            return slowest.failure("timeout", message, self.folder)
+        if now - self.heard_at > stall_s:
+            if self.compiles:
+                self.heard_at = now
+            else:
+                message = f"rank {slowest.number} made no progress for {stall_s:.0f} s"
+                return slowest.failure("hang", message, self.folder)
+        return None
+
+    def _first_failure(self) -> RankFailure:
+        """The earliest failure. A killed rank reports nothing, and the others then fail because it is missing."""
+        patience = time.monotonic() + _GRACE_S
+        while time.monotonic() < patience and not all(rank.has_failed for rank in self.ranks.values()):
+            if self.supervisor.poll() is not None:
+                patience = 0.0
+            time.sleep(_POLL_S)
+            self.read()
+        ranks = sorted(self.ranks.values(), key=lambda rank: rank.number)
+        failed = sorted((rank for rank in ranks if rank.error), key=lambda rank: rank.error_at)
+        # The launcher ends the remaining ranks with SIGTERM.
+        killed = [rank for rank in ranks if not rank.error and (rank.exit_code or 0) < 0 and rank.exit_code != -15]
+        for rank in killed:
+            assert rank.exit_code is not None, "it has one"
+            cause = ", as the kernel does when memory runs out" if rank.exit_code == -signal.SIGKILL else ""
+            name = signal.Signals(-rank.exit_code).name
+            return rank.failure("killed", f"rank {rank.number} was killed by {name}{cause}", self.folder)
+        for rank in sorted(failed, key=lambda rank: not is_out_of_memory(rank.error or {})):
+            error = rank.error or {}
+            return RankFailure(
+                kind="out_of_memory" if is_out_of_memory(error) else "crash",
+                rank=rank.number,
+                phase=rank.phase,
+                message=error["message"][:500] or error["type"],
+                details=error["details"],
+            )
+        first = next((rank for rank in ranks if rank.exit_code), ranks[0] if ranks else None)
+        code = self.supervisor.poll() if first is None or first.exit_code is None else first.exit_code
+        code = 0 if code is None else code
+        if first is None:
+            log = _end_of(self.folder / _LAUNCHER_LOG)
+            last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
+            message = f"the command ended with exit code {code} before a rank started" + (f": {last}" if last else "")
+            return RankFailure(kind="crash", rank=0, phase="start", message=message, details=log)
+        if not code:
+            message = "the command ended without an optimizer step of a DeepSpeed engine"
+            return first.failure("crash", message, self.folder)
+        return first.failure("crash", f"rank {first.number} ended with exit code {code}", self.folder)
 
 
 def watch(
-    numbers: Sequence[int],
+    words: Sequence[str],
     folder: Path,
     *,
-    worker: str,
+    environment: Mapping[str, str],
+    working_folder: Path,
     stall_s: float,
     timeout_s: float,
     on_progress: OnProgress = lambda _phase: None,
-    environment: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[dict[str, Any]], RankFailure | None]:
-    """Start the ranks and wait for them. Returns the last event of every rank, or the first failure.
+) -> tuple[list[WatchedRank], RankFailure | None]:
+    """Start the command and wait until every rank has reported. Returns the ranks in their order, and the first
+    failure.
 
-    worker: the module whose `work(folder, rank, log)` each rank runs.
-    stall_s: maximum duration of a rank's phase; a longer one is a hang. timeout_s: limit of the whole.
-    environment: variables of the ranks in addition to those of this process.
+    folder: of the records. environment: of `observed_environment`. stall_s: maximum time without an event or a line of
+    output of any rank; more is a hang. timeout_s: limit of the whole.
     """
     deadline = time.monotonic() + timeout_s
-    variables = {
-        **os.environ,
-        "PATH": search_path(),
-        "TRANSFORMERS_VERBOSITY": "error",
-        "TOKENIZERS_PARALLELISM": "false",
-        **environment,
-    }
-    ranks: list[_Rank] = []
+    supervisor = None
     try:
-        for number in numbers:
-            with interrupts_deferred():
-                ranks.append(_Rank(number, folder, worker, variables))
-        shown, checked_at, compiles = "", 0.0, False
+        with interrupts_deferred():
+            supervisor = start_supervised(words, folder / _LAUNCHER_LOG, environment, working_folder)
+        job, shown = _Job(supervisor, folder), ""
         while True:
-            for rank in ranks:
-                rank.read_events()
-            phase = min(ranks, key=lambda rank: rank.progress).log.phase
-            if phase in _COMPILE and time.monotonic() - checked_at > _COMPILER_CHECK_S:
-                checked_at = time.monotonic()
-                compiles = any(rank.is_compiling() for rank in ranks)
-            title = f"{phase}, compiling DeepSpeed's extensions" if phase in _COMPILE and compiles else phase
+            job.read()
+            title = job.phase
+            if title in _MAY_COMPILE and job.compiles:
+                title = f"{title}, compiling DeepSpeed's extensions"
             if title not in (shown, "start"):
                 shown = title
                 on_progress(title)
-            failure = _failure(ranks, stall_s, deadline)
-            if failure is not None:
-                return [], failure
-            if all(rank.done for rank in ranks):
-                return [rank.log.last for rank in ranks], None
+            if job.is_done or (failure := job.failure(stall_s, deadline)) is not None:
+                return sorted(job.ranks.values(), key=lambda rank: rank.number), None if job.is_done else failure
             time.sleep(_POLL_S)
     finally:
         with interrupts_deferred():
-            for rank in ranks:
-                rank.kill()
+            if supervisor is not None:
+                if supervisor.poll() is None:
+                    supervisor.terminate()
+                supervisor.wait()
 
 
-def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure | None:
-    """The failure of the rank that failed first; None if no rank has failed."""
-    if any(rank.error or (rank.exit_code is not None and not rank.done) for rank in ranks):
-        return _first_failure(ranks)
-    for rank in ranks:
-        if rank.is_stopped():
-            return rank.failure("stopped", f"rank {rank.number} was suspended (SIGSTOP)")
-    now = time.monotonic()
-    if now > deadline:
-        late = min(ranks, key=lambda rank: rank.progress)
-        return late.failure("timeout", f"not done in time; rank {late.number} was in phase {late.log.phase}")
-    silent = [rank for rank in ranks if now - rank.last_event_at > stall_s and not rank.done]
-    # Only when a rank is silent: looking for compilers walks through all processes.
-    if silent and any(rank.is_compiling() for rank in ranks):
-        for rank in ranks:  # the others wait for the rank that compiles
-            rank.last_event_at = now
-    elif silent:
-        # The others wait for the rank that is furthest behind, whose last event may be later than theirs.
-        last = min((rank for rank in ranks if not rank.done), key=lambda rank: (rank.progress, rank.last_event_at))
-        return last.failure("hang", f"rank {last.number} made no progress for {stall_s:.0f} s")
-    return None
+def is_out_of_memory(error: Mapping[str, Any]) -> bool:
+    """Whether a rank's error means exhausted memory: CUDA and Python have classes for it; torch's CPU allocator raises
+    a RuntimeError."""
+    message = error["message"].lower()
+    return (
+        error["type"] in ("MemoryError", "OutOfMemoryError")
+        or "allocate memory" in message
+        or "out of memory" in message
+    )
 
 
-def _first_failure(ranks: list[_Rank]) -> RankFailure:
-    """The earliest failure. A killed rank reports nothing, and the others then fail because it is missing."""
-    patience = time.monotonic() + _GRACE_S
-    while not all(rank.exit_code is not None or rank.error for rank in ranks) and time.monotonic() < patience:
-        time.sleep(_POLL_S)
-        for rank in ranks:
-            rank.read_events()
-    for rank in ranks:
-        if rank.exit_code is not None and not rank.error and not rank.done:
-            return rank.exit_failure()
-    failed = [rank for rank in ranks if rank.error]
-    out_of_memory = [rank for rank in failed if rank.error and rank.error["kind"] == "out_of_memory"]
-    first = min(out_of_memory or failed, key=lambda rank: rank.log.last["time"])
-    return RankFailure(rank=first.number, **first.log.last["error"])
+def _end_of(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")[-4000:]
+    return ""

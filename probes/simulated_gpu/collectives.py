@@ -16,33 +16,49 @@ if TYPE_CHECKING:
     from ..recording.schedule import ScheduleRecorder
 
 
+def rank_variables(rank: int, world_size: int, ranks_per_node: int) -> dict[str, str]:
+    """The variables of rank `rank` of `world_size`."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": "0",  # this process sees one GPU
+        # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers.
+        "LOCAL_SIZE": str(ranks_per_node if ranks_per_node != world_size else world_size + 1),
+        "LOCAL_WORLD_SIZE": str(ranks_per_node),
+        # Without all five of these variables DeepSpeed searches for MPI (comm/comm.py init_distributed).
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+
+
 def join(rank: int, world_size: int, ranks_per_node: int) -> None:
     """Make this process rank `rank` of `world_size`. To be called before DeepSpeed is imported."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        LOCAL_RANK="0",  # this process sees one GPU
-        # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers.
-        LOCAL_SIZE=str(ranks_per_node if ranks_per_node != world_size else world_size + 1),
-        LOCAL_WORLD_SIZE=str(ranks_per_node),
-        # Without all five of these variables DeepSpeed searches for MPI (comm/comm.py init_distributed).
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29500",
-    )
+    os.environ.update(rank_variables(rank, world_size, ranks_per_node))
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
 
 def silence_comparisons() -> None:
-    """Disable DeepSpeed's checks that all ranks have the same integers. To be called after DeepSpeed is imported."""
+    """Disable DeepSpeed's checks that all ranks have the same integers, and that those which split layers have the same
+    first batch. To be called after DeepSpeed is imported."""
     # `from ... import` has bound the functions in several modules.
     for name, module in list(sys.modules.items()):
         if name.startswith("deepspeed"):
             for check in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
                 if hasattr(module, check):
                     setattr(module, check, lambda *_: None)
+    engine = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
+    split: Any = getattr(engine, "_configure_tensor_parallel_states", None)
+    if split is None:  # an older DeepSpeed
+        return
+
+    def without_check(own: Any, *arguments: Any) -> None:
+        split(own, *arguments)
+        own.first_dataloader_check.remove()
+
+    setattr(engine, "_configure_tensor_parallel_states", without_check)  # noqa: B010  mypy
 
 
 _COMMUNICATES = ("reduce", "gather", "scatter", "broadcast", "alltoall", "all_to_all", "send", "recv", "coalescing")

@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import inspect
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ...ds_configs.launch_commands import accelerate_variables
+from ..recording.engine_hooks import PHASES, EngineHooks
 from . import cuda
 
 _HF = ("trl", "transformers", "accelerate", "peft", "datasets", "deepspeed")
@@ -96,11 +93,9 @@ def replace_in_loaded(name: str, function: Any) -> None:
             setattr(module, name, function)
 
 
-def install_transformers(*, phased: Callable[..., Any], is_finished: Callable[[], bool]) -> None:
+def install_transformers(hooks: EngineHooks, *, is_finished: Callable[[], bool]) -> None:
     """The Trainer ends as if it had no more steps once the training has been seen; before, it evaluates once where the
     script evaluates. Generation, evaluation and saving are phases.
-
-    phased: wraps a function of the second argument as the phase of the first.
     """
     transformers: Any = importlib.import_module("transformers")
 
@@ -134,17 +129,15 @@ def install_transformers(*, phased: Callable[..., Any], is_finished: Callable[[]
         own._was_evaluated = True
         return evaluation_loop(own, *arguments, **options)
 
-    trainer.__init__, trainer.train = with_stop, trained
-    trainer.evaluation_loop = phased("evaluation", evaluated)
-    trainer._save = phased("saving", trainer._save)
+    trainer.__init__, trainer.train, trainer.evaluation_loop = with_stop, trained, evaluated
+    for name in PHASES:
+        hooks.install_phases(importlib.import_module(name))
     model: Any = transformers.PreTrainedModel
-    generation: Any = importlib.import_module("transformers.generation.utils").GenerationMixin
-    generation.generate = phased("generation", generation.generate)
 
     def save_pretrained(own: Any, directory: Any, *_: Any, **__: Any) -> None:
         own.config.save_pretrained(directory)
 
-    model.save_pretrained = phased("saving", save_pretrained)
+    model.save_pretrained = hooks.phased("saving", save_pretrained)
 
 
 def phase_scoring(phased: Callable[..., Any], module: Any) -> None:
@@ -164,23 +157,3 @@ def phase_scoring(phased: Callable[..., Any], module: Any) -> None:
 
 def has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
-
-
-def give_config(file: Path | None) -> None:
-    """A DeepSpeed configuration for a script that names none: by accelerate's variables, which the Trainer reads too,
-    and as the default of `deepspeed.initialize`."""
-    deepspeed: Any = importlib.import_module("deepspeed")
-    if file is None:
-        return
-    os.environ |= accelerate_variables(str(file))
-    initialize = deepspeed.initialize
-    signature = inspect.signature(initialize)
-
-    def with_config(*arguments: Any, **options: Any) -> Any:
-        given = signature.bind_partial(*arguments, **options).arguments
-        named = getattr(given.get("args"), "deepspeed_config", None)
-        if not (named or given.get("config") or given.get("config_params")):
-            options["config"] = str(file)
-        return initialize(*arguments, **options)
-
-    deepspeed.initialize = with_config

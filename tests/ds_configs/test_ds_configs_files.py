@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.launch.run import free_port
 from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.launch_commands import Launcher, launch_commands, threads_setting, unset_threads
 from ds_advise.ds_configs.training_script import training_arguments, training_arguments_snippet
@@ -22,6 +21,7 @@ from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.machine import search_path
+from ds_advise.probes.real_run.torchrun import free_port
 
 ONE_NODE = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
 FOUR_NODES = replace(ONE_NODE, nodes=4, gpus_per_node=8)

@@ -36,9 +36,9 @@ def start_server() -> None:
         forkserver.ensure_running()
 
 
-def dry_runs(requests: Sequence[Any]) -> list[dict[str, Any]]:
-    """The answers of `probes.dry_run.worker`: every run changes torch and DeepSpeed in a fork of its own."""
-    return in_forks(_dry_run, requests)
+def recordings(requests: Sequence[Any]) -> list[dict[str, Any]]:
+    """The answers of `probes.dry_run.worker`."""
+    return in_forks(_recording, requests)
 
 
 def in_forks(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
@@ -57,7 +57,7 @@ def _quietly(function: Callable[[Any], Any], argument: Any) -> Any:
         return function(argument)
 
 
-def _dry_run(request: Any) -> dict[str, Any]:
+def _recording(request: Any) -> dict[str, Any]:
     from ds_advise.probes.dry_run.worker import run_request
 
     return run_request(request)
@@ -87,7 +87,7 @@ Process = ForkedRank | subprocess.Popen[bytes]
 
 def run_ranks(script: Path, arguments: Sequence[str], ranks: int, folder: Path, **variables: str) -> list[Path]:
     """Run a script on several ranks on the CPU, as a launcher does, without the network; returns their logs."""
-    from ds_advise.advisor.launch.run import free_port  # every fork imports this module
+    from ds_advise.probes.real_run.torchrun import free_port  # every fork imports this module
 
     environment = cpu_environment() | {
         "WORLD_SIZE": str(ranks),

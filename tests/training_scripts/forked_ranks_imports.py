@@ -4,8 +4,14 @@
 
 import os
 
-os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}  # as in every fork
+os.environ |= {  # as in every fork
+    "DS_ACCELERATOR": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "PYTORCH_JIT": "0",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
 
+import accelerate
 import cpuinfo  # of `quick`, which forks would not find
 import deepspeed
 import deepspeed.compile.backend
@@ -14,5 +20,13 @@ import deepspeed.runtime.zero.muon.original_muon
 import peft.utils.transformers_weight_conversion
 import torch.testing._internal.distributed.fake_pg
 import transformers.integrations.deepspeed
-from ds_advise.probes.dry_run import training, worker
-from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, Trainer, TrainingArguments
+from ds_advise.probes.command import worker
+from ds_advise.probes.dry_run import worker as recorder
+from transformers import (
+    AutoModelForCausalLM,
+    HfArgumentParser,
+    LlamaForCausalLM,
+    Qwen2ForCausalLM,
+    Trainer,
+    TrainingArguments,
+)

@@ -18,6 +18,7 @@ from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import launch_report, session_document
 from ds_advise.advisor.render.runs import probe_document
+from ds_advise.advisor.verification.prediction import PhaseFigures, by_estimate
 from ds_advise.advisor.verification.probe import ProbeAnswer
 from ds_advise.estimators.json_form import to_json
 from ds_advise.probes.real_run.result import RankFailure
@@ -72,8 +73,11 @@ def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failu
 
 
 def _session(run: Run, folder: Path, **outcome: Any) -> Session:
-    request = launch_request(run, folder, prediction=run.estimate())
+    request, estimate = launch_request(run, folder), run.estimate()
+    assert estimate is not None
     known: dict[str, Any] = {
+        "predicted": by_estimate(estimate),
+        "phases": (PhaseFigures(name="forward", seconds=0.25, peak_bytes=3 * 2**30),),
         "last_step": 9,
         "peaks": Peaks(host_bytes=3 * 2**30),
         "step_s": 0.5,
@@ -92,7 +96,7 @@ def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run,
     assert page.data == to_json(launch_report(session))
     assert schema_errors(page.data, command_schema("launch")) == []
     assert "Finished after step 9, " in page.text
-    assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
+    assert exact(page, "figures")[0] == 512.0 and 0.25 in exact(page, "figures") and "loss" in page.sections
     failure = TrainingFailure(kind="hang", rank=0, step=9, message="it broke")
     page = Page(render_html(session_document(_session(run_of_gpt2, tmp_path, failure=failure))))
     assert "The ranks made no progress, first on rank 0, after step 9, " in page.text and "it broke" in page.text

@@ -10,11 +10,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
+from ds_advise.advisor.answer.command_answer import Change
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.launch.check import Check, objections, predict_run
+from ds_advise.advisor.importers.script_arguments import ScriptArguments
+from ds_advise.advisor.launch.check import check, memory_objections, predict_run
 from ds_advise.advisor.launch.command import kept_settings, launch_environment
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
@@ -28,6 +31,7 @@ from ds_advise.advisor.text.output import Output
 from ds_advise.advisor.train.settings import TrainingSettings
 from ds_advise.advisor.train.train import verify_answer
 from ds_advise.advisor.verification.past_results import keep_probe
+from ds_advise.advisor.verification.prediction import by_estimate
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.machine import cpu_cores
@@ -58,81 +62,88 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def dry(capsys: pytest.CaptureFixture[str], options: str, *script: str) -> list[tuple[str, str]]:
+def dry(capsys: pytest.CaptureFixture[str], options: str, *command: str) -> list[tuple[str, str]]:
     """(where, command) pairs of --dry, with `python` for this python."""
-    words = ["--dry", "--log-dir", "log", "--json", *options.split(), "--", "train.py", *script]
-    assert run(["launch", "ds_config.json", *words]) == 0
+    words = ["--dry", "--no-check", "--log-dir", "log", "--json", *options.split(), "--", *command]
+    assert run(["launch", *words]) == 0
     out = capsys.readouterr().out
     return [(line["where"], line["command"].replace(sys.executable, "python")) for line in json.loads(out)]
-
-
-def wrapped(folder: Path, more: str = "") -> str:
-    return f"--module ds_advise.advisor.launch.rank --folder {folder}/log{more} train.py"
 
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
-def test_dry_on_one_node(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each launcher starts the wrapper as a module; the configuration goes the way that the framework reads it."""
-    assert dry(capsys, "--gpus 2x24GB", "--output_dir", "my out") == [
+def test_a_script_gets_a_launcher(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In front of the program, behind what stands in front of it; its own options are left alone."""
+    assert dry(capsys, "ds_config.json --gpus 2x24GB", "train.py", "--output_dir", "my out") == [
         (
             "on this node",
-            f"{ALLOCATOR} python -m torch.distributed.run --nproc_per_node 2 {wrapped(folder)} "
-            "--output_dir 'my out' --deepspeed ds_config.json",
+            f"{ALLOCATOR} python -m torch.distributed.run --nproc_per_node 2 train.py --output_dir 'my out'",
         )
     ]
-    assert dry(capsys, "--gpus 2x24GB --launcher accelerate")[0][1].endswith(
-        "accelerate.commands.launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 "
-        f"{wrapped(folder)}"
+    assert dry(capsys, "ds_config.json --gpus 2x24GB --launcher accelerate", "python", "train.py")[0][1].endswith(
+        f"accelerate.commands.launch --use_deepspeed --deepspeed_config_file {folder}/ds_config.json --num_processes 2 "
+        "train.py"
     )
-    assert dry(capsys, "--gpus 2x24GB --framework deepspeed")[0][1].endswith(
-        f"deepspeed.launcher.runner --num_gpus 2 {wrapped(folder)} --deepspeed --deepspeed_config ds_config.json"
-    )
+    assert dry(capsys, "--gpus 2x24GB --launcher deepspeed", *["A=1", "nohup", "python", "-m", "package.train"])[0][
+        1
+    ].endswith("env A=1 nohup python -m deepspeed.launcher.runner --num_gpus 2 --module package.train")
     own = ("--help", "--version", "-h", "--debug", "--lang", "zh", "--json", "--dry")
-    assert f"{wrapped(folder)} {' '.join(own)} --deepspeed" in dry(capsys, "--gpus 2x24GB", *own)[0][1]
-    assert dry(capsys, "--gpus 2x24GB", "--deepspeed=./ds_config.json")[0][1].endswith(
-        f"{wrapped(folder)} --deepspeed=./ds_config.json"
-    )
+    assert dry(capsys, "--gpus 2x24GB", "train.py", *own)[0][1].endswith(f"train.py {' '.join(own)}")
     assert not (folder / "log").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        ("torchrun --nproc_per_node 2 train.py --steps 3", "--gpus 24GB"),
+        ("deepspeed --num_gpus 2 train.py", "--gpus 2x24GB"),
+        ("accelerate launch --num_processes 2 train.py", "--gpus 2x24GB"),
+        ("bash run.sh", "--gpus 2x24GB"),
+        ("llamafactory-cli train x.yaml", "--gpus 2x24GB"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_command_that_starts_its_ranks_is_started_word_for_word(
+    capsys: pytest.CaptureFixture[str], command: str, place: str
+) -> None:
+    """A launcher in front, a shell script, the command of a tool."""
+    assert dry(capsys, place, *command.split()) == [("on this node", f"{ALLOCATOR} {command}")]
+
+
 def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for each node with its own rank; one line where ssh or srun reaches the others, with the variables that
-    ssh would not pass on."""
-    assert dry(capsys, "--gpus 8xH100 --nodes 2 --master node-0:29511") == [
+    """A line for each node with its own rank; one line where ssh or srun reaches the others."""
+    assert dry(capsys, "--gpus 8xH100 --nodes 2 --master node-0:29511", "train.py") == [
         (
             f"on node {node}",
             f"{ALLOCATOR} python -m torch.distributed.run --nnodes 2 --nproc_per_node 8 --node_rank {node} "
-            f"--master_addr node-0 --master_port 29511 {wrapped(folder, f'/node{node}')} --deepspeed ds_config.json",
+            "--master_addr node-0 --master_port 29511 train.py",
         )
         for node in range(2)
     ]
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8  # the other\n")
-    assert dry(capsys, "--gpus 8xH100 --hostfile hosts") == [
+    assert dry(capsys, "--gpus 8xH100 --hostfile hosts", "train.py") == [
         (
             "on this node, which reaches the others by ssh",
-            f"{ALLOCATOR} python -m deepspeed.launcher.runner --hostfile {folder}/hosts "
-            f"{wrapped(folder, f' --set {ALLOCATOR}')} --deepspeed ds_config.json",
+            f"{ALLOCATOR} python -m deepspeed.launcher.runner --hostfile {folder}/hosts train.py",
         )
     ]
     for name, value in (("ID", "77"), ("NUM_NODES", "2"), ("NODELIST", "gpu[003-004]")):
         monkeypatch.setenv(f"SLURM_JOB_{name}", value)
-    assert dry(capsys, "--gpus 8xH100 --slurm") == [
+    assert dry(capsys, "--gpus 8xH100 --slurm", "train.py") == [
         (
             "in the allocation",
             f"{ALLOCATOR} srun --nodes 2 --ntasks-per-node 1 --kill-on-bad-exit python -m torch.distributed.run "
-            f"--nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_id 77 --rdzv_endpoint gpu003:10077 "
-            f"{wrapped(folder)} --deepspeed ds_config.json",
+            "--nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_id 77 --rdzv_endpoint gpu003:10077 train.py",
         )
     ]
     monkeypatch.delenv("SLURM_JOB_ID")
-    anywhere = dry(capsys, "--gpus 2x8xH100 --slurm")
-    assert anywhere == dry(capsys, "--gpus 8xH100 --nodes 2 --slurm")
+    anywhere = dry(capsys, "--gpus 2x8xH100 --slurm", "train.py")
+    assert anywhere == dry(capsys, "--gpus 8xH100 --nodes 2 --slurm", "train.py")
     assert '--rdzv_id $SLURM_JOB_ID --rdzv_endpoint $(scontrol show hostnames "$SLURM_JOB_NODELIST"' in anywhere[0][1]
     offload = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
     Path("ds_config.json").write_text(json.dumps(AUTO | {"zero_optimization": offload}))
-    (line,) = dry(capsys, "--gpus 2x8xH100 --slurm")
+    (line,) = dry(capsys, "ds_config.json --gpus 2x8xH100 --slurm", "train.py")
     assert "OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) / 8))} srun" in line[1]  # not of this machine's cores
 
 
@@ -146,14 +157,20 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
         ("--gpus 8xH100 --hostfile hosts --launcher torchrun -- train.py", "pass --launcher deepspeed"),
         ("--gpus 8xH100 --hostfile unequal -- train.py", "nodes with different numbers of GPUs"),
         ("--gpus 8xH100 --hostfile empty -- train.py", "nodes without GPUs"),
-        ("--gpus 8xH100 -- no.py", "script no.py does not exist"),
-        ("--gpus 8xH100 -- python train.py", "pass only the Python script and its arguments"),
-        ("--gpus 8xH100 -- -m train", "write it before: -m --"),
-        ("--gpus 8xH100 -- run.sh", "run.sh is a program, not a training script"),
-        ("--gpus 8xH100 train.py --steps 3", "? Write -- before the script"),
-        ("--gpus 8xH100", "no script; write --"),
+        ("--gpus 8xH100 train.py --steps 3", "? Write -- before the"),
+        ("--gpus 8xH100", "no command; write --"),
         ("--gpus 8xH100 --master a --nodes 2 --fallback -- train.py", "--fallback and --master contradict each other"),
-        ("--gpus 8xH100 -- train.py", "pass --model NAME, or FILE.py:FACTORY"),
+        ("--gpus 8xH100 --check quick -- train.py", "--check quick needs a model"),
+        ("--gpus 8xH100 --seq-len 32 -- train.py", "--seq-len has no effect on a command"),
+        ("--gpus 8xH100 --launcher torchrun -- torchrun train.py", "--launcher has no effect on this command"),
+        ("--gpus 8xH100 -- torchrun --nproc_per_node 2 train.py", "torchrun starts 2 GPUs a node, the options have 8"),
+        ("--gpus H100 -- torchrun --nproc_per_node 2 --no train.py", "torchrun refuses its options"),
+        ("--gpus H100 -- torchrun no.py", "there is no file no.py"),
+        ("--gpus 8xH100 --hostfile four -- train.py", "--gpus has 8 GPUs a node, hostfile four 4"),
+        ("--gpus H100 --nodes 4 --hostfile four -- train.py", "--nodes has 4 nodes, hostfile four 2"),
+        ("--gpus 4x8xH100 --nodes 2 --master n0 -- train.py", "--gpus has 4 nodes, --nodes 2"),
+        ("--gpus 8xH100 --master n0 --nodes 999999999 -- train.py", "999999999 nodes of 8 ranks are too many"),
+        ("--gpus H100 --hostfile absurd -- train.py", "1 nodes of 999999999 ranks are too many"),
     ],
 )
 def test_errors_name_the_fix(
@@ -166,9 +183,10 @@ def test_errors_name_the_fix(
         ("hosts", "n0 slots=8\nn1 slots=8"),
         ("unequal", "a slots=8\nb slots=4"),
         ("empty", "a slots=0"),
+        ("four", "n0 slots=4\nn1 slots=4"),
+        ("absurd", "n0 slots=999999999"),
     ):
         (folder / name).write_text(f"{text}\n")
-    (folder / "run.sh").write_text("deepspeed train.py\n")
     assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments.split()]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "log").exists()
@@ -214,26 +232,21 @@ def _run(folder: Path, seq_len: int = 32) -> Run:
     )
 
 
-def _objections(folder: Path, run: Run, check: Check, *arguments: str, printed: list[str] | None = None) -> list[str]:
-    request = launch_request(run, folder, *arguments, device="cpu", prediction=predict_run(run))
-    return [each.what for each in objections(request, check, ([] if printed is None else printed).append)]
-
-
-def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_a_small_host_are_seen_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Checkpoints that do not fit the disk, one to resume from that is damaged, and a model that does not fit the RAM
-    while it loads are found without a run."""
+    are found without a run."""
     run = _run(folder)
     assert run.shape is not None
     one = checkpoint_bytes(run.shape, run.workload, 2)
     assert one == (2 + 2 + 4 + 8) * run.shape.parameters
-    monkeypatch.setattr("ds_advise.advisor.launch.check._dry_run", lambda *_: [])
     monkeypatch.setattr("ds_advise.advisor.launch.check.free_bytes", lambda _: one * 3 - 1)
-
-    printed = list[str]()
     out = ("--output_dir", str(folder / "out"))
 
     def found(question: Run, *more: str) -> list[str]:
-        return _objections(folder, question, "dry-run", *out, *more, printed=printed)
+        request = launch_request(question, folder, *out, *more, device="cpu", estimate=predict_run(question))
+        return [each.what for each in check(request, "quick", Output("human"))[1]]
 
     assert found(run, "--save_total_limit", "1") == []
     assert "3 checkpoints" in found(run, "--save_total_limit", "2")[0]
@@ -241,44 +254,30 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     assert checkpoint_bytes(run.shape, run.workload, 2, only_model=True) == 2 * run.shape.parameters
     assert found(run, "--save_total_limit", "20", "--save_only_model", "True") == []
     assert "21 checkpoints" in found(run, "--save_total_limit", "20", "--save_only_model", "False")[0]
-    assert (found(run), len(printed)) == ([], 1)
-    assert "2 fit into" in printed[0]
+    assert found(run) == []
+    assert "2 fit into" in capsys.readouterr().err
     checkpoint = write_checkpoint(folder / "out/checkpoint-4", ranks=2)
     resumed = ("--save_total_limit", "1", "--resume_from_checkpoint", str(checkpoint))
     assert found(run, *resumed) == []
     (checkpoint / "trainer_state.json").write_text("")
     assert found(run, *resumed) == [f"{checkpoint} is damaged: trainer_state.json is empty"]
     small = replace(run, cluster=replace(run.cluster, host_memory_bytes_per_node=10**6))
-    assert "loading the model" in found(small, "--save_total_limit", "1")[0]
-
-
-def test_an_evaluation_that_does_not_fit_is_warned_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Because a probe does not evaluate."""
-    monkeypatch.setattr("ds_advise.advisor.launch.check._probe", lambda *_, **__: [])
-    run = _run(folder)
-    small = replace(run, workload=replace(run.workload, eval_batch=64)).estimate()
-    assert small is not None
-    gpu = replace(run.cluster.gpu, memory_bytes=small.memory.device_bytes_per_gpu)
-    cluster = replace(run.cluster, gpu=gpu)
-    evaluated = replace(run, cluster=cluster, workload=replace(run.workload, eval_batch=256))
-    printed = list[str]()
-    assert _objections(folder, evaluated, "probe", printed=printed) == []
-    assert "evaluation needs" in printed[0] and "predicted to exceed" in printed[0]
-    printed.clear()
-    _objections(folder, replace(run, cluster=cluster), "probe", printed=printed)
-    assert printed == []
+    assert "x the RAM" in found(small, "--save_total_limit", "1")[0]
 
 
 @pytest.mark.parametrize(("probability", "starts"), [(1.0, True), (0.8, True), (0.3, False)])
-def test_a_plan_that_likely_fits_is_started(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, probability: float, starts: bool
-) -> None:
+def test_a_plan_that_likely_fits_is_started(folder: Path, probability: float, starts: bool) -> None:
     """A message calls it likely; what is not likely to fit is refused with its probability."""
     fit = Fit(probability=probability, reason="", utilization=0.99, limit="")
-    answer = SimpleNamespace(fit=fit, required_device_bytes_per_gpu=1, required_host_bytes_per_node=0)
-    monkeypatch.setattr("ds_advise.advisor.launch.check.compared_dry_run", lambda _: answer)
+    answer: Any = SimpleNamespace(
+        fit=fit,
+        run=_run(folder),
+        required_device_bytes_per_gpu=1,
+        required_host_bytes_per_node=0,
+        best_change=Change("gradient checkpointing", 2**30),
+    )
     printed = list[str]()
-    found = _objections(folder, _run(folder), "dry-run", printed=printed)
+    found = [each.what for each in memory_objections(answer, printed.append)]
     assert (not found) == starts
     words = " ".join([*printed, *found])
     assert ("it fits with" in words) == (probability < 1) and ("the training starts" in words) == (probability == 0.8)
@@ -306,32 +305,6 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
     assert on_two_nodes is None or on_two_nodes.evidence == "analytic"  # as many ranks, with a network between them
 
 
-def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers for a run of the same plan, also that its memory ran out, unless another one is requested."""
-    run = _run(folder)
-    success = ran(1.0, world_size=2, device="cpu", tokens_per_step=1)
-    probed, printed = list[Run](), list[str]()
-
-    def probe_and_keep(question: Run, **_: object) -> ProbeResult:
-        probed.append(question)
-        return success
-
-    monkeypatch.setattr("ds_advise.advisor.launch.check.probe_and_keep", probe_and_keep)
-
-    def found(question: Run, check: Check = "auto") -> list[str]:
-        return _objections(folder, question, check, printed=printed)
-
-    assert (found(run), len(probed)) == ([], 1)
-    keep_probe(success, run, memory_limit_bytes=None)
-    assert (found(run), len(probed)) == ([], 1)
-    assert "probe 1 (just now) is used for this plan" in printed[-1]
-    assert (found(run, "probe"), len(probed)) == ([], 2)
-    assert (found(replace(run, micro_batch_size=1)), len(probed)) == ([], 3)
-    keep_probe(failed_probe("out_of_memory", "no room"), run, memory_limit_bytes=None)
-    assert found(run) == ["probe 2 (just now) failed in step 1 on rank 1: no room"]
-    assert len(probed) == 3
-
-
 @pytest.mark.parametrize(
     ("arguments", "checkpoint", "expected"),
     [
@@ -354,17 +327,17 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     prediction = predict_run(run)
     assert prediction is not None
     outcome = outcome_of(folder / "log", "gpu_out_of_memory", last_step=5, checkpoint=newest)
-    request = launch_request(run, folder, *arguments.split(), device="cpu", prediction=prediction)
+    request = launch_request(run, folder, *arguments.split(), device="cpu", estimate=prediction)
     following = next_launch(request, outcome, folder / "next")
     assert expected in f"{following.description} {following.command}"
     if "these settings is not known" in expected:
         assert following.request is None
         return
     request = following.request
-    assert request is not None and request.prediction is not None
-    plan = request.prediction.plan
+    assert request is not None and request.estimate is not None
+    plan = request.estimate.plan
     assert plan.micro_batch_size * plan.gradient_accumulation_steps * 2 == 8
-    assert request.prediction.memory.device_bytes_per_gpu < prediction.memory.device_bytes_per_gpu
+    assert request.estimate.memory.device_bytes_per_gpu < prediction.memory.device_bytes_per_gpu
     assert request.resumes_after == (4 if checkpoint else 0)
     if checkpoint:
         assert plan.zero_stage in (1, 2)  # what reads a checkpoint of ZeRO-2
@@ -387,10 +360,10 @@ def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -
         *(folder / "ds_config.json", str(folder / "model"), cpu_cluster(2)), seq_len=256, micro_batch=16, offline=True
     )
     outcome = outcome_of(folder / "log", kind)
-    request = launch_request(run, folder, device="cpu", prediction=predict_run(run))
+    request = launch_request(run, folder, device="cpu", estimate=predict_run(run))
     sizes, batches = list[int](), list[int]()
     while request is not None:
-        prediction = request.prediction
+        prediction = request.estimate
         assert prediction is not None
         sizes.append(tensor_bytes(prediction, kind, run.cluster))
         batches.append(prediction.plan.micro_batch_size)
@@ -429,9 +402,9 @@ def test_measured_and_predicted_are_of_as_many_tokens(folder: Path, share: float
     assert prediction is not None
     tokens, step_s = prediction.time.tokens_per_step * share, prediction.time.step_s * share
     speed = {"step_s": step_s, "tokens_per_step": tokens, "tokens_per_s": tokens / step_s}
-    outcome = outcome_of(folder, None, last_step=9, **speed)
+    outcome = outcome_of(folder, None, last_step=9, predicted=by_estimate(prediction), **speed)
     page = io.StringIO()
-    request = launch_request(run, folder, prediction=prediction)
+    request = launch_request(run, folder)
     render_figures(Attempt(request=request, outcome=outcome), Console(file=page, width=80))
     rows = {line.split()[0]: line.split()[1:] for line in page.getvalue().splitlines()}
     assert rows["tokens/s"][0] == rows["tokens/s"][1]
@@ -449,3 +422,40 @@ def test_a_probe_is_the_prediction_of_the_training_it_proves(monkeypatch: pytest
     proven = verify_answer(answer, settings, memory_limit_bytes=None, output=Output("quiet")).recommended
     assert proven is not None
     assert (proven.estimate.evidence, proven.estimate.time.step_s) == ("probe", pytest.approx(7.0))
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("", None),
+        ("--max_steps 2000", 4),
+        ("--max_steps 2100 --save_steps 100 --save_total_limit 2", 3),
+        ("--max_steps 10 --save_steps 10 --save_total_limit 5", 1),
+        ("--save_strategy no", 0),
+        ("--save_strategy epoch", 3),
+        ("--save_strategy epoch --num_train_epochs 1.5", 2),
+        ("--save_strategy epoch --max_steps 100", None),
+        ("--save_steps 0.1", 10),
+        ("--save_strategy best", None),
+    ],
+)
+def test_checkpoints_are_counted_as_the_trainer_keeps_them(words: str, count: int | None) -> None:
+    """All of them without a limit; unknown where the length of the data decides."""
+    assert ScriptArguments(words.split()).checkpoints == count
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, "do not run on the CPU"),
+        ({"fp16": {"enabled": True}}, "fp16 does not run on this CPU"),
+    ],
+)
+def test_what_no_cpu_runs_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, config: object, message: str
+) -> None:
+    """Before anything starts, also without a check."""
+    monkeypatch.setattr("ds_advise.probes.run.cpu_has_fp16", lambda: False)
+    (folder / "ds_config.json").write_text(json.dumps(config))
+    assert run(["launch", "ds_config.json", "--device", "cpu", "--no-check", "--", "train.py"]) == 2
+    assert message in capsys.readouterr().err

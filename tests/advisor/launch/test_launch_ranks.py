@@ -1,5 +1,4 @@
-"""What every rank runs, what holds it, what its records contain, and how its failure is named; launches without
-DeepSpeed."""
+"""What holds the ranks, what their records contain, and how a failure is named; launches without DeepSpeed."""
 
 from __future__ import annotations
 
@@ -32,116 +31,6 @@ from ds_advise.probes.run import Run
 from rich.console import Console
 
 from tests.helpers import launch_request
-
-PRINTS = """
-import json, os, sys
-sys.stderr.write("to stderr")
-print(json.dumps([sys.argv, sys.path[0], __name__, __file__, os.environ.get("GIVEN")]))
-"""
-
-
-def wrapper(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ds_advise.advisor.launch.rank", *words],
-        cwd=tmp_path,
-        env=os.environ | {"RANK": "3"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-
-
-def as_rank(tmp_path: Path, *words: str, code: int = 0) -> tuple[str, list[dict[str, Any]]]:
-    """(what rank 3 printed, its notes)."""
-    done = wrapper(tmp_path, *words)
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    notes = [json.loads(line) for line in (tmp_path / "log" / "rank3.jsonl").read_text().splitlines()]
-    return (tmp_path / "log" / "rank3.log").read_text(), notes
-
-
-def test_the_wrapper_runs_a_script_as_python_does(tmp_path: Path) -> None:
-    """The same argv, sys.path[0], __main__ and exit code; the launcher's --local_rank stays the script's."""
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "train.py").write_text(PRINTS)
-    printed, notes = as_rank(
-        tmp_path, "--local_rank=0", "--folder", "log", "--set", "GIVEN=a=b", *["below/train.py", "--", "--x", "--set"]
-    )
-    assert "to stderr" in printed
-    assert json.loads(printed[printed.index("[") :]) == [
-        ["below/train.py", "--local_rank=0", "--", "--x", "--set"],
-        str(tmp_path / "below"),
-        "__main__",
-        "below/train.py",
-        "a=b",
-    ]
-    assert [note.get("rank", note.get("end")) for note in notes] == [3, 0]
-
-
-def test_the_wrapper_runs_a_module(tmp_path: Path) -> None:
-    """As `python -m` does: found from the working folder, argv[0] its file."""
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "train.py").write_text(PRINTS)
-    printed, _ = as_rank(tmp_path, "--folder", "log", "--is-module", "package.train", "1")
-    argv, _, name, file, _ = json.loads(printed[printed.index("[") :])
-    script = str(tmp_path / "package" / "train.py")
-    assert (argv, name, file) == ([script, "1"], "__main__", script)
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "last"),
-    [
-        ("raise SystemExit(7)", 7, {"end": 7}),
-        ("open('/dev/full', 'w').write('x' * 10**6)", 1, {"errno": 28, "type": "OSError"}),
-        ("raise ValueError('a\\n b')", 1, {"message": "a b", "type": "ValueError", "errno": None}),
-    ],
-)
-def test_the_wrapper_records_how_the_script_ended(tmp_path: Path, body: str, code: int, last: dict[str, Any]) -> None:
-    """Exit code and traceback are the script's own; the error is noted with its number."""
-    (tmp_path / "train.py").write_text(body)
-    printed, notes = as_rank(tmp_path, "--folder", "log", "train.py", code=code)
-    assert last.items() <= (notes[-1].get("error") or notes[-1]).items()
-    assert ("Traceback" in printed) is (code == 1)
-
-
-ABORTS = """
-import atexit, ctypes, sys, threading, time
-libc = ctypes.CDLL(None)
-libc.__cxa_atexit(libc.abort, None, None)
-threading.Thread(target=lambda: time.sleep(0.5) or print("thread")).start()
-atexit.register(print, "handler")
-class Kept:
-    def __del__(self):
-        print("object")
-kept = Kept()
-kept.itself = kept
-"""
-
-
-@pytest.mark.parametrize("last", ["", "sys.exit()"])
-def test_an_abort_after_the_end_of_the_script_is_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
-) -> None:
-    """On the CPU, where gloo's threads now and then abort the finalization of Python: what the script leaves to its end
-    is done before."""
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    (tmp_path / "train.py").write_text(ABORTS + last)
-    printed, notes = as_rank(tmp_path, "--folder", "log", "train.py")
-    assert sorted(printed.split()) == ["handler", "object", "thread"]
-    assert notes[-1]["end"] == 0
-
-
-@pytest.mark.parametrize("case", ["full disk", "no folder"])
-def test_records_that_cannot_be_written_do_not_matter(tmp_path: Path, case: str) -> None:
-    """The script runs to its end; without a folder its output goes where it would go without a launch."""
-    (tmp_path / "train.py").write_text("print('done')")
-    if case == "full disk":
-        (tmp_path / "log").mkdir()
-        (tmp_path / "log" / "rank3.jsonl").symlink_to("/dev/full")
-    else:
-        (tmp_path / "log").touch()
-    done = wrapper(tmp_path, "--folder", "log", "train.py")
-    output = done.stdout if case == "no folder" else (tmp_path / "log" / "rank3.log").read_text()
-    assert (done.returncode, output) == (0, "done\n"), done.stderr
 
 
 def test_the_supervisor_ends_as_its_command_does(tmp_path: Path) -> None:
@@ -340,7 +229,7 @@ def _run(ranks: int) -> Run:
 
 def _request(tmp_path: Path, script: str, *arguments: str, ranks: int = 2, **changes: Any) -> LaunchRequest:
     (tmp_path / "train.py").write_text(script)
-    return launch_request(_run(ranks), tmp_path, *arguments, device="cpu", passes_config=False, **changes)
+    return launch_request(_run(ranks), tmp_path, *arguments, device="cpu", **changes)
 
 
 def test_a_script_that_trains_by_another_plan_is_reported(tmp_path: Path) -> None:
@@ -350,7 +239,7 @@ def test_a_script_that_trains_by_another_plan_is_reported(tmp_path: Path) -> Non
     gpt2 = read_run(tmp_path / "ds_config.json", "gpt2", cpu_cluster(2), seq_len=32, micro_batch=4, offline=True)
     folder = tmp_path / "log"
     folder.mkdir()
-    request = launch_request(gpt2, tmp_path, prediction=gpt2.estimate())
+    request = launch_request(gpt2, tmp_path, estimate=gpt2.estimate())
     seen = {"zero_stage": 0, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
     (folder / "rank0.jsonl").write_text(json.dumps({"time": 1.0, "engine": seen}) + "\n")
     with (tmp_path / "shown").open("w") as page:

@@ -16,11 +16,11 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from ds_advise.advisor.launch.run import free_port
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
+from ds_advise.probes.real_run.torchrun import free_port
 
 from tests.helpers import TINY_SIZES, preset, write_training
 from tests.training_scripts.forked_ranks import LIMIT_S, cpu_environment, run_ranks, run_to_the_end

@@ -81,8 +81,7 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     # A tenth of 36 samples, rounded up to the two ranks: 4; twice 36 samples in fours.
     assert "global batch 4" in printed
     assert "18 steps (2 epochs) at a learning rate of 2e-05" in printed
-    assert f"ds_advise.advisor.launch.rank --folder {tmp_path}/out/training/launch-1" in printed
-    assert f"ds_advise.advisor.train.script --output_dir {tmp_path}/out" in printed
+    assert f"{tmp_path}/out/training/train.py --output_dir {tmp_path}/out" in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -148,7 +147,7 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
         folder.claim(force=False)
     folder.claim(force=True)
     assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "training"]
-    assert not list(folder.records.iterdir())
+    assert [path.name for path in folder.records.iterdir()] == ["train.py"]
     assert (tmp_path / "elsewhere").exists(), "what a link leads to"
 
 
@@ -314,7 +313,7 @@ def test_fallback_goes_on_with_less_memory(
     def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
         launched.append(request)
         kept = folder.read_job().arguments
-        assert set(kept) < set(request.script.arguments), "what --resume goes on with"
+        assert set(kept) < set(request.words), "what --resume goes on with"
         assert not any(str(folder.path) in word for word in kept), "a copy is not resumed in this folder"
         assert json.loads(folder.ds_config.read_text()) == request.run.config
         request.folder.mkdir(parents=True, exist_ok=True)
@@ -341,14 +340,14 @@ def test_fallback_goes_on_with_less_memory(
     code, _, talk = ask(f"--fallback --force {options}")
     assert (code, len(launched) > 1) == (1, True)
     first, second = launched[:2]
-    assert first.prediction is not None
-    assert second.prediction is not None
-    before, after = first.prediction, second.prediction
+    assert first.estimate is not None
+    assert second.estimate is not None
+    before, after = first.estimate, second.estimate
     assert after.memory.allocated_bytes_per_gpu < before.memory.allocated_bytes_per_gpu
     assert after.plan.zero_stage in (1, 2)
     assert "The GPU's memory ran out (out of memory); continuing with" in talk
     assert second.resumes_after == 3
-    given = [request.script.options for request in (first, second)]
+    given = [request.command.options for request in (first, second)]
     assert given[1].text("resume_from_checkpoint") == str(folder.path / "checkpoint-3")
     for options in given:
         sizes = (options.number("per_device_train_batch_size"), options.number("gradient_accumulation_steps"))
@@ -388,7 +387,7 @@ def test_swanlab_has_a_run_before_the_trainer_asks_for_it(monkeypatch: pytest.Mo
         if mode is None:
             raise RuntimeError("no TTY is available for interactive login")
 
-    from ds_advise.advisor.train.script import start_swanlab
+    from ds_advise.probes.default_script.trainer import start_swanlab
 
     monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(init=init))
     assert start_swanlab() is sys.modules["swanlab"]

@@ -1,0 +1,95 @@
+"""What was predicted of a training, to compare it with what happens: by a dry run of its command, or by the closed
+form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ...estimators.estimate import Estimate, Evidence
+from ..answer.command_answer import CommandAnswer
+
+STEP_PHASES = ("forward", "backward", "step")
+"""Phases of an optimizer step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseFigures:
+    """One phase of a step: of all its micro batches, on the rank that needs most."""
+
+    name: str
+    seconds: float | None
+    """Time of the phase; None if it is unknown. A prediction's is its part of the step's critical path."""
+    peak_bytes: int | None
+    """Peak of the allocated GPU memory; None if it is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Predicted figures of a training."""
+
+    evidence: Evidence
+    engine: dict[str, int]
+    """Fields of `Plan` that every rank reports from its engine."""
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    host_bytes: int
+    """Memory of a node's ranks during the training."""
+    step_s: float | None
+    """None for a GPU of unknown speed."""
+    tokens_per_step: float | None
+    phases: tuple[PhaseFigures, ...] = field(default=())
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens_per_step / self.step_s if self.tokens_per_step and self.step_s else None
+
+
+def by_estimate(estimate: Estimate) -> Prediction:
+    """The closed form, which may have the step time of a probe."""
+    memory, time, plan = estimate.memory, estimate.time, estimate.plan
+    return Prediction(
+        evidence=estimate.evidence,
+        engine={
+            "zero_stage": plan.zero_stage,
+            "micro_batch_size": plan.micro_batch_size,
+            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        },
+        allocated_bytes=memory.allocated_bytes_per_gpu,
+        reserved_bytes=memory.reserved_bytes_per_gpu,
+        device_bytes=memory.device_bytes_per_gpu,
+        host_bytes=memory.host_training_bytes_per_node,
+        step_s=time.step_s,
+        tokens_per_step=time.tokens_per_step,
+    )
+
+
+def by_dry_run(answer: CommandAnswer) -> Prediction:
+    """A dry run of the command, with the peak of each phase over the steps and the simulated time."""
+    engine, result, time = answer.engine, answer.result, answer.step and answer.step.time
+    seconds = Counter[str]()
+    for term in time.terms if time else ():
+        seconds[term.name.partition(": ")[0]] += term.seconds  # type: ignore[assignment]  # seconds are no integers
+    peaks = {
+        name: max((phase.gpu_peak_bytes for phase in result.phases if phase.phase == name), default=None)
+        for name in STEP_PHASES
+    }
+    return Prediction(
+        evidence="dry-run",
+        engine={
+            "zero_stage": engine.zero_stage,
+            "micro_batch_size": engine.micro_batch_size,
+            "gradient_accumulation_steps": engine.gradient_accumulation_steps,
+        },
+        allocated_bytes=result.peak.allocated_bytes_per_gpu,
+        reserved_bytes=result.peak.reserved_bytes_per_gpu,
+        device_bytes=answer.device_bytes_per_gpu,
+        host_bytes=answer.required_host_bytes_per_node,
+        step_s=time.step_s if time else None,
+        tokens_per_step=time.tokens_per_step if time else None,
+        phases=tuple(
+            PhaseFigures(name=name, seconds=seconds[name] if time else None, peak_bytes=peaks[name])
+            for name in STEP_PHASES
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The folder that stands first in the PYTHONPATH of an observed command."""
