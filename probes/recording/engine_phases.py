@@ -239,11 +239,11 @@ class EngineObserver(EngineHooks):
         # In the first iteration the optimizer creates its states; ZeRO-3 also records the order of the layers.
         repeats = self.recorder.repeats(period)
         # One generation serves several steps: the first one with the optimizer's states is awaited.
-        awaits = 0 < self._generated < 2
-        self.repeated = repeats and self.iteration > 2 and not awaits
+        generated = self.seen.get("generation", 0)
+        self.repeated = repeats and self.iteration > 2 and generated != 1
         # Batches of different shapes never repeat: some are as good as many.
         enough = self._varies() and (self.iteration >= _STEPS_OF_VARYING or self._micro_batches >= _VARYING_BATCHES)
-        enough |= self._generated > 1 and self.iteration >= _GENERATING_STEPS
+        enough |= generated > 1 and self.iteration >= _GENERATING_STEPS
         last = 2 if enough else self.last_step
         if self.repeated or self.iteration >= last * len(self._trained):
             self.finished = True
