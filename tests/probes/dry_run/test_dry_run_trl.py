@@ -54,6 +54,7 @@ CASES = [
         [
             ("ppo", Case("zero2", model="llama", checkpointing=False)),
             ("ppo", Case("zero3", model="llama")),
+            ("ppo", Case("zero2", model="llama", accumulation=2)),
         ]
         if Version(version("trl")) < Version("1.13")  # the last with PPO is 1.12
         else []
@@ -78,7 +79,8 @@ def run_of(objective: str, case: Case, folder: Path) -> Run:
     if name != "ppo":
         return run
     # accelerate reads this configuration before the trainer does, and the script makes the optimizer.
-    sizes = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}}
+    sizes = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": case.accumulation}
+    sizes |= {"bf16": {"enabled": True}}
     return replace(run, config={**{key: run.config[key] for key in run.config if key != "optimizer"}, **sizes})
 
 
