@@ -79,9 +79,7 @@ def deliver(
         else:
             print_document(document, console)
         if line:
-            console.print(
-                f"\n{script} trains the plan, on random rows until it gets your data:\n{line}", soft_wrap=True
-            )
+            console.print(f"\n{script} trains it, on random rows until it gets your data:\n{line}", soft_wrap=True)
 
     if destination == "-" and output.mode == "human":
         render(output.console(on_stderr=True))

@@ -25,7 +25,7 @@ def test_the_script_is_given_with_a_command_that_it_understands(tmp_path: Path) 
     arguments = rest[rest.index(str(path)) + 1 :]
     assert (launcher, arguments[arguments.index("--deepspeed") + 1]) == ("torchrun", "zero.json")
     options, _, unknown = HfArgumentParser([trainer.ScriptArguments, TrainingArguments]).parse_args_into_dataclasses(
-        [word.replace("zero.json", "") for word in arguments], return_remaining_strings=True
+        [word.replace("zero.json", "") for word in (*arguments, "--use_cpu", "true")], return_remaining_strings=True
     )
     assert (options.lora_r, options.model_name_or_path, unknown) == (8, "Qwen/Qwen2.5-0.5B", [])
     path.write_text("mine")
