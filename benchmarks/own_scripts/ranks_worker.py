@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,9 @@ def _attention(
 def dry_run() -> None:
     """The worker of the dry run."""
     from ds_advise.probes.command import worker
+    from ds_advise.probes.simulated_gpu import kernels
 
+    kernels.patch_trl = lambda *_: None  # on a CPU its losses are torch's
     prepare = worker.Session.prepare
 
     def prepared(session: worker.Session) -> None:
@@ -173,7 +176,7 @@ class RealRank:
         c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
         c10d.ProcessGroupGloo = jobs.OneThreadGloo
         os.environ["LOCAL_SIZE"] = str(self.world_size + 1)  # unequal: no collectives in shared memory
-        store = c10d.FileStore(str(meeting), self.world_size)
+        store = torch.distributed.FileStore(str(meeting), self.world_size)
         torch.distributed.init_process_group(
             "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=LIMIT
         )
@@ -317,6 +320,7 @@ def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
 def _install_libraries(observer: Any, world_size: int) -> None:
     """accelerate, transformers and torch.distributed as on a simulated rank, but with real collectives."""
     import torch.distributed as dist
+    from ds_advise.probes.command.imports import on_import
     from ds_advise.probes.simulated_gpu import libraries
 
     new_group, barrier, all_gather = dist.new_group, dist.barrier, dist.all_gather_into_tensor
@@ -350,6 +354,8 @@ def _install_libraries(observer: Any, world_size: int) -> None:
     scaler.__init__ = with_small_scale
     model: Any = importlib.import_module("transformers").PreTrainedModel
     save = model.save_pretrained
+    for name in ("grpo", "rloo"):
+        on_import(f"trl.trainer.{name}_trainer", partial(libraries.phase_scoring, observer.phased))
     libraries.install_transformers(observer, is_finished=lambda: observer.finished)
     model.save_pretrained = observer.phased("saving", save)
 

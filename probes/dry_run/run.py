@@ -35,7 +35,7 @@ from ..command.errors import crash_error, worker_error
 from ..command.request import CommandRequest
 from ..command.run import dry_run_command
 from ..default_script.folder import write_folder
-from ..default_script.words import command_words
+from ..default_script.words import command_words, steps_of_generation
 from ..recording.result import DryRunResult
 from ..run import Request, Run
 from ..scratch import scratch
@@ -84,9 +84,10 @@ def answer_request(
             folder=folder,
             cluster=run.cluster,
             rank=request.rank,
-            iterations=request.iterations,
+            iterations=max(request.iterations, steps_of_generation(run) + 1),
             expandable_segments=request.expandable_segments,
             offline=True,
+            generates=False,
         )
         found = dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error)
         return replace(found.result, iterations=request.iterations)
