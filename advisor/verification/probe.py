@@ -25,7 +25,6 @@ from .dry_run import no_such_rank
 from .past_results import keep_probe, probe_and_keep
 from .prediction import Prediction, by_dry_run
 
-
 _PHASES = {"forward": "forward pass", "backward": "backward pass", "step": "optimizer"}
 
 
