@@ -43,8 +43,7 @@ from ds_advise.probes.command.request import CommandRequest
 run._START = run._START.replace("ds_advise.probes.command.worker import main", "ds_advise.benchmarks.own_scripts"
     ".ranks_worker import dry_run as main")
 cluster = Cluster(gpu=find_gpu("H100"), nodes=1, gpus_per_node={world_size})
-request = CommandRequest(words={words!r}, folder=Path.cwd(), cluster=cluster, iterations={steps}, rank=0, rows=1 << 40,
-    generates={generates})
+request = CommandRequest(words={words!r}, folder=Path.cwd(), cluster=cluster, iterations={steps}, rank=0, rows=1 << 40)
 try:
     found = run.dry_run_command(request, timeout_s={limit})
     answer = {{"phases": to_json(found.result)["phases"], "observed": to_json(found.observed)}}
@@ -70,17 +69,8 @@ def real_ranks(python: Path, words: list[str], folder: Path, variables: dict[str
         return (failed or found or [{"error": f"no answer, see {log}"}])[0]
 
 
-def simulated_rank(
-    words: list[str], folder: Path, variables: dict[str, str], log: Path, limit: float, *, generates: bool = True
-) -> Any:
-    text = DRY_RUN.format(
-        packages=str(PACKAGE.parent),
-        world_size=WORLD_SIZE,
-        words=tuple(words),
-        steps=4,
-        limit=limit,
-        generates=generates,
-    )
+def simulated_rank(words: list[str], folder: Path, variables: dict[str, str], log: Path, limit: float) -> Any:
+    text = DRY_RUN.format(packages=str(PACKAGE.parent), world_size=WORLD_SIZE, words=tuple(words), steps=4, limit=limit)
     _, printed = run_limited([sys.executable, "-c", text], folder, variables, log, limit + 30)
     try:
         return json.loads(printed.strip().splitlines()[-1])

@@ -32,6 +32,7 @@ def run_dry(task):
         rank=task["rank"],
         iterations=task["steps"],
         offline=True,
+        generates=False,
     )
     os.chdir(View(folder).mirror(Path.cwd()))
     session = Session(request, folder, time.monotonic() + task["seconds"])
