@@ -110,7 +110,7 @@ def errors(answer: dict[str, Any]) -> dict[tuple[int, str, str], float]:
 def test_the_dry_run_counts_what_trl_allocates(objective: str, case: Case, tmp_path: Path) -> None:
     """The end and the peak of every phase within 0.5 %."""
     asked = request(case, tmp_path)
-    steps = 4 if objective == "ppo" else asked.iterations  # two on each of two generations
+    steps = 3 if objective == "ppo" else asked.iterations  # two on a generation
     found = answer(replace(asked, run=run_of(objective, case, asked.run), iterations=steps), tmp_path / "job")
     assert "error" not in found, found["error"]
     differences = errors(found)
