@@ -10,7 +10,9 @@ LoRA) and of `ScriptArguments`. Without `--dataset` it trains on rows of the lon
 import importlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from datasets import Dataset, load_dataset
@@ -49,6 +51,7 @@ class ScriptArguments:
     dataset: str | None = None
     """JSON lines: "text" or "messages" (SFT), "prompt", "chosen" and "rejected" (preferences), "prompt" (GRPO, RLOO,
     PPO), or any other form that the trainer reads."""
+    eval_dataset: str | None = None
     reward_model: str | None = None
     """Model that rewards completions; without it the function `reward` does."""
     prompt_length: int = 512
@@ -61,18 +64,17 @@ class ScriptArguments:
     """Build the models from their configuration; no weights are read."""
 
 
-def reward(completions, **_):
+def reward(completions: list[Any], **_: Any) -> list[float]:
     """Reward each completion of GRPO and RLOO: replace it by your own."""
     return [float(len(set(str(completion)))) for completion in completions]
 
 
-def main():
-    options, *_ = TrlParser([ScriptArguments], allow_abbrev=False).parse_args_into_dataclasses(
-        return_remaining_strings=True
-    )
+def main() -> None:
+    own = TrlParser([ScriptArguments], allow_abbrev=False)
+    options = own.parse_args_into_dataclasses(return_remaining_strings=True)[0]
     objective = options.objective
     module, name = TRAINERS[objective]
-    trl = importlib.import_module(module)
+    trl: Any = importlib.import_module(module)
     if options.deepspeed_config_file:
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = options.deepspeed_config_file
@@ -80,13 +82,17 @@ def main():
     classes = [ScriptArguments, getattr(trl, f"{name}Config"), ModelConfig]
     options, arguments, model_options = TrlParser(classes, allow_abbrev=False).parse_args_and_config()
     if options.random_weights:
-        PreTrainedModel.from_pretrained = classmethod(from_configuration)
+        transformers_model: Any = PreTrainedModel
+        transformers_model.from_pretrained = classmethod(from_configuration)
     if options.dataset:
         dataset = load_dataset("json", data_files=options.dataset, split="train")
         tokenizer = AutoTokenizer.from_pretrained(model_options.model_name_or_path)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     else:
         dataset, tokenizer = longest_rows(options, arguments), word_tokenizer()
+    held_out = dataset if arguments.eval_strategy != "no" else None
+    if options.eval_dataset:
+        held_out = load_dataset("json", data_files=options.eval_dataset, split="train")
     if objective == "simpo":
         arguments.loss_type, arguments.cpo_alpha = "simpo", 0.0
     if objective == "ppo":
@@ -100,6 +106,7 @@ def main():
         **models(options, arguments, model_options),
         args=arguments,
         train_dataset=dataset,
+        eval_dataset=held_out,
         processing_class=tokenizer,
         peft_config=peft_config,
     )
@@ -111,7 +118,17 @@ def main():
         trainer.save_model(arguments.output_dir)
 
 
-def from_configuration(cls, path, *_, config=None, dtype="float32", attn_implementation=None, num_labels=None, **__):
+def from_configuration(
+    cls: Any,
+    path: str,
+    *_: Any,
+    config: Any = None,
+    dtype: Any = "float32",
+    attn_implementation: str | None = None,
+    num_labels: int | None = None,
+    **__: Any,
+) -> Any:
+    """`from_pretrained` with new weights."""
     config = config or AutoConfig.from_pretrained(path)
     config.num_labels = num_labels or config.num_labels
     dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
@@ -120,10 +137,10 @@ def from_configuration(cls, path, *_, config=None, dtype="float32", attn_impleme
     return model.eval()
 
 
-def models(options, arguments, model_options):
+def models(options: ScriptArguments, arguments: Any, model_options: Any) -> dict[str, Any]:
     """The trainer's arguments with models. Most trainers load them; those of `trl.experimental` get them loaded."""
     path = model_options.model_name_or_path
-    loading = {"dtype": model_options.dtype, "attn_implementation": model_options.attn_implementation}
+    loading: dict[str, Any] = {"dtype": model_options.dtype, "attn_implementation": model_options.attn_implementation}
     quantization = get_quantization_config(model_options)
     if quantization is not None:
         loading["quantization_config"] = quantization
@@ -144,14 +161,14 @@ def models(options, arguments, model_options):
     return {"model": path}
 
 
-def word_tokenizer():
+def word_tokenizer() -> Any:
     """A tokenizer for which every word is a token."""
     words = Tokenizer(WordLevel({"<pad>": 0, "<end>": 1, "word": 2}, unk_token="word"))
     words.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
 
 
-def longest_rows(options, arguments):
+def longest_rows(options: ScriptArguments, arguments: Any) -> Any:
     """Rows of `--max_length` tokens, or prompts of `--prompt_length`, for several steps. Completions are then generated
     to their full length."""
     rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
@@ -160,7 +177,8 @@ def longest_rows(options, arguments):
     if options.objective in ("grpo", "rloo", "ppo"):
         row = {"prompt": " ".join(["word"] * options.prompt_length)}
         if options.objective != "ppo":
-            arguments.generation_kwargs = {"min_new_tokens": arguments.max_completion_length}
+            least = "min_tokens" if arguments.use_vllm else "min_new_tokens"
+            arguments.generation_kwargs = {least: arguments.max_completion_length}
     elif options.objective == "sft":
         row = {"text": " ".join(["word"] * (arguments.max_length - 1) + ["<end>"])}
     else:
@@ -170,7 +188,7 @@ def longest_rows(options, arguments):
     return Dataset.from_generator(repeated, gen_kwargs={"row": row, "times": rows})
 
 
-def repeated(row, times):
+def repeated(row: dict[str, str], times: int) -> Iterator[dict[str, str]]:
     yield from (row for _ in range(times))
 
 
