@@ -120,6 +120,7 @@ def main() -> None:
 
 def from_configuration(
     cls: Any,
+    /,
     path: str,
     *_: Any,
     config: Any = None,
@@ -165,7 +166,8 @@ def word_tokenizer() -> Any:
     """A tokenizer for which every word is a token."""
     words = Tokenizer(WordLevel({"<pad>": 0, "<end>": 1, "word": 2}, unk_token="word"))
     words.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
+    tokenizer_class: Any = PreTrainedTokenizerFast
+    return tokenizer_class(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
 
 
 def longest_rows(options: ScriptArguments, arguments: Any) -> Any:

@@ -9,9 +9,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from ...ds_configs.read import (
@@ -21,6 +23,7 @@ from ...ds_configs.read import (
     offload_device_in,
     unmodeled_features,
 )
+from ...ds_configs.training_script import trl_requirement
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware import Cluster
 from ...estimators.memory.trainable import shard_tensors, tensor_set
@@ -35,7 +38,7 @@ from ..command.errors import crash_error, worker_error
 from ..command.request import CommandRequest
 from ..command.run import dry_run_command
 from ..default_script.folder import write_folder
-from ..default_script.words import command_words, steps_of_generation
+from ..default_script.words import command_words, script_of, steps_of_generation
 from ..recording.result import DryRunResult
 from ..run import Request, Run
 from ..scratch import scratch
@@ -104,6 +107,19 @@ def _unknown_kernels(workload: Workload) -> str:
     return "the Triton kernel of 2023" if workload.attention == "triton" else ""
 
 
+def _require(requirement: str) -> None:
+    """Raises DryRunError for a package that is missing, or has another version."""
+    needed = Requirement(requirement)
+    found = version(needed.name) if find_spec(needed.name) else ""
+    if not found or not needed.specifier.contains(found, prereleases=True):
+        raise DryRunError(
+            f"the dry run needs {requirement}",
+            phase="load",
+            why=f"{needed.name} {found} is installed" if found else "it is not installed",
+            fix=f"pip install {requirement!r}",
+        )
+
+
 def _refuse_unknown_features(run: Run) -> None:
     """Raises DryRunError for a feature that fails with the installed transformers, NeedsValuesError for a feature that
     no dry run supports."""
@@ -111,6 +127,8 @@ def _refuse_unknown_features(run: Run) -> None:
         raise DryRunError(
             f"a dry run does not support {unknown}", phase="load", fix="probe it on a GPU, or use the closed form"
         )
+    if script_of(run).name == "objective.py":
+        _require(trl_requirement(run.workload))
     installed = version("transformers")
     experts = run.config.get("expert_parallel")
     has_autoep = isinstance(experts, Mapping) and experts.get("enabled") is True
