@@ -129,6 +129,12 @@ def _refuse_unknown_features(run: Run) -> None:
         )
     if script_of(run).name == "objective.py":
         _require(trl_requirement(run.workload))
+        if run.sequence_parallel_size > 1 or run.workload.mlp != "whole":
+            raise DryRunError(
+                "a dry run of TRL's trainers does not support sequence parallelism or tiles",
+                phase="load",
+                fix="use --framework hf, or the closed form",
+            )
     installed = version("transformers")
     experts = run.config.get("expert_parallel")
     has_autoep = isinstance(experts, Mapping) and experts.get("enabled") is True
