@@ -103,14 +103,14 @@ def answer(model_type: str) -> str:
 def _refusal(config: dict[str, Any]) -> str:
     """The error of the class itself with this configuration; "" for none, and for one that is not its fault."""
     import torch
-    from ds_advise.probes.dry_run.models import UnusableModelError, model_class, transformers_config
-    from ds_advise.probes.model_recorder.recorded_model import input_choices, make_batch
+    from ds_advise.probes.default_script.trainer import model_class
+    from ds_advise.probes.model_recorder.recorded_model import input_choices, make_batch, transformers_config
     from ds_advise.probes.simulated_gpu.weights import no_init_weights
 
     try:
         built = transformers_config(config)
         chosen = model_class(built)
-    except UnusableModelError:
+    except ValueError:
         return ""
     reasons = []
     for names in input_choices(chosen):

@@ -140,8 +140,7 @@ class Request:
     """One rank of a run, for a subprocess."""
 
     run: Run
-    rank: int | None
-    """None for the rank with the fullest GPU."""
+    rank: int
     iterations: int
     """Maximum number of optimizer steps; 0 ends with the initialization."""
     expandable_segments: bool

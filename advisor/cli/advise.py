@@ -15,6 +15,7 @@ from .options import (
     EMIT,
     FORCE,
     LANG,
+    PATH,
     CommandWithUsersCommand,
     GroupedCommand,
     complete_model,
@@ -43,6 +44,7 @@ class _Advise(CommandWithUsersCommand, GroupedCommand):
     "-o", "--output", "destination", default="ds_config.json", metavar="FILE", help="Output file; - is stdout."
 )
 @click.option("--no-write", is_flag=True, help="Do not write the configuration.")
+@click.option("--script", type=PATH, metavar="FILE.py", help="Also write a script that trains the plan.")
 @EMIT
 @FORCE
 @click.option(
@@ -72,6 +74,7 @@ def advise(
     question: dict[str, Any],
     destination: str,
     no_write: bool,
+    script: Path | None,
     emit: tuple[JobKind, ...],
     force: bool,
     all_candidates: bool,
@@ -112,9 +115,10 @@ def advise(
         raise click.UsageError("--json and -o - both write to stdout; leave one out")
     if no_write and "destination" in passed_options():
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
-    if emit and (no_write or destination == "-"):
+    if (emit or script) and (no_write or destination == "-"):
         raise click.UsageError(
-            "--emit writes files that refer to the configuration file; leave --no-write and -o - out"
+            f"--{'emit' if emit else 'script'} writes files that refer to the configuration file; "
+            "leave --no-write and -o - out"
         )
     if not checks["probe"]:
         warn_ignored("budget", "without --probe")
@@ -138,6 +142,7 @@ def advise(
         details=details,
         markdown=markdown,
         emit=emit,
+        script=script,
         html=html,
         plot=plot,
         language=language or language_of_environment(),

@@ -38,22 +38,24 @@ def deliver(
     details: bool = False,
     markdown: bool = False,
     emit: tuple[JobKind, ...] = (),
+    script: Path | None = None,
     html: Path | None = None,
     plot: Path | None = None,
     language: Language = "en",
 ) -> int:
     """Write the recommended configuration, show the answer, and return the exit code. JSON and files are English.
 
-    emit: job files to write next to the configuration. html, plot: paths of the report and of its chart.
+    emit: job files to write next to the configuration. script: path of the training script.
+    html, plot: paths of the report and of its chart.
 
     If a file cannot be written, the answer is shown before the error is raised.
     """
     path = str(destination) if isinstance(destination, Path) else "ds_config.json"
     if html is not None or plot is not None:
         _write_report(answer, path, output, html=html, plot=plot, language=language)
-    config, failure = recommended_config(answer), None
+    config, failure, line = recommended_config(answer), None, ""
     if isinstance(destination, Path):
-        answer, failure = _written(answer, destination, emit, force=force)
+        answer, line, failure = _written(answer, destination, emit, script, force=force)
     if destination == "-" and config is not None:
         print(config_text(config), end="")
 
@@ -76,6 +78,8 @@ def deliver(
             print(encodable(markdown_text(document), console), end="")
         else:
             print_document(document, console)
+        if line:
+            console.print(f"\n{script} trains it, on random rows until it gets your data:\n{line}", soft_wrap=True)
 
     if destination == "-" and output.mode == "human":
         render(output.console(on_stderr=True))
@@ -102,10 +106,10 @@ def _write_report(
 
 
 def _written(
-    answer: Recommendation, destination: Path, emit: tuple[JobKind, ...], *, force: bool
-) -> tuple[Recommendation, DsAdviseError | None]:
-    """Return the answer with the written files, and the error if one could not be written."""
-    chosen = answer.recommended
+    answer: Recommendation, destination: Path, emit: tuple[JobKind, ...], script: Path | None, *, force: bool
+) -> tuple[Recommendation, str, DsAdviseError | None]:
+    """Return the answer with the written files, the script's command, and the error if a file could not be written."""
+    chosen, line = answer.recommended, ""
     plans = ((chosen, destination), (answer.try_first, try_first_path(destination)))
     try:
         for plan, path in plans:
@@ -118,9 +122,14 @@ def _written(
             for job in build_jobs(answer, emit, str(destination)):
                 write_text(job.text, job.path, force=force)
                 answer = replace(answer, files=(*answer.files, str(job.path)), job_files=(*answer.job_files, job))
+        if script is not None and chosen is not None:
+            from ..answer.default_script import write_script  # imported here: few answers write one
+
+            files, line = write_script(answer, script, str(destination), force=force)
+            answer = replace(answer, files=(*answer.files, *files))
     except DsAdviseError as error:
-        return answer, error
-    return answer, None
+        return answer, line, error
+    return answer, line, None
 
 
 def show_document(

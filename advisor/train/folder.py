@@ -17,6 +17,7 @@ from ...ds_configs.files import read_json_object, write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import from_json
 from ...estimators.workload import Workload
+from ...probes.default_script import words
 from ...probes.run import Device
 from ...probes.scratch import try_lock
 from ...validate.checkpoint import checkpoints_in, newest_usable
@@ -51,6 +52,8 @@ class TrainingFolder:
         self.state = path / "trainer_state.json"
         """The Trainer's state at the end of the training; missing until all steps are made and the model is saved."""
         self.records = path / "training"
+        self.script = self.records / "train.py"
+        """The training script, which can be run without this package."""
         self.job = self.records / "job.json"
         self.options = self.records / "asked.json"
         """The options of the command."""
@@ -66,6 +69,11 @@ class TrainingFolder:
             "train_file": self.records / "train.arrow",
             **({"eval_file": self.records / "evaluation.arrow"} if evaluates else {}),
         }
+
+    def write_script(self) -> None:
+        """Write the training script, unless the folder has one."""
+        if not self.script.exists():
+            shutil.copy(words.TRAINER, self.script)
 
     def check_files(self, job: TrainingJob) -> None:
         """Raise ConfigFileError if a file that the job reads is missing, as in a folder that was copied in part."""
@@ -144,6 +152,7 @@ class TrainingFolder:
                 else:
                     shutil.rmtree(stale)
             self.records.mkdir()
+            self.write_script()
         except OSError as problem:
             raise _unwritable(self.path, problem) from problem
 

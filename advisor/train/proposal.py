@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.training_script import ATTENTION, packages, training_arguments
+from ...ds_configs.training_script import packages
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.estimate import Estimate
-from ...estimators.memory.activations.loss import tile_sizes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.time.job import job_duration
-from ...estimators.workload import TORCH_DTYPES, Method, Workload
+from ...estimators.workload import Method, Workload
+from ...probes.default_script import words
 from ...probes.machine import installed_version
 from ...probes.run import Device, Run
 from ..advise import advise
@@ -200,13 +200,11 @@ def _answer(
 def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
     """The arguments of the training script under the recommended plan, as in `TrainingJob`. The loss of every step is
     logged, and a loss that is not a number is not replaced. model: the folder of the weights."""
-    settings, samples, question = proposal.settings, proposal.samples, proposal.answer.question
-    plan = proposal.chosen.plan
-    workload, tiles = question.workload, tile_sizes(question.model, question.workload, plan)
-    arguments = training_arguments(plan, workload, question.cluster)
-    # launch passes the configuration, the script makes the parallelism_config, `build_request` knows the folder
-    for name in ("deepspeed", "parallelism_config", "output_dir"):
-        arguments.pop(name, None)
+    settings, samples, run = proposal.settings, proposal.samples, proposal.run
+    workload = run.workload
+    # launch passes the configuration, `build_request` knows the folder, and the script the data
+    left_out = ("deepspeed", "output_dir", "eval_strategy", "eval_steps")
+    arguments = {name: value for name, value in words.script_arguments(run).items() if name not in left_out}
     save_steps = settings.save_steps or default_save_steps(proposal.steps)
     report = settings.report_to
     if report == "auto":
@@ -214,8 +212,6 @@ def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
     arguments |= {
         "model_name_or_path": model,
         "max_length": samples.seq_len,
-        "dtype": TORCH_DTYPES[workload.precision],
-        "attn_implementation": ATTENTION[workload.attention],
         "max_steps": proposal.steps,
         "learning_rate": proposal.learning_rate,
         "lr_scheduler_type": "cosine",
@@ -228,10 +224,6 @@ def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
         "save_total_limit": KEPT_CHECKPOINTS,
         "report_to": report,
         "remove_unused_columns": False,
-        "disable_tqdm": True,
-        "sequence_parallel_size": plan.sequence_parallel_size,
-        "mlp_tiles": tiles.mlp,
-        "loss_tiles": tiles.loss,
     }
     if samples.evaluation_samples:
         arguments |= {
@@ -241,15 +233,8 @@ def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
             "per_device_eval_batch_size": workload.eval_batch or 0,  # 0 for that of the training
         }
     if workload.method != "full":
-        arguments |= {
-            "lora_r": workload.lora_rank,
-            "lora_alpha": settings.lora_alpha or 2 * workload.lora_rank,
-            "lora_dropout": workload.lora_dropout,
-            "lora_target_modules": list(workload.lora_targets or ("all-linear",)),
-            "lora_modules_to_save": list(workload.modules_to_save) or None,
-            "load_in_4bit": workload.method == "qlora",
-        }
-    return ScriptArguments.from_values(arguments).words
+        arguments["lora_alpha"] = settings.lora_alpha or 2 * workload.lora_rank
+    return words.option_words(arguments)
 
 
 def build_request(run: Run, prediction: Estimate | None, job: TrainingJob, folder: TrainingFolder) -> LaunchRequest:
@@ -258,7 +243,7 @@ def build_request(run: Run, prediction: Estimate | None, job: TrainingJob, folde
     paths = ScriptArguments.from_values(folder.script_paths(evaluates=job.evaluates))
     own = ScriptArguments(job.arguments).without(folder.script_paths())
     return LaunchRequest(
-        words=(sys.executable, "-m", f"{__package__}.script", *paths.words, *own),
+        words=(sys.executable, str(folder.script), *paths.words, *own),
         run=run,
         config_path=folder.ds_config,
         folder=folder.new_launch(),

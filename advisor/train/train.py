@@ -123,6 +123,7 @@ def resume_training(passed: Mapping[str, Any], path: Path, controls: TrainingCon
                 fix="start another one in another --output-dir",
             )
         folder.check_files(job)
+        folder.write_script()
         checkpoint = folder.newest_usable(job.ranks, controls.output.say)
         arguments = ScriptArguments(job.arguments)
         if checkpoint_step(checkpoint) < (arguments.number("max_steps") or 0):

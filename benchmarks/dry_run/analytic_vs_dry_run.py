@@ -33,6 +33,8 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
+from ds_advise.probes.command.errors import DryRunError
+
 from .. import numbers
 from ..document import put
 from .cases import EXPERTS_SPREAD, GRID, PPO, PREFERENCES, RECORDED_CASES, ROLLOUTS, SPECIAL, Case, spread
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         cases = [case for case in cases if case.name in known]
     rows, versions = [], ""
     for case, answer in _measured(cases, known, options):
-        if isinstance(answer, str):
+        if isinstance(answer, DryRunError):
             print(f"{case.name}: {answer}", flush=True)
             continue
         rows.append(Setting.of(case).compare(answer))
@@ -104,13 +106,13 @@ def _known(kept: Path | None) -> dict[str, Measured]:
 
 def _measured(
     cases: Sequence[Case], known: dict[str, Measured], options: argparse.Namespace
-) -> Iterator[tuple[Case, Measured | str]]:
+) -> Iterator[tuple[Case, Measured | DryRunError]]:
     """Each case with what its dry run says, or with its error; new answers go into the file."""
     yield from ((case, known[case.name]) for case in cases if case.name in known)
     unknown = [case for case in cases if case.name not in known]
     requests = [Setting.of(case).request() for case in unknown]
     for case, answer in zip(unknown, answers(requests, workers=options.workers), strict=True):
-        if isinstance(answer, str):
+        if isinstance(answer, DryRunError):
             yield case, answer
             continue
         measured = Measured.of(answer)

@@ -62,6 +62,7 @@ _OF_TERM = {
     "gradient of logits": "logits",
     "soft cap of logits": "logits",
     "model output": "logits",
+    "probabilities of the last micro batch": "logits",
 }
 """Term of the closed form -> component; every other one is activations."""
 
@@ -261,7 +262,6 @@ def _without_generation(phase: Phase) -> Phase:
     if phase.name != "rollout":
         return phase
     generated: tuple[str, ...] = ("keys and values", "keys and values of a layer", "logits of the next token")
-    generated += ("scores as they come", "scores put together")
     return replace(phase, terms=tuple(term for term in phase.terms if term.name not in generated))
 
 

@@ -32,6 +32,7 @@ from ds_advise.estimators.hardware import find_gpu
 from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.schedule.simulate import simulate
 from ds_advise.estimators.time.step_time import estimate_time
+from ds_advise.probes.command.errors import DryRunError
 
 from ..document import put
 from ..schedule_files import read_schedule, write_schedule
@@ -116,7 +117,7 @@ def schedules(settings: Sequence[Setting], options: argparse.Namespace) -> Itera
     unknown = [] if options.offline else [setting for setting in settings if setting.case.name not in known]
     found = answers([setting.request() for setting in unknown], workers=options.workers)
     for setting, answer in zip(unknown, found, strict=True):
-        if isinstance(answer, str) or answer.schedule is None:
+        if isinstance(answer, DryRunError) or answer.schedule is None:
             print(f"{setting.case.name}: {answer}", flush=True)
             continue
         if file := file_of(setting):

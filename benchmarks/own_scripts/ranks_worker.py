@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,9 @@ def _attention(
 def dry_run() -> None:
     """The worker of the dry run."""
     from ds_advise.probes.command import worker
+    from ds_advise.probes.simulated_gpu import kernels
 
+    kernels.patch_trl = lambda *_: None  # on a CPU its losses are torch's
     prepare = worker.Session.prepare
 
     def prepared(session: worker.Session) -> None:
@@ -138,9 +141,12 @@ def dry_run() -> None:
 
 
 class RealRank:
-    """One rank that trains: the counterpart of `Session`."""
+    """One rank that trains: the counterpart of `Session`.
 
-    def __init__(self, folder: Path) -> None:
+    alone: whether the other ranks do not exist; what they would send is junk.
+    """
+
+    def __init__(self, folder: Path, *, steps: int = STEPS, alone: bool = False) -> None:
         from ds_advise.probes.command.rows import Rows
         from ds_advise.probes.recording.allocation_classifier import AllocationClassifier
         from ds_advise.probes.recording.ledger import Ledger
@@ -150,12 +156,13 @@ class RealRank:
 
         self.jobs = dry_run_jobs
         self.folder = folder
+        self.alone = alone
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         classifier = AllocationClassifier()
         ledger = Ledger("none", classifier.classify)
         schedule = ScheduleRecorder(lambda: ledger.stream, ledger.is_pinned)
         self.recorder = PhaseRecorder(ledger, classifier, schedule)
-        self.observer = _observer(self.recorder, lambda: self.loaders.has_varying_shapes)
+        self.observer = _observer(self.recorder, lambda: self.loaders.has_varying_shapes, steps)
         self.loaders: Any = _loaders(self.observer)
         self.rows = Rows(1 << 40)
         self.remarks: list[str] = []
@@ -165,25 +172,29 @@ class RealRank:
         import torch
         from deepspeed.accelerator import set_accelerator
         from ds_advise.probes.command import follow
-        from ds_advise.probes.simulated_gpu import kernels
+        from ds_advise.probes.simulated_gpu import collectives, kernels
 
         accelerator: Any = importlib.import_module("ds_advise.probes.simulated_gpu.accelerator")
 
         jobs, ledger, schedule = self.jobs, self.recorder.ledger, self.recorder.schedule
-        c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
-        c10d.ProcessGroupGloo = jobs.OneThreadGloo
-        os.environ["LOCAL_SIZE"] = str(self.world_size + 1)  # unequal: no collectives in shared memory
-        store = c10d.FileStore(str(meeting), self.world_size)
-        torch.distributed.init_process_group(
-            "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=LIMIT
-        )
+        if self.alone:
+            collectives.join(self.rank, self.world_size, self.world_size)
+        else:
+            c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+            c10d.ProcessGroupGloo = jobs.OneThreadGloo
+            os.environ["LOCAL_SIZE"] = str(self.world_size + 1)  # unequal: no collectives in shared memory
+            store = torch.distributed.FileStore(str(meeting), self.world_size)
+            torch.distributed.init_process_group(
+                "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=LIMIT
+            )
         kernels.CountingHandle = jobs.FileHandle  # type: ignore[misc]
         kernels.op_builder = accelerator.op_builder = jobs.op_builder
         gpu = jobs.RealAccelerator(ledger, schedule, device_count=self.world_size, memory_bytes=80 << 30)
         set_accelerator(gpu)
         kernels.install(ledger, schedule)
         deepspeed.init_distributed("gloo")
-        self.mode = jobs.RealMode(ledger, schedule, alone=False)
+        collectives.silence_comparisons()
+        self.mode = jobs.RealMode(ledger, schedule, alone=self.alone)
         self.mode.invented, self.mode.unknown_masks = {}, 0
         importlib.import_module("transformers.modeling_utils")
         _answer_as_gpu(gpu, ledger, self.world_size)
@@ -241,7 +252,7 @@ class RealRank:
         os._exit("error" in answer)
 
 
-def _observer(recorder: Any, varies: Any) -> Any:
+def _observer(recorder: Any, varies: Any, steps: int) -> Any:
     import torch
     from ds_advise.probes.recording.engine_phases import EngineObserver
 
@@ -253,7 +264,7 @@ def _observer(recorder: Any, varies: Any) -> Any:
                 self.recorder.ledger.track(getattr(each, "ds_tensor", each))
             super()._describe(module)
 
-    return Observer(recorder, last_step=STEPS, varies=varies)
+    return Observer(recorder, last_step=steps, varies=varies)
 
 
 def _loaders(observer: Any) -> Any:
@@ -317,6 +328,7 @@ def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
 def _install_libraries(observer: Any, world_size: int) -> None:
     """accelerate, transformers and torch.distributed as on a simulated rank, but with real collectives."""
     import torch.distributed as dist
+    from ds_advise.probes.command.imports import on_import
     from ds_advise.probes.simulated_gpu import libraries
 
     new_group, barrier, all_gather = dist.new_group, dist.barrier, dist.all_gather_into_tensor
@@ -350,6 +362,8 @@ def _install_libraries(observer: Any, world_size: int) -> None:
     scaler.__init__ = with_small_scale
     model: Any = importlib.import_module("transformers").PreTrainedModel
     save = model.save_pretrained
+    for name in ("grpo", "rloo"):
+        on_import(f"trl.trainer.{name}_trainer", partial(libraries.phase_scoring, observer.phased))
     libraries.install_transformers(observer, is_finished=lambda: observer.finished)
     model.save_pretrained = observer.phased("saving", save)
 

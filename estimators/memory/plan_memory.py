@@ -246,7 +246,9 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         alive["later_gradient_reduction"] = saved_after(
             max(0, gradients.fills.second - (not tensors.tied) * tensors.head)
         )
-    before = memory.resident + output_terms(model, workload, micro_batch_size, checkpoints=plan.gradient_checkpointing)
+    checkpoints, accumulates = plan.gradient_checkpointing, plan.gradient_accumulation_steps > 1
+    outputs = output_terms(model, workload, micro_batch_size, checkpoints=checkpoints, accumulates=accumulates)
+    before = memory.resident + outputs
     found = tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in phases.items())
     if workload.eval_batch is not None:
         evaluation = evaluation_terms(model, workload, memory.cluster, *memory.in_evaluation)

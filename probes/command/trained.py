@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ...estimators.models.families import FAMILIES
 from ...estimators.models.model_shape import ModelShape, UserModule
 from ...estimators.objectives import OBJECTIVES
-from ..dry_run.models import is_reentrant
 from ..machine import installed_version
 from ..model_recorder.module import copy_without_data, recorded_module
 from ..recording.engine_phases import Call, EngineObserver, TensorForm
@@ -95,7 +94,7 @@ def observe_training(
         uses_liger=bool(getattr(getattr(trainer, "args", None), "use_liger_kernel", False)),
         attention=str(getattr(getattr(base, "config", None), "_attn_implementation", "") or ""),
         has_padding_mask="efficient" in attention and _has_mask(call),
-        reentrant=is_reentrant(module),
+        reentrant=_is_reentrant(module),
         versions={name: installed_version(name) or "" for name in _LIBRARIES if name in sys.modules},
         **(adapters or _WITHOUT),
     )
@@ -244,3 +243,11 @@ def _loss(call: Call) -> Callable[[Any, Any], Any]:
         return scalars[0] if len(scalars) == 1 else tensors[0].float().mean()
 
     return loss
+
+
+def _is_reentrant(model: torch.nn.Module) -> bool:
+    for module in model.modules():
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if function is not None:
+            return bool(getattr(function, "keywords", {}).get("use_reentrant", True))
+    return False

@@ -26,7 +26,7 @@ from ...estimators.json_form import to_json
 from ..recording.engine_phases import EngineObserver, TrainingEnded
 from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
-from ..simulated_gpu import autocast, cuda, kernels, libraries, patches, values, weights
+from ..simulated_gpu import autocast, cuda, generation, kernels, libraries, patches, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate, simulated_recorder
@@ -102,6 +102,11 @@ class Session:
         self.replace_kernels()
         weights.install()
         savers.install(self.mode.shadow, self.mode.attach)
+        if not request.generates:
+            generation.replace_generate()
+            on_import("trl.generation.vllm_generation", partial(generation.replace_vllm, self.observer.phased))
+        for name in ("grpo", "rloo"):
+            on_import(f"trl.trainer.{name}_trainer", partial(libraries.phase_scoring, self.observer.phased))
         libraries.install_transformers(self.observer, is_finished=lambda: self.observer.finished)
         self.modules.install()
         self.loaders.install()
@@ -135,12 +140,7 @@ class Session:
             libraries.replace_in_loaded("is_liger_kernel_available", lambda: True)
         on_import("deepspeed.runtime.chunked_cross_entropy", partial(kernels.patch_chunked_softmax, schedule))
         on_import("deepspeed.module_inject.auto_ep_layer", lambda _module: patches.patch_autoep())
-
-        def patch_trl(_module: Any) -> None:
-            with contextlib.suppress(ImportError):  # TRL before 1.16
-                kernels.patch_trl(schedule)
-
-        on_import("trl.trainer.utils", patch_trl)
+        on_import("trl.trainer.utils", partial(kernels.patch_trl, schedule))
 
     def run(self) -> None:
         try:

@@ -206,7 +206,7 @@ def model_class(config: Any) -> Any:
         mapping = getattr(transformers, f"AutoModelFor{kind}")._model_mapping
         if type(config) in mapping:
             return mapping[type(config)]
-    raise SystemExit(f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}")
+    raise ValueError(f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}")
 
 
 def load_model(options: ScriptArguments, *, checkpointing: dict[str, Any] | None, gpu: int | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +17,10 @@ from ...estimators.models.families import shape_from_config
 from ...estimators.models.vision_parts import frozen_pattern
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.plan import Plan
-from ...estimators.workload import TORCH_DTYPES
+from ...estimators.workload import TORCH_DTYPES, Workload
 from ..run import Run
+
+TRAINER = Path(__file__).with_name("trainer.py")
 
 STEPS = 20
 """Optimizer steps of a training without a number of its own."""
@@ -34,7 +37,7 @@ def script_of(run: Run) -> Path:
     objective = OBJECTIVES[run.workload.objective]
     if isinstance(run.model, str) or run.workload.framework == "deepspeed":
         name = "engine.py"
-    elif objective.trainer or run.workload.framework == "trl":
+    elif objective.trainer or run.workload.loss == "chunked-head":
         name = "objective.py"
     else:
         name = "trainer.py"
@@ -44,7 +47,7 @@ def script_of(run: Run) -> Path:
 def command_words(run: Run, *, model: str = ".", steps: int = STEPS) -> tuple[str, ...]:
     """The command of one process of the run on random rows, in the folder of `write_folder`.
 
-    model: a folder with weights; "." has none, and its weights are random.
+    model: a folder that `from_pretrained` loads; "." for random weights.
     """
     arguments: dict[str, Any] = {"max_steps": steps, **script_arguments(run)}
     if not isinstance(run.model, str):
@@ -64,7 +67,33 @@ def script_arguments(run: Run) -> dict[str, Any]:
     if workload.eval_batch is not None:
         arguments |= {"eval_strategy": "steps", "eval_steps": STEPS}
         arguments["prediction_loss_only"] = workload.eval_logits is None
-    return arguments | model_arguments(run)
+    arguments |= model_arguments(run)
+    if script_of(run).name == "objective.py":
+        return _trl_arguments(arguments, workload, checkpoints=run.gradient_checkpointing)
+    return arguments
+
+
+def steps_of_generation(run: Run) -> int:
+    """Optimizer steps that train on a generation; 0 without one."""
+    rollouts = run.workload.rollouts
+    return 0 if rollouts is None else math.ceil(1 / rollouts.per_step(run_plan(run).gradient_accumulation_steps))
+
+
+def _trl_arguments(arguments: Mapping[str, Any], workload: Workload, *, checkpoints: bool) -> dict[str, Any]:
+    """The arguments under the names of TRL's `ModelConfig` and of `objective.py`."""
+    objective = OBJECTIVES[workload.objective]
+    unknown = {"lora_in_fp32", "model_init_kwargs", "pageable_inputs"}
+    if workload.rollouts is not None:
+        unknown.add("max_length")
+    found = {name: value for name, value in arguments.items() if name not in unknown}
+    found["objective"] = workload.objective if objective.trainer else "sft"
+    if objective.value_model:
+        found |= {"deepspeed_config_file": CONFIG_FILE, "gradient_checkpointing": checkpoints}
+    if workload.method != "full":
+        found |= {"use_peft": True, "lora_dropout": workload.lora_dropout}  # of 0.05 by default
+    if workload.rollouts is not None:
+        found["prompt_length"] = workload.seq_len - workload.completion_len
+    return found
 
 
 def _engine_arguments(run: Run) -> dict[str, Any]:
@@ -97,6 +126,7 @@ def model_arguments(run: Run) -> dict[str, Any]:
     if workload.freeze:
         arguments["freeze"] = frozen_pattern(workload.freeze)
     if workload.method != "full":
+        in_fp32 = workload.software.fp32_adapters or workload.method == "qlora"
         arguments |= {
             "lora_r": workload.lora_rank,
             "lora_alpha": 2 * workload.lora_rank,
@@ -104,7 +134,7 @@ def model_arguments(run: Run) -> dict[str, Any]:
             "lora_target_modules": list(workload.lora_targets or ("all-linear",)),
             "lora_modules_to_save": list(workload.modules_to_save) or None,
             # ZeRO-3 wants one type for all trained tensors (`ds_configs.training_script`).
-            "lora_in_fp32": (workload.software.fp32_adapters and not workload.modules_to_save) or None,
+            "lora_in_fp32": (in_fp32 and not workload.modules_to_save) or None,
             "load_in_4bit": workload.method == "qlora" or None,
         }
     if plan.sequence_parallel_size > 1:

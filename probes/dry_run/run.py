@@ -9,21 +9,36 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 
-from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, unmodeled_features
+from ...ds_configs.read import (
+    FIRST_WITHOUT_AUTOEP,
+    autoep_size_in,
+    autotp_size_in,
+    offload_device_in,
+    unmodeled_features,
+)
+from ...ds_configs.training_script import trl_requirement
+from ...estimators.errors import DsAdviseError
 from ...estimators.hardware import Cluster
+from ...estimators.memory.trainable import shard_tensors, tensor_set
+from ...estimators.models.families import shape_from_config
+from ...estimators.models.rank_part import split_layers, spread_experts
+from ...estimators.models.vision_parts import freeze_parts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
+from ...estimators.workload import Workload
 from ..command.errors import DryRunError as DryRunError
 from ..command.errors import NeedsValuesError as NeedsValuesError
 from ..command.errors import crash_error, worker_error
 from ..command.request import CommandRequest
 from ..command.run import dry_run_command
 from ..default_script.folder import write_folder
-from ..default_script.words import command_words
+from ..default_script.words import command_words, script_of, steps_of_generation
 from ..recording.result import DryRunResult
 from ..run import Request, Run
 from ..scratch import scratch
@@ -72,17 +87,54 @@ def answer_request(
             folder=folder,
             cluster=run.cluster,
             rank=request.rank,
-            iterations=request.iterations,
+            iterations=max(request.iterations, steps_of_generation(run) + 1),
             expandable_segments=request.expandable_segments,
             offline=True,
+            generates=False,
         )
         found = dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error)
         return replace(found.result, iterations=request.iterations)
 
 
+def _unknown_kernels(workload: Workload) -> str:
+    """Description of the kernels that fake tensors cannot run; "" if they can run all."""
+    if workload.method == "qlora":
+        return "the kernels of quantized weights"
+    if workload.loss in ("in-place", "chunked", "value-head"):
+        return f"the {workload.loss} loss"
+    if workload.kernels != "torch":
+        return f"{workload.kernels}'s kernels"
+    return "the Triton kernel of 2023" if workload.attention == "triton" else ""
+
+
+def _require(requirement: str) -> None:
+    """Raises DryRunError for a package that is missing, or has another version."""
+    needed = Requirement(requirement)
+    found = version(needed.name) if find_spec(needed.name) else ""
+    if not found or not needed.specifier.contains(found, prereleases=True):
+        raise DryRunError(
+            f"the dry run needs {requirement}",
+            phase="load",
+            why=f"{needed.name} {found} is installed" if found else "it is not installed",
+            fix=f"pip install {requirement!r}",
+        )
+
+
 def _refuse_unknown_features(run: Run) -> None:
     """Raises DryRunError for a feature that fails with the installed transformers, NeedsValuesError for a feature that
     no dry run supports."""
+    if unknown := _unknown_kernels(run.workload):
+        raise DryRunError(
+            f"a dry run does not support {unknown}", phase="load", fix="probe it on a GPU, or use the closed form"
+        )
+    if script_of(run).name == "objective.py":
+        _require(trl_requirement(run.workload))
+        if run.sequence_parallel_size > 1 or run.workload.mlp != "whole":
+            raise DryRunError(
+                "a dry run of TRL's trainers does not support sequence parallelism or tiles",
+                phase="load",
+                fix="use --framework hf, or the closed form",
+            )
     installed = version("transformers")
     experts = run.config.get("expert_parallel")
     has_autoep = isinstance(experts, Mapping) and experts.get("enabled") is True
@@ -107,6 +159,7 @@ def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandab
     """The request for one rank of a run. rank: None for the rank with the fullest GPU."""
     if isinstance(run.model, str):
         run = replace(run, model=absolute_factory(run.model))
+    rank = fullest_rank(run) if rank is None else rank
     return Request(run=run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
 
 
@@ -121,6 +174,53 @@ def absolute_factory(text: str) -> str:
             fix="give FILE.py:FUNCTION, a function that returns a module",
         )
     return f"{path}:{function}"
+
+
+def fullest_rank(run: Run) -> int:
+    """The rank with the highest peak, from differences between ranks that are known before a run.
+
+    Stages 1 and 2 lay the trainable tensors end to end and cut equal pieces, so a tensor's gradient stays whole on
+    every rank whose piece touches it: the rank that touches the most elements is the fullest. If the closed form peaks
+    while layers run backward, it is the fullest of the ranks that touch the last tensor, whose gradients come first.
+    With the optimizer offloaded, gradients leave at once, through a buffer of the largest slice of a tensor inside the
+    piece: the rank with the largest slice is the fullest. Among equal ranks the last one is taken. Stages 0 and 3 treat
+    all ranks alike except for padding: rank 0. With AutoTP the first rank of a group represents the group.
+
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`,
+        `temp_grad_buffer_for_gpu_offload`).
+
+    Not covered: `round_robin_gradients`, which deals the tensors out; a model without a closed form (a user's own
+    module, an unknown family): rank 0.
+    """
+    zero = run.config.get("zero_optimization")
+    shape, description = run.shape, run.description
+    if not isinstance(zero, Mapping) or zero.get("stage") not in (1, 2) or (shape is None and description is None):
+        return 0
+    try:
+        tensor_parallel_size = autotp_size_in(run.config)
+        whole = freeze_parts(shape or shape_from_config(description or {}, name="model"), run.workload.freeze)
+        part = split_layers(whole, tensor_parallel_size)
+        part = spread_experts(part, autoep_size_in(run.config))
+        sharded = shard_tensors(tensor_set(part, run.workload), run.cluster.world_size // tensor_parallel_size)
+    except DsAdviseError:
+        return 0
+    loads, offloads = sharded.loads, offload_device_in(run.config) != "none"
+
+    def fullness(rank: int) -> tuple[int, int, int]:
+        load = loads[rank]
+        return (load.slice, load.touched, rank) if offloads else (load.touched, load.slice, rank)
+
+    fullest = max(range(len(loads)), key=fullness)
+    estimate = None if offloads else replace(run, shape=whole).estimate()
+    if estimate is not None:
+        last = max(sharded.last_load.tensors)
+        first = max((rank for rank, load in enumerate(loads) if last in load.tensors), key=fullness)
+        more_bytes = run.workload.weight_bytes * (loads[first].touched - sharded.last_load.touched)
+        phases = {phase.name: phase.allocated_bytes for phase in estimate.memory.phases}
+        in_layers = max((size for name, size in phases.items() if "layer" in name or "reduction" in name), default=0)
+        if in_layers + more_bytes > max(phases.get("backward_end", 0), phases["step"]):
+            fullest = first
+    return tensor_parallel_size * fullest
 
 
 def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> SimulatedStep | None:

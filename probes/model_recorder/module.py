@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Tensor, UserModule
 from ...estimators.models.program import OuterPrograms, Program, Quantity, Slot
-from ..dry_run.user_module import batches, built, enable_checkpointing, load_loss
+from ..default_script.engine import batches, built, enable_checkpointing, load_loss
 from ..gc_pause import gc_paused
 from .program import BATCHES, Part, program
 from .trace import Step, Trace, UnrecordableError, tensors_in, tracing

@@ -87,21 +87,47 @@ def _record(config: Mapping[str, Any], name: str) -> ModelShape:
         logging.set_verbosity(verbosity)
 
 
+def transformers_config(description: Mapping[str, Any]) -> Any:
+    """The transformers configuration object of a `config.json`. Raises UnusableModelError if the installed transformers
+    has no class for the model type."""
+    from transformers import CONFIG_MAPPING
+
+    from ..default_script.engine import UnusableModelError
+
+    values = {key: value for key, value in description.items() if key not in ("dtype", "torch_dtype")}
+    kind = values.pop("model_type", "")
+    if kind not in CONFIG_MAPPING:
+        import transformers
+
+        raise UnusableModelError(
+            f"transformers {transformers.__version__} has no model type {kind!r}, and the code of a model folder is "
+            "not run",
+            fix="give FILE.py:FUNCTION with a function that builds the model",
+        )
+    config = CONFIG_MAPPING[kind].from_dict(values)
+    config.use_cache = False
+    return config
+
+
 def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
     import torch
 
-    from ..dry_run.models import UnusableModelError, model_class, transformers_config
+    from ..default_script.engine import UnusableModelError
+    from ..default_script.trainer import model_class
     from ..simulated_gpu.weights import no_init_weights
     from .structure import recorded_shape
     from .trace import UnrecordableError
 
     try:
         built = transformers_config(config)
-        chosen, text = _bare_class(built) or model_class(built), built.get_text_config()
     except UnusableModelError as error:
         raise _unknown_model_error(name, str(error)) from None
     except Exception as error:  # validators of configurations raise errors of their own
         raise _unknown_model_error(name, f"transformers refuses the configuration: {_first_line(error)}") from error
+    try:
+        chosen, text = _bare_class(built) or model_class(built), built.get_text_config()
+    except ValueError as error:
+        raise _unknown_model_error(name, str(error)) from None
     inputs = {"input_ids", "decoder_input_ids"} & inspect.signature(chosen.forward).parameters.keys()
     if not inputs and chosen.main_input_name != "pixel_values":
         raise _unknown_model_error(name, f"{chosen.__name__} takes other inputs than tokens or an image")

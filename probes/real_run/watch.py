@@ -176,7 +176,7 @@ class _Job:
         """The earliest failure. A killed rank reports nothing, and the others then fail because it is missing."""
         lost = [rank for rank in self.ranks.values() if rank.is_lost] if self.supervisor.poll() is None else []
         patience = time.monotonic() + _GRACE_S
-        while time.monotonic() < patience and not all(rank.has_failed for rank in self.ranks.values()):
+        while time.monotonic() < patience and not all(rank.error or rank.exit_code for rank in self.ranks.values()):
             if self.supervisor.poll() is not None:
                 patience = 0.0
             time.sleep(_POLL_S)
@@ -236,14 +236,14 @@ def watch(
     try:
         with interrupts_deferred():
             supervisor = start_supervised(words, folder / _LAUNCHER_LOG, environment, working_folder)
-        job, shown = _Job(supervisor, folder), ""
+        job, shown = _Job(supervisor, folder), {"start"}
         while True:
             job.read()
             title = job.phase
             if title in _MAY_COMPILE and job.compiles:
                 title = f"{title}, compiling DeepSpeed's extensions"
-            if title not in (shown, "start"):
-                shown = title
+            if title not in shown:
+                shown.add(title)
                 on_progress(title)
             if job.is_done or (failure := job.failure(stall_s, deadline)) is not None:
                 return sorted(job.ranks.values(), key=lambda rank: rank.number), None if job.is_done else failure

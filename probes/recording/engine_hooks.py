@@ -26,8 +26,8 @@ class EngineHooks:
     def __init__(self) -> None:
         self.engines: list[Any] = []
         self.iteration = 1
-        self.seen: set[str] = set()
-        """Names of the phases of their own that were entered, also within others."""
+        self.seen: dict[str, int] = {}
+        """Phase of its own that was entered, also within another -> iteration in which it was last."""
         self.in_training_mode = True
         """Whether the last trained module was in training mode."""
         self._trained: set[int] = set()
@@ -58,7 +58,7 @@ class EngineHooks:
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[None]:
         """A phase of its own, such as generation; phases within it are part of it."""
-        self.seen.add(name)
+        self.seen[name] = self.iteration
         if self._nested:
             yield
             return
@@ -115,7 +115,8 @@ class EngineHooks:
             self.in_training_mode = engine.module.training
             self.enter("forward")
         elif self._current == BETWEEN:
-            self.enter("scoring" if engine.module.training else "evaluation")
+            # Frozen models score completions too.
+            self.enter("scoring" if any(each.module.training for each in self.engines) else "evaluation")
 
     def on_output(self, output: Any) -> None:
         """The output of a forward pass."""

@@ -244,10 +244,12 @@ class EngineObserver(EngineHooks):
         period = max(len(self._trained), _LONGEST_PERIOD)
         # In the first iteration the optimizer creates its states; ZeRO-3 also records the order of the layers.
         repeats = self.recorder.repeats(period)
-        self.repeated = repeats and self.iteration > 2
+        # One generation serves several steps: the first one with the optimizer's states is awaited.
+        generated = self.seen.get("generation", 0)
+        self.repeated = repeats and self.iteration > 2 and generated != 1
         # Batches of different shapes never repeat: some are as good as many.
         enough = self._varies() and (self.iteration >= _STEPS_OF_VARYING or self._micro_batches >= _VARYING_BATCHES)
-        enough |= "generation" in self.seen and self.iteration >= _GENERATING_STEPS
+        enough |= generated > 1 and self.iteration >= _GENERATING_STEPS
         last = 2 if enough else self.last_step
         if self.repeated or self.iteration >= last * len(self._trained):
             self.finished = True

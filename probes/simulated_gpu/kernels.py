@@ -266,9 +266,13 @@ class _FusedLoss(torch.autograd.Function):
         return (*context.saved_tensors, None)
 
 
-def patch_trl(recorder: ScheduleRecorder) -> None:
-    """Make TRL use its GPU path, in which its losses are Triton kernels. Source: trl 1.16 kernels/chunked_logprob.py,
-    kernels/logprob_entropy.py, trainer/utils.py."""
+def patch_trl(recorder: ScheduleRecorder, utils: Any) -> None:
+    """Make TRL use its GPU path, in which its losses are Triton kernels, where it has one.
+
+    utils: `trl.trainer.utils`. Source: trl 1.16 kernels/chunked_logprob.py, kernels/logprob_entropy.py.
+    """
+    if not hasattr(utils, "_use_triton") or not hasattr(utils, "_supports_trl_loss_kernel"):
+        return
 
     def add_product(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
         # torch.addmm(..., out_dtype=torch.float32) of a GPU, for which fake tensors have no rule.
@@ -282,7 +286,6 @@ def patch_trl(recorder: ScheduleRecorder) -> None:
     triton: Any = ModuleType("triton")
     triton.jit, triton.cdiv, triton.language = compiled, lambda size, part: -(-size // part), language
     chunked: Any = importlib.import_module("trl.kernels.chunked_logprob")
-    utils: Any = importlib.import_module("trl.trainer.utils")
     # The stand-ins must be found while the module is imported, and only then.
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "triton"}
     stand_ins = {"triton": triton, "triton.language": language}

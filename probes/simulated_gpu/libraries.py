@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ..recording.engine_hooks import PHASES, EngineHooks
@@ -142,6 +143,21 @@ def install_transformers(hooks: EngineHooks, *, is_finished: Callable[[], bool])
         own.config.save_pretrained(directory)
 
     model.save_pretrained = hooks.phased("saving", save_pretrained)
+
+
+def phase_scoring(phased: Callable[..., Any], module: Any) -> None:
+    """The log-probabilities without gradients of TRL's GRPO and RLOO are a phase. They call the model beside its engine
+    (trl 1.16 trainer/grpo_trainer.py, trainer/rloo_trainer.py). phased: as in `install_transformers`."""
+    name = "_get_per_token_logps_and_entropies"
+    trainer = next(each for each in vars(module).values() if name in getattr(each, "__dict__", {}))
+    compute = getattr(trainer, name)
+    score = phased("scoring", compute)
+
+    @functools.wraps(compute)
+    def computed(*arguments: Any, **options: Any) -> Any:
+        return (compute if torch.is_grad_enabled() else score)(*arguments, **options)
+
+    setattr(trainer, name, computed)
 
 
 def has(package: str) -> bool:

@@ -243,20 +243,3 @@ def record_hooks(recorder: ScheduleRecorder) -> None:
         # Python's name of a method that begins with two underscores.
         name = f"_{owner}{method}" if method.startswith("__") else method
         setattr(hooked, name, recorded(getattr(hooked, name), call, times))
-
-
-def count_every_element(seq_len: int, scored_len: int) -> None:
-    """Make every mask select all elements; of the S - 1 next tokens of a sequence, those of its completion."""
-    # A Boolean index needs values: the number of selected elements is the shape of the result.
-    get = torch.Tensor.__getitem__
-
-    def masked(tensor: torch.Tensor, index: Any) -> Any:
-        if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
-            elements = tensor.flatten(0, index.dim() - 1)
-            if scored_len < seq_len and index.shape[-1] == seq_len - 1:
-                elements = elements[: index.numel() // (seq_len - 1) * scored_len]
-            return elements.clone()
-        return get(tensor, index)
-
-    setattr(torch.Tensor, "__getitem__", masked)  # noqa: B010  as above
-    setattr(torch, "nonzero", lambda mask, **_: torch.arange(mask.numel(), device=mask.device)[:, None])  # noqa: B010

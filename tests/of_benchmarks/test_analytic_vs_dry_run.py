@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from ds_advise.probes.command.errors import DryRunError
 
 from benchmarks.dry_run.analytic_vs_dry_run import missed
 from benchmarks.dry_run.cases import GRID, SPECIAL, Case, spread
@@ -17,7 +18,7 @@ def comparisons(cases: list[Case]) -> list[Comparison]:
     settings = [Setting.of(case) for case in cases]
     rows = []
     for setting, answer in zip(settings, answers([setting.request() for setting in settings]), strict=True):
-        assert not isinstance(answer, str), f"{setting.case.name}: {answer}"
+        assert not isinstance(answer, DryRunError), f"{setting.case.name}: {answer}"
         rows.append(setting.compare(Measured.of(answer)))
     return rows
 

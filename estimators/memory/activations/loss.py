@@ -139,6 +139,12 @@ _OUTPUT = Formula(
 _LAYER_OUTPUTS = Formula(
     "outputs of all layers", "w B S (L + 1) H", "trl 1.12 experimental/ppo/ppo_trainer.py forward", MEMORY_SYMBOLS
 )
+_PROBABILITIES = Formula(
+    "probabilities of the last micro batch",
+    "w B C V",
+    "TRL 1.12 experimental/ppo/ppo_trainer.py `train`: `prob_dist`, which is deleted after the micro batches of a step",
+    {**MEMORY_SYMBOLS, "C": "tokens of a completion"},
+)
 _MODULE_OUTPUT = Formula(
     "model output",
     "B x + y",
@@ -355,15 +361,22 @@ def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: in
     return w * micro_batch_size * workload.scored_len * model.vocab_size
 
 
-def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int, *, checkpoints: bool = True) -> Terms:
+def output_terms(
+    model: ModelShape, workload: Workload, micro_batch_size: int, *, checkpoints: bool = True, accumulates: bool = False
+) -> Terms:
     """Return the model's output in a user's own loop: `output = engine(x)` keeps it alive until the end of the next
     forward pass. It takes w B S V, in fp32 before transformers 4.46; for a module, the tensors that its program holds.
     () for the Trainer, which drops it, and for fused or tiled losses, which make no logits. PPO's loop keeps the
-    policy's output with every layer's output. With `checkpoints` these are saved anyway."""
+    policy's output with every layer's output. With `checkpoints` these are saved anyway. It also keeps the
+    probabilities of a completion's tokens, for the entropy, until the next micro batch of the step has its own
+    (`accumulates`)."""
     if model.policy:
         w, s = workload.weight_bytes, workload.seq_len
         size_bytes = w * micro_batch_size * s * model.vocab_size
         logits = _OUTPUT.term(size_bytes, c=w, V=model.vocab_size, B=micro_batch_size, S=s)
+        if accumulates:
+            inputs = {"w": w, "B": micro_batch_size, "C": workload.completion_len, "V": model.vocab_size}
+            logits += _PROBABILITIES.term(w * micro_batch_size * workload.completion_len * model.vocab_size, **inputs)
         return logits + (() if checkpoints else layer_outputs(model.policy, workload, micro_batch_size))
     if model.module:
         size = ZERO

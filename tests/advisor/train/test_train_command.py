@@ -81,7 +81,7 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     # A tenth of 36 samples, rounded up to the two ranks: 4; twice 36 samples in fours.
     assert "global batch 4" in printed
     assert "18 steps (2 epochs) at a learning rate of 2e-05" in printed
-    assert f"ds_advise.advisor.train.script --output_dir {tmp_path}/out" in printed
+    assert f"{tmp_path}/out/training/train.py --output_dir {tmp_path}/out" in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -147,7 +147,7 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
         folder.claim(force=False)
     folder.claim(force=True)
     assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "training"]
-    assert not list(folder.records.iterdir())
+    assert [path.name for path in folder.records.iterdir()] == ["train.py"]
     assert (tmp_path / "elsewhere").exists(), "what a link leads to"
 
 
@@ -387,7 +387,7 @@ def test_swanlab_has_a_run_before_the_trainer_asks_for_it(monkeypatch: pytest.Mo
         if mode is None:
             raise RuntimeError("no TTY is available for interactive login")
 
-    from ds_advise.advisor.train.script import start_swanlab
+    from ds_advise.probes.default_script.trainer import start_swanlab
 
     monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(init=init))
     assert start_swanlab() is sys.modules["swanlab"]

@@ -16,7 +16,7 @@ from datasets import Dataset
 from ds_advise.advisor.data.prepare import DataFile, cut, pack_bins, prepare
 from ds_advise.advisor.data.rows import DataError, read_csv
 from ds_advise.advisor.data.tokenizing import IGNORED
-from ds_advise.advisor.train.script import Collator
+from ds_advise.probes.default_script.trainer import Collator
 from hypothesis import given
 from hypothesis import strategies as st
 

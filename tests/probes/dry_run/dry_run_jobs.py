@@ -1,22 +1,10 @@
-"""One process of a comparison: a request run dry, or one rank of it run for real, counted by the same ledger.
-
-    python dry_run_jobs.py TASK
-
-TASK, pickled: {"dry": whether it is run dry, "request", "meeting": the file in which the real ranks meet, None for a
-    rank whose peers do not exist (torch's fake process group), "seconds": its limit, "answer": its file}.
+"""Parts of a rank that really trains on the CPU under a dry run's ledger: what `ranks_worker` installs.
 
 Ranks meet in a file, not at a port that another process could take in between. Nothing is compiled: what DeepSpeed's
 extensions do for Adam and NVMe is done here in torch and Python.
 """
 
-import faulthandler
-import json
 import os
-import pickle
-import sys
-import weakref
-from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 
 os.environ |= {
@@ -26,26 +14,15 @@ os.environ |= {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 
-import deepspeed
 import torch
-import transformers
-from deepspeed.accelerator import set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-from ds_advise.estimators.memory.activations import loss as tiles
-from ds_advise.probes.dry_run import training, worker
-from ds_advise.probes.recording.allocation_classifier import AllocationClassifier
-from ds_advise.probes.recording.ledger import Ledger, RecordingMode
-from ds_advise.probes.recording.phases import PhaseRecorder
-from ds_advise.probes.recording.schedule import ScheduleRecorder
-from ds_advise.probes.simulated_gpu import accelerator, collectives, kernels
-from ds_advise.probes.simulated_gpu import kernels as aio
-from ds_advise.probes.simulated_gpu import patches as unknown_values
+from ds_advise.probes.recording.ledger import RecordingMode
+from ds_advise.probes.simulated_gpu import kernels
 from ds_advise.probes.simulated_gpu.accelerator import SimulatedAccelerator
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
 Gloo = ProcessGroupGloo
-tiles.TILE_OF_LOGITS_BYTES = 1 << 19  # a model of these has several
 
 
 class OneThreadGloo(Gloo):
@@ -151,7 +128,7 @@ def op_builder(class_name, *rest, stand_in=kernels.op_builder):
     return AdamKernels if class_name in ("CPUAdamBuilder", "FusedAdamBuilder") else stand_in(class_name, *rest)
 
 
-class FileHandle(aio.CountingHandle):
+class FileHandle(kernels.CountingHandle):
     """Really writes files and reads them back, as DeepSpeed's own handle does."""
 
     def _transfer(self, kind, buffer, path):
@@ -162,109 +139,3 @@ class FileHandle(aio.CountingHandle):
             with Path(path).open("rb") as file:
                 assert file.readinto(memory) == buffer.nbytes
         super()._transfer(kind, buffer, path)
-
-
-def finite_weights(build, parameters):
-    """A dry run takes weights as memory comes; real ones must be finite, or the engine skips its steps."""
-
-    def built(*args):
-        subject = build(*args)
-        parameters.extend(map(weakref.ref, subject.model.parameters()))  # the engine may put others in their place
-        with torch.no_grad():
-            for parameter in subject.model.parameters():
-                getattr(parameter, "ds_tensor", parameter).normal_(0, 0.02)
-                if getattr(parameter, "ds_secondary_tensor", None) is not None:
-                    parameter.ds_secondary_tensor.normal_(0, 0.02)
-        return subject
-
-    return built
-
-
-def train(request, meeting, seconds):
-    """Train for real, with the ranks that meet in the file `meeting`, or alone; answers the phases as the dry run does.
-
-    `largest_shard_bytes`, `persistent_shard_bytes`: under ZeRO-3 this rank's largest shard of a parameter, and its
-        shards of
-    those that stay gathered.
-    """
-    alone = meeting is None
-    rank = request.rank
-    world_size = request.run.cluster.world_size
-    if alone:
-        collectives.join(rank, world_size, world_size)
-    else:
-        distributed_c10d.ProcessGroupGloo = OneThreadGloo
-        os.environ.update(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(world_size),
-            LOCAL_SIZE=str(world_size + 1),
-        )  # unequal: no shared-memory collectives
-        torch.distributed.init_process_group(
-            "gloo",
-            store=torch.distributed.FileStore(meeting, world_size),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=seconds),
-        )
-    classifier = AllocationClassifier()
-    ledger = Ledger("none", classifier.classify)
-    schedule = ScheduleRecorder(lambda: ledger.stream, ledger.is_pinned)
-    aio.CountingHandle = FileHandle
-    kernels.op_builder = accelerator.op_builder = op_builder
-    set_accelerator(RealAccelerator(ledger, schedule, device_count=world_size, memory_bytes=80 << 30))
-    kernels.install(ledger, schedule)
-    deepspeed.init_distributed("gloo")
-    if alone:
-        collectives.silence_comparisons()
-    torch.Tensor.record_stream = lambda _tensor, _stream: None
-    transformers.integrations.deepspeed.initialize_weights_zero3 = unknown_values.gather_largest_module
-    recorder = PhaseRecorder(ledger, classifier, schedule)
-    if request.run.workload.objective != "next-token":
-        from trl_training import train_by_trl
-
-        with RealMode(ledger, schedule, alone=alone):
-            train_by_trl(request, recorder)
-        return {"phases": [asdict(phase) for phase in recorder.phases]}
-    if request.run.workload.eval_batch is not None:
-        from evaluation_training import train_and_evaluate
-
-        with RealMode(ledger, schedule, alone=alone):
-            train_and_evaluate(request, recorder)
-        return {"phases": [asdict(phase) for phase in recorder.phases]}
-    parameters = []
-    training.models.from_config = finite_weights(training.models.from_config, parameters)
-    training.user_module.from_file = finite_weights(training.user_module.from_file, parameters)
-    torch.manual_seed(0)
-    with RealMode(ledger, schedule, alone=alone):
-        training.run(request, recorder, "cpu")
-    shards = [
-        (parameter.ds_tensor.nbytes, parameter.ds_persist)
-        for parameter in (reference() for reference in parameters)
-        if hasattr(parameter, "ds_tensor")
-    ]
-    return {
-        "phases": [asdict(phase) for phase in recorder.phases],
-        "versions": {"deepspeed": deepspeed.__version__},
-        "largest_shard_bytes": max((size for size, _ in shards), default=0),
-        "persistent_shard_bytes": sum(size for size, persists in shards if persists),
-    }
-
-
-def main():
-    """Answer one task; a failure is printed, and the process ends with 1."""
-    task = pickle.loads(Path(sys.argv[1]).read_bytes())
-    faulthandler.dump_traceback_later(task["seconds"], exit=True)
-    request = task["request"]
-    kernels.patch_trl = lambda _recorder: None  # on a CPU its losses are torch's, as DeepSpeed's
-    kernels.install_losses = lambda _workload, _recorder: None
-    answer = worker.run_request(request) if task["dry"] else train(request, task["meeting"], task["seconds"])
-    task["answer"].write_text(json.dumps(answer))
-    if "error" in answer:
-        print(answer["traceback"], file=sys.stderr)
-    sys.stdout.flush()
-    os._exit("error" in answer)
-
-
-if __name__ == "__main__":
-    main()

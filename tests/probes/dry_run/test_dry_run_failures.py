@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from ds_advise.estimators.models.model_shape import Input
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run.run import DryRunError, answer, dry_run, request_for
+from ds_advise.probes.dry_run.run import DryRunError, answer, answer_request, dry_run, request_for
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
-from tests.helpers import fork_outcomes, h100s
+from tests.helpers import SMALL_LLAMA, fork_outcomes, h100s
 
 FILE = """
 import os, signal
@@ -85,7 +85,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         for name, (file, function, more) in CASES.items()
     }
     with pytest.raises(DryRunError) as caught:
-        answer(requests.pop("killed"), timeout_s=3000)
+        answer_request(requests.pop("killed"), timeout_s=3000)
     return {"killed": caught.value} | dict(zip(requests, fork_outcomes(list(requests.values())), strict=True))
 
 
@@ -102,10 +102,10 @@ def test_one_failure_leaves_the_others_alone(outcomes: Outcomes) -> None:
         ("killed", "forward of iteration 1", ("SIGKILL", "forward of iteration 1", "free memory")),
         ("raises", "load", ("KeyError: 'missing'", "load", "own.py:")),
         ("auto", "start", ('nothing replaces "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
-        ("bad_batch", "forward of iteration 1", ("RuntimeError", "forward of iteration 1", "batch.py:")),
+        ("bad_batch", "between", ("RuntimeError", "between", "batch.py:")),
         ("unknown_optimizer", "initialize", ("Adamm", "DeepSpeed rejects")),
-        ("wrong_batch", "initialize", ("accumulation steps", "DeepSpeed rejects")),
-        ("typo", "initialize", ("overlap_com", "DeepSpeed rejects")),
+        ("wrong_batch", "load", ("accumulation steps", "DeepSpeed rejects")),
+        ("typo", "load", ("overlap_com", "DeepSpeed rejects")),
     ],
 )
 def test_a_failure_is_reported_with_its_phase_and_cause(
@@ -132,9 +132,16 @@ def test_a_process_that_ends_without_an_answer_is_reported_with_its_exit_code() 
 
 def test_a_missing_file_is_reported_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before torch and DeepSpeed are imported."""
-    monkeypatch.setattr("ds_advise.probes.dry_run.run.answer", None)
+    monkeypatch.setattr("ds_advise.probes.command.run.start", None)
     with pytest.raises(DryRunError, match="no such file"):
         dry_run(Run(config=PLAIN, model="nowhere.py:net", cluster=h100s(2)))
+
+
+def test_kernels_that_are_not_known_are_refused() -> None:
+    """It would show the memory of another training."""
+    run = Run(config={}, model=SMALL_LLAMA, cluster=h100s(1), workload=Workload(method="qlora"))
+    with pytest.raises(DryRunError, match="a dry run does not support"):
+        dry_run(run)
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:

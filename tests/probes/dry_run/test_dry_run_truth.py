@@ -1,7 +1,7 @@
-"""The dry run counts the bytes that the real engine allocates: the same requests, really trained on the CPU.
+"""The dry run counts the bytes that the real engine allocates: the same commands, really trained on the CPU.
 
-Both sides run the same loop under the same ledger; one on fake tensors as one rank of N on the simulated GPU, the other
-on real tensors, either all ranks over gloo or one rank with torch's fake process group. GPU and host bytes are compared
+Both sides run the same default script under the same ledger; one on fake tensors as one rank of N on the simulated GPU,
+the other on real tensors, either all ranks over gloo or one rank with torch's fake process group. GPU and host bytes are compared
 as their sum, exact to the tensor, at the end and at the peak of every phase.
 
 Attention is eager and dropout off: fused attention keeps other tensors on a CPU than on a GPU, and dropout another
@@ -14,7 +14,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +22,14 @@ from typing import Any
 
 import pytest
 from ds_advise.estimators.workload import LossKernel, Method, OptimizerStep, Precision, Software, Workload
+from ds_advise.probes.default_script.folder import write_folder
+from ds_advise.probes.default_script.words import command_words
 from ds_advise.probes.run import Request, Run
 
 from tests.helpers import SMALL_LLAMA, h100s
 from tests.training_scripts.forked_ranks import LIMIT_S, ROOT, ForkedRank, cpu_environment, run_to_the_end
 
-SCRIPT = Path(__file__).with_name("dry_run_jobs.py")
+SCRIPT = Path(__file__).with_name("truth_jobs.py")
 
 LLAMA = SMALL_LLAMA | {"intermediate_size": 704, "num_hidden_layers": 3, "vocab_size": 2048}
 MODELS = {
@@ -238,41 +240,41 @@ def request(case: Case, folder: Path) -> Request:
     return Request(run=run, rank=case.rank, iterations=iterations, expandable_segments=False)
 
 
-def answers(asked: Sequence[tuple[Request, Request, str]], folder: Path) -> list[dict[str, Any]]:
-    """{"dry": ..., "real": ...}, or {"error": why not}, for each (dry run's request, real run's, "gloo" or "alone").
+def answers(cases: Sequence[Case], folder: Path) -> list[dict[str, Any]]:
+    """{"dry": ..., "real": ...}, or {"error": why not}, for each case.
 
     "gloo" trains all ranks; "alone" one rank of a job whose other ranks do not exist.
     """
-    found = []
-    for index, (dry, real, how) in enumerate(asked):
-        job = folder / f"job{index}"
-        job.mkdir()
-        world_size = real.run.cluster.world_size
-        ranks = [replace(real, rank=rank) for rank in range(world_size)] if how == "gloo" else [real]
-        meeting = str(job / "ranks") if how == "gloo" else None
-        tasks = {"dry": {"dry": True, "request": dry, "meeting": None}}
-        tasks |= {f"rank{each.rank}": {"dry": False, "request": each, "meeting": meeting} for each in ranks}
-        for name, task in tasks.items():
-            (job / name).write_bytes(pickle.dumps(task | {"seconds": LIMIT_S, "answer": job / f"{name}.json"}))
-        try:
-            run_to_the_end([partial(start, job / name) for name in tasks], job, LIMIT_S + 60)
-        except AssertionError as error:
-            found.append({"error": str(error)})
-        else:
-            ours, theirs = (json.loads((job / f"{name}.json").read_text()) for name in ("dry", f"rank{real.rank}"))
-            found.append({"dry": ours["result"], "real": theirs})
-    return found
+    return [answer(request(case, folder), folder / f"job{index}", case.real) for index, case in enumerate(cases)]
+
+
+def answer(asked: Request, job: Path, real: str = "gloo") -> dict[str, Any]:
+    """The answers of the run's default script."""
+    job.mkdir()
+    write_folder(asked.run, job)
+    cluster = asked.run.cluster
+    ranks = range(cluster.world_size) if real == "gloo" else [asked.rank]
+    shared = {"words": command_words(asked.run, steps=asked.iterations), "cluster": cluster, "steps": asked.iterations}
+    shared |= {"seconds": LIMIT_S, "alone": real != "gloo"}
+    (job / "dry").mkdir()
+    tasks = {"dry": {"dry": True, "rank": asked.rank, "folder": job / "dry"}}
+    tasks |= {f"rank{rank}": {"dry": False, "rank": rank, "folder": job} for rank in ranks}
+    for name, task in tasks.items():
+        (job / f"{name}.task").write_bytes(pickle.dumps(shared | task))
+    try:
+        run_to_the_end([partial(start, job / f"{name}.task") for name in tasks], job, LIMIT_S + 60)
+        ours, theirs = (
+            json.loads(path.read_text()) for path in (job / "dry/answer.json", job / f"rank{asked.rank}.json")
+        )
+    except AssertionError as error:
+        return {"error": str(error)}
+    return {"dry": ours["result"]["result"], "real": theirs} if "result" in ours else ours
 
 
 def start(task: Path, log: Path) -> ForkedRank:
     """A process of a job."""
     environment = cpu_environment() | {"PYTHONWARNINGS": "ignore"}
     return ForkedRank(SCRIPT, [str(task)], cwd=task.parent, env=environment, log=log)
-
-
-def both(case: Case, folder: Path) -> tuple[Request, Request, str]:
-    asked = request(case, folder)
-    return asked, asked, case.real
 
 
 def differences(case: Case, answer: dict[str, Any]) -> list[str]:
@@ -324,10 +326,7 @@ def test_every_strategy_counts_what_the_real_engine_allocates(part: int, tmp_pat
 
 
 def assert_counted(cases: Sequence[Case], folder: Path) -> None:
-    found = {
-        str(case): differences(case, answer)
-        for case, answer in zip(cases, answers([both(case, folder) for case in cases], folder), strict=True)
-    }
+    found = {str(case): differences(case, answer) for case, answer in zip(cases, answers(cases, folder), strict=True)}
     assert not any(found.values()), "\n".join(f"{case}: {wrong}" for case, wrong in found.items() if wrong)
 
 
@@ -341,9 +340,9 @@ OTHER = [  # not LoRA with ZeRO-3 and checkpointing, which 0.18.3 cannot do
 WITH_OTHER = """
 import json, sys
 from pathlib import Path
-from tests.probes.dry_run.test_dry_run_truth import OTHER, answers, both
+from tests.probes.dry_run.test_dry_run_truth import OTHER, answers
 folder = Path(sys.argv[1])
-found = answers([both(case, folder) for case in OTHER], folder)
+found = answers(OTHER, folder)
 (folder / "answers.json").write_text(json.dumps(found))
 """
 """A process of its own, whose forks have imported the other DeepSpeed."""

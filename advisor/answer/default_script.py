@@ -1,0 +1,47 @@
+"""The default script of a recommended plan, as files of the user's, and its command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...ds_configs.files import write_text
+from ...ds_configs.launch_commands import Rendezvous, launcher_words, shell_line
+from ...probes.default_script import words
+from ...probes.run import Run
+from .recommendation import Recommendation
+
+_LEFT_OUT = ("report_to", "save_strategy", "disable_tqdm")
+"""Arguments of a dry run that a training leaves at their defaults."""
+
+
+def write_script(answer: Recommendation, path: Path, config_path: str, *, force: bool) -> tuple[list[str], str]:
+    """Write the script that trains the recommended plan. Returns (written files, the shell line that starts it).
+
+    A transformers model under plain DeepSpeed is loaded by `trainer.py`, which is written beside the script. Raises
+    ConfigFileError for files that exist, without `force`.
+    """
+    assert answer.recommended is not None, "a plan fits"
+    question = answer.question
+    module = question.model.module
+    run = Run.from_plan(
+        answer.recommended.plan,
+        question.model,
+        question.workload,
+        question.cluster,
+        description=module.factory if module else None,
+    )
+    script, files = words.script_of(run), [str(path)]
+    write_text(script.read_text("utf-8"), path, force=force)
+    if script.name == "engine.py" and module is None:
+        beside = path.with_name(words.TRAINER.name)
+        write_text(words.TRAINER.read_text("utf-8"), beside, force=force)
+        files.append(str(beside))
+    arguments: dict[str, Any] = {} if module else {"model_name_or_path": question.model.name}
+    arguments |= {name: value for name, value in words.script_arguments(run).items() if name not in _LEFT_OUT}
+    for name in ("deepspeed", "deepspeed_config"):
+        if name in arguments:
+            arguments[name] = config_path
+    rendezvous = Rendezvous("static") if question.cluster.nodes > 1 else None
+    target = [str(path), *words.option_words(arguments)]
+    return files, shell_line(launcher_words("torchrun", question.cluster, target, rendezvous=rendezvous))
