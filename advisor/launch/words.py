@@ -22,15 +22,20 @@ class TrainingCommand(NamedTuple):
     """The launcher that is typed in front of the script: "torchrun", "deepspeed", "srun", ...; "" for none."""
 
     @property
+    def _script(self) -> int:
+        """Number of words up to the script; 1 for a tool's own command."""
+        if self.program is not None:
+            return len(self.words) - len(self.program.arguments)
+        return next((place for place, word in enumerate(self.words, start=1) if word.endswith(".py")), 1)
+
+    @property
     def options(self) -> ScriptArguments:
-        """The options of the script; a launcher's precede them."""
-        return ScriptArguments(self.words)
+        """The options of the script, without those of a launcher in front."""
+        return ScriptArguments(self.words[self._script :])
 
     def replace_options(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """The command with other values of the script's options."""
-        script = next((place for place, word in enumerate(self.words) if word.endswith(".py")), 0)
-        own = ScriptArguments(self.words[script + 1 :])
-        return (*self.prefix, *self.words[: script + 1], *own.replace_values(values))
+        return (*self.prefix, *self.words[: self._script], *self.options.replace_values(values))
 
 
 def read_command(words: Sequence[str]) -> TrainingCommand:

@@ -510,3 +510,4 @@ def test_options_are_replaced_behind_the_script() -> None:
     assert " ".join(changed) == (
         "accelerate launch --gradient_accumulation_steps 4 train.py --x 1 --gradient_accumulation_steps 8"
     )
+    assert read_command(["A=1", "python", "-u", "-m", "package.train", "--x", "1"]).options.words == ("--x", "1")
