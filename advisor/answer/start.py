@@ -23,11 +23,11 @@ from ...ds_configs.training_script import (
     python_source,
     script_arguments,
     script_lines,
-    script_makes_optimizer,
     server_commands,
     trainer_lines,
 )
 from ...estimators.objectives import OBJECTIVES, framework_loss
+from ...estimators.parameter_groups import script_makes_adam
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.workload import NEXT_TOKEN
 from ..document.blocks import Block, Commands, Sentence
@@ -150,7 +150,7 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str, node
         place = f" --device cpu --ranks {cluster.gpus_per_node}"
     is_pageable = candidate.plan.cpu_checkpointing and not workload.software.pinned_inputs
     settings = ["pinned-inputs=no"] * is_pageable
-    if script_makes_optimizer(workload, candidate.plan):
+    if script_makes_adam(workload, candidate.plan):
         settings.append(f"optimizer-step={workload.software.optimizer_step}")
     software = f" --software {','.join(settings)}" if settings else ""
     training, rollouts = "", workload.rollouts
