@@ -20,13 +20,12 @@ matrices).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from ..estimate import Formula, Terms, total_bytes
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .gradient_memory import NORM_BYTES, STEP_NOT_COVERED, SYMBOLS, GradientMemory
-from .partition import SWAP_MIN_BYTES, shard_numel
+from .partition import SWAP_MIN_BYTES, reductions_after_backward, shard_numel
 from .trainable import (
     ShardedTensors,
     gradients_before_first_reduction,
@@ -167,28 +166,16 @@ class Stage12(GradientMemory):
         yield reduced + self.last, self._flattened(self.last), 0
 
     def _after_backward(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the same where stage 1 reduces all gradients after the backward pass (overlap_comm off), each group of
-        parameters from its first tensor on: when the last gradient is made, and in and after each reduction, by rank. A
-        gradient moves into the bucket unless it is larger."""
-        numels, idle, size = self.tensors.trainable, self.tensors.idle, self.bucket_size
+        """Yield the same where stage 1 reduces all gradients after the backward pass: the last gradient is made; on
+        each rank, a bucket is reduced, and has been reduced."""
         yield self.trainable - (0 if self.accumulates else self.last) + self.live_at_end, 0, 0
-        buckets, filled = [list[int]()], 0
-        for index in chain.from_iterable(group.tensors for group in self.sharded.groups):
-            if filled + numels[index] > size:
-                buckets.append([])
-                filled = 0
-            if index >= idle:
-                buckets[-1].append(index)
-                filled += numels[index]
+        numels, groups, size = self.tensors.trainable, self.sharded.groups, self.bucket_size
         for load in self.sharded.loads:
-            own, alive, owned = set(load.tensors), sum(numels[idle:]), 0
-            for bucket in filter(None, buckets):
-                content, has_own = sum(numels[index] for index in bucket), not own.isdisjoint(bucket)
-                alive -= content if content <= size else 0
-                yield alive + owned, (content if content <= size else self._flattened(content)) * self.copies, 0
-                owned = load.touched if has_own and not self.offloaded else owned
-                yield alive + owned, 0, min(content, load.slice) * self.offloaded
-                alive -= content if content > size and has_own else 0
+            kept = load._replace(touched=0) if self.offloaded else load
+            for alive, reduced, after in reductions_after_backward(numels, groups, kept, size, idle=self.tensors.idle):
+                copied = reduced if reduced <= size else self._flattened(reduced)
+                yield alive, copied * self.copies, 0
+                yield after, 0, min(reduced, load.slice) * self.offloaded
 
     def end_terms(self) -> Terms:
         reduces_at_end = self.plan.zero_stage == 1 and not self.plan.overlap_comm

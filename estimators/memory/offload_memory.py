@@ -1,6 +1,7 @@
 """Memory of ZeRO's offload outside the GPUs: pinned and pageable host memory of a node, and bytes on its NVMe.
 
-Host memory of L local ranks, in bytes per element of one rank's partition (Pt'/N, or Pt'' at stage 3):
+Host memory of L local ranks, in bytes per element of one rank's partition (Pt'/N, or Pt'' at stage 3). Each parameter
+group has blocks of its own.
 
 | offload                  | pinned                                                     | pageable              |
 |--------------------------|------------------------------------------------------------|-----------------------|

@@ -7,7 +7,7 @@ pieces, regardless of tensor boundaries. Stage 3 cuts every tensor by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -187,3 +187,33 @@ def rank_loads(numels: Sequence[int], groups: Sequence[FlatGroup]) -> tuple[Rank
         RankLoad(touched=whole, slice=piece, tensors=tuple(indices))
         for whole, piece, indices in zip(touched, largest, tensors, strict=True)
     )
+
+
+def reductions_after_backward(
+    numels: Sequence[int], groups: Sequence[FlatGroup], load: RankLoad, bucket_size: int, *, idle: int = 0
+) -> Iterator[tuple[int, int, int]]:
+    """Yield, for each reduction of stage 1 without overlap_comm on one rank, the elements of gradients outside the
+    bucket while it is reduced, those that are reduced, and those outside the bucket after it.
+
+    All gradients are alive after the backward pass. They are reduced group by group, from the first tensor on. Each
+    moves into the bucket, unless it is larger, and the rank's own ones from there into a buffer of all of them. The
+    first `idle` tensors have no gradients.
+
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `reduce_gradients`,
+    `reduce_independent_p_g_buckets_and_remove_grads`, `copy_grads_in_partition`.
+    """
+    buckets, filled = [list[int]()], 0
+    for index in (index for group in groups for index in group.tensors if index >= idle):
+        if filled + numels[index] > bucket_size:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(index)
+        filled += numels[index]
+    own, alive, owned = set(load.tensors), sum(numels[idle:]), 0
+    for bucket in filter(None, buckets):
+        reduced, has_own = sum(numels[index] for index in bucket), not own.isdisjoint(bucket)
+        is_larger = reduced > bucket_size
+        alive -= 0 if is_larger else reduced
+        before, owned = owned, load.touched if has_own else owned
+        yield alive + before, reduced, alive + owned
+        alive -= reduced if is_larger and has_own else 0
