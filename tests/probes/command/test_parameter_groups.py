@@ -88,7 +88,8 @@ Trainer(model=model, args=args, train_dataset=rows).train()
 
 
 class Training:
-    """A training by the Trainer, with two samples of 256 tokens in a micro batch: predicted and observed."""
+    """A training by the Trainer, with two samples of 256 tokens in a micro batch: predicted and observed. While a
+    foreach step updates the first of two groups, all gradients are alive."""
 
     def __init__(self, folder: Path, model: dict[str, Any], ranks: int, config: dict[str, Any]) -> None:
         self.folder, self.cluster = folder, h100s(ranks)
@@ -98,7 +99,7 @@ class Training:
         (folder / "ds.json").write_text(json.dumps(self.config))
         (folder / "train.py").write_text(TRAINER)
         self.accumulation: int = self.config.setdefault("gradient_accumulation_steps", 1)
-        options: QuestionOptions = {"seq_len": 256, "micro_batch": 2}
+        options: QuestionOptions = {"seq_len": 256, "micro_batch": 2, "optimizer": "adamw_torch"}
         model_folder = str(folder / "model")
         self.run = read_run(self.config, model_folder, self.cluster, accumulation=self.accumulation, **options)
 
@@ -116,7 +117,7 @@ class Training:
 
     def observed(self, rank: int) -> tuple[int, int]:
         """The same in the last step of the command on one rank."""
-        words = "train.py --deepspeed ds.json --bf16 --gradient_checkpointing --report_to none "
+        words = "train.py --deepspeed ds.json --bf16 --gradient_checkpointing --report_to none --optim adamw_torch "
         words += f"--per_device_train_batch_size 2 --gradient_accumulation_steps {self.accumulation}"
         request = CommandRequest(words=tuple(words.split()), folder=self.folder, cluster=self.cluster, rank=rank)
         result = dry_run_command(request).result
