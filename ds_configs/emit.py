@@ -11,9 +11,9 @@ from ..estimators.models.families import find_family, leaf_classes_to_write
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.optimizers import OPTIMIZERS
+from ..estimators.parameter_groups import emits_optimizer_block
 from ..estimators.plan import PLAN_FIELDS, Plan
 from ..estimators.workload import Framework, Workload
-from .training_script import script_makes_optimizer
 
 GRADIENT_CLIPPING = 1.0
 """The default of both TrainingArguments (max_grad_norm) and DeepSpeed."""
@@ -166,13 +166,13 @@ def optimizer_block(workload: Workload, plan: Plan, *, auto: bool) -> dict[str, 
             fix="choose adamw, or a plan that does not offload the optimizer",
         )
     keys: dict[str, Any] = {}
-    by_script = script_makes_optimizer(workload, plan) or OBJECTIVES[workload.objective].value_model
-    if spec.block_type and not by_script:
+    has_block = emits_optimizer_block(workload, plan)
+    if has_block:
         params = {name: OPTIMIZER_PARAMS[name] for name in spec.block_params}
         if auto:
             params |= dict.fromkeys(_FILLED_PARAMS, "auto")
         keys["optimizer"] = {"type": spec.block_type, "params": params | dict(spec.extra_block_params)}
-    if plan.zero_stage and (by_script or not spec.tested_with_zero):
+    if plan.zero_stage and not (has_block and spec.tested_with_zero):
         keys["zero_allow_untested_optimizer"] = True
     return keys
 

@@ -12,6 +12,7 @@ from ..estimators.models.model_shape import ModelShape
 from ..estimators.models.vision_parts import frozen_prefixes
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.optimizers import optimizer
+from ..estimators.parameter_groups import script_makes_adam
 from ..estimators.plan import Plan
 from ..estimators.workload import TORCH_DTYPES, Workload
 
@@ -65,7 +66,7 @@ def training_arguments(
     spec = optimizer(workload.optimizer)
     if not spec.block_type:
         arguments["optim"] = spec.trainer_names[0]
-    elif script_makes_optimizer(workload, plan) and workload.optimizer == "adamw":
+    elif script_makes_adam(workload, plan) and workload.optimizer == "adamw":
         arguments["optim"] = "adamw_torch_fused" if workload.software.optimizer_step == "fused" else "adamw_torch"
     if workload.loss == "fused" or workload.kernels == "liger":
         arguments["use_liger_kernel"] = True
@@ -145,12 +146,6 @@ def server_commands(workload: Workload, cluster: Cluster, model: str) -> list[st
     return [
         f"CUDA_VISIBLE_DEVICES={devices} trl vllm-serve --model {model}{split} --max-model-len {workload.seq_len} &"
     ]
-
-
-def script_makes_optimizer(workload: Workload, plan: Plan) -> bool:
-    """Whether the optimizer is torch's Adam from the training script. With its states in host RAM it is DeepSpeed's."""
-    has_torch_adam = workload.software.optimizer_step != "auto" and optimizer(workload.optimizer).is_adam
-    return has_torch_adam and plan.offload_optimizer == "none"
 
 
 def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]:

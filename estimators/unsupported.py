@@ -9,7 +9,7 @@ from .memory.activations.kernels import offered_attention
 from .memory.activations.loss import why_no_tiling
 from .memory.partition import shard_numel
 from .memory.rollout_memory import cached_sequences
-from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
+from .memory.trainable import ShardedTensors, shard_plan, tensor_set
 from .models.families import supports
 from .models.model_shape import ModelShape
 from .models.rank_part import why_no_expert_parallelism, why_no_tensor_parallelism
@@ -76,7 +76,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         if workload.quantization != "nf4" or plan.offload_param != "none" or plan.quantizes_collectives:
             return "ZeRO-3 is known to shard NF4 weights only on the GPU, with unquantized collectives"
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
-        return _why_no_swapping(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, spec)
+        return _why_no_swapping(shard_plan(model, workload, cluster, plan), plan, spec)
     return None
 
 

@@ -131,6 +131,9 @@ class Workload:
     precision: Precision = "bf16"
     optimizer: str = "adamw"
     """A key of `optimizers.OPTIMIZERS`."""
+    optimizer_block: bool | None = None
+    """Whether the configuration has an `optimizer` block, from which DeepSpeed makes the optimizer; None for an emitted
+    one (`parameter_groups.emits_optimizer_block`)."""
     eval_batch: int | None = None
     """Samples per GPU of an evaluation between two steps; None without evaluation."""
     eval_logits: int | None = None

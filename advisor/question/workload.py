@@ -103,11 +103,13 @@ def configured_workload(
         options = {**options, "precision": "fp32"}  # every GPU supports it
     workload = build_workload(options, model, gpu)
     software = replace(workload.software, optimizer_step=optimizer_step_in(config, workload))
+    name = optimizer_in(config)
     return replace(
         workload,
+        optimizer_block=name is not None,
         software=software,
         precision=workload.precision if precision == "auto" else precision,
-        optimizer=optimizer_in(config) or workload.optimizer,
+        optimizer=name or workload.optimizer,
     )
 
 

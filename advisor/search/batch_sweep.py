@@ -15,9 +15,8 @@ from typing import Any
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate, total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.memory.plan_memory import estimate_memory, least_bytes, resident_terms
-from ...estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
+from ...estimators.memory.trainable import optimizer_group_numels, shard_plan
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.models.rank_part import rank_share
 from ...estimators.plan import Plan
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
@@ -203,8 +202,7 @@ class BatchSweep:
         cluster, share = question.cluster, self.host_optimizer_share(fastest.time)
         if share <= SAME_SPEED or cluster.gpu.is_cpu:
             return
-        tensors = tensor_set(rank_share(question.model, plan), question.workload)
-        sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
+        sharded = shard_plan(question.model, question.workload, cluster, plan)
         groups = len(optimizer_group_numels(sharded, plan.sub_group_size))
 
         def partly_offloaded(number: int) -> Plan:

@@ -14,9 +14,8 @@ from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Phase
 from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.estimators.memory.plan_memory import estimate_memory
-from ds_advise.estimators.memory.trainable import gradients_before_first_reduction, shard_tensors, tensor_set
+from ds_advise.estimators.memory.trainable import gradients_before_first_reduction, shard_plan
 from ds_advise.estimators.models.model_shape import ModelShape
-from ds_advise.estimators.models.rank_part import rank_share
 from ds_advise.estimators.objectives import OBJECTIVES, framework_loss, trained_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Software, Workload
@@ -206,15 +205,13 @@ class Setting:
     def _fullest_rank(self) -> int:
         if self.plan.zero_stage not in (1, 2):
             return 0
-        split_by = self.plan.autotp_size
-        part = rank_share(self.model, self.plan)
-        sharded = shard_tensors(tensor_set(part, self.workload), self.cluster.world_size // split_by)
+        sharded = shard_plan(self.model, self.workload, self.cluster, self.plan)
         held = gradients_before_first_reduction(
             sharded, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True
         )
         # Offloaded gradients do not stay; the largest piece on its way to the host decides.
         offloads = self.plan.offload_optimizer != "none"
-        return split_by * max(
+        return self.plan.autotp_size * max(
             range(len(held)),
             key=lambda rank: (
                 sharded.loads[rank].slice if offloads else held[rank] if self.plan.zero_stage == 1 else 0,

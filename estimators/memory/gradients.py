@@ -19,11 +19,13 @@ matrices).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..estimate import Formula, Terms, total_bytes
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .gradient_memory import NORM_BYTES, STEP_NOT_COVERED, SYMBOLS, GradientMemory
-from .partition import SWAP_MIN_BYTES, shard_numel
+from .partition import SWAP_MIN_BYTES, reductions_after_backward, shard_numel
 from .trainable import (
     ShardedTensors,
     gradients_before_first_reduction,
@@ -141,8 +143,6 @@ class Stage12(GradientMemory):
         if self.plan.zero_stage == 2:
             before = self._before_first_reduction(frees=True)
             return self.accumulated + before, self.accumulated + self.owned + self.last
-        if not self.plan.overlap_comm:
-            return self.trainable - (0 if self.accumulates else self.last), self.trainable + self.owned
         large = sum(numel for numel in self.tensors.trainable[self.tensors.idle + 1 :] if numel > self.bucket_size)
         before = large if self.offloaded else self._before_first_reduction(frees=False)
         before += self.last * (self.accumulates and self.last > self.bucket_size)
@@ -153,19 +153,34 @@ class Stage12(GradientMemory):
             return 0
         return max(gradients_before_first_reduction(self.sharded, self.bucket_size, frees=frees, flushed=flushed))
 
-    def end_terms(self) -> Terms:
-        """Return the largest of five moments: the last gradient is made; the bucket before it is reduced; the last
-        bucket is reduced; the last gradient has been reduced; the last gradient, larger than the bucket, is reduced
-        alone."""
+    def _at_end(self) -> Iterator[tuple[int, int, int]]:
+        """Yield elements of gradients, of a bucket's copy and of a piece on its way to the host at five moments: the
+        last gradient is made; the bucket before it is reduced; the last bucket is reduced; the last gradient has been
+        reduced; the last gradient, larger than the bucket, is reduced alone."""
         before, after = self._around_end()
-        staged = min(self.last, self.sharded.slice) * self.offloaded
         reduced = self._before_first_reduction(frees=self.plan.zero_stage == 2, flushed=True)
+        yield before + self.live_at_end, 0, 0
+        yield before + self.last, self.fills.pending * self.fills.waits * self.copies, 0
+        yield before, self.fills.final * self.copies, 0
+        yield after, 0, min(self.last, self.sharded.slice) * self.offloaded
+        yield reduced + self.last, self._flattened(self.last), 0
+
+    def _after_backward(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the same where stage 1 reduces all gradients after the backward pass: the last gradient is made; on
+        each rank, a bucket is reduced, and has been reduced."""
+        yield self.trainable - (0 if self.accumulates else self.last) + self.live_at_end, 0, 0
+        numels, groups, size = self.tensors.trainable, self.sharded.groups, self.bucket_size
+        for load in self.sharded.loads:
+            kept = load._replace(touched=0) if self.offloaded else load
+            for alive, reduced, after in reductions_after_backward(numels, groups, kept, size, idle=self.tensors.idle):
+                copied = reduced if reduced <= size else self._flattened(reduced)
+                yield alive, copied * self.copies, 0
+                yield after, 0, min(reduced, load.slice) * self.offloaded
+
+    def end_terms(self) -> Terms:
+        reduces_at_end = self.plan.zero_stage == 1 and not self.plan.overlap_comm
         gradients, copied, staged = max(
-            (before + self.live_at_end, 0, 0),
-            (before + self.last, self.fills.pending * self.fills.waits * self.copies, 0),
-            (before, self.fills.final * self.copies, 0),
-            (after, 0, staged),
-            (reduced + self.last, self._flattened(self.last), 0),
+            self._after_backward() if reduces_at_end else self._at_end(),
             # Moments are compared in bytes, because gradients, copies and norms differ in their bytes per element.
             key=lambda end: self.width * end[0] + self.copied_width * end[1] + NORM_BYTES * end[2],
         )

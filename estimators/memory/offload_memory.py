@@ -1,6 +1,7 @@
 """Memory of ZeRO's offload outside the GPUs: pinned and pageable host memory of a node, and bytes on its NVMe.
 
-Host memory of L local ranks, in bytes per element of one rank's partition (Pt'/N, or Pt'' at stage 3):
+Host memory of L local ranks, in bytes per element of one rank's partition (Pt'/N, or Pt'' at stage 3). Each parameter
+group has blocks of its own.
 
 | offload                  | pinned                                                     | pageable              |
 |--------------------------|------------------------------------------------------------|-----------------------|
@@ -180,10 +181,13 @@ class _Offload:
     def optimizer_1_2(self, optimizer: OptimizerSpec) -> tuple[Terms, Terms]:
         part, width, master = self.sharded.partition, self.width, self.master
         largest = self.tensors.largest_trainable
-        pinned = self._blocks(_MASTERS_1_2, master * part, m=master, part=part)
+        parts = [group.partition for group in self.sharded.groups]
+        flat = [master * each for each in parts]
+        pinned = self._blocks(_MASTERS_1_2, *flat, m=master, part=part)
         # Under offload the masters keep a `.grad` of their size for the whole training.
-        pinned += self._blocks(_FLAT_1_2, master * part, m=master, part=part)
-        pinned += self._blocks(_STAGING_1_2, width * part, width * largest, w=width, part=part, largest=largest)
+        pinned += self._blocks(_FLAT_1_2, *flat, m=master, part=part)
+        staging = (*(width * each for each in parts), width * largest)
+        pinned += self._blocks(_STAGING_1_2, *staging, w=width, part=part, largest=largest)
         if self.plan.gradient_accumulation_steps > 1 and not self.plan.bf16_master_weights_and_grads:
             # One buffer per tensor that the partition touches, of the whole tensor's size. bf16 masters accumulate in
             # their own gradients.

@@ -7,7 +7,7 @@ pieces, regardless of tensor boundaries. Stage 3 cuts every tensor by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -115,27 +115,41 @@ class FlatGroup(NamedTuple):
 
 
 def flat_groups(
-    numels: Sequence[int], experts: Sequence[bool], world_size: int, autoep_size: int
+    numels: Sequence[int],
+    experts: Sequence[bool],
+    world_size: int,
+    autoep_size: int,
+    without_decay: Sequence[bool] = (),
 ) -> tuple[FlatGroup, ...]:
-    """Return one group of all tensors. Under AutoEP experts have groups of their own, after the others. Source:
-    deepspeed 0.19.8 runtime/engine.py `_configure_zero_optimizer`, moe/utils.py `configure_moe_param_groups`."""
+    """Return one group of all tensors, or two: first those with weight decay. Under AutoEP experts have groups of their
+    own, after the others. Source: deepspeed 0.19.8 runtime/engine.py `_configure_zero_optimizer`, moe/utils.py
+    `configure_moe_param_groups`.
+
+    without_decay: for each tensor, whether it is in the second group (`parameter_groups`); empty for one group.
+    """
     if autoep_size == 1:
-        return (
-            FlatGroup(tensors=range(len(numels)), numel=flat_group_numel(sum(numels), world_size), ranks=world_size),
-        )
-    dense = [index for index, expert in enumerate(experts) if not expert]
-    groups, ranks = [(dense, world_size)], world_size // autoep_size
+        groups: list[tuple[Sequence[int], int]] = [(range(len(numels)), world_size)]
+        if any(without_decay):
+            kinds = (tuple(i for i, each in enumerate(without_decay) if each == kind) for kind in (False, True))
+            groups = [(tensors, world_size) for tensors in kinds if tensors]
+        return _flattened(numels, groups)
+    dense = tuple(index for index, expert in enumerate(experts) if not expert)
+    expert_groups, ranks = list[list[int]](), world_size // autoep_size
     # Forces a group of its own for the first expert.
     filled = EXPERT_GROUP_NUMEL + 1
     for index in (index for index, expert in enumerate(experts) if expert):
         if filled + numels[index] > EXPERT_GROUP_NUMEL:
-            groups.append(([], ranks))
+            expert_groups.append([])
             filled = 0
-        groups[-1][0].append(index)
+        expert_groups[-1].append(index)
         filled += numels[index]
+    return _flattened(numels, [(dense, world_size), *((tuple(tensors), ranks) for tensors in expert_groups)])
+
+
+def _flattened(numels: Sequence[int], groups: Iterable[tuple[Sequence[int], int]]) -> tuple[FlatGroup, ...]:
     return tuple(
-        FlatGroup(tensors=tuple(tensors), numel=flat_group_numel(sum(numels[i] for i in tensors), count), ranks=count)
-        for tensors, count in groups
+        FlatGroup(tensors=tensors, numel=flat_group_numel(sum(numels[i] for i in tensors), ranks), ranks=ranks)
+        for tensors, ranks in groups
     )
 
 
@@ -173,3 +187,33 @@ def rank_loads(numels: Sequence[int], groups: Sequence[FlatGroup]) -> tuple[Rank
         RankLoad(touched=whole, slice=piece, tensors=tuple(indices))
         for whole, piece, indices in zip(touched, largest, tensors, strict=True)
     )
+
+
+def reductions_after_backward(
+    numels: Sequence[int], groups: Sequence[FlatGroup], load: RankLoad, bucket_size: int, *, idle: int = 0
+) -> Iterator[tuple[int, int, int]]:
+    """Yield, for each reduction of stage 1 without overlap_comm on one rank, the elements of gradients outside the
+    bucket while it is reduced, those that are reduced, and those outside the bucket after it.
+
+    All gradients are alive after the backward pass. They are reduced group by group, from the first tensor on. Each
+    moves into the bucket, unless it is larger, and the rank's own ones from there into a buffer of all of them. The
+    first `idle` tensors have no gradients.
+
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `reduce_gradients`,
+    `reduce_independent_p_g_buckets_and_remove_grads`, `copy_grads_in_partition`.
+    """
+    buckets, filled = [list[int]()], 0
+    for index in (index for group in groups for index in group.tensors if index >= idle):
+        if filled + numels[index] > bucket_size:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(index)
+        filled += numels[index]
+    own, alive, owned = set(load.tensors), sum(numels[idle:]), 0
+    for bucket in filter(None, buckets):
+        reduced, has_own = sum(numels[index] for index in bucket), not own.isdisjoint(bucket)
+        is_larger = reduced > bucket_size
+        alive -= 0 if is_larger else reduced
+        before, owned = owned, load.touched if has_own else owned
+        yield alive + before, reduced, alive + owned
+        alive -= reduced if is_larger and has_own else 0

@@ -62,7 +62,7 @@ from .evaluation import evaluation_terms
 from .host_memory import checkpoint_terms, cpu_ranks_memory, kept_logits, loading_bytes, process_terms
 from .rollout_memory import constant_rollout_memory, rollout_phases
 from .torch_memory import TorchStep, estimate_torch_memory
-from .trainable import shard_tensors, tensor_set
+from .trainable import shard_plan, shard_tensors, tensor_set
 
 _SYMBOLS = {
     **MEMORY_SYMBOLS,
@@ -188,7 +188,7 @@ def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, 
         zero_quantized_gradients=plan.zero_quantized_gradients and cluster.nodes > 1,
     )
     spec = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states, step=workload.software.optimizer_step)
-    return _cached_memory(shard_tensors(tensors, cluster.world_size // plan.autotp_size), batchless, spec, cluster)
+    return _cached_memory(shard_plan(model, workload, cluster, plan), batchless, spec, cluster)
 
 
 _cached_memory = lru_cache(maxsize=256)(BatchIndependentMemory)

@@ -8,13 +8,14 @@ to the model's dtype (deepspeed 0.19.8 runtime/engine.py `_cast_module_mixed_pre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
 from operator import not_
 from typing import TypeVar
 
+from ..hardware import Cluster
 from ..models.families import module_experts
 from ..models.lora import (
     Adapters,
@@ -27,7 +28,9 @@ from ..models.lora import (
     trains_head,
 )
 from ..models.model_shape import ModelShape, Tensor
+from ..models.rank_part import rank_share
 from ..models.vision_parts import has_backward
+from ..parameter_groups import has_decay_groups, without_decay
 from ..plan import Plan
 from ..workload import Workload
 from .partition import BucketFills, FlatGroup, RankLoad, bucket_fills, flat_groups, rank_loads, shard_numel, sub_groups
@@ -54,6 +57,8 @@ class TensorSet:
     """Bytes of the frozen tensors when each GPU holds them whole."""
     experts: tuple[bool, ...]
     """For each trainable tensor, whether it belongs to routed experts."""
+    without_decay: tuple[bool, ...]
+    """For each trainable tensor, whether the Trainer excludes it from weight decay; empty if it does so for none."""
     layer_tensors: tuple[int, ...]
     """Elements of each tensor of the largest layer, adapters included."""
     trainable_layer: tuple[int, ...]
@@ -136,10 +141,15 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("tower", "embedding", "position")]
 
+    def in_order(outside: Sequence[T], layers: Iterable[Sequence[T]]) -> list[T]:
+        """Return the values of every tensor, in order; layers of a kind share theirs."""
+        repeated = (list(values) * block.count for values, block in zip(layers, model.blocks, strict=True))
+        before = len(towers) + len(first)
+        return [*outside[:before], *chain.from_iterable(repeated), *outside[before:]]
+
     def each(value: Callable[[Tensor], T]) -> list[T]:
-        """Return the value of every tensor, in order; layers of a kind share theirs."""
-        layers = ([value(tensor) for tensor in block.tensors] * block.count for block in model.blocks)
-        return [*map(value, towers), *map(value, first), *chain.from_iterable(layers), *map(value, last)]
+        outside = [value(tensor) for tensor in (*towers, *first, *last)]
+        return in_order(outside, ([value(tensor) for tensor in block.tensors] for block in model.blocks))
 
     numels = each(lambda tensor: stored_numel(tensor, workload))
     lora, copies = adapters(model, workload), trained_copies(model, workload)
@@ -149,6 +159,7 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     layers = list(zip(stored, added, strict=True))
     layer, trainable_layer = max(layers, key=lambda pair: sum(map(sum, pair)), default=([], []))
     experts: tuple[bool, ...] = ()
+    undecayed: tuple[bool, ...] = ()
     idle = 0
     if workload.method == "full":
         trains = each(lambda tensor: not tensor.frozen)
@@ -156,6 +167,9 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         # Their hooks never fire, so these gradients enter no bucket although ZeRO counts the parameters.
         idle = sum(not tensor.frozen for tensor in towers)
         experts = tuple(compress(each(lambda tensor: tensor.role == "expert"), trains))
+        norm = model.blocks[-1].norm if model.blocks else "rms"
+        in_blocks = (without_decay(block.tensors, block.norm) for block in model.blocks)
+        undecayed = tuple(compress(in_order(without_decay((*towers, *first, *last), norm), in_blocks), trains))
         frozen_bytes = sum(frozen) * workload.weight_bytes
         muon = sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_hidden_matrix(tensor))
         trainable_layers = ([tensor.numel for tensor in block.tensors if not tensor.frozen] for block in model.blocks)
@@ -190,6 +204,7 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         muon=muon,
         frozen_bytes=frozen_bytes,
         experts=experts,
+        without_decay=undecayed,
         layer_tensors=tuple(layer),
         trainable_layer=tuple(trainable_layer),
         viewed=sum(numel * block.count for numel, block in zip(viewed, model.blocks, strict=True)),
@@ -280,8 +295,10 @@ _rank_loads = lru_cache(maxsize=64)(rank_loads)
 
 
 @lru_cache(maxsize=256)
-def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
-    groups = flat_groups(tensors.trainable, tensors.experts, world_size, tensors.model.autoep_size)
+def shard_tensors(tensors: TensorSet, world_size: int, *, decay_groups: bool = False) -> ShardedTensors:
+    """Return a tensor set partitioned for N ranks. decay_groups: `parameter_groups.has_decay_groups`."""
+    undecayed = tensors.without_decay if decay_groups else ()
+    groups = flat_groups(tensors.trainable, tensors.experts, world_size, tensors.model.autoep_size, undecayed)
     ranks = [world_size // tensors.model.autoep_size if is_expert else world_size for is_expert in tensors.spread]
     shards = tuple(map(shard_numel, tensors.trainable, ranks or repeat(world_size)))
     return ShardedTensors(
@@ -293,6 +310,12 @@ def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
         shard_total=sum(shards),
         frozen_shard_total=sum(shard_numel(numel, world_size) for numel in tensors.frozen),
     )
+
+
+def shard_plan(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> ShardedTensors:
+    """Return a plan's tensors, in the parameter groups of its optimizer. Raises as `tensor_set`."""
+    tensors, ranks = tensor_set(rank_share(model, plan), workload), cluster.world_size // plan.autotp_size
+    return shard_tensors(tensors, ranks, decay_groups=has_decay_groups(workload, plan))
 
 
 def generator_tensors(sharded: ShardedTensors) -> ShardedTensors:

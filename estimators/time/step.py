@@ -10,6 +10,7 @@ from ..estimate import COMMON_SYMBOLS, TimeTerm
 from ..hardware import Cluster, nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..memory.trainable import groups_on_gpu, shard_tensors, tensor_set
 from ..models.model_shape import ModelShape
+from ..parameter_groups import has_decay_groups
 from ..plan import Plan
 from ..workload import Workload
 from . import collective_time as collective
@@ -156,7 +157,7 @@ class Step:
         self.host_share = 1.0
         """Share of the parameters that an offloaded optimizer steps on the host."""
         if plan.offload_optimizer_ratio < 1:
-            sharded = shard_tensors(self.tensors, self.replicas)
+            sharded = shard_tensors(self.tensors, self.replicas, decay_groups=has_decay_groups(workload, plan))
             self.gpu_stepped = sum(groups_on_gpu(sharded, plan))
             self.host_share -= self.gpu_stepped / sharded.shard_total
 

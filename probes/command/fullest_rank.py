@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as torch_distributed
 
-from ...estimators.memory.partition import FlatGroup, flat_group_numel, rank_loads
+from ...estimators.memory.partition import FlatGroup, flat_group_numel, rank_loads, reductions_after_backward
 
 
 class FullestPartition:
@@ -35,7 +35,10 @@ class FullestPartition:
                 groups = [group["params"] for group in optimizer.param_groups]
                 offload = options.get("offload_optimizer_config")
                 offloads = offload is not None and offload.device != "none"
-                self.rank = fullest_rank(groups, torch_distributed.get_world_size(), offloads=offloads)
+                reduces_at_end = not options.get("partition_grads", True) and not options.get("overlap_comm")
+                bucket_size = int(options["reduce_bucket_size"]) if reduces_at_end else None
+                ranks = torch_distributed.get_world_size()
+                self.rank = fullest_rank(groups, ranks, offloads=offloads, bucket_size=bucket_size)
             init(own, optimizer, *arguments, **options)
 
         optimizer_class.__init__ = partition
@@ -64,11 +67,14 @@ def _partitions_over_all(options: dict[str, Any]) -> bool:
     return ranks == torch_distributed.get_world_size() and not options.get("has_moe_layers")
 
 
-def fullest_rank(groups: list[Any], world_size: int, *, offloads: bool) -> int:
+def fullest_rank(groups: list[Any], world_size: int, *, offloads: bool, bucket_size: int | None = None) -> int:
     """The rank that keeps most gradients of the trainable parameters of each optimizer group; the last of equal ones.
 
     A gradient stays whole on every rank whose partition touches it, so the rank that touches the most elements is the
     fullest; with the optimizer offloaded, the one with the largest slice of a tensor (see `dry_run.run.fullest_rank`).
+
+    bucket_size: of stage 1 without overlap_comm, where the fullest is the rank that keeps its gradients while most
+        others are alive; otherwise None.
     """
     numels: list[int] = []
     flat: list[FlatGroup] = []
@@ -80,8 +86,11 @@ def fullest_rank(groups: list[Any], world_size: int, *, offloads: bool) -> int:
             numels += sizes
     loads = rank_loads(numels, flat) if flat else ()
 
-    def fullness(number: int) -> tuple[int, int, int]:
-        load = loads[number]
-        return (load.slice, load.touched, number) if offloads else (load.touched, load.slice, number)
+    def fullness(number: int) -> tuple[int, int, int, int]:
+        load, most = loads[number], 0
+        if bucket_size is not None and not offloads:
+            most = max(after for _, _, after in reductions_after_backward(numels, flat, load, bucket_size))
+        by_load = (load.slice, load.touched) if offloads else (load.touched, load.slice)
+        return (most, *by_load, number)
 
     return max(range(len(loads)), key=fullness, default=0)

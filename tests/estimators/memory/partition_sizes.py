@@ -14,6 +14,8 @@ import torch
 
 SHAPES = [(7, 11), (13,), (5, 3, 2), (17, 3), (1,), (29,)]
 SUB_GROUP_SIZES = (30, 10**9)
+SECOND_GROUP = (1, 4)
+"""Tensors in a parameter group of their own."""
 
 
 class Odd(torch.nn.Module):
@@ -24,11 +26,15 @@ class Odd(torch.nn.Module):
         self.tensors = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES])
 
 
-def engine(stage: int, sub_group_size: int) -> deepspeed.DeepSpeedEngine:
+def engine(stage: int, sub_group_size: int, *, apart: bool = False) -> deepspeed.DeepSpeedEngine:
+    """An engine with one parameter group, or with two."""
     model = Odd()
+    tensors = list(enumerate(model.parameters()))
+    second = [tensor for index, tensor in tensors if apart and index in SECOND_GROUP]
+    first = [tensor for index, tensor in tensors if not (apart and index in SECOND_GROUP)]
     return deepspeed.initialize(
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters()),
+        optimizer=torch.optim.AdamW([{"params": group} for group in (first, second) if group]),
         config={
             "train_micro_batch_size_per_gpu": 1,
             "bf16": {"enabled": True},
@@ -37,12 +43,12 @@ def engine(stage: int, sub_group_size: int) -> deepspeed.DeepSpeedEngine:
     )[0]
 
 
-def flat_sizes(stage: int) -> dict[str, int]:
-    optimizer = engine(stage, SUB_GROUP_SIZES[-1]).optimizer
+def flat_sizes(stage: int, *, apart: bool) -> dict[str, object]:
+    optimizer = engine(stage, SUB_GROUP_SIZES[-1], apart=apart).optimizer
     return {
-        "flat": optimizer.bit16_groups_flat[0].numel(),
-        "partition": optimizer.single_partition_of_fp32_groups[0].numel(),
-        "touched": sum(tensor.numel() for tensor in optimizer.params_in_partition[0]),
+        "flat": [group.numel() for group in optimizer.bit16_groups_flat],
+        "partition": [group.numel() for group in optimizer.single_partition_of_fp32_groups],
+        "touched": sum(tensor.numel() for group in optimizer.params_in_partition for tensor in group),
     }
 
 
@@ -57,7 +63,8 @@ def shard_sizes(sub_group_size: int) -> dict[str, object]:
 
 def main() -> None:
     deepspeed.init_distributed("gloo")
-    answer = {f"stage {stage}": flat_sizes(stage) for stage in (1, 2)}
+    answer = {f"stage {stage}": flat_sizes(stage, apart=False) for stage in (1, 2)}
+    answer["two groups"] = flat_sizes(2, apart=True)
     answer |= {f"stage 3, sub-groups of {size}": shard_sizes(size) for size in SUB_GROUP_SIZES}
     print("SIZES " + json.dumps(answer), flush=True)
     torch.distributed.barrier()

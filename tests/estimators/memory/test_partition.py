@@ -22,6 +22,7 @@ from tests.training_scripts.forked_ranks import run_ranks
 SCRIPT = Path(__file__).with_name("partition_sizes.py")
 NUMELS = [77, 13, 30, 51, 1, 29]
 """Elements of the tensors in the script."""
+SECOND_GROUP = (1, 4)
 SUB_GROUP_SIZES = (30, 10**9)
 
 
@@ -29,14 +30,22 @@ SUB_GROUP_SIZES = (30, 10**9)
 def test_partitions_are_what_the_engine_allocates(world_size: int, tmp_path: Path) -> None:
     """To the element: under stages 1 and 2 the padded flat group, each rank's fp32 partition and the tensors that it
     touches; under stage 3 every tensor's shard, the fp32 sub-groups and the gradients' buffer."""
-    (group,) = flat_groups(NUMELS, (), world_size, 1)
-    loads = rank_loads(NUMELS, [group])
-    flat, shards = flat_group_numel(sum(NUMELS), world_size), [shard_numel(numel, world_size) for numel in NUMELS]
+    one = flat_groups(NUMELS, (), world_size, 1)
+    two = flat_groups(NUMELS, (), world_size, 1, [index in SECOND_GROUP for index in range(len(NUMELS))])
+    shards = [shard_numel(numel, world_size) for numel in NUMELS]
+    assert [group.numel for group in one] == [flat_group_numel(sum(NUMELS), world_size)]
     # Another local size keeps DeepSpeed from compiling its shared-memory collectives.
     for rank, log in enumerate(run_ranks(SCRIPT, [], world_size, tmp_path, LOCAL_SIZE="1")):
         (line,) = (line for line in log.read_text().splitlines() if line.startswith("SIZES "))
-        partition = {"flat": flat, "partition": group.partition, "touched": loads[rank].touched}
-        assert json.loads(line.removeprefix("SIZES ")) == dict.fromkeys(("stage 1", "stage 2"), partition) | {
+        partitions = {
+            name: {
+                "flat": [group.numel for group in groups],
+                "partition": [group.partition for group in groups],
+                "touched": rank_loads(NUMELS, groups)[rank].touched,
+            }
+            for name, groups in {"stage 1": one, "stage 2": one, "two groups": two}.items()
+        }
+        assert json.loads(line.removeprefix("SIZES ")) == partitions | {
             f"stage 3, sub-groups of {size}": {
                 "shards": shards,
                 "sub_groups": [sum(shards[index] for index in each) for each in sub_groups(tuple(shards), size)],

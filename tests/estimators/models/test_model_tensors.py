@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import compress
+from typing import Any, cast
 
 import pytest
+from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import FAMILIES, shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
+from ds_advise.estimators.workload import Workload
 
 from tests.estimators.small_models import DEEPSEEK, GPT, TEXT, Config, on_meta, small
 
@@ -154,6 +157,7 @@ def expand(shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
 
 def compare(config: Mapping[str, Any]) -> tuple[ModelShape, Any]:
     import torch
+    from transformers import Trainer
     from transformers.pytorch_utils import Conv1D
 
     shape = shape_from_config(config, name="model")
@@ -176,6 +180,10 @@ def compare(config: Mapping[str, Any]) -> tuple[ModelShape, Any]:
     if shape.vocab_size and not shape.tied:
         assert shape.outside[-1].role == "head", "the head must come last, as in `parameters()`"
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    decays = set(Trainer.get_decay_parameter_names(cast(Any, None), model))
+    without = (parameter.numel() for name, parameter in model.named_parameters() if name not in decays)
+    trained = tensor_set(shape, Workload())
+    assert sorted(without) == sorted(compress(trained.trainable, trained.without_decay)), "the rule of weight decay"
     return shape, model
 
 

@@ -55,3 +55,11 @@ def test_frozen_parameters_do_not_count() -> None:
     trained, frozen = parameters(4, 6, 2), parameters(1000, trained=False)
     assert fullest_rank([trained], 2, offloads=False) == fullest_rank([frozen + trained], 2, offloads=False) == 0
     assert fullest_rank([parameters(10, trained=False)], 2, offloads=False) == 0
+
+
+def test_the_first_rank_is_the_fullest_where_all_gradients_are_reduced_at_the_end() -> None:
+    """It has its buffer of 8 elements when 12 are alive, the second rank when 4 are. In one bucket both are alike."""
+    group = parameters(4, 4, 4, 4)
+    found = [fullest_rank([group], 2, offloads=False, bucket_size=size) for size in (4, 16, None)]
+    assert found == [0, 1, 1]
+    assert fullest_rank([group], 2, offloads=True, bucket_size=4) == 1
