@@ -85,13 +85,14 @@ class ProbeAnswer:
 
     def _phases(self) -> Iterator[ProbeFigure]:
         """Peak and seconds of the phases of a command's step, on the highest rank."""
-        for phase in self.prediction.phases if self.prediction else ():
-            title = _PHASES[phase.name]
-            peak = max(each.allocated_bytes for rank in self.result.ranks for each in rank.phases_named(phase.name))
+        predicted = {each.name: each for each in self.prediction.phases} if self.prediction else {}
+        for name, title in _PHASES.items() if self.command else ():
+            measured, dry = [rank.phases_named(name) for rank in self.result.ranks], predicted.get(name)
+            peak = max(each.allocated_bytes for phases in measured for each in phases)
             if peak:
-                yield _figure(f"{title}, peak", peak, None, phase.peak_bytes)
-            seconds = max(median(each.seconds for each in rank.phases_named(phase.name)) for rank in self.result.ranks)
-            yield _figure(title, seconds, None, phase.seconds, unit="s")
+                yield _figure(f"{title}, peak", peak, None, dry and dry.peak_bytes)
+            seconds = max(median(each.seconds for each in phases) for phases in measured)
+            yield _figure(title, seconds, None, dry and dry.seconds, unit="s")
 
     def _cpu_memory(self) -> tuple[ProbeFigure, ...]:
         dry, memory = self.dry_run, None if self.estimate is None else self.estimate.memory
