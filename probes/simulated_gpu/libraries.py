@@ -70,7 +70,9 @@ def install_accelerate(world_size: int) -> None:
     def set_device(own: Any) -> None:
         own.device = cuda.gpu_number(0)
 
-    def prepare_backend(_own: Any, _cpu: bool = False, _sagemaker: bool = False, backend: Any = None) -> tuple[Any, Any]:
+    def prepare_backend(
+        _own: Any, _cpu: bool = False, _sagemaker: bool = False, backend: Any = None
+    ) -> tuple[Any, Any]:
         return backend or "fake", accelerate.DistributedType.MULTI_GPU  # another one than the user's would be refused
 
     state.PartialState._prepare_backend = prepare_backend

@@ -470,7 +470,7 @@ def _seen(*flags: str, trainer: bool = False, ds_config: str = "") -> Any:
         options=options,
         trainer={"output_dir": "seen", "save_total_limit": 1} if trainer else {},
         trainer_class="TrainingArguments" if trainer else "",
-        is_parsed=trainer,
+        fields={},
         calls={},
         ds_config=ds_config,
     )
