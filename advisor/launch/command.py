@@ -68,7 +68,8 @@ def observed(request: LaunchRequest) -> dict[str, str]:
         variables=variables if by_ssh else {},
         config_file=str(request.config_path.absolute()) if request.config_path else None,
     )
-    return observed_environment(settings, {**os.environ, "PATH": search_path(), **variables})
+    path = search_path(interpreter_of(launch_line(request)))
+    return observed_environment(settings, {**os.environ, "PATH": path, **variables})
 
 
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:

@@ -86,14 +86,14 @@ class WatchedRank:
     def status(self) -> str:
         """psutil's status of the process; "dead" if it is gone."""
         with contextlib.suppress(psutil.Error):
-            found = psutil.Process(self.pid).status() if self.pid else psutil.STATUS_RUNNING
-            return psutil.STATUS_DEAD if found == psutil.STATUS_ZOMBIE else found
-        return psutil.STATUS_DEAD
+            found = str(psutil.Process(self.pid).status() if self.pid else psutil.STATUS_RUNNING)
+            return "dead" if found == psutil.STATUS_ZOMBIE else found
+        return "dead"
 
     @property
     def is_lost(self) -> bool:
         """Whether the process is gone, and neither it nor its launcher said so."""
-        return not self.ended and self.report is None and self.status == psutil.STATUS_DEAD
+        return not self.ended and self.report is None and self.status == "dead"
 
     @property
     def has_failed(self) -> bool:
