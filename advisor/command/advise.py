@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...ds_configs.read import precision_in
 from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.plan import Plan
 from ...probes.command.request import CommandRequest
@@ -186,7 +187,10 @@ def _proved(
         differing = _differing(answer, found.today, candidate.plan)
         kept |= differing
         problem = f"the changed command still has {_listed(differing)}" if differing else ""
-        if not differing and checked.fit.probability < least:
+        before, now = (precision_in(each.engine.config) for each in (found.today, answer))
+        if now != before:
+            problem = f"the changed command trains in {now} in place of {before}"
+        elif not differing and checked.fit.probability < least:
             problem = f"its dry run {checked.fit.reason}"
         proofs.append(Proof(candidate=checked, changed=changed, answer=answer, problem=problem))
         if not problem:
@@ -213,7 +217,7 @@ def _changed(found: CommandAdvice, request: CommandRequest, candidate: Candidate
         workload=question.workload,
         cluster=question.cluster,
         given_config=request.config_file,
-        is_own_config=bool(request.config_file) and str(request.config_file) not in request.files,
+        is_own_config=str(request.config_file) not in request.files,
         destination=destination,
     )
 

@@ -102,7 +102,7 @@ def changed_command(
             own = engine.config
         # else the launcher or the Trainer made it, from settings that the plan replaces
         config = _config(own, found, plan, shape, workload, cluster)
-        change.name_config(config, destination, is_given=given_config is not None)
+        change.name_config(config, destination, workload.precision, is_given=given_config is not None)
     return change.made(destination)
 
 
@@ -116,6 +116,7 @@ def _config(
     if flavor != "deepspeed" and not found.arguments.trainer:
         # accelerate fills the micro batch from the loader; the steps would be those of `Accelerator(...)`.
         config[_STEPS] = plan.gradient_accumulation_steps
+        config = _with_precision(config, workload.precision)
     return config
 
 
@@ -185,16 +186,14 @@ class _Change:
             self._line("initialize", f"offload_optimizer: {plan.offload_optimizer}")
         return True
 
-    def name_config(self, config: dict[str, Any], destination: str, *, is_given: bool) -> None:
+    def name_config(self, config: dict[str, Any], destination: str, precision: str, *, is_given: bool) -> None:
         """Put the configuration into a new file, and name it where the command names the present one."""
         command, arguments = self._command, self._arguments
         command.files = {destination: config_text(config), **command.files}
         if arguments.ds_config and command.replace_path(arguments.ds_config, destination):
             return
         if command.name_to_accelerate(destination):
-            # accelerate now fills no `auto` of a precision: `mixed_precision` must stand in the configuration.
-            blocks = {name: {**config[name], "enabled": True} for name in ("bf16", "fp16") if _is_auto(config, name)}
-            command.files[destination] = config_text({**config, **blocks})
+            command.files[destination] = config_text(_with_precision(config, precision))
         elif command.add_option({"deepspeed"} if arguments.trainer else {"deepspeed_config"}, destination):
             pass
         elif is_given:
@@ -239,8 +238,10 @@ def _equal(value: Any, other: Any) -> bool:
     return type(value) is type(other) and bool(value == other)
 
 
-def _is_auto(config: Mapping[str, Any], block: str) -> bool:
-    return isinstance(config.get(block), Mapping) and config[block].get("enabled") == "auto"
+def _with_precision(config: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """The configuration with the precision in place of `auto`, which only `mixed_precision` or a Trainer fills."""
+    autos = [name for name in ("bf16", "fp16") if (config.get(name) or {}).get("enabled") == "auto"]
+    return {**config, **{name: {**config[name], "enabled": name == precision} for name in autos}}
 
 
 def _checkpointing_line(found: CommandResult, *, enable: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ...ds_configs.read import autoep_size_in, optimizer_in, precision_in, sequence_parallel_size_in
 from ...estimators.errors import ModelConfigError
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.models.vision_parts import freeze_tensors
+from ...estimators.models.vision_parts import freeze_tensors, without_layers
 from ...estimators.objectives import OBJECTIVES, framework_loss
 from ...estimators.optimizers import OPTIMIZERS, trainer_optimizer
 from ...estimators.workload import NEXT_TOKEN, Objective, Software
@@ -36,7 +36,8 @@ def command_question(found: CommandResult, given: Mapping[str, Any]) -> Question
     question = build_question(shape, **{**observed_options(found, shape), **given})
     if shape.module is None and training.frozen:
         frozen = frozenset(training.frozen)
-        question = replace(question, model=freeze_tensors(question.model, frozen.__contains__))
+        model = freeze_tensors(question.model, lambda name: without_layers(name) in frozen)
+        question = replace(question, model=model)
     return question
 
 

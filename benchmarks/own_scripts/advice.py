@@ -6,7 +6,8 @@ DIR is prepared by `python -m benchmarks.own_scripts --prepare DIR`. Writes DIR/
 Markdown table of all results that DIR holds: the recommended plan, whether its dry run proves it, its speed over
 today's, and the differences from the same plan by name in memory and time of a step, of the answer and of its dry run.
 `ASKED` has the question by name,
-where one can be asked; its lengths are those of the stand-in data.
+where one can be asked; lengths that only the data tell, and
+the software, are those that were observed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +32,24 @@ from benchmarks.own_scripts.__main__ import (
     working_folder,
 )
 
-_FUSED = "--software optimizer-step=fused"
 ASKED: dict[str, str] = {
-    "transformers run_clm": f"Qwen2.5-7B --seq-len 2048 --global-batch 32 --eval-batch 2 --loss standard {_FUSED}",
-    "transformers run_image_classification": f"vit-large-patch16-224 --global-batch 32 --eval-batch 8 {_FUSED}",
-    "trl sft.py": f"Qwen2.5-7B --framework trl --seq-len 2048 --global-batch 128 {_FUSED}",
+    "transformers run_clm": "Qwen2.5-7B --seq-len 2048 --global-batch 32 --eval-batch 2 --loss standard",
+    "transformers run_image_classification": "vit-large-patch16-224 --global-batch 32 --eval-batch 8",
+    "trl sft.py": "Qwen2.5-7B --framework trl --seq-len 2048 --global-batch 128 --eval-batch 8",
     "trl sft console script, LoRA": "Qwen2.5-1.5B --framework trl --method lora --lora-rank 32 "
     "--lora-targets q_proj,v_proj --global-batch 16",
-    "trl dpo.py": f"Qwen2.5-7B --objective dpo --global-batch 64 {_FUSED}",
-    "trl kto.py": f"Qwen2.5-7B --objective kto --global-batch 32 {_FUSED}",
-    "trl reward.py": f"Qwen2.5-1.5B --objective reward --global-batch 32 {_FUSED}",
-    "accelerate deepspeed_with_config_support": "gpt2-xl --seq-len 1024 --global-batch 32 --loss standard",
-    "peft sft train.py": f"Llama-2-7b --framework trl --seq-len 2048 --global-batch 256 {_FUSED}",
-    "LLaMA-Factory full": f"Qwen3-8B --global-batch 16 --loss standard {_FUSED},padding-mask,varying-lengths,reentrant",
+    "trl dpo.py": "Qwen2.5-7B --objective dpo --global-batch 64 --eval-batch 8",
+    "trl kto.py": "Qwen2.5-7B --objective kto --global-batch 32",
+    "trl reward.py": "Qwen2.5-1.5B --objective reward --global-batch 32 --eval-batch 8",
+    "accelerate deepspeed_with_config_support": "gpt2-xl --seq-len 1024 --global-batch 32 --loss standard "
+    "--precision fp16",
+    "peft sft train.py": "Llama-2-7b --framework trl --seq-len 2048 --global-batch 256 --eval-batch 8",
+    "LLaMA-Factory full": "Qwen3-8B --global-batch 16 --loss standard",
     "LLaMA-Factory LoRA": "Qwen3-8B --method lora --lora-rank 8 --global-batch 16 --loss standard",
-    "ms-swift sft, full": f"Qwen2.5-7B --global-batch 32 --loss standard {_FUSED},padding-mask,varying-lengths",
-    "stanford_alpaca train.py": f"Llama-2-7b --global-batch 128 --loss standard {_FUSED},padding-mask,varying-lengths",
-    "FastChat train.py": f"vicuna-7b --seq-len 2048 --global-batch 256 --loss standard {_FUSED}",
-    "DeepSpeed-Chat step 1": "",
+    "ms-swift sft, full": "Qwen2.5-7B --global-batch 32 --loss standard",
+    "stanford_alpaca train.py": "Llama-2-7b --global-batch 128 --loss standard",
+    "FastChat train.py": "vicuna-7b --seq-len 2048 --global-batch 256 --loss standard",
+    "DeepSpeed-Chat step 1": "opt-1.3b --seq-len 512 --global-batch 64 --loss standard --framework deepspeed",
     "accelerate nlp_example": "",
     "transformers run_glue": "",
     "DeepSpeedExamples cifar": "",
@@ -83,9 +85,17 @@ def advise_one(script: dict[str, Any], root: Path, limit: float) -> dict[str, An
         name, *options = shlex.split(asked)
         if "--seq-len" not in options and not name.startswith("vit"):
             options += ["--seq-len", str(answer["workload"]["seq_len"])]
+        options += ["--software", ",".join(_software(answer["workload"]["software"]))]
         question = [str(root / "models" / name), *options, *output, "--no-deepspeed-estimate"]
         result["by_name"] = advise(question, folder, dict(os.environ), log, limit)
     return result
+
+
+def _software(observed: dict[str, Any]) -> Iterator[str]:
+    """What no name tells: versions, padding, the implementation of the optimizer's step."""
+    for name, value in observed.items():
+        text = ".".join(map(str, value)) if isinstance(value, list) else {True: "yes", False: "no"}.get(value, value)
+        yield f"{name}={text}"
 
 
 def same_plan(plan: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any] | None:

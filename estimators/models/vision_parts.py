@@ -147,6 +147,11 @@ def freeze_tensors(model: ModelShape, is_frozen: Callable[[str], bool]) -> Model
     )
 
 
+def without_layers(name: str) -> str:
+    """Return the full name of a tensor without the numbers of layers."""
+    return re.sub(r"\.\d+(?=\.)", "", name)
+
+
 def is_tower(block: Block) -> bool:
     """Return whether these are the layers of a vision tower, which has a separate stream."""
     return bool(block.hidden_size or block.tokens)

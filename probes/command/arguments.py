@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..dry_run.user_module import CHECKPOINTING
 from .imports import on_import
 from .observed import ObservedArguments, ObservedOption
 from .request import ForcedSettings
@@ -27,7 +28,7 @@ from .request import ForcedSettings
 _SCALARS = bool | int | float | str
 _LONGEST = 200
 _OWN = (str(Path(__file__).parents[2]), str(Path(os.__file__).parent), "<")
-_CHECKPOINTING = ("gradient_checkpointing_enable", "set_grad_checkpointing", "enable_gradient_checkpointing")
+_LIBRARIES = frozenset({"accelerate", "datasets", "deepspeed", "peft", "torch", "transformers", "trl"})
 
 
 class Arguments:
@@ -146,7 +147,7 @@ class Arguments:
 
     def _force_checkpointing(self, module: Any) -> None:
         wanted = self._forced.checkpointing
-        names = [name for name in _CHECKPOINTING if callable(getattr(module, name, None))]
+        names = [name for name in CHECKPOINTING if callable(getattr(module, name, None))]
         if wanted is None or not names:
             return
         if wanted:
@@ -188,13 +189,13 @@ class Arguments:
         frame: Any = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename.startswith(_OWN):
             frame = frame.f_back
-        return frame is not None and _is_users(frame.f_code.co_filename)
+        return frame is not None and _is_users(frame)
 
     def _user_line(self) -> str:
         """FILE:LINE of the innermost frame in the user's files; "" if there is none."""
         frame: Any = sys._getframe(2)
         while frame is not None:
-            if _is_users(frame.f_code.co_filename):
+            if _is_users(frame):
                 return f"{self._user_path(str(Path(frame.f_code.co_filename).absolute()))}:{frame.f_lineno}"
             frame = frame.f_back
         return ""
@@ -213,8 +214,10 @@ class Arguments:
         )
 
 
-def _is_users(file: str) -> bool:
-    return "-packages" not in file and not file.startswith(_OWN)
+def _is_users(frame: Any) -> bool:
+    """Whether a frame runs code of the user's, and not of a library, wherever that is installed."""
+    file, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return "-packages" not in file and not file.startswith(_OWN) and package not in _LIBRARIES
 
 
 def _options(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> Iterator[ObservedOption]:

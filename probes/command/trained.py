@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ...estimators.models.families import FAMILIES
 from ...estimators.models.model_shape import ModelShape, UserModule
+from ...estimators.models.vision_parts import without_layers
 from ...estimators.objectives import OBJECTIVES
 from ..machine import installed_version
 from ..model_recorder.module import copy_without_data, recorded_module
@@ -81,14 +81,21 @@ def observe_training(
     adapters = _adapters(module)
     recorded, why = modules.shape(number, call)
     trainer = modules.trainer
+    length, rows, micro = (
+        _length(call, shapes),
+        0 if call is None else call.rows,
+        int(engine.train_micro_batch_size_per_gpu()),
+    )
+    if 0 < rows < micro:  # the samples are joined to fewer rows, without padding
+        length, rows = length * rows // micro, micro
     return ObservedTraining(
         model=config,
         name=str(config.get("_name_or_path") or type(base).__name__),
         recorded=recorded,
         not_recorded=why,
         frozen=() if adapters else _frozen(base),
-        seq_len=_length(call, shapes),
-        rows=0 if call is None else call.rows,
+        seq_len=length,
+        rows=rows,
         framework=_framework(trainer),
         trainer=_trainer_class(trainer),
         uses_liger=bool(getattr(getattr(trainer, "args", None), "use_liger_kernel", False)),
@@ -174,7 +181,7 @@ def _quantization(base: Any) -> str:
 
 def _frozen(base: Any) -> tuple[str, ...]:
     """Names of the parameters without gradients, without the numbers of layers; () if all are trained."""
-    names = {re.sub(r"\.\d+(?=\.)", "", name) for name, each in base.named_parameters() if not each.requires_grad}
+    names = {without_layers(name) for name, each in base.named_parameters() if not each.requires_grad}
     return tuple(sorted(names))
 
 

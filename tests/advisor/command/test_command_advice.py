@@ -17,6 +17,7 @@ from ds_advise.estimators.errors import DsAdviseError
 from tests.helpers import SMALL_LLAMA, schema_errors
 
 AUTO = {
+    "wall_clock_breakdown": True,
     "bf16": {"enabled": "auto"},
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
@@ -121,6 +122,7 @@ def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path) ->
         *("--gradient_accumulation_steps", "1"),
         *("--gradient_checkpointing", str(chosen.plan.gradient_checkpointing).lower()),
     )
+    assert json.loads(changed.files["ds_config.json"])["wall_clock_breakdown"] is True  # a key of the user's
     measured = proof.answer.result.peak.allocated_bytes_per_gpu
     assert measured == pytest.approx(chosen.memory.allocated_bytes_per_gpu, rel=0.1)
     assert sorted(path.name for path in folder.iterdir()) == ["auto.json", "model", "train.py"]
