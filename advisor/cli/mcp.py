@@ -165,7 +165,7 @@ def input_schema(command: click.Command) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {name: _schema(each) for name, each in shown.items()},
-        "required": [name for name, each in shown.items() if each.required],
+        "required": [name for name, each in shown.items() if each.required or name == "model" == each.human_readable_name.lower()],
         "additionalProperties": False,
     }
 
@@ -186,8 +186,14 @@ def command_line(name: str, command: click.Command, arguments: Mapping[str, Any]
     if "destination" not in arguments and any(each.name == "no_write" for each in command.params):
         options.append("--no-write")
     words = [value if isinstance(value, list) else [value] for each, value in pairs if isinstance(each, click.Argument)]
-    # -- so that a value that begins with a dash is not read as an option.
-    return [name, "--json", *options, "--", *map(str, chain(*words))]
+    values = [*map(str, chain(*words))]
+    if not isinstance(command, CommandWithUsersCommand):
+        # -- so that a value that begins with a dash is not read as an option.
+        return [name, "--json", *options, "--", *values]
+    # There a command of the user's would follow.
+    if dashed := next((value for value in values if value.startswith("-")), None):
+        raise ValueError(f"{dashed[:40]!r} begins with a dash")
+    return [name, "--json", *options, *values]
 
 
 def _parameters(command: click.Command) -> dict[str, click.Parameter]:
