@@ -311,11 +311,19 @@ def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
         moved = move(own, *arguments, **options)
         return own.clone() if moved is own and getattr(own, "_is_on_host", False) else moved
 
+    def cpu(own: Any, **_: Any) -> Any:
+        if own.dtype is not torch.int64:  # tokens of a batch
+            return own
+        copied = own.clone(memory_format=torch.contiguous_format)
+        copied._is_on_host = True
+        return copied
+
     def dropout(input: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
         return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
     numpy = tensor.numpy
     tensor.to = to
+    tensor.cpu = cpu
     tensor.numpy = lambda own, **options: numpy(own, **options).copy()  # on a host, it is the tensor's own memory
     torch_module.nn.functional.dropout = dropout
     foreach: Any = importlib.import_module("torch.utils._foreach_utils")

@@ -132,6 +132,7 @@ def main() -> None:
     parser = HfArgumentParser([ScriptArguments, TrainingArguments])  # type: ignore[list-item]
     options, arguments = parser.parse_args_into_dataclasses()
     arguments.per_device_eval_batch_size = arguments.per_device_eval_batch_size or arguments.per_device_train_batch_size
+    arguments.remove_unused_columns = False  # every column of the rows is an input of the model
     if options.sequence_parallel_size > 1:
         arguments.parallelism_config = _sharing(options, arguments.world_size)
     if options.pageable_inputs:

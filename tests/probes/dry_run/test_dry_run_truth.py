@@ -1,8 +1,8 @@
 """The dry run counts the bytes that the real engine allocates: the same commands, really trained on the CPU.
 
 Both sides run the same default script under the same ledger; one on fake tensors as one rank of N on the simulated GPU,
-the other on real tensors, either all ranks over gloo or one rank with torch's fake process group. GPU and host bytes are compared
-as their sum, exact to the tensor, at the end and at the peak of every phase.
+the other on real tensors, either all ranks over gloo or one rank with torch's fake process group. GPU and host bytes
+are compared as their sum, exact to the tensor, at the end and at the peak of every phase.
 
 Attention is eager and dropout off: fused attention keeps other tensors on a CPU than on a GPU, and dropout another
 mask.
@@ -209,6 +209,8 @@ def request(case: Case, folder: Path) -> Request:
         config["tensor_parallel"] = {"autotp_size": case.autotp_size, "vocab_parallel_lm_head": False}
     if case.zero_hpz_partition_size > 1:
         zero["zero_hpz_partition_size"] = case.zero_hpz_partition_size
+    if case.precision == "bf16":  # without it the Trainer builds fp32 weights under ZeRO-3 and AutoTP
+        config["bf16"] = {"enabled": "auto"}
     if case.bf16_states:
         states = case.bf16_states == "masters and states"
         config["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": states}
