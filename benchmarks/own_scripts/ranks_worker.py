@@ -146,7 +146,7 @@ class RealRank:
     alone: whether the other ranks do not exist; what they would send is junk.
     """
 
-    def __init__(self, folder: Path, *, steps: int = STEPS, alone: bool = False) -> None:
+    def __init__(self, folder: Path, *, steps: int = STEPS, alone: bool = False, evaluated_batches: int = 3) -> None:
         from ds_advise.probes.command.rows import Rows
         from ds_advise.probes.recording.allocation_classifier import AllocationClassifier
         from ds_advise.probes.recording.ledger import Ledger
@@ -163,7 +163,7 @@ class RealRank:
         schedule = ScheduleRecorder(lambda: ledger.stream, ledger.is_pinned)
         self.recorder = PhaseRecorder(ledger, classifier, schedule)
         self.observer = _observer(self.recorder, lambda: self.loaders.has_varying_shapes, steps)
-        self.loaders: Any = _loaders(self.observer)
+        self.loaders: Any = _loaders(self.observer, evaluated_batches)
         self.rows = Rows(1 << 40)
         self.remarks: list[str] = []
 
@@ -267,7 +267,7 @@ def _observer(recorder: Any, varies: Any, steps: int) -> Any:
     return Observer(recorder, last_step=steps, varies=varies)
 
 
-def _loaders(observer: Any) -> Any:
+def _loaders(observer: Any, evaluated_batches: int) -> Any:
     from ds_advise.probes.simulated_gpu.loaders import Loaders
     from torch.utils._pytree import tree_iter
 
@@ -281,7 +281,7 @@ def _loaders(observer: Any) -> Any:
                     each._is_on_host = True
             return batch
 
-    return RealLoaders.following(observer, longest=False)
+    return RealLoaders.following(observer, longest=False, evaluated_batches=evaluated_batches)
 
 
 def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:

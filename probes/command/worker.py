@@ -83,7 +83,9 @@ class Session:
             before_engine=lambda number, module: self.modules.keep(number, module),
         )
         self.modules = TrainedModules()
-        self.loaders = Loaders.following(self.observer, longest=request.longest)
+        self.loaders = Loaders.following(
+            self.observer, longest=request.longest, evaluated_batches=request.evaluated_batches
+        )
         self.rows = Rows(request.data_rows)
         fake = FastFakeTensorMode(refuses_mixed_products=True)
         self.fake = fake

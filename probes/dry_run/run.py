@@ -90,6 +90,7 @@ def answer_request(
             iterations=max(request.iterations, steps_of_generation(run) + 1),
             expandable_segments=request.expandable_segments,
             offline=True,
+            evaluated_batches=run.workload.eval_logits or 1,
             generates=False,
         )
         found = dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error)

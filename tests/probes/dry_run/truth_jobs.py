@@ -2,8 +2,9 @@
 
     python truth_jobs.py TASK
 
-TASK, pickled: {"dry": whether it is run dry, "words", "cluster", "rank", "steps", "alone": whether the peers of a real
-    rank do not exist (torch's fake process group), "seconds": its limit, "folder": the folder of the answer}.
+TASK, pickled: {"dry": whether it is run dry, "words", "cluster", "rank", "steps", "evaluated_batches", "alone": whether
+    the peers of a real rank do not exist (torch's fake process group), "seconds": its limit, "folder": the folder of
+    the answer}.
 """
 
 import faulthandler
@@ -32,6 +33,7 @@ def run_dry(task):
         rank=task["rank"],
         iterations=task["steps"],
         offline=True,
+        evaluated_batches=task["evaluated_batches"],
         generates=False,
     )
     os.chdir(View(folder).mirror(Path.cwd()))
@@ -67,11 +69,14 @@ class Rank(ranks_worker.RealRank):
                     if shard is not None:
                         shard.data.normal_(0, 0.02)
 
+        import numpy
         import transformers
         from deepspeed.runtime.zero import stage3
 
         transformers.integrations.deepspeed.initialize_weights_zero3 = finite
         transformers.PreTrainedModel.initialize_weights = finite
+        # What an evaluation copies to the host would be counted with the GPU's memory.
+        transformers.trainer_pt_utils.nested_numpify = lambda _: numpy.zeros(1)
         stage3.is_invalid_grad_norm = lambda _: False  # states on NVMe begin with what the file system holds
 
     def write(self, answer):
@@ -97,7 +102,7 @@ def main():
         run_dry(task)
     size = task["cluster"].world_size
     os.environ |= {"RANK": str(task["rank"]), "LOCAL_RANK": str(task["rank"]), "WORLD_SIZE": str(size)}
-    rank = Rank(task["folder"], steps=task["steps"], alone=task["alone"])
+    rank = Rank(task["folder"], steps=task["steps"], alone=task["alone"], evaluated_batches=task["evaluated_batches"])
     rank.run(0, list(task["words"]))
 
 
