@@ -8,13 +8,14 @@ TASK, pickled: {"dry": whether it is run dry, "words", "cluster", "rank", "steps
 """
 
 import faulthandler
+import importlib
 import os
 import pickle
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.own_scripts import ranks_worker
+ranks_worker = importlib.import_module("benchmarks.own_scripts.ranks_worker")
 
 
 def run_dry(task):
