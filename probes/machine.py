@@ -329,11 +329,11 @@ def installed_version(package: str) -> str:
         return ""
 
 
-def search_path() -> str:
-    """$PATH with the folder of this Python first, as in an activated virtual environment.
+def search_path(python: Path | None = None) -> str:
+    """$PATH with the folder of an interpreter first, by default of this one, as in its activated virtual environment.
 
     `.venv/bin/ds-advise` may be called by its path. Its processes would then compile DeepSpeed's extensions with the
     system's ninja, or without one. Two versions of ninja reject each other's logs, so they and a training in the
     activated environment would alternately recompile everything.
     """
-    return os.pathsep.join(filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH"))))
+    return os.pathsep.join(filter(None, (str((python or Path(sys.executable)).parent), os.environ.get("PATH"))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,13 +22,11 @@ from ...ds_configs.training_script import (
     python_source,
     script_arguments,
     script_lines,
-    script_makes_optimizer,
     server_commands,
     trainer_lines,
 )
-from ...estimators.objectives import OBJECTIVES, framework_loss
+from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.job import checkpoint_bytes
-from ...estimators.workload import NEXT_TOKEN
 from ..document.blocks import Block, Commands, Sentence
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
@@ -118,7 +115,7 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_r
     if chosen is not None:
         yield from (_in_full if details else _in_short)(answer, chosen, config_path)
         if not _only_by_accelerate(answer):
-            launch, cluster = _launch(answer, chosen, config_path), answer.question.cluster
+            launch, cluster = _launch(answer, config_path), answer.question.cluster
             if cluster.gpu.is_cpu or not dry_run:
                 yield from (Sentence(_LAUNCHED_BY_DS_ADVISE), Commands([launch]))
             else:
@@ -139,31 +136,16 @@ def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -
         f"Try first: {start}, micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps}, "
         f"{checkpointing_title(plan)}. If memory runs out, this command continues with a plan that fits:"
     )
-    yield Commands([_launch(answer, candidate, config_path)])
+    yield Commands([_launch(answer, config_path)])
 
 
-def _launch(answer: Recommendation, candidate: Candidate, config_path: str, nodes: str = " --hostfile hostfile") -> str:
+def _launch(answer: Recommendation, config_path: str, nodes: str = " --hostfile hostfile") -> str:
     """Return the command of `ds-advise launch`. nodes: its option for several nodes."""
-    cluster, workload, module = answer.question.cluster, answer.question.workload, answer.question.model.module
+    cluster = answer.question.cluster
     place = nodes if cluster.nodes > 1 else ""
     if cluster.gpu.is_cpu:
         place = f" --device cpu --ranks {cluster.gpus_per_node}"
-    is_pageable = candidate.plan.cpu_checkpointing and not workload.software.pinned_inputs
-    settings = ["pinned-inputs=no"] * is_pageable
-    if script_makes_optimizer(workload, candidate.plan):
-        settings.append(f"optimizer-step={workload.software.optimizer_step}")
-    software = f" --software {','.join(settings)}" if settings else ""
-    training, rollouts = "", workload.rollouts
-    if workload.objective != NEXT_TOKEN:
-        training = (
-            f" --objective {workload.objective}{' --precompute-ref-log-probs' * workload.precompute_ref_log_probs}"
-        )
-    if rollouts is not None and rollouts.rollout == "vllm-server":  # GRPOConfig does not state the server's GPUs
-        training += f" --rollout vllm-server --server-gpus {rollouts.server_gpus}"
-    if workload.loss != framework_loss(workload.objective, workload.framework, workload.software):
-        training += f" --loss {workload.loss}"
-    own = f" --model {shlex.quote(os.path.relpath(module.factory))}" if module is not None and module.factory else ""
-    return f"ds-advise launch {shlex.quote(config_path)}{own}{place}{training}{software} -- train.py"
+    return f"ds-advise launch {shlex.quote(config_path)}{place} -- train.py"
 
 
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
@@ -213,7 +195,7 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
             how = f"Or with {launcher} on every node:"
         yield from (Sentence(how), Commands(by_launcher[launcher]))
     if "srun" in by_launcher:
-        command = _launch(answer, chosen, config_path, " --slurm")
+        command = _launch(answer, config_path, " --slurm")
         yield from (Sentence("Or let ds-advise check, start and watch it there:"), Commands([command]))
 
 

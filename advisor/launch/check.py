@@ -15,6 +15,8 @@ from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes, engine_state_bytes
 from ...probes.command.observed import ObservedArguments
 from ...probes.command.request import CommandRequest
+from ...probes.real_run.command import CommandProbe
+from ...probes.real_run.torchrun import free_port
 from ...probes.run import Run, check_device
 from ...probes.run_errors import DryRunError
 from ...probes.store_path import store_exists
@@ -30,7 +32,9 @@ from ..text.output import Output
 from ..text.units import counted_noun, gib
 from ..verification.command import command_answer
 from ..verification.past_results import PastProbe, PastProbes
+from ..verification.probe import compared_command_probe
 from ..verification.probe_order import measured_estimate
+from .command import launch_line
 from .request import LaunchRequest
 
 Check = Literal["dry-run", "probe", "quick"]
@@ -38,6 +42,8 @@ Check = Literal["dry-run", "probe", "quick"]
 this machine; "quick" uses the closed form of a named model, and runs nothing."""
 
 _LIMIT_S = 1800.0
+
+_OTHER_PLAN = "ds-advise --gpus SPEC -- COMMAND names a plan that fits"
 
 _MANY = 100
 """Number of checkpoints that a training does not write."""
@@ -91,19 +97,24 @@ def check(request: LaunchRequest, how: Check, output: Output) -> tuple[LaunchReq
     """
     if how == "quick":
         found = _by_closed_form(request)
+    elif how == "dry-run":
+        request, found = observe(request, output)
     else:
-        request, found = by_dry_run(request, output)
+        try:
+            request, _ = observe(request, output)  # it also decides the launcher, and names smaller plans
+        except DryRunError as error:
+            output.say(f"no dry run: {error.what}")
+        found = _by_probe(request, output)
     return request, [*found, *disk_objections(request, output.say), *_resumption(request, output.say)]
 
 
-def by_dry_run(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list[Objection]]:
-    """Run the command on a simulated GPU. It decides the launcher of a script without one, unless the nodes do: a
-    script that takes `--local_rank` without the Trainer gets it from DeepSpeed's launcher only."""
+def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list[Objection]]:
+    """(the request with a dry run of its command, the reasons against starting it)."""
     command = CommandRequest(
         words=request.words,
         folder=Path.cwd(),
         cluster=request.run.cluster,
-        config_file=request.config_path,
+        config_file=request.config_path and request.config_path.absolute(),
         offline=request.offline,
     )
     try:
@@ -114,11 +125,9 @@ def by_dry_run(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, l
         raise
     for remark in found.observed.remarks:
         output.say(remark)
-    run, seen = _observed_run(request.run, found), found.arguments
+    run = _observed_run(request.run, found)
     check_device(run, request.device)
-    _check_config(request.config_path, seen)
-    if takes_local_rank(seen) and request.rendezvous is None:
-        request = replace(request, launcher="deepspeed")
+    check_config(request.config_path, found.arguments)
     request = replace(request, run=run, estimate=request.estimate or run.estimate(), dry_run=found)
     return request, memory_objections(found, output.say)
 
@@ -141,17 +150,12 @@ def _observed_run(described: Run, found: CommandAnswer) -> Run:
     return run
 
 
-def takes_local_rank(seen: ObservedArguments | None) -> bool:
-    """Whether a script of its own loop reads its rank from the command line."""
-    return seen is not None and not seen.trainer and any("--local_rank" in option.flags for option in seen.options)
-
-
-def _check_config(file: Path | None, seen: ObservedArguments | None) -> None:
+def check_config(file: Path | None, seen: ObservedArguments | None) -> None:
     """Raise ConfigFileError if the script trained with another configuration than the one that was passed."""
     if file is None or seen is None:
         return
     own = Path(seen.ds_config) if seen.ds_config else None
-    if own is not None and (own.resolve() == file.resolve() or read_ds_config(own) == read_ds_config(file)):
+    if own is not None and own.is_file() and read_ds_config(own) == read_ds_config(file):
         return
     raise ConfigFileError(
         f"the command trains with {own or 'a configuration of its own'}, not with {file.name}",
@@ -176,10 +180,36 @@ def memory_objections(found: CommandAnswer, say: Callable[[str], None]) -> list[
             f"it fits with a probability of {chance(probability)}"
         )
     change = found.best_change
-    fix = "ds-advise --gpus SPEC -- COMMAND names a plan that fits"
+    fix = _OTHER_PLAN
     if change is not None:
         fix = f"{change.what} would help most (up to {gib(change.saved_bytes)} GiB less); {fix}"
     return [Objection(what=what, fix=fix)]
+
+
+def _by_probe(request: LaunchRequest, output: Output) -> list[Objection]:
+    cluster = request.run.cluster
+    if cluster.nodes > 1:
+        raise WorkloadError(
+            "a probe starts all ranks on this machine",
+            why=f"the training has {cluster.nodes} nodes",
+            fix="leave --check out for a dry run",
+        )
+    port = None if request.command.program is None else free_port()
+    probe = CommandProbe(
+        words=tuple(launch_line(request, port=port)),
+        folder=Path.cwd(),
+        ranks=cluster.gpus_per_node,
+        device=request.device,
+        config_file=request.config_path and request.config_path.absolute(),
+    )
+    answer = compared_command_probe(probe, cluster, dry=False, offline=request.offline, on_progress=output.say)
+    failure = answer.result.failure
+    if failure is None:
+        return []
+    # The kernel's OOM killer ends a rank by SIGKILL without a message.
+    is_memory = failure.kind in ("out_of_memory", "killed")
+    what = f"the probe failed in {failure.phase} on rank {failure.rank}: {failure.message}"
+    return [Objection(what=what, fix=_OTHER_PLAN if is_memory else "fix this error first")]
 
 
 def _by_closed_form(request: LaunchRequest) -> list[Objection]:
@@ -201,7 +231,7 @@ def _by_closed_form(request: LaunchRequest) -> list[Objection]:
 
 def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
     """Check the files of the checkpoint from which the script is to resume, if DeepSpeed wrote it."""
-    folder = request.command.options.text("resume_from_checkpoint")
+    folder = request.arguments.text("resume_from_checkpoint")
     if folder is None or not Path(folder, "latest").exists():
         return []
     say(f"checking {folder} ...")

@@ -66,9 +66,10 @@ def observed(request: LaunchRequest) -> dict[str, str]:
     settings = Settings(
         folder=str(request.folder),
         variables=variables if by_ssh else {},
-        config_file=str(request.config_path) if request.config_path else None,
+        config_file=str(request.config_path.absolute()) if request.config_path else None,
     )
-    return observed_environment(settings, {**os.environ, "PATH": search_path(), **variables})
+    path = search_path(interpreter_of(launch_line(request)))
+    return observed_environment(settings, {**os.environ, "PATH": path, **variables})
 
 
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
@@ -114,7 +115,7 @@ def launch_job(request: LaunchRequest) -> Job:
         )
     variables = launch_environment(request, {})
     variables.pop("OMP_NUM_THREADS", None)  # computed for this machine
-    words = _config_words(request)
+    words = config_words(request)
     if path is not None and not words:
         variables |= accelerate_variables(str(path))
     output_dir = request.arguments.output_dir
@@ -135,7 +136,7 @@ def launch_job(request: LaunchRequest) -> Job:
     )
 
 
-def _config_words(request: LaunchRequest) -> tuple[str, ...]:
+def config_words(request: LaunchRequest) -> tuple[str, ...]:
     """Arguments that pass the configuration to a script whose parser was seen to take it."""
     path, seen = str(request.config_path), request.dry_run and request.dry_run.arguments
     flags = {flag for option in seen.options for flag in option.flags} if seen and request.config_path else set[str]()

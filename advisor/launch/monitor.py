@@ -318,8 +318,8 @@ class Monitor:
             step_s,
         )
         memory = memory_line(
-            (sample.device_bytes, self._peak_device_bytes or None, predicted and predicted.device_bytes),
-            (sample.host_bytes, self._peak_host_bytes, predicted and predicted.host_bytes),
+            (sample.device_bytes, self._peak_device_bytes or None, predicted.device_bytes if predicted else None),
+            (sample.host_bytes, self._peak_host_bytes, predicted.host_bytes if predicted else None),
         )
         self._display.show(records.step, progress, memory)
 

@@ -57,8 +57,8 @@ def launch_request(
     return LaunchRequest(
         words=words,
         run=run,
-        config_path=None if config_file is None else config_file.absolute(),
-        launcher=launcher_for(rendezvous, launcher) or "torchrun",
+        config_path=config_file,
+        requested_launcher=launcher_for(rendezvous, launcher),
         folder=folder / f"node{place['node_rank']}" if several else folder,
         device=place["device"],
         rendezvous=rendezvous,

@@ -159,7 +159,7 @@ class Records:
         ranks = [steps for steps in ranks if steps]
         if not ranks:
             return None
-        peak = max(step["allocated_bytes"] for steps in ranks for step in steps)
+        peak = max(step.get("allocated_bytes", 0) for steps in ranks for step in steps)
         return PhaseFigures(
             name=name,
             # The first step compiles and allocates.

@@ -56,8 +56,8 @@ class LaunchRequest:
     """A DeepSpeed configuration for a command that names none."""
     folder: Path
     """Folder of this launch, with `rank<R>.log`, `rank<R>.jsonl` and `launcher.log`."""
-    launcher: Launcher = "torchrun"
-    """The launcher for a command without one."""
+    requested_launcher: Launcher | None = None
+    """The launcher that the user requests for a command without one."""
     device: Device = "cuda"
     rendezvous: Rendezvous | None = None
     """The rendezvous of several nodes; None on one node, and for a command with a launcher."""
@@ -77,6 +77,14 @@ class LaunchRequest:
     @property
     def command(self) -> TrainingCommand:
         return read_command(self.words)
+
+    @property
+    def launcher(self) -> Launcher:
+        """The launcher for a command without one: torchrun, or deepspeed for a script of its own loop that was seen to
+        take `--local_rank`, which only that launcher passes."""
+        seen = self.dry_run and self.dry_run.arguments
+        takes_rank = seen and not seen.trainer and any("--local_rank" in option.flags for option in seen.options)
+        return self.requested_launcher or ("deepspeed" if takes_rank and self.rendezvous is None else "torchrun")
 
     @property
     def arguments(self) -> ScriptArguments:

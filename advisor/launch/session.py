@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.emit import merge_plan_into_config
 from ...ds_configs.files import config_text, write_text
+from ...estimators.errors import DsAdviseError
 from ...estimators.estimate import Estimate, total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
@@ -25,7 +27,7 @@ from ..command.changes import changed_command
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import capitalised, ended
-from .check import Check, Objection, check, plans_that_fit
+from .check import Check, Objection, check, observe, plans_that_fit
 from .command import kept_settings, launch_environment
 from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
 from .run import launch, make_folder
@@ -274,12 +276,21 @@ def run_session(
         failure = outcome.failure
         if failure is None or not failure.is_out_of_memory:
             return Session(attempts=tuple(attempts))
+        request = _observed(request, output)
         following = next_launch(request, outcome, first_folder / f"fallback-{len(attempts)}", say=output.say)
         if not fallback or following.request is None or len(attempts) == _MAX_ATTEMPTS:
             return Session(attempts=tuple(attempts), following=following)
         title = f"{FAILURE_TITLES[failure.kind]} ({failure.message})"
         output.say(f"{title}; continuing with {following.description}")
         request = following.request
+
+
+def _observed(request: LaunchRequest, output: Output) -> LaunchRequest:
+    """The request with a dry run of the command, if it was started without a check: smaller plans follow from it."""
+    if request.dry_run is None and request.estimate is None:
+        with suppress(DsAdviseError):
+            return observe(request, output)[0]
+    return request
 
 
 _MEMORY = ("allocated", "reserved", "device", "host")

@@ -218,37 +218,43 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
         yield doc.Sentence(f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
 
 
-def _figures_table(outcome: LaunchOutcome, prediction: Prediction | None) -> doc.Table:
+def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.Table:
     """Return the measured figures with the predicted ones; figures without a counter on the device are left out."""
-    peaks, predicted = outcome.peaks, prediction
-    step_s = predicted and predicted.step_s
-    if predicted and step_s and predicted.tokens_per_step:
-        step_s *= (outcome.tokens_per_step or predicted.tokens_per_step) / predicted.tokens_per_step
-    figures: list[tuple[str, float | None, float | None, Callable[[Any], str]]] = [
-        ("tokens/s", outcome.tokens_per_s, predicted and predicted.tokens_per_s, rate),
-        ("step", outcome.step_s, step_s, seconds),
-        ("GPU GiB, device", peaks.device_bytes, predicted and predicted.device_bytes, gib),
-        ("GPU GiB, reserved", peaks.reserved_bytes, predicted and predicted.reserved_bytes, gib),
-        ("GPU GiB, allocated", peaks.allocated_bytes, predicted and predicted.allocated_bytes, gib),
-        ("host GiB", peaks.host_bytes, predicted and predicted.host_bytes, gib),
+    peaks = outcome.peaks
+    others: tuple[float | None, ...] = (None,) * 6
+    if predicted is not None:
+        step_s = predicted.step_s
+        if step_s and predicted.tokens_per_step and outcome.tokens_per_step:
+            step_s *= outcome.tokens_per_step / predicted.tokens_per_step
+        memory = (predicted.device_bytes, predicted.reserved_bytes, predicted.allocated_bytes, predicted.host_bytes)
+        others = (predicted.tokens_per_s, step_s, *memory)
+    measured: list[tuple[str, float | None, Callable[[Any], str]]] = [
+        ("tokens/s", outcome.tokens_per_s, rate),
+        ("step", outcome.step_s, seconds),
+        ("GPU GiB, device", peaks.device_bytes, gib),
+        ("GPU GiB, reserved", peaks.reserved_bytes, gib),
+        ("GPU GiB, allocated", peaks.allocated_bytes, gib),
+        ("host GiB", peaks.host_bytes, gib),
     ]
     rows = [
         doc.Row([name, doc.make_figure(value, write), doc.make_figure(other, write)])
-        for name, value, other, write in figures
+        for (name, value, write), other in zip(measured, others, strict=True)
         if value is not None
     ]
     return doc.Table(["", "measured", "predicted"], rows)
 
 
 def _phases_table(measured: Sequence[PhaseFigures], predicted: Sequence[PhaseFigures]) -> doc.Table:
-    """Return time and memory of each phase of a step, measured and predicted."""
+    """Return time and memory of each phase of a step, measured and predicted; on the CPU the time alone."""
+    unknown = PhaseFigures(name="", seconds=None, peak_bytes=None)
     by_name, rows = {phase.name: phase for phase in predicted}, []
+    has_gpu = any(phase.peak_bytes for phase in measured)
     for phase in measured:
-        other = by_name.get(phase.name)
-        times, peaks = (phase.seconds, other and other.seconds), (phase.peak_bytes, other and other.peak_bytes)
-        cells = [*(doc.make_figure(each, seconds) for each in times), *(doc.make_figure(each, gib) for each in peaks)]
+        pair = (phase, by_name.get(phase.name, unknown))
+        cells = [doc.make_figure(each.seconds, seconds) for each in pair]
+        cells += [doc.make_figure(each.peak_bytes, gib) for each in pair] * has_gpu
         rows.append(doc.Row([phase.name, *cells]))
-    return doc.Table(["phase", "time", "predicted", "GPU GiB", "predicted"], rows)
+    return doc.Table(["phase", "time", "predicted", *["GPU GiB", "predicted"] * has_gpu], rows)
 
 
 def _target(request: LaunchRequest) -> str:

@@ -67,16 +67,16 @@ class ProbeAnswer:
     def figures(self) -> tuple[ProbeFigure, ...]:
         """Memory figures, then time figures; empty after a failure."""
         result, time = self.result, None if self.estimate is None else self.estimate.time
-        dry = self.prediction
+        predictions = (time, self.prediction)
+        seconds = [each.step_s if each else None for each in predictions]
+        rates = [each.tokens_per_s if each else None for each in predictions]
         if result.failure is not None:
             return ()
         return (
             *(self._cpu_memory() if result.device == "cpu" else self._cuda_memory()),
             *self._phases(),
-            _figure("step", result.step_s, time and time.step_s, dry and dry.step_s, unit="s"),
-            _figure(
-                "tokens/s", result.tokens_per_s, time and time.tokens_per_s, dry and dry.tokens_per_s, unit="tokens/s"
-            ),
+            _figure("step", result.step_s, *seconds, unit="s"),
+            _figure("tokens/s", result.tokens_per_s, *rates, unit="tokens/s"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -85,13 +85,14 @@ class ProbeAnswer:
 
     def _phases(self) -> Iterator[ProbeFigure]:
         """Peak and seconds of the phases of a command's step, on the highest rank."""
-        for phase in self.prediction.phases if self.prediction else ():
-            title = _PHASES[phase.name]
-            peak = max(each.allocated_bytes for rank in self.result.ranks for each in rank.phases_named(phase.name))
+        predicted = {each.name: each for each in self.prediction.phases} if self.prediction else {}
+        for name, title in _PHASES.items() if self.command else ():
+            measured, dry = [rank.phases_named(name) for rank in self.result.ranks], predicted.get(name)
+            peak = max(each.allocated_bytes for phases in measured for each in phases)
             if peak:
-                yield _figure(f"{title}, peak", peak, None, phase.peak_bytes)
-            seconds = max(median(each.seconds for each in rank.phases_named(phase.name)) for rank in self.result.ranks)
-            yield _figure(title, seconds, None, phase.seconds, unit="s")
+                yield _figure(f"{title}, peak", peak, None, dry.peak_bytes if dry else None)
+            seconds = max(median(each.seconds for each in phases) for phases in measured)
+            yield _figure(title, seconds, None, dry.seconds if dry else None, unit="s")
 
     def _cpu_memory(self) -> tuple[ProbeFigure, ...]:
         dry, memory = self.dry_run, None if self.estimate is None else self.estimate.memory
@@ -192,9 +193,9 @@ def compared_command_probe(
         run=run,
         result=result,
         estimate=None,
-        dry_run=answer and answer.result,
+        dry_run=answer.result if answer else None,
         command=probe.words,
-        prediction=answer and by_dry_run(answer),
+        prediction=by_dry_run(answer) if answer else None,
     )
 
 

@@ -166,7 +166,7 @@ def losses(feature: Feature, folder: Path, *, on: bool, steps: int) -> list[floa
     (folder / "train.py").write_text(_script(lines, trainer_lines(model, workload, plan), feature, steps))
     command = [
         *(sys.executable, "-m", "ds_advise", "launch", "ds_config.json", "--device", "cpu", "--ranks", str(RANKS)),
-        *("--no-check", "--model", "model", "--seq-len", str(feature.seq_len), "--", "train.py"),
+        *("--no-check", "--", "train.py"),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -47,7 +47,7 @@ def script_of(run: Run) -> Path:
 def command_words(run: Run, *, model: str = ".", steps: int = STEPS) -> tuple[str, ...]:
     """The command of one process of the run on random rows, in the folder of `write_folder`.
 
-    model: a folder with weights; "." has none, and its weights are random.
+    model: a folder that `from_pretrained` loads; "." for random weights.
     """
     arguments: dict[str, Any] = {"max_steps": steps, **script_arguments(run)}
     if not isinstance(run.model, str):

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from ...ds_configs.read import autotp_size_in
+from ..command.words import interpreter_of
 from ..machine import rank_threads, search_path
 from ..run import Device
 from ..scratch import scratch
@@ -68,7 +69,7 @@ def probe_command(
     Errors: the command has no program.
     """
     started, load = time.monotonic(), os.getloadavg()[0]
-    environment = {**os.environ, "PATH": search_path()}
+    environment = {**os.environ, "PATH": search_path(interpreter_of(probe.words, folder=probe.folder))}
     if probe.device == "cpu":
         threads = rank_threads(1 if probe.solo else probe.ranks)
         environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}

@@ -55,7 +55,7 @@ def probe(
     with scratch("probe-run") as folder, _swap_folder(run.config) as nvme_folder:
         write_folder(run, folder, nvme_folder=nvme_folder)
         command = CommandProbe(
-            words=command_words(run, model=checkpoint or ".", steps=steps),
+            words=command_words(run, model=checkpoint or str(folder), steps=steps),
             folder=folder,
             ranks=cluster.world_size,
             device=device,

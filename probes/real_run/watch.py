@@ -83,15 +83,21 @@ class WatchedRank:
         return _PHASES.index(name) if name in _PHASES else len(_PHASES), int(number or 0)
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether the rank is suspended (SIGSTOP); the others would wait for it forever."""
-        with contextlib.suppress(psutil.Error, ValueError):
-            return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        return False
+    def status(self) -> str:
+        """psutil's status of the process; "dead" if it is gone."""
+        with contextlib.suppress(psutil.Error):
+            found = str(psutil.Process(self.pid).status() if self.pid else psutil.STATUS_RUNNING)
+            return "dead" if found == psutil.STATUS_ZOMBIE else found
+        return "dead"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process is gone, and neither it nor its launcher said so."""
+        return not self.ended and self.report is None and self.status == "dead"
 
     @property
     def has_failed(self) -> bool:
-        return self.error is not None or bool(self.exit_code)
+        return self.error is not None or bool(self.exit_code) or self.is_lost
 
     def failure(self, kind: RankFailureKind, message: str, folder: Path) -> RankFailure:
         """The rank's failure, with the end of its output ("" if the file is gone)."""
@@ -151,7 +157,8 @@ class _Job:
         if code is not None or any(rank.has_failed for rank in self.ranks.values()):
             return self._first_failure() if not self.is_done else None
         for rank in self.ranks.values():
-            if rank.is_stopped:
+            # The others would wait for it forever.
+            if rank.status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
                 return rank.failure("stopped", f"rank {rank.number} was suspended (SIGSTOP)", self.folder)
         now, slowest = time.monotonic(), self.slowest or WatchedRank(EventLogReader(self.folder), 0)
         if now > deadline:
@@ -167,8 +174,9 @@ class _Job:
 
     def _first_failure(self) -> RankFailure:
         """The earliest failure. A killed rank reports nothing, and the others then fail because it is missing."""
+        lost = [rank for rank in self.ranks.values() if rank.is_lost] if self.supervisor.poll() is None else []
         patience = time.monotonic() + _GRACE_S
-        while time.monotonic() < patience and not all(rank.has_failed for rank in self.ranks.values()):
+        while time.monotonic() < patience and not all(rank.error or rank.exit_code for rank in self.ranks.values()):
             if self.supervisor.poll() is not None:
                 patience = 0.0
             time.sleep(_POLL_S)
@@ -182,6 +190,8 @@ class _Job:
             cause = ", as the kernel does when memory runs out" if rank.exit_code == -signal.SIGKILL else ""
             name = signal.Signals(-rank.exit_code).name
             return rank.failure("killed", f"rank {rank.number} was killed by {name}{cause}", self.folder)
+        if lost and not failed and not any(rank.exit_code for rank in ranks):
+            return lost[0].failure("killed", f"rank {lost[0].number} is gone", self.folder)
         for rank in sorted(failed, key=lambda rank: not is_out_of_memory(rank.error or {})):
             error = rank.error or {}
             return RankFailure(
@@ -226,14 +236,14 @@ def watch(
     try:
         with interrupts_deferred():
             supervisor = start_supervised(words, folder / _LAUNCHER_LOG, environment, working_folder)
-        job, shown = _Job(supervisor, folder), ""
+        job, shown = _Job(supervisor, folder), {"start"}
         while True:
             job.read()
             title = job.phase
             if title in _MAY_COMPILE and job.compiles:
                 title = f"{title}, compiling DeepSpeed's extensions"
-            if title not in (shown, "start"):
-                shown = title
+            if title not in shown:
+                shown.add(title)
                 on_progress(title)
             if job.is_done or (failure := job.failure(stall_s, deadline)) is not None:
                 return sorted(job.ranks.values(), key=lambda rank: rank.number), None if job.is_done else failure

@@ -15,7 +15,6 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json", "*.gguf")
 
 def draw_once(module: Any) -> None:
     """Make `normal_` and `uniform_` of large tensors on the CPU repeat a block (module: `torch._tensor`)."""
-    import torch
 
     def repeating(draw: Any) -> Any:
         @functools.wraps(draw)
@@ -33,7 +32,7 @@ def draw_once(module: Any) -> None:
         return drawn
 
     for name in ("normal_", "uniform_"):
-        setattr(module.Tensor, name, repeating(getattr(torch.Tensor, name)))
+        setattr(module.Tensor, name, repeating(getattr(module.Tensor, name)))
 
 
 def build_without_files(module: Any) -> None:
@@ -55,6 +54,8 @@ def build_without_files(module: Any) -> None:
         if options.get("attn_implementation"):
             given["attn_implementation"] = options["attn_implementation"]
         built = cls._from_config(config, **given)
+        if options.get("quantization_config") is not None:
+            _quantize(built, options["quantization_config"])
         return built.eval()
 
     model.from_pretrained = classmethod(from_pretrained)
@@ -63,3 +64,28 @@ def build_without_files(module: Any) -> None:
 def _lacks_weights(name: Any) -> bool:
     folder = Path(str(name))
     return (folder / "config.json").is_file() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+
+
+def _quantize(model: Any, quantization: Any) -> None:
+    """Quantize every linear layer except the head to 4 bits on this rank's GPU, as transformers does while it loads.
+    bitsandbytes quantizes a layer when it moves to the device; other modules stay on the host."""
+    import torch
+    from bitsandbytes import nn as parts
+
+    head = model.get_output_embeddings()
+    options = {
+        "compress_statistics": quantization.bnb_4bit_use_double_quant,
+        "quant_type": quantization.bnb_4bit_quant_type,
+    }
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is not torch.nn.Linear or layer is head:
+                continue
+            # Size 1: its weight is replaced, and one of full size would be allocated first.
+            smaller = parts.Linear4bit(1, 1, bias=False, compute_dtype=quantization.bnb_4bit_compute_dtype, **options)
+            smaller.in_features, smaller.out_features = layer.in_features, layer.out_features
+            smaller.weight = parts.Params4bit(layer.weight.data, requires_grad=False, **options)
+            smaller.bias = layer.bias
+            setattr(parent, name, smaller.to(torch.cuda.current_device()))
+    model.is_loaded_in_4bit = model.is_quantized = True  # what peft and transformers look for
+    model.config.quantization_config = quantization

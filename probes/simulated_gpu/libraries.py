@@ -70,7 +70,12 @@ def install_accelerate(world_size: int) -> None:
     def set_device(own: Any) -> None:
         own.device = cuda.gpu_number(0)
 
-    state.PartialState._prepare_backend = lambda *_, **__: ("fake", accelerate.DistributedType.MULTI_GPU)
+    def prepare_backend(
+        _own: Any, _cpu: bool = False, _sagemaker: bool = False, backend: Any = None
+    ) -> tuple[Any, Any]:
+        return backend or "fake", accelerate.DistributedType.MULTI_GPU  # another one than the user's would be refused
+
+    state.PartialState._prepare_backend = prepare_backend
     state.PartialState.set_device = set_device
     data_loader.synchronize_rng_states = lambda *_, **__: None
 

@@ -73,7 +73,7 @@ ELSEWHERE = {
     "ds-advise Qwen2.5-14B --gpus 2x32GB --html report.html": "test_advice_report.py",
     "ds-advise Qwen2.5-14B --gpus 2x32GB --plot memory.svg": "test_advice_report.py",
     "ds-advise Qwen2.5-14B --gpus 2x32GB --markdown": "test_markdown.py",
-    "ds-advise launch ds_config.json --loss fused -- train.py": "test_launch.py launches such scripts",
+    "ds-advise launch ds_config.json -- train.py": "test_launch.py launches such scripts",
     "ds-advise Qwen2.5-7B --gpus 8xH100 --objective ppo": "test_rollouts.py asks it",
     "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model --output_dir out": "test_job_files_run.py",  # noqa: E501
     "python3 -m venv .venv && .venv/bin/pip install --no-compile -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": "test_packaging.py",  # noqa: E501
@@ -81,6 +81,7 @@ ELSEWHERE = {
     "bash tests/run --slow": "runs these tests",
     "ds-advise MODEL --gpus SPEC [options]": SYNOPSIS,
     "ds-advise dry-run [DS_CONFIG] --gpus SPEC -- COMMAND": SYNOPSIS,
+    "ds-advise [DS_CONFIG] --gpus SPEC -- COMMAND": SYNOPSIS,
     "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": SYNOPSIS,
     "ds-advise rent MODEL [options] [--deadline TIME] [--budget AMOUNT] [--prices FILE] [--html FILE] [--plot FILE] [--json]": SYNOPSIS,  # noqa: E501
     "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": SYNOPSIS,
@@ -116,7 +117,7 @@ SHOWN = list(
 )
 """Without those whose output stands below them, which is compared."""
 PYTHON = [block for block in ALL if block.is_python]
-DRY_RUNS = [block for block in ALL if block.asked.startswith("ds-advise dry-run ")]
+DRY_RUNS = [block for block in ALL if block.asked.startswith("ds-advise dry-run ") or " -- " in block.asked]
 
 
 def test_every_command_that_is_shown_is_run_by_a_test() -> None:

@@ -17,12 +17,13 @@ from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.command_answer import Change
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.script_arguments import ScriptArguments
-from ds_advise.advisor.launch.check import check, memory_objections, predict_run
-from ds_advise.advisor.launch.command import kept_settings, launch_environment
+from ds_advise.advisor.launch.check import check, check_config, memory_objections, predict_run
+from ds_advise.advisor.launch.command import config_words, kept_settings, launch_environment, launch_job
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, FailureKind
 from ds_advise.advisor.launch.session import Session, next_launch, reduce_memory, tensor_bytes
+from ds_advise.advisor.launch.words import read_command
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import render_figures
@@ -32,8 +33,10 @@ from ds_advise.advisor.train.settings import TrainingSettings
 from ds_advise.advisor.train.train import verify_answer
 from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.advisor.verification.prediction import by_estimate
+from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
+from ds_advise.probes.command.observed import ObservedArguments, ObservedOption
 from ds_advise.probes.machine import cpu_cores
 from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.run import Run
@@ -82,8 +85,7 @@ def test_a_script_gets_a_launcher(folder: Path, capsys: pytest.CaptureFixture[st
         )
     ]
     assert dry(capsys, "ds_config.json --gpus 2x24GB --launcher accelerate", "python", "train.py")[0][1].endswith(
-        f"accelerate.commands.launch --use_deepspeed --deepspeed_config_file {folder}/ds_config.json --num_processes 2 "
-        "train.py"
+        "accelerate.commands.launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 train.py"
     )
     assert dry(capsys, "--gpus 2x24GB --launcher deepspeed", *["A=1", "nohup", "python", "-m", "package.train"])[0][
         1
@@ -459,3 +461,52 @@ def test_what_no_cpu_runs_is_refused(
     (folder / "ds_config.json").write_text(json.dumps(config))
     assert run(["launch", "ds_config.json", "--device", "cpu", "--no-check", "--", "train.py"]) == 2
     assert message in capsys.readouterr().err
+
+
+def _seen(*flags: str, trainer: bool = False, ds_config: str = "") -> Any:
+    """A dry run of a script with these options."""
+    options = tuple(ObservedOption(flags=(flag,), value=None, is_switch=False) for flag in flags)
+    arguments = ObservedArguments(
+        options=options,
+        trainer={"output_dir": "seen", "save_total_limit": 1} if trainer else {},
+        trainer_class="TrainingArguments" if trainer else "",
+        fields={},
+        calls={},
+        ds_config=ds_config,
+    )
+    return SimpleNamespace(arguments=arguments)
+
+
+def test_what_the_dry_run_saw_decides(folder: Path) -> None:
+    """The launcher of a script that takes --local_rank, the settings of its Trainer, the option for a configuration."""
+    request = launch_request(_run(folder), folder, "--output_dir", "typed")
+    assert (request.launcher, request.arguments.output_dir) == ("torchrun", Path("typed"))
+    assert launch_job(request).variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == str(folder / "ds_config.json")
+    loop = replace(request, dry_run=_seen("--local_rank", "--deepspeed_config"))
+    assert loop.launcher == "deepspeed"
+    assert config_words(loop) == ("--deepspeed_config", str(folder / "ds_config.json"))
+    assert replace(loop, requested_launcher="torchrun").launcher == "torchrun"
+    trainer = replace(request, dry_run=_seen("--local_rank", "--deepspeed", trainer=True))
+    assert (trainer.launcher, trainer.arguments.output_dir) == ("torchrun", Path("seen"))
+    assert config_words(trainer) == ("--deepspeed", str(folder / "ds_config.json"))
+
+
+def test_the_file_in_front_is_the_one_that_trains(folder: Path) -> None:
+    """Otherwise the launch is refused; a file with the same content is the same."""
+    (folder / "same.json").write_text(json.dumps(AUTO, indent=4))
+    (folder / "other.json").write_text(json.dumps(AUTO | {"zero_optimization": {"stage": 3}}))
+    given = Path("ds_config.json")
+    for own in (given, Path("same.json")):
+        check_config(given, _seen(ds_config=str(own.absolute())).arguments)
+    for name in ("", "other.json"):
+        with pytest.raises(ConfigFileError, match=f"trains with .*{name or 'its own'}.*, not with ds_config.json"):
+            check_config(given, _seen(ds_config=str(folder / name) if name else "").arguments)
+
+
+def test_options_are_replaced_behind_the_script() -> None:
+    """Those of a launcher in front may have the same names."""
+    words = "accelerate launch --gradient_accumulation_steps 4 train.py --gradient_accumulation_steps 4 --x 1"
+    changed = read_command(words.split()).replace_options({"gradient_accumulation_steps": "8"})
+    assert " ".join(changed) == (
+        "accelerate launch --gradient_accumulation_steps 4 train.py --x 1 --gradient_accumulation_steps 8"
+    )

@@ -123,11 +123,10 @@ def wait_for_step(folder: Path, step: int) -> None:
 def test_a_training_is_launched_and_observed(
     prepare: Prepare, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """Every step of every rank is observed with its loss, the figures go into the store, and the script is not
-    disturbed."""
+    """Every step of every rank is observed with its loss, the figures go into the store beside those of the dry run,
+    and the script is not disturbed."""
     prepare("zero2", "hf", file="my ds_config.json")
-    options = "--launcher torchrun --no-check --model model --seq-len 32 --micro-batch 2 --accumulation 2"
-    session, printed = ended(start(options, "train_with_trainer.py", config="my ds_config.json"))
+    session, printed = ended(start("", "train_with_trainer.py", config="my ds_config.json"))
     (attempt,) = session["attempts"]
     assert attempt["status"] == "finished", printed
     assert attempt["last_step"] == STEPS
@@ -142,13 +141,14 @@ def test_a_training_is_launched_and_observed(
     assert record.result["steps"] == STEPS
     assert record.result["tokens_per_s"] == pytest.approx(attempt["tokens_per_s"])
     assert record.result["predicted"]["step_s"] > 0
+    assert record.result["predicted"]["evidence"] == "dry-run"
 
 
 @pytest.mark.slow
 def test_a_stop_leaves_a_whole_checkpoint(prepare: Prepare, start: Callable[..., Any], tmp_path: Path) -> None:
     """SIGTERM: all ranks save and stop after the same step and end well."""
     prepare("zero2", "hf")
-    process = start("--no-check", SCRIPT, f"{ARGUMENTS} --max_steps 100000 --save_strategy no")
+    process = start("", SCRIPT, f"{ARGUMENTS} --max_steps 100000 --save_strategy no")
     wait_for_step(tmp_path / "log", 5)
     process.send_signal(signal.SIGTERM)
     session, printed = ended(process)
@@ -164,8 +164,7 @@ def test_fallback_goes_on_with_less_memory(prepare: Prepare, start: Callable[...
     """Out of GPU memory at step 5: the next plan reads the checkpoint of step 4 and trains the steps that are left."""
     prepare("zero2", "hf")
     saving = f"{ARGUMENTS} --max_steps 8 --save_strategy steps --save_steps 2"
-    options = "--no-check --fallback --seq-len 32"
-    session, printed = ended(start(options, SCRIPT, saving, RUN_OUT_AT_STEP="5"))
+    session, printed = ended(start("--fallback", SCRIPT, saving, RUN_OUT_AT_STEP="5"))
     first, second = session["attempts"]
     assert (first["failure"]["kind"], first["failure"]["step"]) == ("gpu_out_of_memory", 5), printed
     assert second["status"] == "finished", printed

@@ -158,8 +158,7 @@ def test_inputs_that_page_locking_keeps_off_the_host_are_left_pageable() -> None
     assert answer.recommended is not None
     shown = printed(answer, width=120, details=True)
     assert '{"pin_memory": False}' in shown
-    started = "ds-advise launch ds_config.json --hostfile hostfile --loss fused --software pinned-inputs=no -- train.py"
-    assert started in " ".join(shown.split())
+    assert "ds-advise launch ds_config.json --hostfile hostfile -- train.py" in " ".join(shown.split())
 
 
 def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() -> None:

@@ -39,6 +39,11 @@ def events(tmp_path: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "log" / f"rank{rank}.jsonl").read_text().splitlines()]
 
 
+def told(notes: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """The beginning and the end of a rank."""
+    return [(name, note[name]) for note in notes for name in ("rank", "end", "exit") if name in note]
+
+
 def test_a_script_runs_as_without_observation(tmp_path: Path) -> None:
     """The same argv, sys.path[0] and __main__; `sitecustomize` of the user's own environment still runs."""
     (tmp_path / "below").mkdir()
@@ -54,7 +59,7 @@ def test_a_script_runs_as_without_observation(tmp_path: Path) -> None:
         str(tmp_path / "below" / "train.py"),
         "a=b and own",
     ]
-    assert [note.get("rank", note.get("end")) for note in notes] == [3, 0]
+    assert told(notes) == [("rank", 3), ("end", 0)]
 
 
 def test_only_ranks_are_recorded(tmp_path: Path) -> None:
@@ -95,8 +100,8 @@ def test_an_abort_after_the_end_of_the_script_is_ignored(tmp_path: Path) -> None
     words = [sys.executable, "-m", "ds_advise.probes.real_run.supervisor", str(os.getpid()), sys.executable]
     assert observe(tmp_path, *words, "late.py", RANK="3").returncode == 0
     assert observe(tmp_path, *words, "early.py", RANK="4").returncode == 128 + 6
-    assert [event.get("end", event.get("exit")) for event in events(tmp_path, 3)] == [None, 0, 0]
-    assert [event.get("end", event.get("exit")) for event in events(tmp_path, 4)] == [None, -6]
+    assert told(events(tmp_path, 3)) == [("rank", 3), ("end", 0), ("exit", 0)]
+    assert told(events(tmp_path, 4)) == [("rank", 4), ("exit", -6)]
 
 
 @pytest.mark.parametrize("case", ["full disk", "no folder"])

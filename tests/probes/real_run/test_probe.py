@@ -1,4 +1,4 @@
-"""Probes: real DeepSpeed jobs on the CPU over gloo, how they end, and that nothing is left behind."""
+"""Probes of names: real DeepSpeed jobs of the default scripts on the CPU over gloo, and what is refused before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
@@ -61,42 +60,6 @@ def run(strategy: Strategy, *, ranks: int = 2, nvme_path: str = "", **settings: 
     )
 
 
-def module(tmp_path: Path, body: str) -> str:
-    """A file of the user's with a linear model, whose forward pass begins with `body`."""
-    file = tmp_path / "own.py"
-    file.write_text(f"""
-import os, time, torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 8)
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        {body}
-        return self.layer(x)
-
-build = Model
-""")
-    return f"{file}:build"
-
-
-def run_module(tmp_path: Path, body: str, *, ranks: int = 2, **settings: Any) -> ProbeResult:
-    return probe(
-        Run(
-            config=PLAIN, model=module(tmp_path, body), cluster=cluster(ranks), workload=WORKLOAD, inputs=(Input((8,)),)
-        ),
-        device="cpu",
-        **settings,
-    )
-
-
-def live_ranks() -> list[psutil.Process]:
-    return processes_of(os.environ["TMPDIR"])
-
-
 @pytest.fixture(scope="module")
 def compiled(extensions: Callable[..., None]) -> None:
     extensions("ShareMemCommBuilder", "FusedAdamBuilder")
@@ -111,7 +74,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("tempfile.tempdir", None)
     yield
     monkeypatch.setattr("tempfile.tempdir", None)
-    assert not live_ranks()
+    assert not processes_of(os.environ["TMPDIR"])
     assert not [path for path in temporary.iterdir() if path.name.startswith("ds-advise")]
 
 
@@ -152,8 +115,22 @@ def test_one_rank_of_many_runs_alone() -> None:
 @pytest.mark.usefixtures("compiled")
 def test_a_rank_beyond_its_memory_limit_is_out_of_memory(tmp_path: Path) -> None:
     """On the CPU the limit stands for a GPU's memory."""
-    body = "keep = torch.ones(100_000_000)"  # 400 MB
-    failure = run_module(tmp_path, body, ranks=1, memory_limit_bytes=3 * 10**8).failure
+    (tmp_path / "own.py").write_text("""
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        keep = torch.ones(100_000_000)  # 400 MB
+        return self.layer(x)
+""")
+    own = Run(
+        config=PLAIN, model=f"{tmp_path}/own.py:Model", cluster=cluster(1), workload=WORKLOAD, inputs=(Input((8,)),)
+    )
+    failure = probe(own, device="cpu", memory_limit_bytes=3 * 10**8).failure
     assert failure is not None and failure.kind == "out_of_memory" and failure.phase == "step 1"
     assert "own.py" in failure.details
 

@@ -1,5 +1,5 @@
-"""Ranks as processes, here stand-ins that load no library: their environment, reported failures, and Ctrl-C at any
-moment, which leaves nothing."""
+"""Commands whose ranks are watched, here stand-ins that load no library: their environment, reported failures, and
+Ctrl-C at any moment, which leaves nothing."""
 
 from __future__ import annotations
 
@@ -8,24 +8,37 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from ds_advise.estimators.errors import DsAdviseError
+from ds_advise.probes.machine import search_path
+from ds_advise.probes.real_run.environment import Settings, observed_environment
 from ds_advise.probes.real_run.result import RankFailure
-from ds_advise.probes.real_run.watch import watch
+from ds_advise.probes.real_run.torchrun import with_launcher
+from ds_advise.probes.real_run.watch import WatchedRank, watch
 
 from tests.helpers import processes_of
 
+LAUNCHER = """
+import os, subprocess, sys, time
+ranks = [
+    subprocess.Popen([sys.executable, *sys.argv[2:]], env={**os.environ, "RANK": str(rank)})
+    for rank in range(int(sys.argv[1]))
+]
+while not any(rank.poll() for rank in ranks) and any(rank.poll() is None for rank in ranks):
+    time.sleep(0.05)
+sys.exit(max(abs(rank.poll() or 0) for rank in ranks))
+"""
 RANK = """
 import json, os, subprocess, sys, time
-folder, rank = sys.argv[1:3]
+from ds_advise.probes.real_run.environment import own_settings
+folder, rank = own_settings().folder, os.environ["RANK"]
 log = open(f"{folder}/rank{rank}.jsonl", "a", buffering=1)
 def note(**values):
     log.write(json.dumps({"time": time.time(), **values}) + "\\n")
 """
-PHASES = ("import", "load", "step 1")
+PHASES = ("load", "initialize", "step 1")
 SLOW = f"""
 compiler = subprocess.Popen(["sh", "-c", f"sleep 3600; : {{folder}}"], process_group=0)  # as ninja starts it
 for phase in {PHASES!r}:
@@ -36,118 +49,150 @@ time.sleep(3600)
 PROBE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
+from pathlib import Path
 from ds_advise.probes.real_run import run
 from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.hardware import gpu_of_memory
 from ds_advise.probes.run import Run
-watch = run.watch
-run.watch = lambda numbers, folder, **settings: watch(numbers, folder, **{**settings, "worker": "stand_in"})
+run.write_folder = lambda *_, **__: None
+run.command_words = lambda *_, **__: (sys.executable, sys.argv[2], "2", sys.argv[3], "launcher")
 config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": sys.argv[1]}}}
 cluster = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
 print("ready", flush=True)
+from ds_advise.probes.real_run import command
+command.with_launcher = lambda words, *_, **__: list(words)
 run.probe(Run(config=config, model={}, cluster=cluster), device="cpu")
 """
 
 
-@pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Writes the module `stand_in`, a rank that runs this code."""
-    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+def watched(tmp_path: Path, body: str, ranks: int = 1, **limits: float) -> tuple[list[WatchedRank], RankFailure | None]:
+    """Ranks that run the code, started by a launcher."""
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    (tmp_path / "rank.py").write_text(RANK + body)
+    folder = tmp_path / "records"
+    folder.mkdir()
+    return watch(
+        [sys.executable, "launcher.py", str(ranks), "rank.py"],
+        folder,
+        environment=observed_environment(Settings(str(folder)), {**os.environ, "PATH": search_path()}),
+        working_folder=tmp_path,
+        **{"stall_s": 3600, "timeout_s": 3600} | limits,
+    )
 
-    def write(body: str) -> None:
-        (tmp_path / "stand_in.py").write_text(f"{RANK}{body}\nos._exit(0)")
 
-    return write
-
-
-def watched(folder: Path, ranks: int = 1, **limits: float) -> tuple[list[dict[str, Any]], RankFailure | None]:
-    return watch(range(ranks), folder, worker="stand_in", **{"stall_s": 3600, "timeout_s": 3600} | limits)
-
-
-def test_ranks_find_the_ninja_of_their_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Callable[[str], None]
-) -> None:
-    """As a training in the activated environment does: by two versions of ninja the extensions would be compiled in
-    turns."""
+def test_reports_of_all_ranks_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the ranks. They find the ninja of this environment, as a training in the activated one does: by
+    two versions of ninja the extensions would be compiled in turns."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    stand_in('note(phase="report", report=os.environ["PATH"])')
-    reports, failure = watched(tmp_path)
+    ranks, failure = watched(
+        tmp_path, 'note(report=os.environ["PATH"], processes=2)\ntime.sleep(3600)  # as in a collective', ranks=2
+    )
     assert failure is None
-    assert reports[0]["report"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
+    assert [rank.number for rank in ranks] == [0, 1] and ranks[0].report is not None
+    assert ranks[0].report["report"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
+    assert not processes_of(tmp_path)
 
 
-def test_a_phase_without_progress_is_a_hang(tmp_path: Path, stand_in: Callable[[str], None]) -> None:
-    """It is reported with the rank and the phase, after the time that was stated."""
-    stand_in('note(phase="step 1")\nif rank == "0": note(phase="step 2")\ntime.sleep(3600)')
-    _, failure = watched(tmp_path, ranks=2, stall_s=4)
+def test_a_phase_without_progress_is_a_hang(tmp_path: Path) -> None:
+    """It is reported with the rank that is behind and its phase, after the time that was stated."""
+    body = 'note(phase="step 1")\nif rank == "0": note(phase="step 2")\ntime.sleep(3600)'
+    _, failure = watched(tmp_path, body, ranks=2, stall_s=4)
     assert failure is not None
     assert (failure.kind, failure.rank, failure.phase) == ("hang", 1, "step 1") and "4 s" in failure.message
 
 
 @pytest.mark.parametrize(
-    ("body", "kind"),
+    ("body", "kind", "message"),
     [
-        ("os.kill(os.getpid(), 9)", "killed"),
-        ("os.kill(os.getpid(), 19)", "stopped"),
-        ("time.sleep(3600)", "timeout"),
+        ("os.kill(os.getpid(), 9)", "killed", "rank 1 was killed by SIGKILL"),
+        ("os.kill(os.getpid(), 19)", "stopped", "rank 1 was suspended"),
+        ("time.sleep(3600)", "timeout", "not done in time"),
+        ("raise MemoryError", "out_of_memory", "MemoryError"),
+        ("raise SystemExit(3)", "crash", "rank 1 ended with exit code 3"),
     ],
 )
-def test_a_lost_rank_and_a_spent_budget_end_the_job(
-    tmp_path: Path, stand_in: Callable[[str], None], body: str, kind: str
-) -> None:
-    """The other rank would wait forever. SIGKILL, SIGSTOP, and a time limit that holds whatever the ranks do."""
-    stand_in(f'note(phase="step 2")\nif rank == "1": {body}\ntime.sleep(3600)')
-    reports, failure = watched(tmp_path, ranks=2, timeout_s=4 if kind == "timeout" else 3600)
-    assert failure is not None and failure.kind == kind and reports == []
+def test_a_lost_rank_and_a_spent_budget_end_the_job(tmp_path: Path, body: str, kind: str, message: str) -> None:
+    """The other rank would wait forever. The time limit holds whatever the ranks do."""
+    code = f'note(phase="step 2")\nif rank == "1": {body}\ntime.sleep(3600)'
+    _, failure = watched(tmp_path, code, ranks=2, timeout_s=6 if kind == "timeout" else 3600)
+    assert failure is not None and (failure.kind, failure.phase) == (kind, "step 2") and message in failure.message
+    assert not processes_of(tmp_path)
 
 
-def test_a_rank_that_ends_without_a_report_is_a_crash(tmp_path: Path, stand_in: Callable[[str], None]) -> None:
-    """It may have left without an error, as where its report could not be written; what it printed is kept."""
-    stand_in('note(phase="load")\nprint("so long", flush=True)')
-    _, failure = watched(tmp_path)
-    assert failure is not None and "exit code 0" in failure.message
+def test_a_command_that_ends_without_a_report_is_a_crash(tmp_path: Path) -> None:
+    """It may have trained nothing, or not have started; what it printed is kept."""
+    _, failure = watched(tmp_path, 'note(phase="load")\nprint("so long", flush=True)')
+    assert failure is not None and "without an optimizer step of a DeepSpeed engine" in failure.message
     assert (failure.kind, failure.phase, failure.details.strip()) == ("crash", "load", "so long")
+    folder = tmp_path / "none"
+    folder.mkdir()
+    environment = observed_environment(Settings(str(folder)))
+    missing = watch(
+        ["no-such-launcher"], folder, environment=environment, working_folder=folder, stall_s=60, timeout_s=60
+    )
+    assert missing[1] is not None and "no-such-launcher: No such file" in missing[1].message
 
 
-def test_the_rank_that_failed_first_is_blamed(tmp_path: Path, stand_in: Callable[[str], None]) -> None:
+def test_the_rank_that_failed_first_is_blamed(tmp_path: Path) -> None:
     """Rank 0 then fails because its peer is gone, which is not what happened; it says so first to the watch."""
-    stand_in(
+    _, failure = watched(
+        tmp_path,
         'note(phase="step 2")\nbegan = time.time()\ntime.sleep(0.5 * (rank == "1"))\n'
         'message, late = ("a reactor leaks", 0) if rank == "1" else ("connection closed", 3600)\n'
-        'error = {"kind": "crash", "phase": "step 2", "message": message, "details": ""}\n'
-        'log.write(json.dumps({"time": began + late, "error": error}) + "\\n")'
+        'error = {"type": "RuntimeError", "message": message, "details": ""}\n'
+        'log.write(json.dumps({"time": began + late, "error": error}) + "\\n")\ntime.sleep(3600)',
+        ranks=2,
     )
-    _, failure = watched(tmp_path, ranks=2)
     assert failure is not None and (failure.kind, failure.rank, failure.phase) == ("crash", 1, "step 2")
     assert failure.message == "a reactor leaks"
 
 
-@pytest.mark.parametrize("moment", ["at once", "a rank starts", "import", "step 1"])
-def test_an_interrupt_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Callable[[str], None], moment: str
-) -> None:
+TORCHRUN = "-m torch.distributed.run --nproc_per_node=2 --master_port=7"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("train.py --lr 1", f"{sys.executable} {TORCHRUN} train.py --lr 1"),
+        ("python -u train.py", f"python {TORCHRUN} --no-python python -u train.py"),
+        ("A=1 nohup python3 -m train x", f"env A=1 nohup python3 {TORCHRUN} --no-python python3 -m train x"),
+        ("A=1 deepspeed --num_gpus 2 train.py", "env A=1 deepspeed --num_gpus 2 train.py"),
+        ("accelerate launch train.py", "accelerate launch train.py"),
+        ("python -m torch.distributed.run train.py", "python -m torch.distributed.run train.py"),
+        ("llamafactory-cli train a.yaml", "llamafactory-cli train a.yaml"),
+        ("bash -c torchrun", "bash -c torchrun"),
+    ],
+)
+def test_torchrun_starts_the_ranks_of_a_script(tmp_path: Path, words: str, expected: str) -> None:
+    """Where no launcher stands in front, and the program does not start its ranks itself."""
+    assert with_launcher(words.split(), 2, folder=tmp_path, port=7) == expected.split()
+    with pytest.raises(DsAdviseError, match="names no script"):
+        with_launcher(["python", "-c", "0"], 2, folder=tmp_path, port=7)
+
+
+@pytest.mark.parametrize("moment", ["at once", "a rank starts", "load", "step 1"])
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     """From before the first rank starts to the middle of a step: no process, no file, no swap folder."""
     temporary, disk = tmp_path / "temporary", tmp_path / "disk"
     temporary.mkdir()
     disk.mkdir()
-    stand_in(SLOW)
     monkeypatch.setenv("TMPDIR", str(temporary))
     process = probing(moment, temporary, disk)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
     assert process.returncode == -signal.SIGINT and error.rstrip().endswith("KeyboardInterrupt")
-    assert not processes_of(temporary) and not list(temporary.iterdir()) and not list(disk.iterdir())
+    assert not processes_of(tmp_path) and not list(temporary.iterdir()) and not list(disk.iterdir())
 
 
 @pytest.mark.parametrize("killed_by", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_a_killed_probe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Callable[[str], None], killed_by: signal.Signals
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_by: signal.Signals
 ) -> None:
     """Ranks and compilers in process groups of their own are ended."""
-    stand_in(SLOW)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    process = probing("load", tmp_path, tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process = probing("load", temporary, tmp_path)
     process.send_signal(killed_by)
     process.communicate()
     deadline = time.monotonic() + 900
@@ -157,9 +202,15 @@ def test_no_process_outlives_a_killed_probe(
 
 
 def probing(moment: str, temporary: Path, disk: Path) -> subprocess.Popen[str]:
-    """A probe that has come to a moment."""
+    """A probe that has come to a moment; its ranks are stand-ins."""
+    launcher, rank = temporary.parent / "launcher.py", temporary.parent / "rank.py"
+    launcher.write_text(LAUNCHER)
+    rank.write_text(RANK + SLOW)
     process = subprocess.Popen(
-        [sys.executable, "-c", PROBE, str(disk)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROBE, str(disk), str(launcher), str(rank)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     while not has_come(moment, temporary):
@@ -171,4 +222,4 @@ def probing(moment: str, temporary: Path, disk: Path) -> subprocess.Popen[str]:
 def has_come(moment: str, temporary: Path) -> bool:
     if moment in PHASES:
         return any(f'"{moment}"' in log.read_text() for log in temporary.glob("*/rank*.jsonl"))
-    return moment == "at once" or bool(processes_of(temporary))
+    return moment == "at once" or bool(list(temporary.glob("*/rank*.log")))
