@@ -36,8 +36,9 @@ ENVIRONMENT = {
 
 
 def answers(requests: Sequence[Request], *, workers: int = 2) -> Iterator[DryRunResult | DryRunError]:
-    """The results in the order of the requests, as they become known; the error where a run failed."""
-    with runs_in_forks(), ThreadPoolExecutor(workers) as threads:
+    """The results, of tensors alone, in the order of the requests, as they become known; the error of a failed run."""
+    tensors = patch("ds_advise.probes.command.run.add_overhead", lambda result, _cluster: result)
+    with runs_in_forks(), tensors, ThreadPoolExecutor(workers) as threads:
         yield from threads.map(_outcome, requests)
 
 
