@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from ..ds_configs.emit import ds_config
@@ -18,6 +19,7 @@ from ..estimators.plan import Plan
 from ..estimators.time.step_time import estimate_plan
 from ..estimators.workload import Workload
 from .machine import cpu_has_fp16
+from .run_errors import DryRunError
 
 Device = Literal["cpu", "cuda"]
 """Device of a real run; "cpu" is DeepSpeed's CPU accelerator over gloo."""
@@ -144,6 +146,19 @@ class Request:
     iterations: int
     """Maximum number of optimizer steps; 0 ends with the initialization."""
     expandable_segments: bool
+
+
+def absolute_factory(text: str) -> str:
+    """FILE.py:FUNCTION with the absolute path of the file. Raises DryRunError if the file is missing."""
+    file, _, function = text.rpartition(":")
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise DryRunError(
+            f"{file}: no such file",
+            phase="start",
+            fix="give FILE.py:FUNCTION, a function that returns a module",
+        )
+    return f"{path}:{function}"
 
 
 _MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")

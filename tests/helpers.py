@@ -30,11 +30,11 @@ from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
-from ds_advise.probes.command.errors import DryRunError, worker_error
 from ds_advise.probes.machine import Machine
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request, Run
+from ds_advise.probes.run_errors import DryRunError, worker_error
 from rich.console import Console
 
 
@@ -253,7 +253,7 @@ def ask_forks(requests: Sequence[Request]) -> list[DryRunResult]:
 
 
 def recorded_in_fork(request: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """What `probes.dry_run.run.answer` answers, from a fork."""
+    """What `probes.model_recorder.process.answer` answers, from a fork."""
     from tests.training_scripts.forked_ranks import recordings
 
     (answer,) = recordings([request])

@@ -13,12 +13,12 @@ from ...ds_configs.read import saves_model
 from ...estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes, engine_state_bytes
-from ...probes.command.errors import DryRunError
 from ...probes.command.observed import ObservedArguments
 from ...probes.command.request import CommandRequest
 from ...probes.real_run.command import CommandProbe
 from ...probes.real_run.torchrun import free_port
 from ...probes.run import Run, check_device
+from ...probes.run_errors import DryRunError
 from ...probes.store_path import store_exists
 from ...validate.checkpoint import read_checkpoint
 from ..advise import answer

@@ -223,7 +223,6 @@ def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
         "save_steps": save_steps,
         "save_total_limit": KEPT_CHECKPOINTS,
         "report_to": report,
-        "remove_unused_columns": False,
     }
     if samples.evaluation_samples:
         arguments |= {

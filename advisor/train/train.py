@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import dropwhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -236,8 +237,9 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
     def keep(attempt: LaunchRequest) -> None:
         """Keep what resumes the attempt."""
         write_config(attempt.run.config, folder.ds_config, force=True)
+        kept = attempt.command.options.without([*folder.script_paths(), "resume_from_checkpoint"])
         job = TrainingJob(
-            arguments=attempt.command.options.without([*folder.script_paths(), "resume_from_checkpoint"]),
+            arguments=tuple(dropwhile(lambda word: not word.startswith("--"), kept)),  # behind the script
             workload=run.workload,
             device=request.device,
             ranks=run.cluster.world_size,

@@ -33,7 +33,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
-from ds_advise.probes.command.errors import DryRunError
+from ds_advise.probes.run_errors import DryRunError
 
 from .. import numbers
 from ..document import put

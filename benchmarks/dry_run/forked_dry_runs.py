@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ds_advise.probes.command.errors import DryRunError, ended_error
 from ds_advise.probes.command.files import environment as files_environment
 from ds_advise.probes.command.request import CommandRequest
 from ds_advise.probes.dry_run.run import answer_request
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request
+from ds_advise.probes.run_errors import DryRunError, ended_error
 
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
@@ -36,8 +36,9 @@ ENVIRONMENT = {
 
 
 def answers(requests: Sequence[Request], *, workers: int = 2) -> Iterator[DryRunResult | DryRunError]:
-    """The results in the order of the requests, as they become known; the error where a run failed."""
-    with runs_in_forks(), ThreadPoolExecutor(workers) as threads:
+    """The results, of tensors alone, in the order of the requests, as they become known; the error of a failed run."""
+    tensors = patch("ds_advise.probes.command.run.add_overhead", lambda result, _cluster: result)
+    with runs_in_forks(), tensors, ThreadPoolExecutor(workers) as threads:
         yield from threads.map(_outcome, requests)
 
 
@@ -59,23 +60,26 @@ def _outcome(request: Request) -> DryRunResult | DryRunError:
 
 def run_in_fork(request: CommandRequest, folder: Path, working_folder: Path, *_: Any) -> dict[str, Any]:
     """In place of `probes.command.run.start`."""
-    for name in ("answer.json", "stacks"):
-        (folder / name).unlink(missing_ok=True)
     process = multiprocessing.get_context("forkserver").Process(
-        target=_run, args=(request, folder, working_folder), daemon=True
+        target=run_session, args=(request, folder, working_folder), daemon=True
     )
     process.start()
     process.join()
+    return written_answer(folder, process.exitcode or 0)
+
+
+def written_answer(folder: Path, status: int) -> dict[str, Any]:
+    """The answer of a session that has ended with a status. A command that starts another one is not followed."""
     written = folder / "answer.json"
     if not written.exists():
-        raise ended_error(process.exitcode or 0, "", (folder / "printed").read_text(errors="replace"), "")
+        raise ended_error(status, "", (folder / "printed").read_text(errors="replace"), "")
     text = written.read_text()
     answer: dict[str, Any] = json.loads(text.replace(f"{folder}/files", "") if '"error"' in text else text)
     return answer
 
 
-def _run(request: CommandRequest, folder: Path, working_folder: Path) -> None:
-    """In the fork."""
+def run_session(request: CommandRequest, folder: Path, working_folder: Path) -> None:
+    """Run the command in this process, and end it."""
     from ds_advise.probes.command.worker import Session
 
     warnings.simplefilter("ignore")

@@ -32,7 +32,7 @@ from ds_advise.estimators.hardware import find_gpu
 from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.schedule.simulate import simulate
 from ds_advise.estimators.time.step_time import estimate_time
-from ds_advise.probes.command.errors import DryRunError
+from ds_advise.probes.run_errors import DryRunError
 
 from ..document import put
 from ..schedule_files import read_schedule, write_schedule

@@ -89,7 +89,7 @@ def _main(folder: Path) -> None:
         "transformers.integrations.deepspeed",
         "transformers.modeling_utils",
         "torch.testing._internal.distributed.fake_pg",
-        "ds_advise.probes.dry_run.worker",
+        "ds_advise.probes.command.worker",
     ):
         importlib.import_module(name)
 
@@ -116,9 +116,20 @@ def _in_a_fork(folder: Path, question: EngineQuestion) -> str:
 
 def _outcome(folder: Path, question: EngineQuestion) -> str:
     """Read, filled and run as its reader does."""
-    from ds_advise.probes.dry_run import worker
+    import os
+    from unittest.mock import patch
 
+    from ds_advise.probes.dry_run.run import answer_request
+    from ds_advise.probes.run_errors import DryRunError
+
+    from benchmarks.dry_run.forked_dry_runs import run_session, written_answer
     from benchmarks.lint import readers
+
+    def fork(request: Any, place: Path, working_folder: Path, *_: Any) -> Any:
+        child = os.fork()
+        if not child:
+            run_session(request, place, working_folder)
+        return written_answer(place, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
     try:
         config = readers.first_tuned(readers.read(question.config, question.framework))
@@ -129,8 +140,12 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
         return f"read: {type(error).__name__}: {str(error)[:500]}"
     if question.only_read:
         return ""
-    answer = worker.run_request(_request(folder, config, question.world_size))
-    return f"{answer['phase']}: {answer['kind']}: {answer['error'][:500]}" if "error" in answer else ""
+    try:
+        with patch("ds_advise.probes.command.run.start", fork):
+            answer_request(_request(folder, config, question.world_size))
+    except DryRunError as error:
+        return f"{error.phase}: {error.what[:500]}"
+    return ""
 
 
 def _request(folder: Path, config: dict[str, Any], world_size: int) -> Any:

@@ -146,7 +146,7 @@ class RealRank:
     alone: whether the other ranks do not exist; what they would send is junk.
     """
 
-    def __init__(self, folder: Path, *, steps: int = STEPS, alone: bool = False) -> None:
+    def __init__(self, folder: Path, *, steps: int = STEPS, alone: bool = False, evaluated_batches: int = 3) -> None:
         from ds_advise.probes.command.rows import Rows
         from ds_advise.probes.recording.allocation_classifier import AllocationClassifier
         from ds_advise.probes.recording.ledger import Ledger
@@ -163,7 +163,7 @@ class RealRank:
         schedule = ScheduleRecorder(lambda: ledger.stream, ledger.is_pinned)
         self.recorder = PhaseRecorder(ledger, classifier, schedule)
         self.observer = _observer(self.recorder, lambda: self.loaders.has_varying_shapes, steps)
-        self.loaders: Any = _loaders(self.observer)
+        self.loaders: Any = _loaders(self.observer, evaluated_batches)
         self.rows = Rows(1 << 40)
         self.remarks: list[str] = []
 
@@ -267,7 +267,7 @@ def _observer(recorder: Any, varies: Any, steps: int) -> Any:
     return Observer(recorder, last_step=steps, varies=varies)
 
 
-def _loaders(observer: Any) -> Any:
+def _loaders(observer: Any, evaluated_batches: int) -> Any:
     from ds_advise.probes.simulated_gpu.loaders import Loaders
     from torch.utils._pytree import tree_iter
 
@@ -281,7 +281,7 @@ def _loaders(observer: Any) -> Any:
                     each._is_on_host = True
             return batch
 
-    return RealLoaders.following(observer, longest=False)
+    return RealLoaders.following(observer, longest=False, evaluated_batches=evaluated_batches)
 
 
 def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
@@ -311,11 +311,19 @@ def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
         moved = move(own, *arguments, **options)
         return own.clone() if moved is own and getattr(own, "_is_on_host", False) else moved
 
+    def cpu(own: Any, **_: Any) -> Any:
+        if own.dtype is not torch.int64:  # tokens of a batch
+            return own
+        copied = own.clone(memory_format=torch.contiguous_format)
+        copied._is_on_host = True
+        return copied
+
     def dropout(input: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
         return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
     numpy = tensor.numpy
     tensor.to = to
+    tensor.cpu = cpu
     tensor.numpy = lambda own, **options: numpy(own, **options).copy()  # on a host, it is the tensor's own memory
     torch_module.nn.functional.dropout = dropout
     foreach: Any = importlib.import_module("torch.utils._foreach_utils")

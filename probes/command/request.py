@@ -44,6 +44,8 @@ class CommandRequest:
     rows: int | None = None
     """Rows of each data set that are read; None for a number that suffices."""
     offline: bool = False
+    evaluated_batches: int = 3
+    """Batches of an evaluation: logits kept for metrics show how they grow."""
     generates: bool = True
     """Whether models compute their completions; if not, these have full length at once."""
     files: Mapping[str, str] = field(default_factory=dict)

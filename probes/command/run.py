@@ -14,11 +14,11 @@ from typing import Any
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import from_json
 from ..recording.result import add_overhead
+from ..run_errors import CommandFailedError as CommandFailedError
+from ..run_errors import DryRunError, command_error, ended_error
+from ..run_errors import NoEngineError as NoEngineError
 from ..scratch import scratch
 from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker, worker_environment
-from .errors import CommandFailedError as CommandFailedError
-from .errors import DryRunError, command_error, ended_error
-from .errors import NoEngineError as NoEngineError
 from .files import View
 from .files import environment as files_environment
 from .limits import STACKS, last_line

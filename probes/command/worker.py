@@ -26,13 +26,13 @@ from ...estimators.json_form import to_json
 from ..recording.engine_phases import EngineObserver, TrainingEnded
 from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
+from ..run_errors import package_of, users_line
 from ..simulated_gpu import autocast, cuda, generation, kernels, libraries, patches, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate, simulated_recorder
 from . import follow, launchers, limits, redirect, refused, savers
 from .arguments import Arguments
-from .errors import package_of, users_line
 from .files import native
 from .fullest_rank import FullestPartition
 from .given_config import give_config
@@ -83,7 +83,9 @@ class Session:
             before_engine=lambda number, module: self.modules.keep(number, module),
         )
         self.modules = TrainedModules()
-        self.loaders = Loaders.following(self.observer, longest=request.longest)
+        self.loaders = Loaders.following(
+            self.observer, longest=request.longest, evaluated_batches=request.evaluated_batches
+        )
         self.rows = Rows(request.data_rows)
         fake = FastFakeTensorMode(refuses_mixed_products=True)
         self.fake = fake

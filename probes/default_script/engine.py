@@ -225,7 +225,8 @@ def load_loss(file: object) -> Callable[[Any, Any], Any]:
 
 
 def _batches_of_module(make_batch: Callable[[int, int], Any], options: Any, size: int) -> Iterator[Any]:
-    for _ in torch.utils.data.DataLoader(range(options.max_steps), batch_size=None):
+    steps: Any = range(options.max_steps)  # in place of your data set
+    for _ in torch.utils.data.DataLoader(steps, batch_size=None):
         yield make_batch(size, options.max_length)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ...ds_configs.emit import GRADIENT_CLIPPING, OPTIMIZER_PARAMS
 from ...estimators.plan import PLAN_FIELDS
-from ..command.errors import DryRunError
 from ..run import Run, isolated_config
+from ..run_errors import DryRunError
 from .words import CONFIG_FILE, run_plan, script_of
 
 _BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

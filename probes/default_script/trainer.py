@@ -30,6 +30,8 @@ IGNORED = -100
 """Label of a token that does not count."""
 RANDOM_STEPS = 20
 """Optimizer steps for which there are random rows."""
+RANDOM_EVALUATION = 3
+"""Batches of an evaluation on random rows, unless logits of more are kept."""
 
 
 @dataclass
@@ -132,6 +134,7 @@ def main() -> None:
     parser = HfArgumentParser([ScriptArguments, TrainingArguments])  # type: ignore[list-item]
     options, arguments = parser.parse_args_into_dataclasses()
     arguments.per_device_eval_batch_size = arguments.per_device_eval_batch_size or arguments.per_device_train_batch_size
+    arguments.remove_unused_columns = False  # every column of the rows is an input of the model
     if options.sequence_parallel_size > 1:
         arguments.parallelism_config = _sharing(options, arguments.world_size)
     if options.pageable_inputs:
@@ -170,11 +173,18 @@ def main() -> None:
 def _data(model: Any, options: ScriptArguments, arguments: TrainingArguments) -> dict[str, Any]:
     """Data sets, collator and tokenizer, as arguments of the Trainer."""
     if options.train_file is None:
-        batch = arguments.train_batch_size * arguments.world_size
-        rows = RandomRows(
-            model, options, batch * arguments.gradient_accumulation_steps * max(arguments.max_steps, RANDOM_STEPS)
-        )
-        return {"train_dataset": rows, "eval_dataset": rows if arguments.eval_strategy != "no" else None}
+        ranks, steps = arguments.world_size, arguments.gradient_accumulation_steps
+        batches = max(arguments.max_steps, RANDOM_STEPS) * steps
+        found: dict[str, Any] = {
+            "train_dataset": RandomRows(model, options, arguments.train_batch_size * ranks * batches)
+        }
+        if arguments.eval_strategy != "no":
+            kept = arguments.eval_accumulation_steps or 0
+            evaluated = arguments.per_device_eval_batch_size * ranks * max(RANDOM_EVALUATION, kept)
+            found["eval_dataset"] = RandomRows(model, options, evaluated)
+            if not arguments.prediction_loss_only:
+                found["compute_metrics"] = lambda _predictions: {}  # with a function the Trainer keeps the logits
+        return found
     from datasets import Dataset
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(

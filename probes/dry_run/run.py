@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import pickle
-import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Protocol
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -32,24 +26,17 @@ from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.models.vision_parts import freeze_parts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ...estimators.workload import Workload
-from ..command.errors import DryRunError as DryRunError
-from ..command.errors import NeedsValuesError as NeedsValuesError
-from ..command.errors import crash_error, worker_error
 from ..command.request import CommandRequest
 from ..command.run import dry_run_command
 from ..default_script.folder import write_folder
 from ..default_script.words import command_words, script_of, steps_of_generation
 from ..recording.result import DryRunResult
-from ..run import Request, Run
+from ..run import Request, Run, absolute_factory
+from ..run_errors import DryRunError as DryRunError
+from ..run_errors import NeedsValuesError as NeedsValuesError
+from ..run_errors import worker_error
 from ..scratch import scratch
-from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker, worker_environment
-
-
-class Answering(Protocol):
-    """A request that computes its own answer in the subprocess; it is pickled. The recorder of models has one, and
-    imports this module."""
-
-    def answer(self) -> Any: ...
+from ..worker_process import OnProgress
 
 
 def dry_run(
@@ -90,6 +77,7 @@ def answer_request(
             iterations=max(request.iterations, steps_of_generation(run) + 1),
             expandable_segments=request.expandable_segments,
             offline=True,
+            evaluated_batches=run.workload.eval_logits or 1,
             generates=False,
         )
         found = dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error)
@@ -163,19 +151,6 @@ def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandab
     return Request(run=run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
 
 
-def absolute_factory(text: str) -> str:
-    """FILE.py:FUNCTION with the absolute path of the file. Raises DryRunError if the file is missing."""
-    file, _, function = text.rpartition(":")
-    path = Path(file).expanduser().resolve()
-    if not path.is_file():
-        raise DryRunError(
-            f"{file}: no such file",
-            phase="start",
-            fix="give FILE.py:FUNCTION, a function that returns a module",
-        )
-    return f"{path}:{function}"
-
-
 def fullest_rank(run: Run) -> int:
     """The rank with the highest peak, from differences between ranks that are known before a run.
 
@@ -233,35 +208,3 @@ def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> S
     config = result.config
     samples = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * result.world_size
     return simulate(result.schedule, cluster, tokens_per_step=samples * seq_len)
-
-
-def answer(request: Answering, timeout_s: float, on_progress: OnProgress = lambda _phase: None) -> dict[str, Any]:
-    """The result of a request in JSON, from a subprocess.
-
-    on_progress: called with the running phase.
-
-    Raises DryRunError if the request fails or the process exceeds the time limit. No process outlives the call.
-    """
-    with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
-        folder = Path(name)
-        try:
-            status, printed = run_worker(
-                [sys.executable, "-m", f"{__package__}.worker", str(folder)],
-                request=pickle.dumps(request),
-                folder=folder,
-                environment=worker_environment(),
-                working_folder=folder,
-                timeout_s=timeout_s,
-                on_progress=on_progress,
-            )
-        except WorkerTimeoutError as error:
-            what = f"the dry run did not end within {timeout_s:.0f} s"
-            raise DryRunError(what, phase=error.phase, details=error.printed) from None
-        written = folder / "answer.json"
-        if not written.exists():
-            raise crash_error(status, read_phase(folder), printed)
-        values: dict[str, Any] = json.loads(written.read_text())
-    if "error" in values:
-        raise worker_error(values)
-    result: dict[str, Any] = values["result"]
-    return result

@@ -23,9 +23,10 @@ from ...estimators.errors import ModelConfigError
 from ...estimators.json_form import Form, from_json, to_json
 from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape, UserModule
-from ..dry_run.run import absolute_factory, answer
 from ..machine import installed_version
+from ..run import absolute_factory
 from ..store_path import store_path
+from .process import answer
 
 FORMAT = 12
 """Increases when earlier recordings can no longer be read or are wrong."""

@@ -11,8 +11,7 @@ from typing import Any
 from ...estimators.errors import ConfigFileError
 from ..default_script.folder import write_folder
 from ..default_script.words import command_words
-from ..dry_run.run import absolute_factory
-from ..run import Device, Run, check_device
+from ..run import Device, Run, absolute_factory, check_device
 from ..scratch import scratch
 from .command import STALL_S, STEPS, CommandProbe, probe_command
 from .environment import Solo

@@ -17,8 +17,6 @@ from ..recording.engine_phases import EngineObserver
 
 _WORKER_OPTIONS = """num_workers pin_memory prefetch_factor persistent_workers timeout multiprocessing_context
     pin_memory_device"""
-EVALUATED_BATCHES = 3
-"""Batches of an evaluation: logits kept for metrics show how they grow."""
 _LONGEST_SEARCH_S = 120.0
 
 
@@ -30,6 +28,7 @@ class Loaders:
     on_refusal: called for each batch that is refused.
     has_generated: whether the script generates text, which takes as long as many batches.
     longest: yield the batch with the most elements of all batches, again and again.
+    evaluated_batches: after these an evaluation ends.
     """
 
     def __init__(
@@ -40,12 +39,14 @@ class Loaders:
         on_refusal: Callable[[], None],
         has_generated: Callable[[], bool],
         longest: bool,
+        evaluated_batches: int = 3,
     ) -> None:
         self._has_generated = has_generated
         self._is_training = is_training
         self._is_finished = is_finished
         self._on_refusal = on_refusal
         self._longest = longest
+        self._evaluated_batches = evaluated_batches
         self.shapes: list[dict[str, tuple[int, ...]]] = []
         """Shapes of the tensors of the batches of training, by name."""
         self.searched_batches = 0
@@ -53,7 +54,7 @@ class Loaders:
         self.cut_evaluation = False
 
     @classmethod
-    def following(cls, observer: EngineObserver, *, longest: bool) -> Self:
+    def following(cls, observer: EngineObserver, *, longest: bool, evaluated_batches: int = 3) -> Self:
         """Loaders that ask an observer of the engine."""
         return cls(
             is_training=lambda: observer.is_training,
@@ -61,6 +62,7 @@ class Loaders:
             on_refusal=observer.count_refusal,
             has_generated=lambda: "generation" in observer.seen,
             longest=longest,
+            evaluated_batches=evaluated_batches,
         )
 
     @property
@@ -96,7 +98,7 @@ class Loaders:
             self._on_refusal()
             raise StopIteration
         if not trains:
-            if iterator._num_yielded >= (1 if self._has_generated() else EVALUATED_BATCHES):
+            if iterator._num_yielded >= (1 if self._has_generated() else self._evaluated_batches):
                 self.cut_evaluation = True
                 raise StopIteration
             with _disable_current_modes():

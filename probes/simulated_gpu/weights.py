@@ -56,7 +56,7 @@ def _replace_from_config() -> None:
     transformers: Any = importlib.import_module("transformers")
     build = transformers.PreTrainedModel._from_config.__func__
 
-    def from_config(cls: Any, config: Any, **options: Any) -> Any:
+    def from_config(cls: Any, /, config: Any, **options: Any) -> Any:
         if "flash" in str(options.get("attn_implementation")):
             options["attn_implementation"] = FLASH
         with no_init_weights():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ds_advise.probes.command.errors import DryRunError
+from ds_advise.probes.run_errors import DryRunError
 
 from benchmarks.dry_run.analytic_vs_dry_run import missed
 from benchmarks.dry_run.cases import GRID, SPECIAL, Case, spread

@@ -37,7 +37,7 @@ def start_server() -> None:
 
 
 def recordings(requests: Sequence[Any]) -> list[dict[str, Any]]:
-    """The answers of `probes.dry_run.worker`."""
+    """The answers of `probes.model_recorder.process`."""
     return in_forks(_recording, requests)
 
 
@@ -58,7 +58,7 @@ def _quietly(function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _recording(request: Any) -> dict[str, Any]:
-    from ds_advise.probes.dry_run.worker import run_request
+    from ds_advise.probes.model_recorder.process import run_request
 
     return run_request(request)
 

@@ -21,7 +21,7 @@ import peft.utils.transformers_weight_conversion
 import torch.testing._internal.distributed.fake_pg
 import transformers.integrations.deepspeed
 from ds_advise.probes.command import worker
-from ds_advise.probes.dry_run import worker as recorder
+from ds_advise.probes.model_recorder import process
 from transformers import (
     AutoModelForCausalLM,
     HfArgumentParser,

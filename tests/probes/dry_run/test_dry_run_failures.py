@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from ds_advise.estimators.models.model_shape import Input
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run.run import DryRunError, answer, answer_request, dry_run, request_for
+from ds_advise.probes.dry_run.run import DryRunError, answer_request, dry_run, request_for
+from ds_advise.probes.model_recorder.process import answer
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 

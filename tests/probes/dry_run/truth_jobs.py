@@ -2,18 +2,20 @@
 
     python truth_jobs.py TASK
 
-TASK, pickled: {"dry": whether it is run dry, "words", "cluster", "rank", "steps", "alone": whether the peers of a real
-    rank do not exist (torch's fake process group), "seconds": its limit, "folder": the folder of the answer}.
+TASK, pickled: {"dry": whether it is run dry, "words", "cluster", "rank", "steps", "evaluated_batches", "alone": whether
+    the peers of a real rank do not exist (torch's fake process group), "seconds": its limit, "folder": the folder of
+    the answer}.
 """
 
 import faulthandler
+import importlib
 import os
 import pickle
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.own_scripts import ranks_worker
+ranks_worker = importlib.import_module("benchmarks.own_scripts.ranks_worker")
 
 
 def run_dry(task):
@@ -32,6 +34,7 @@ def run_dry(task):
         rank=task["rank"],
         iterations=task["steps"],
         offline=True,
+        evaluated_batches=task["evaluated_batches"],
         generates=False,
     )
     os.chdir(View(folder).mirror(Path.cwd()))
@@ -57,13 +60,25 @@ class Rank(ranks_worker.RealRank):
 
         def finite(model):
             """The peak of the dry run, whose weights are never drawn; an engine skips its steps for infinite ones."""
-            patches.gather_largest_module(model)
+            if any(hasattr(parameter, "ds_tensor") for parameter in model.parameters()):
+                patches.gather_largest_module(model)
             for parameter in model.parameters():
-                for shard in (parameter.ds_tensor, getattr(parameter, "ds_secondary_tensor", None)):
+                for shard in (
+                    getattr(parameter, "ds_tensor", parameter),
+                    getattr(parameter, "ds_secondary_tensor", None),
+                ):
                     if shard is not None:
                         shard.data.normal_(0, 0.02)
 
-        sys.modules["transformers.integrations.deepspeed"].initialize_weights_zero3 = finite
+        import numpy
+        import transformers
+        from deepspeed.runtime.zero import stage3
+
+        transformers.integrations.deepspeed.initialize_weights_zero3 = finite
+        transformers.PreTrainedModel.initialize_weights = finite
+        # What an evaluation copies to the host would be counted with the GPU's memory.
+        transformers.trainer_pt_utils.nested_numpify = lambda _: numpy.zeros(1)
+        stage3.is_invalid_grad_norm = lambda _: False  # states on NVMe begin with what the file system holds
 
     def write(self, answer):
         shards = [
@@ -88,7 +103,7 @@ def main():
         run_dry(task)
     size = task["cluster"].world_size
     os.environ |= {"RANK": str(task["rank"]), "LOCAL_RANK": str(task["rank"]), "WORLD_SIZE": str(size)}
-    rank = Rank(task["folder"], steps=task["steps"], alone=task["alone"])
+    rank = Rank(task["folder"], steps=task["steps"], alone=task["alone"], evaluated_batches=task["evaluated_batches"])
     rank.run(0, list(task["words"]))
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from ds_advise.probes.simulated_gpu.loaders import EVALUATED_BATCHES, Loaders
+from ds_advise.probes.simulated_gpu.loaders import Loaders
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 _state = SimpleNamespace(trains=True, finished=False, longest=False, refused=0, generates=False, loaders=None)
@@ -74,7 +74,7 @@ def case_an_evaluation_is_cut(_: Any) -> None:
     assert len(list(DataLoader(Rows(3, 3), batch_size=1))) == 2 and not found.cut_evaluation
     for data in (Rows(*[3] * 100), Stream()):
         found.cut_evaluation = False
-        assert len(list(DataLoader(data, batch_size=2))) == EVALUATED_BATCHES == 3
+        assert len(list(DataLoader(data, batch_size=2))) == 3 == 3
         assert found.cut_evaluation
     _state.finished = True
     assert len(list(DataLoader(Rows(3, 3), batch_size=1))) == 2, "a script evaluates at its end"

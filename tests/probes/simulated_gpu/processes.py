@@ -37,10 +37,9 @@ def failures(module: ModuleType) -> dict[str, str]:
 def run_cases(path: str) -> None:
     """Run the cases on a simulated GPU of four, as a worker runs a script. A case takes the mode of values."""
     from ds_advise.estimators.hardware import Cluster, find_gpu
-    from ds_advise.probes.dry_run.worker import simulated_recorder
     from ds_advise.probes.simulated_gpu import autocast, cuda, libraries, values
     from ds_advise.probes.simulated_gpu.fast_fake_tensor import FastFakeTensorMode
-    from ds_advise.probes.simulated_gpu.rank import simulate
+    from ds_advise.probes.simulated_gpu.rank import simulate, simulated_recorder
 
     module = importlib.import_module(path)
     cluster = Cluster(nodes=1, gpus_per_node=4, gpu=find_gpu("A100-40GB"))
