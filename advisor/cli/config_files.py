@@ -33,10 +33,8 @@ IMPORT_FORMATS = (
     "axolotl",
     "llama-factory",
     "ms-swift",
-    "openrlhf",
     "trl",
     "training-arguments",
-    "script",
 )
 """The formats of `advisor.importers`, in the order in which they are tried."""
 
@@ -268,12 +266,10 @@ def from_file(
 ) -> int:
     """Check a configuration of another training tool, and write a better one in its format.
 
-    FILE is a configuration of accelerate, axolotl, LLaMA-Factory, ms-swift or TRL, TrainingArguments as JSON, or a
-    shell or Slurm script that starts a training.
+    FILE is a configuration of accelerate, axolotl, LLaMA-Factory, ms-swift or TRL, or TrainingArguments as JSON.
 
     \b
     ds-advise from qwen3_lora_sft.yaml --gpus 4xA100-80GB
-    ds-advise from train.sh --gpus 24GB
     ds-advise from accelerate.yaml --model Qwen2.5-7B --gpus 80GB -o better.yaml
 
     Exit code: 0 if it fits and is accepted, 1 if it does not fit or is refused, 2 if there is no answer.

@@ -20,64 +20,34 @@ from ..question.run import read_ds_config
 from .accelerate import ACCELERATE
 from .figures import ImportFigures, import_figures
 from .imported_run import DeepSpeedPart, ImportedRun
-from .openrlhf import OPENRLHF
 from .rewrite import ChangedFile, changed_files, lint_part
-from .source import Source, find_file, read_source
+from .source import Source, read_source
 from .tool_format import Format
 from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
-from .trainer_tables import SCRIPT, TRAINING_ARGUMENTS, TRL
+from .trainer_tables import TRAINING_ARGUMENTS, TRL
 
-FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, OPENRLHF, TRL, TRAINING_ARGUMENTS, SCRIPT)
+FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRL, TRAINING_ARGUMENTS)
 """The formats in the order in which they are tried."""
 
 NAMES = tuple(form.name for form in FORMATS)
 
 
 def detect_format(path: Path, name: str | None = None) -> tuple[Source, Format]:
-    """The file and its format, which is the named one or is recognised by content. A script that starts a tool with a
-    configuration file leads to that file. Raises ConfigFileError for a file that cannot be read or has none of the
-    formats."""
-    source = _named_configuration(read_source(path, "shell" if name == "script" else None))
-    if name is not None:
-        named = next(form for form in FORMATS if form.name == name)
-        if source.line is not None and name != "script" and not named.matches(source):
-            raise ConfigFileError(
-                f"{path} is a script whose training command is not that of {name}", fix="leave --format out"
-            )
-        return source, named
-    form = next((form for form in FORMATS if form.matches(source)), None)
+    """The file and its format, which is the named one or is recognised by content. Raises ConfigFileError for a file
+    that cannot be read or has none of the formats."""
+    source = read_source(path)
+    form = next((form for form in FORMATS if (form.matches(source) if name is None else form.name == name)), None)
     if form is not None:
         return source, form
     if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
         raise ConfigFileError(
-            f"{source.path} is a DeepSpeed configuration without model and batch",
+            f"{path} is a DeepSpeed configuration without model and batch",
             fix="pass it to ds-advise lint, compare or dry-run",
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
-        f"{source.path}: no known tool has its keys ({keys})", fix=f"pass --format, one of {', '.join(NAMES)}"
+        f"{path}: no known tool has its keys ({keys})", fix=f"pass --format, one of {', '.join(NAMES)}"
     )
-
-
-def _named_configuration(source: Source) -> Source:
-    """The configuration file that a script's training command names, with the command's options; else the source
-    itself."""
-    name = source.line.configuration if source.line is not None else None
-    if name is None:
-        return source
-    path = find_file(name, source.path.parent)
-    if path is None and "$" in name:
-        raise ConfigFileError(
-            f"{source.path} sets the name of its configuration at run time: {name[:80]}",
-            fix="pass the configuration itself",
-        )
-    if path is None:
-        raise ConfigFileError(
-            f"{source.path} needs {name[:80]}, which is not on this machine",
-            why="it describes the training",
-            fix="run this on the machine that has it, or pass that file",
-        )
-    return read_source(path).overridden_by(source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,16 +107,9 @@ def import_file(
     Raises DsAdviseError for a file that cannot be read and for impossible options.
     """
     source, known = detect_format(path, format)
-    if source.started_by is not None and destination is not None and destination.suffix != source.path.suffix:
-        raise ConfigFileError(
-            f"-o {destination} does not end in {source.path.suffix}",
-            why=f"the changed file is {source.path}, the target of {path}",
-            fix=f"pass -o with a name that ends in {source.path.suffix}",
-        )
     run = known.read(source)
     _set_options(run, ds_config, model, overrides)
-    job = (source.started_by or source).job
-    kind = gpus or (job.gpu if job is not None else None) or "auto"
+    kind = gpus or "auto"
     if kind != "auto" and counts_in(kind) == (None, None):
         if run.gpus_per_node is not None:
             kind = f"{run.nodes or 1}x{run.gpus_per_node}x{kind}"

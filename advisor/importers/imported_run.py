@@ -55,6 +55,8 @@ class ImportedRun:
     sharding: Sharding = "none"
     """Training backend: DeepSpeed ("zero"), FSDP, or torch alone."""
     deepspeed: DeepSpeedPart | None = None
+    accelerate_file: str = ""
+    """accelerate's configuration, which the file names and which decides the backend; "" without one."""
     framework: Framework = "hf"
     """The framework that reads the DeepSpeed configuration."""
     nodes: int | None = None
@@ -66,10 +68,8 @@ class ImportedRun:
     one_process: str = ""
     """The command that starts a single process in a process group, which DeepSpeed needs; "" if the launcher already
     does so."""
-    threads_per_rank: int | None = None
-    """OMP_NUM_THREADS; None if not set."""
     expandable_segments: bool = False
-    """Whether the tool or the script's environment sets `expandable_segments` of PyTorch's allocator."""
+    """Whether the tool sets `expandable_segments` of PyTorch's allocator."""
     faults: tuple[str, ...] = ()
     """Settings that the tool itself refuses or ignores, as sentences."""
     remarks: list[str] = field(default_factory=list)

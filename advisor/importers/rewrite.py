@@ -146,7 +146,7 @@ def _corrected_text(document: Document, report: LintReport) -> str | None:
 
 def _check(source: Source, form: Format, text: str, plan: Plan, *, has_config: bool) -> None:
     """Read the changed text again. Raises ConfigFileError if its run is not that of the plan."""
-    changed = form.read(parse_source(source.path, text, source.kind).overridden_by(source.started_by))
+    changed = form.read(parse_source(source.path, text, source.kind))
     accelerate = form.name == "accelerate"
     same = (
         changed.micro_batch_size in (None, plan.micro_batch_size)

@@ -88,7 +88,6 @@ LLAMA_FACTORY = ToolFormat(
     name="llama-factory",
     title="a LLaMA-Factory configuration",
     tool="LLaMA-Factory",
-    program="llama-factory",
     is_file=lambda source: (
         any(name in source.values for name in _LLAMA_FACTORY_V1)
         or ("model_name_or_path" in source.values and bool(_LLAMA_FACTORY_KEYS & set(source.values)))
@@ -214,7 +213,6 @@ MS_SWIFT = ToolFormat(
     name="ms-swift",
     title="an ms-swift configuration",
     tool="ms-swift",
-    program="ms-swift",
     is_file=_is_ms_swift,
     details=_ms_swift_details,
     # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given. swift/cli/main.py
@@ -333,7 +331,6 @@ AXOLOTL = ToolFormat(
     name="axolotl",
     title="an axolotl configuration",
     tool="axolotl",
-    program="axolotl",
     is_file=lambda source: "base_model" in source.values,
     details=_axolotl_details,
     # utils/__init__.py `set_pytorch_cuda_alloc_conf`; utils/schemas/config.py and training.py for the defaults.

@@ -24,17 +24,13 @@ _MOST_KEYS = 12
 def import_document(answer: ImportAnswer) -> doc.Document:
     """Return the file, the figures of its run, a better plan, errors, and the changes to the file."""
     name = printable(str(answer.source.path))
-    title: str = f"{name} is {answer.form.title}."
-    if answer.source.line is not None:
-        title = f"{name} is a script that trains with {answer.run.tool}."
+    title = f"{name} is {answer.form.title}."
     blocks = [*_run(answer), doc.Gap(), *_faults(answer), *_changes(answer)]
     return doc.Document(subject=name, verdict=title, tone=None, blocks=blocks, data=import_json(answer))
 
 
 def _run(answer: ImportAnswer) -> Iterator[doc.Block]:
     run = answer.run
-    if answer.source.started_by is not None:
-        yield doc.Sentence(f"{printable(str(answer.source.started_by.path))} starts it.")
     if answer.figures is not None:
         yield from map(doc.Sentence, answer_subject(answer.figures.question, answer.form.tool or "TRL"))
         yield doc.Gap()
