@@ -63,15 +63,13 @@ def parse_source(path: Path, text: str, kind: Kind) -> Source:
 
 
 def _script_error(path: Path, text: str) -> ConfigFileError:
-    if path.suffix == ".py":
-        command, why = f"torchrun {path}", "it is run on a simulated GPU instead"
-    else:
-        trainings = [line for line in shell_lines(text) if is_training(line.words)]
-        if not trainings:
-            return ConfigFileError(f"{path} is a script without a training command", fix="pass the configuration")
-        command, why = trainings[0].text, "its training command is run on a simulated GPU instead"
-        if "$" in command:
-            why += "; write the values of its variables"
+    """The error for a script, with the first training command in its text."""
+    command, why = f"torchrun {path}", "a dry run of its command answers in its place"
+    if path.suffix != ".py":
+        trainings = (line.text for line in shell_lines(text) if is_training(line.words))
+        command = next(trainings, "COMMAND, with the command that starts the training")
+    if "$" in command:
+        why += "; write the values of the variables"
     return ConfigFileError(f"{path} is a script, which is not read", why=why, fix=f"ds-advise --gpus SPEC -- {command}")
 
 

@@ -224,8 +224,8 @@ def shell_lines(text: str) -> Iterator[ShellLine]:
         if line.endswith("\\"):
             pending = pending[:-1].rstrip() + " "
             continue
-        whole, pending = pending, ""
-        lexer = shlex.shlex(_REDIRECTION.sub(" ", whole), posix=True, punctuation_chars=";&|()")
+        whole, pending = _REDIRECTION.sub("", pending).strip(), ""
+        lexer = shlex.shlex(whole, posix=True, punctuation_chars=";&|()")
         lexer.whitespace_split = True
         try:
             tokens = list(lexer)
