@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -119,20 +119,8 @@ def freeze_parts(model: ModelShape, parts: tuple[str, ...]) -> ModelShape:
     """Return the model with the tensors of these parts frozen. Raises WorkloadError if nothing would train."""
     if not parts:
         return model
-    is_frozen = re.compile(frozen_pattern(parts)).fullmatch
-    marked = replace(
-        model,
-        outside=tuple(tensor._replace(frozen=bool(is_frozen(tensor.name))) for tensor in model.outside),
-        blocks=tuple(
-            replace(
-                block,
-                tensors=tuple(
-                    tensor._replace(frozen=bool(is_frozen(f"{block.prefix}.{tensor.name}"))) for tensor in block.tensors
-                ),
-            )
-            for block in model.blocks
-        ),
-    )
+    matches = re.compile(frozen_pattern(parts)).fullmatch
+    marked = freeze_tensors(model, lambda name: bool(matches(name)))
     if all(tensor.frozen or tensor.role == "tower" for tensor, _ in marked.tensor_counts):
         raise WorkloadError(
             f"no part of {model.name} is trained",
@@ -140,6 +128,23 @@ def freeze_parts(model: ModelShape, parts: tuple[str, ...]) -> ModelShape:
             fix="leave a part out of --freeze",
         )
     return marked
+
+
+def freeze_tensors(model: ModelShape, is_frozen: Callable[[str], bool]) -> ModelShape:
+    """Return the model with those tensors frozen whose full name, without the number of the layer, `is_frozen`."""
+    return replace(
+        model,
+        outside=tuple(tensor._replace(frozen=is_frozen(tensor.name)) for tensor in model.outside),
+        blocks=tuple(
+            replace(
+                block,
+                tensors=tuple(
+                    tensor._replace(frozen=is_frozen(f"{block.prefix}.{tensor.name}")) for tensor in block.tensors
+                ),
+            )
+            for block in model.blocks
+        ),
+    )
 
 
 def is_tower(block: Block) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...estimators.models.model_shape import ModelShape
 from ..recording.result import DryRunResult
 
 
@@ -78,8 +79,75 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedTraining:
+    """What the trained engine trains, as far as a question about it needs it."""
+
+    model: dict[str, Any]
+    """Its transformers configuration, with the class of the module in `architectures`; {} for another module."""
+    name: str
+    """Name or folder of its weights, else its class."""
+    recorded: ModelShape | None
+    """The shape of a module that no row of `FAMILIES` describes, recorded from the module itself."""
+    not_recorded: str
+    """Why such a module has no shape."""
+    method: str
+    """"full", "lora" or "qlora"; "" for other adapters."""
+    quantization: str
+    lora_rank: int
+    lora_targets: tuple[str, ...]
+    """Last names of the modules with adapters."""
+    modules_to_save: tuple[str, ...]
+    lora_dropout: float
+    frozen: tuple[str, ...]
+    """Names of the parameters that are not trained, without the numbers of layers; () under adapters."""
+    seq_len: int
+    """Tokens of the longest sample; 0 for a model without tokens."""
+    framework: str
+    """"hf" (Trainer or accelerate), "trl" or "deepspeed"."""
+    trainer: str
+    """Class of the trainer, as far up as a library defines it; "" without one."""
+    uses_liger: bool
+    attention: str
+    """transformers' name of the attention; "" for other modules."""
+    has_padding_mask: bool
+    """Whether samples of a batch were padded, so that attention got a mask."""
+    reentrant: bool
+    """Whether checkpointing is reentrant."""
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedOption:
+    """An option of the script's own command line."""
+
+    flags: tuple[str, ...]
+    value: Any
+    is_switch: bool
+    """Whether the option takes no value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedArguments:
+    """How the script got its settings."""
+
+    options: tuple[ObservedOption, ...]
+    """The options of its parsers with a number, a text or a switch."""
+    trainer: dict[str, Any]
+    """The numbers, texts and switches of its TrainingArguments; {} without."""
+    trainer_class: str
+    is_parsed: bool
+    """Whether a parser of dataclasses made the TrainingArguments."""
+    calls: dict[str, str]
+    """FILE:LINE of calls in the user's files: "TrainingArguments", "DataLoader", "DeepSpeedPlugin", "initialize"."""
+    ds_config: str
+    """The file with DeepSpeed's configuration; "" for one that the code or a launcher makes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
     """Memory and schedule of one rank, and what was observed."""
 
     result: DryRunResult
     observed: Observed = field()
+    training: ObservedTraining | None = None
+    arguments: ObservedArguments | None = None

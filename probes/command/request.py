@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...estimators.hardware import Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForcedSettings:
+    """Settings in place of the script's own, for changes that the user would make in its code."""
+
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of TrainingArguments."""
+    ds_config: Mapping[str, Any] | None = None
+    """DeepSpeed's configuration, for one that the code makes."""
+    loader_batches: Mapping[str, int] = field(default_factory=dict)
+    """Batch size of a loader that the script makes -> the new one."""
+    checkpointing: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +44,9 @@ class CommandRequest:
     rows: int | None = None
     """Rows of each data set that are read; None for a number that suffices."""
     offline: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts of files that the command finds in addition to the user's, by absolute path."""
+    forced: ForcedSettings | None = None
     variables: Mapping[str, str] | None = None
     """The environment of a process that the command started for the training; None for the user's own."""
 

@@ -57,6 +57,8 @@ def dry_run_command(
         (folder / "ds_advise").symlink_to(Path(__file__).parents[2], target_is_directory=True)
         view = View(folder)
         working_folder = view.mirror(request.folder)
+        for path, text in request.files.items():
+            Path(view.written(path, keep_content=False)).write_text(text, encoding="utf-8")
         for _ in range(_MOST_STARTS):
             answer = _start(request, folder, working_folder, timeout_s, on_progress)
             if "relaunch" not in answer:

@@ -31,12 +31,14 @@ from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate
 from . import follow, launchers, limits, redirect, refused, savers
+from .arguments import Arguments
 from .files import native
 from .fullest_rank import FullestPartition
 from .observe import observed
 from .observed import CommandResult
 from .request import CommandRequest
 from .rows import Rows
+from .trained import TrainedModules, observe_training
 
 _MOST_IDLE_S = 30.0
 """Time without a new tensor after which a script whose training was seen is ended: it waits for something."""
@@ -75,7 +77,9 @@ class Session:
             last_step=request.iterations,
             varies=lambda: self.loaders.has_varying_shapes,
             on_ignored=self.succeed,
+            before_engine=lambda number, module: self.modules.keep(number, module),
         )
+        self.modules = TrainedModules()
         self.loaders = Loaders.following(self.observer, longest=request.longest)
         self.rows = Rows(request.data_rows)
         fake = FastFakeTensorMode(refuses_mixed_products=True)
@@ -95,10 +99,12 @@ class Session:
         weights.install()
         savers.install(self.mode.shadow, self.mode.attach)
         libraries.install_transformers(phased=self.observer.phased, is_finished=lambda: self.observer.finished)
+        self.modules.install()
         self.loaders.install()
         self.observer.install()
         self.rows.install()
         libraries.give_config(request.config_file)
+        self.arguments.install()
         follow.install()
         self.fullest.install()
         refused.install()
@@ -117,6 +123,7 @@ class Session:
     def run(self) -> None:
         try:
             self.view = redirect.install(self.folder)
+            self.arguments = Arguments(self.request.forced, self.view.user_path)
             self.prepare()
             launch = launchers.read_launch(self.request.words, folder=Path.cwd())
             cluster = self.request.cluster
@@ -127,6 +134,7 @@ class Session:
             gc.enable()
             self.observer.enter("load", iteration=0)
             # The innermost mode is called first: the recorder sees every operation, the fake mode computes it.
+            self.arguments.active = True
             with self.fake, self.mode:
                 launchers.run_target(launch)
         except TrainingEnded:
@@ -181,16 +189,15 @@ class Session:
             self.write({"error": "", "kind": kind, "phase": self.recorder.current, "trained": trained})
         self.observer.close()
         gc.disable()  # objects that die from here on belong to no phase
-        self.write(
-            {
-                "result": to_json(
-                    CommandResult(
-                        result=self.result(),
-                        observed=observed(self.observer, self.loaders, self.mode, self.rows, self.remarks),
-                    )
-                )
-            }
+        result = self.result()
+        seen = observed(self.observer, self.loaders, self.mode, self.rows, self.remarks)
+        found = CommandResult(
+            result=result,
+            observed=seen,
+            training=observe_training(self.observer, self.modules, self.loaders.shapes, seen.attention),
+            arguments=self.arguments.observed(),
         )
+        self.write({"result": to_json(found)})
 
     def result(self) -> DryRunResult:
         first = self.observer.trained_engine

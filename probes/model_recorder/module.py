@@ -68,7 +68,7 @@ def recorded_module(
 
     Raises UnrecordableError, and any error of the module's code on tensors without data.
     """
-    model = _without_data(model)
+    model = copy_without_data(model)
     name = own.factory.rpartition("/")[2] or type(model).__name__
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UnrecordableError("all of its parameters are frozen")
@@ -105,14 +105,17 @@ def recorded_module(
     )
 
 
-def _without_data(model: torch.nn.Module) -> torch.nn.Module:
+def copy_without_data(model: torch.nn.Module) -> torch.nn.Module:
     """A copy on the meta device; its parameters are in bf16, as DeepSpeed's engine casts them (0.19.8 runtime/engine.py
-    `_cast_module_mixed_precision`)."""
+    `_cast_module_mixed_precision`), and whole where ZeRO-3 has sharded them."""
     copies: dict[int, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         dtype = torch.bfloat16 if is_parameter and tensor.is_floating_point() else tensor.dtype
-        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
+        if hasattr(tensor, "ds_shape"):
+            empty = torch.empty(tuple(tensor.ds_shape), dtype=dtype, device="meta")
+        else:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
         copies[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
     return copy.deepcopy(model, copies)  # the memo of objects that are already copied
 

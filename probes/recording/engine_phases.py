@@ -13,9 +13,12 @@ import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .phases import PhaseRecorder
@@ -48,12 +51,45 @@ class TrainingEnded(BaseException):
     """The observed training is over. No `except Exception` of a script catches it."""
 
 
+class TensorForm(NamedTuple):
+    """A tensor without its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(slots=True)
+class Call:
+    """A forward pass of an engine in training: its arguments, with a `TensorForm` for each tensor."""
+
+    arguments: Any
+    options: Any
+    loss: int | None = None
+    """Place of the loss among the tensors of the output; None if the loss is none of them."""
+
+    @property
+    def forms(self) -> list[TensorForm]:
+        leaves = tree_flatten((self.arguments, self.options), is_leaf=lambda each: isinstance(each, TensorForm))[0]
+        return [each for each in leaves if isinstance(each, TensorForm)]
+
+    @property
+    def elements(self) -> int:
+        return sum(prod(form.shape) for form in self.forms)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sample: columns of the widest matrix of whole numbers; 0 without one."""
+        matrices = [form for form in self.forms if len(form.shape) == 2 and not form.dtype.is_floating_point]
+        return max((form.shape[1] for form in matrices), default=0)
+
+
 class EngineObserver:
     """Divides a training into phases and decides when it has been seen.
 
     last_step: number of optimizer steps of each trained engine after which the training ends without a repetition.
     varies: whether the batches have different shapes.
     on_ignored: called where the script catches `TrainingEnded` and goes on.
+    before_engine: called with the number and the module of each engine before it is made.
     """
 
     def __init__(
@@ -63,7 +99,9 @@ class EngineObserver:
         last_step: int,
         varies: Callable[[], bool],
         on_ignored: Callable[[], object] = lambda: None,
+        before_engine: Callable[[int, Any], object] = lambda _number, _module: None,
     ) -> None:
+        self._before_engine = before_engine
         self.recorder = recorder
         self._varies, self._on_ignored = varies, on_ignored
         self.last_step = last_step
@@ -74,6 +112,8 @@ class EngineObserver:
         """Trainable parameters of each engine by dtype, before the engine casts them."""
         self.configs: list[dict[str, Any]] = []
         """DeepSpeed's configuration of each engine, with its batch sizes."""
+        self.calls: dict[int, Call] = {}
+        """The largest forward pass in training of each engine, by its identity."""
         self.iteration = 1
         self.seen: set[str] = set()
         """Names of the phases of their own that were entered, also within others."""
@@ -89,6 +129,7 @@ class EngineObserver:
         self._more = self._micro_batches = 0
         self._nested = 0
         self._current = ""
+        self._last: tuple[Call | None, list[int]] = None, []
 
     @property
     def has_trained(self) -> bool:
@@ -192,6 +233,7 @@ class EngineObserver:
             counted = (0, 0) if module is None else count_parameters(module)
             self.dtypes.append(_dtypes(module))
             self._describe(module)
+            self._before_engine(len(self.engines), module)
             self.enter("initialize", iteration=0 if not self._trained else None)
             method(engine, *arguments, **options)
             self.engines.append(engine)
@@ -224,13 +266,30 @@ class EngineObserver:
                 self.enter("forward")
             elif self._current == BETWEEN:
                 self.enter("scoring" if engine.module.training else "evaluation")
-            return method(engine, *arguments, **options)
+            called = self._called(engine, arguments, options) if torch.is_grad_enabled() else None
+            output = method(engine, *arguments, **options)
+            self._last = called, [id(each) for each in tree_flatten(output)[0] if isinstance(each, torch.Tensor)]
+            return output
 
         return forward
+
+    def _called(self, engine: Any, arguments: Any, options: Any) -> Call:
+        """The arguments of a forward pass, kept if it is the largest."""
+        made = tree_map_only(
+            torch.Tensor, lambda each: TensorForm(tuple(each.shape), each.dtype), (arguments, dict(options))
+        )
+        call, largest = Call(*made), self.calls.get(id(engine))
+        if largest is None or call.elements > largest.elements:
+            self.calls[id(engine)] = call
+        return call
 
     def _backward(self, method: Any) -> Any:
         def backward(engine: Any, *arguments: Any, **options: Any) -> Any:
             self.enter("backward")
+            called, outputs = self._last
+            loss = arguments[0] if arguments else options.get("loss")
+            if called is not None and id(loss) in outputs:
+                called.loss = outputs.index(id(loss))
             result = method(engine, *arguments, **options)
             self.recorder.sweep(engine.module, engine.optimizer)
             return result
