@@ -8,7 +8,7 @@ from typing import Any
 
 from ...ds_configs.read import offload_device_in
 from ...estimators.json_form import to_json
-from ...probes.command.observed import Observed, ObservedEngine
+from ...probes.command.observed import CommandResult, Observed, ObservedArguments, ObservedEngine, ObservedTraining
 from .dry_run_answer import DryRunAnswer
 
 _WORTH = 0.02
@@ -42,6 +42,15 @@ class CommandAnswer(DryRunAnswer):
 
     observed: Observed
     words: tuple[str, ...]
+    training: ObservedTraining | None = None
+    arguments: ObservedArguments | None = None
+
+    @property
+    def found(self) -> CommandResult:
+        """The result of the dry run."""
+        return CommandResult(
+            result=self.result, observed=self.observed, training=self.training, arguments=self.arguments
+        )
 
     @property
     def engine(self) -> ObservedEngine:

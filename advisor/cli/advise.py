@@ -15,18 +15,27 @@ from .options import (
     EMIT,
     FORCE,
     LANG,
-    MODEL_ARGUMENT,
+    CommandWithUsersCommand,
     GroupedCommand,
+    complete_model,
     output_options,
     passed_options,
     question_options,
     report_options,
+    users_command,
     warn_ignored,
 )
 
+_OF_COMMANDS = frozenset({*OPTIONS, "model", "destination", "no_write", "force", "details", "as_json", "quiet", "verify"})
+"""Parameters that also apply to the advice for a command."""
 
-@click.command(cls=GroupedCommand)
-@MODEL_ARGUMENT
+
+class _Advise(CommandWithUsersCommand, GroupedCommand):
+    """Options in groups, and a command of the user's behind `--`."""
+
+
+@click.command(cls=_Advise)
+@click.argument("model", metavar="MODEL", required=False, shell_complete=complete_model)
 @question_options(tuple(OPTIONS), searches=True)
 @click.option(
     "-o", "--output", "destination", default="ds_config.json", metavar="FILE", help="Output file; - is stdout."
@@ -57,7 +66,7 @@ from .options import (
 @LANG
 @output_options
 def advise(
-    model: str,
+    model: str | None,
     question: dict[str, Any],
     destination: str,
     no_write: bool,
@@ -73,14 +82,17 @@ def advise(
     output: Output,
     **checks: Any,
 ) -> int:
-    """Recommend the fastest DeepSpeed configuration that fits MODEL on the GPUs.
+    """Recommend the fastest DeepSpeed configuration that fits MODEL, or your own training command, on the GPUs.
 
     MODEL is a name in any usual spelling (Qwen2.5-14B, llama3.1-8b, gpt2-xl), a folder or config.json, or a hub id.
+    The command behind `--` is run unmodified on a simulated GPU, as it is and as advised (no GPU, no weights); in place
+    of MODEL a DS_CONFIG may stand for a command that names none.
 
     \b
     ds-advise Qwen2.5-14B --gpus 2x32GB
     ds-advise llama3.1-8b --gpus 8xA100-80GB --method lora --seq-len 8192
     ds-advise ./my-model --gpus 4x8xH100 --global-batch 512 --json
+    ds-advise --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json
 
     Exit code: 0 if a plan fits, 1 if none fits, 2 if the question cannot be answered.
     """
@@ -88,6 +100,10 @@ def advise(
     from ..advise import checked_answer
     from ..render.deliver import Destination, deliver
 
+    if words := users_command():
+        return _command_advice(words, model, question, destination, output, no_write=no_write, force=force, details=details)
+    if model is None:
+        raise click.UsageError("missing argument MODEL, or the training command behind --")
     if output.mode == "json" and destination == "-":
         raise click.UsageError("--json and -o - both write to stdout; leave one out")
     if no_write and "destination" in passed_options():
@@ -122,3 +138,37 @@ def advise(
         plot=plot,
         language=language or language_of_environment(),
     )
+
+
+def _command_advice(
+    words: tuple[str, ...],
+    config_file: str | None,
+    question: dict[str, Any],
+    destination: str,
+    output: Output,
+    *,
+    no_write: bool,
+    force: bool,
+    details: bool,
+) -> int:
+    """The advice for a command of the user's."""
+    # Imported here: few answers are about a command.
+    from ..command.advise import advise_command
+    from ..render.command_advice import deliver_command_advice
+
+    passed = passed_options()
+    if others := sorted(passed - _OF_COMMANDS):
+        raise click.UsageError(f"--{others[0].replace('_', '-')} does not apply to a command")
+    if destination == "-" or not Path(destination).name:
+        raise click.UsageError(f"--output {destination} is no file; name one, or pass --no-write")
+    given = {name: value for name, value in question.items() if name in passed or name == "gpus"}
+    with output.progress("dry run") as on_progress:
+        answer = advise_command(
+            words,
+            given,
+            config_file=None if config_file is None else Path(config_file),
+            destination=destination if "destination" in passed else "",
+            say=output.say,
+            on_progress=on_progress,
+        )
+    return deliver_command_advice(answer, Path.cwd(), output, writes=not no_write, force=force, details=details)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...ds_configs.emit import ds_config, merge_plan_into_config
 from ...ds_configs.files import config_text
+from ...ds_configs.launch_commands import accelerate_variables
 from ...ds_configs.read import offload_device_in
 from ...estimators.errors import ConfigFileError
 from ...estimators.hardware import Cluster
@@ -63,6 +64,8 @@ class ChangedCommand:
     lines: tuple[ChangedLine, ...]
     forced: ForcedSettings = field(default_factory=ForcedSettings)
     """The settings of `lines`, for a dry run of the command without them."""
+    gives_config: bool = False
+    """Whether the configuration stands in front of `--`, because nothing in the command names it."""
 
 
 def changed_command(
@@ -75,12 +78,13 @@ def changed_command(
     workload: Workload,
     cluster: Cluster,
     given_config: Path | None = None,
+    is_own_config: bool = True,
     destination: str = "ds_config.json",
 ) -> ChangedCommand:
     """The command that trains under `plan`, from what a dry run of it has observed.
 
     folder: the working folder of the command. given_config: DeepSpeed's configuration if it stands in front of `--`,
-    because the command names none. destination: path of the new one, which exists neither in `folder` nor in the words.
+    because the command names none. is_own_config: whether its other keys are to stay. destination: path of the new one, which exists neither in `folder` nor in the words.
 
     Raises ConfigFileError and WorkloadError like `ds_config`.
     """
@@ -90,12 +94,13 @@ def changed_command(
     change.set(_MICRO, engine.micro_batch_size, plan.micro_batch_size)
     change.set(_STEPS, engine.gradient_accumulation_steps, plan.gradient_accumulation_steps)
     change.set(_CHECKPOINTING, found.observed.recomputes, plan.gradient_checkpointing)
-    own = engine.config if given_config is None and not found.arguments.ds_config else None
-    if not change.own_options(engine.zero_stage, offload_device_in(engine.config), plan):
-        if own is None:
-            own = read_ds_config(given_config or Path(found.arguments.ds_config))
-        elif found.arguments.trainer or "initialize" not in found.arguments.calls:
-            own = {}  # the launcher or the Trainer made it, from settings that the plan replaces
+    if given_config is not None or not change.own_options(engine.zero_stage, offload_device_in(engine.config), plan):
+        file, own = given_config or found.arguments.ds_config, {}
+        if file and is_own_config:
+            own = read_ds_config(Path(file))
+        elif not found.arguments.trainer and "initialize" in found.arguments.calls:
+            own = engine.config
+        # else the launcher or the Trainer made it, from settings that the plan replaces
         config = _config(own, found, plan, shape, workload, cluster)
         change.name_config(config, destination, is_given=given_config is not None)
     return change.made()
@@ -129,6 +134,7 @@ class _Change:
         self.loader_batches: dict[str, int] = {}
         self.checkpointing: bool | None = None
         self.ds_config: Mapping[str, Any] | None = None
+        self.gives_config = False
 
     def made(self) -> ChangedCommand:
         forced = ForcedSettings(
@@ -137,7 +143,13 @@ class _Change:
             loader_batches=self.loader_batches,
             checkpointing=self.checkpointing,
         )
-        return ChangedCommand(words=tuple(self.words), files=self.files, lines=tuple(self.lines), forced=forced)
+        return ChangedCommand(
+            words=tuple(self.words),
+            files=self.files,
+            lines=tuple(self.lines),
+            forced=forced,
+            gives_config=self.gives_config,
+        )
 
     # ------------------------------------------------------------------ settings
 
@@ -273,14 +285,18 @@ class _Change:
         """Put the configuration into a new file, and name it where the command names the present one."""
         files, self.files = self.files, {destination: config_text(config)}
         self.files |= files
-        present = self.arguments.ds_config
-        if is_given or self._replace_path(present, destination) or self._for_accelerate(config, destination):
+        names = {"deepspeed"} if self.arguments.trainer else {"deepspeed_config"}
+        if self._replace_path(self.arguments.ds_config, destination) or self._for_accelerate(config, destination):
             return
-        if self._as_option({"deepspeed_config"} - self.arguments.trainer.keys(), destination):
+        if self._as_option(names, destination):
             return
-        if self.arguments.trainer and self._as_option({"deepspeed"}, destination):
-            return
-        if self.arguments.trainer:
+        if is_given:
+            assert self.found.training is not None
+            self.gives_config = self.found.training.framework == "deepspeed"
+            if not self.gives_config:
+                variables = accelerate_variables(destination)
+                self.words[:0] = ["env", *(f"{name}={value}" for name, value in variables.items())]
+        elif self.arguments.trainer:
             self._line("TrainingArguments", f"{self.arguments.trainer_class}(deepspeed={json.dumps(destination)})")
             self.trainer["deepspeed"] = config
         elif "DeepSpeedPlugin" in self.arguments.calls:

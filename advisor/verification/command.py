@@ -42,6 +42,8 @@ def command_answer(request: CommandRequest, *, timeout_s: float, on_progress: On
         analytic=None,
         step=_simulated(found, request),
         observed=found.observed,
+        training=found.training,
+        arguments=found.arguments,
         words=request.words,
     )
 

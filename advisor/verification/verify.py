@@ -62,8 +62,19 @@ def verify(
             break
         if candidate is answer.try_first and checked.fit.probability >= LIKELY:
             try_first = checked
+    return judged_answer(answer, judged, chosen, try_first=try_first, dry_runs=tuple(dry_runs))
 
-    ladder = []
+
+def judged_answer(
+    answer: Recommendation,
+    judged: Mapping[Plan, Candidate],
+    chosen: Candidate | None,
+    *,
+    try_first: Candidate | None = None,
+    dry_runs: tuple[DryRunAnswer, ...],
+) -> Recommendation:
+    """Return the answer with the verdicts of its dry runs. judged: the candidates that were run, by plan."""
+    least, ladder = LEAST[answer.question.risk], []
     for step in answer.ladder:  # the chosen plan becomes the best of its strategy
         best = chosen if chosen is not None and chosen.strategy == step.strategy else step.candidate
         best = best and judged.get(best.plan)
@@ -73,9 +84,9 @@ def verify(
         candidates=tuple(judged.get(each.plan, each) for each in answer.candidates),
         ladder=tuple(ladder),
         recommended=chosen,
-        changes=changes(question, ladder, chosen),
+        changes=changes(answer.question, ladder, chosen),
         try_first=try_first,
-        verifications=tuple(dry_runs),
+        verifications=dry_runs,
     )
 
 

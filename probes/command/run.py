@@ -40,6 +40,12 @@ class CommandFailedError(DryRunError):
     exit_code = 1
 
 
+class NoEngineError(CommandFailedError):
+    """The script made no DeepSpeed engine. trained: whether it trained without one."""
+
+    trained: bool = False
+
+
 def dry_run_command(
     request: CommandRequest,
     *,
@@ -145,13 +151,15 @@ def _error(answer: Mapping[str, Any]) -> DsAdviseError:
     text = " ".join(line.strip() for line in str(answer["error"]).splitlines() if line.strip())
     details = f"{answer.get('printed', '')}\n{answer.get('traceback', '')}"
     if kind == "NoEngine":
-        return CommandFailedError(
+        missing = NoEngineError(
             "the script trained without DeepSpeed" if answer["trained"] else "the script ended before it trained",
             phase=phase,
             details=details,
             why="deepspeed.initialize was never called, by the script, accelerate or the Trainer",
             fix="name a configuration: ds-advise dry-run ds_config.json --gpus ... -- COMMAND",
         )
+        missing.trained = answer["trained"]
+        return missing
     if kind == "NoStep":
         what = f"the script ended before an optimizer step (during {phase})"
         return CommandFailedError(what, phase=phase, details=details, why="its DeepSpeed engine was not trained")

@@ -1,0 +1,148 @@
+"""The answer for a script: what it trains today, the best plan, what to change for it, and the dry runs that prove
+it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...estimators.json_form import from_attributes
+from ...probes.command.observed import Observed
+from ..answer.advice import Advice, build_advice
+from ..answer.recommendation import Recommendation
+from .changes import ChangedCommand
+
+if TYPE_CHECKING:
+    from ..answer.command_answer import CommandAnswer
+    from ..search.candidate import Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """A dry run of the command under a plan."""
+
+    candidate: Candidate
+    changed: ChangedCommand
+    answer: CommandAnswer | None
+    """None if the command failed under the plan."""
+    problem: str
+    """Why the plan is not recommended; "" if it is proved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TodayFigures:
+    """The training as the command runs it today, by its dry run."""
+
+    fits: bool
+    allocated_bytes_per_gpu: int
+    required_device_bytes_per_gpu: int
+    required_host_bytes_per_node: int
+    step_s: float | None
+    tokens_per_s: float | None
+    observed: Observed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofFigures:
+    """A dry run of the command under a plan."""
+
+    strategy: str
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    gradient_checkpointing: bool
+    problem: str
+    """Why the plan is not recommended; "" if it is proved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeFigures:
+    """The command under the recommended plan."""
+
+    command: tuple[str, ...]
+    files: dict[str, str]
+    """Texts of its new files by path."""
+    lines: tuple[dict[str, str], ...]
+    """Changes to make by hand: `place` (FILE:LINE, or "") and `text`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandAdviceFigures:
+    """What the advice for a command adds to the answer."""
+
+    command: tuple[str, ...]
+    today: TodayFigures
+    changed: ChangeFigures | None
+    """Null if nothing fits."""
+    proofs: tuple[ProofFigures, ...]
+    """The dry runs of the changed command, in their order."""
+    speedup: float | None
+    """Speed under the recommended plan, by its dry run, over today's; null without both."""
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandAdvice(Recommendation):
+    """The recommendation for the training of a command. `verifications` holds its proof."""
+
+    words: tuple[str, ...]
+    today: CommandAnswer
+    """The dry run of the command as it is."""
+    proofs: tuple[Proof, ...] = ()
+    """The dry runs of the changed command; the last one was decisive."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on what differs between the command and the question."""
+
+    @property
+    def proof(self) -> Proof | None:
+        """The dry run of the recommended plan; None if nothing is recommended."""
+        proved = (proof for proof in self.proofs if self.recommended and proof.candidate.plan == self.recommended.plan)
+        return next(proved, None)
+
+    @property
+    def changed(self) -> ChangedCommand | None:
+        """The command under the recommended plan; None if nothing is recommended."""
+        return None if self.proof is None else self.proof.changed
+
+    @property
+    def speedup(self) -> float | None:
+        """Speed of the recommended plan over today's, both by their dry runs; None without both."""
+        proof = self.proof
+        if proof is None or proof.answer is None or proof.answer.step is None or self.today.step is None:
+            return None
+        return proof.answer.step.time.tokens_per_s / self.today.step.time.tokens_per_s
+
+    def figures(self) -> CommandAdviceFigures:
+        """Return what the advice for a command adds to `build_advice`."""
+        today, changed = self.today, self.changed
+        return CommandAdviceFigures(
+            command=self.words,
+            today=from_attributes(
+                TodayFigures,
+                today,
+                today.step and today.step.time,
+                fits=today.fit.fits,
+                allocated_bytes_per_gpu=today.result.peak.allocated_bytes_per_gpu,
+                step_s=today.step and today.step.time.step_s,
+                tokens_per_s=today.step and today.step.time.tokens_per_s,
+            ),
+            changed=changed
+            and ChangeFigures(
+                command=changed.words,
+                files=changed.files,
+                lines=tuple({"place": line.place, "text": line.text} for line in changed.lines),
+            ),
+            proofs=tuple(
+                from_attributes(ProofFigures, proof, proof.candidate, proof.candidate.plan) for proof in self.proofs
+            ),
+            speedup=self.speedup,
+            remarks=self.remarks,
+        )
+
+    def to_json(self, *, all_candidates: bool = False) -> dict[str, Any]:
+        """Return the advice as data (`Advice` with `CommandAdviceFigures`)."""
+        advice: Advice = build_advice(self, all_candidates=all_candidates)
+        return {**_fields(advice), **_fields(self.figures())}
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}

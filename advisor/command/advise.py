@@ -1,0 +1,228 @@
+"""`advise_command`: the advice for the training of a command.
+
+A dry run of the command shows what it trains. Every strategy is searched for that training as for a named model. The
+winner is proved by a dry run of the changed command; if that fails or does not fit, the next best plan is tried.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from ...estimators.errors import DsAdviseError, WorkloadError
+from ...estimators.plan import Plan
+from ...probes.command.request import CommandRequest
+from ...probes.command.run import NoEngineError
+from ...probes.run import Run
+from ...probes.worker_process import OnProgress
+from ..advise import predicted
+from ..answer.command_answer import CommandAnswer
+from ..answer.recommendation import Recommendation
+from ..question.cluster import build_cluster
+from ..question.options import CpuOptions, MachineOptions, ModuleOptions, names_in
+from ..question.question import Question
+from ..search.candidate import LEAST, Candidate
+from ..verification.command import command_answer
+from ..verification.verify import by_speed, judged_answer
+from .advice import CommandAdvice, Proof
+from .changes import ChangedCommand, changed_command
+from .question import command_question
+
+MOST_PROOFS = 3
+"""Most dry runs of a changed command."""
+
+CARRIED = frozenset(
+    {*names_in(MachineOptions), "global_batch", "micro_batch", "gradient_checkpointing", "risk", "offline", "price"}
+)
+"""Options that the changed command carries out, or that change no training."""
+
+_REFUSED = frozenset({*names_in(CpuOptions), *names_in(ModuleOptions)})
+
+_FIRST_CONFIG = {
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_allow_untested_optimizer": True,
+    "zero_optimization": {"stage": 2},
+}
+"""The configuration under which a script is observed that names none."""
+
+
+def advise_command(
+    words: Sequence[str],
+    given: Mapping[str, Any],
+    *,
+    folder: Path | None = None,
+    config_file: Path | None = None,
+    destination: str = "",
+    timeout_s: float = 1800.0,
+    say: Callable[[str], None] = lambda _: None,
+    on_progress: OnProgress = lambda _phase: None,
+    **settings: Any,
+) -> CommandAdvice:
+    """The fastest DeepSpeed configuration that fits the training of a command, and what to change in the command.
+
+    given: options of a question that replace what the command does (`gpus` among them).
+    folder: the command's working folder, by default this process's.
+    config_file: DeepSpeed's configuration for a command that names none.
+    destination: path of the new configuration from the folder; by default `ds_config.json`, or a name beside it.
+    settings: further fields of `CommandRequest` (`rows`, `longest`).
+
+    Raises CommandFailedError if the command fails, DryRunError if it cannot be simulated, and the errors of
+    `build_question` for options that are impossible for its training.
+    """
+    if refused := sorted(_REFUSED & given.keys()):
+        name = f"--{refused[0].replace('_', '-')}"
+        raise WorkloadError(f"{name} does not apply to a command", why="it is simulated on the GPUs of --gpus")
+    folder = (folder or Path.cwd()).absolute()
+    destination = destination or _free_name(folder)
+    request = CommandRequest(
+        words=tuple(words),
+        folder=folder,
+        cluster=build_cluster(given),
+        config_file=config_file and config_file.absolute(),
+        offline=bool(given.get("offline", False)),
+        **settings,
+    )
+    remarks = list[str]()
+    try:
+        today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
+    except NoEngineError as error:
+        if config_file is not None or not error.trained:
+            raise
+        remarks.append("The command trains without DeepSpeed: today's figures are those of ZeRO-2.")
+        say("the command trains without DeepSpeed; it is observed under ZeRO-2 ...")
+        first = folder / destination
+        request = replace(request, config_file=first, files={str(first): json.dumps(_FIRST_CONFIG)})
+        today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
+    question = command_question(today.found, given)
+    remarks += _differences(question, today)
+    others = [name for name in given if name not in CARRIED]
+    answer = predicted(question)
+    found = CommandAdvice(
+        **{field.name: getattr(answer, field.name) for field in fields(Recommendation)},
+        words=tuple(words),
+        today=today,
+        remarks=tuple(remarks),
+    )
+    if others:
+        listed = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        say(f"{listed}: the advice is for another training than the command's, and is not proved by a dry run")
+    return _proved(
+        found, request, destination, timeout_s=timeout_s, proves=not others, say=say, on_progress=on_progress
+    )
+
+
+def _free_name(folder: Path) -> str:
+    names = ["ds_config.json", "ds_config_advised.json", *(f"ds_config_advised{number}.json" for number in range(2, 99))]
+    return next(name for name in names if not (folder / name).exists())
+
+
+def _differences(question: Question, today: CommandAnswer) -> list[str]:
+    """What the question does not describe of the training."""
+    engine, remarks = today.engine, list[str]()
+    trained = question.trainable_parameters
+    if abs(trained - engine.trainable_parameters) > 0.001 * engine.trainable_parameters:
+        remarks.append(
+            f"The prediction is for {trained:,} trained parameters; the script trains {engine.trainable_parameters:,}."
+        )
+    return remarks
+
+
+def _proved(
+    found: CommandAdvice,
+    request: CommandRequest,
+    destination: str,
+    *,
+    timeout_s: float,
+    proves: bool,
+    say: Callable[[str], None],
+    on_progress: OnProgress,
+) -> CommandAdvice:
+    """The advice after dry runs of the changed command: the fastest plan that also fits there."""
+    question, least = found.question, LEAST[found.question.risk]
+    proofs, judged = list[Proof](), dict[Plan, Candidate]()
+    chosen: Candidate | None = None
+    for candidate in by_speed(found)[:MOST_PROOFS]:
+        changed = _changed(found, request, candidate, destination)
+        if not proves:
+            proofs.append(Proof(candidate=candidate, changed=changed, answer=None, problem=""))
+            return replace(found, recommended=candidate, proofs=tuple(proofs))
+        say(f"dry run of the command under {candidate.strategy} ...")
+        files = {str(request.folder / path): text for path, text in changed.files.items()}
+        proving = replace(
+            request,
+            words=changed.words,
+            config_file=request.folder / destination if changed.gives_config else None,
+            files=files,
+            forced=changed.forced,
+        )
+        try:
+            answer = command_answer(proving, timeout_s=timeout_s, on_progress=on_progress)
+        except DsAdviseError as error:
+            problem = f"{error.what}, {error.why}" if error.why else error.what
+            proofs.append(Proof(candidate=candidate, changed=changed, answer=None, problem=problem))
+            continue
+        answer = _compared(answer, question, candidate)
+        checked = judged[candidate.plan] = replace(candidate, fit=answer.fit)
+        problem = _problem(answer, checked, least)
+        proofs.append(Proof(candidate=checked, changed=changed, answer=answer, problem=problem))
+        if not problem:
+            chosen = checked
+            break
+    runs = tuple(proof.answer for proof in proofs if proof.answer is not None)
+    done = judged_answer(found, judged, chosen, dry_runs=runs)
+    assert isinstance(done, CommandAdvice)
+    return replace(done, proofs=tuple(proofs))
+
+
+def _changed(found: CommandAdvice, request: CommandRequest, candidate: Candidate, destination: str) -> ChangedCommand:
+    question = found.question
+    return changed_command(
+        request.words,
+        request.folder,
+        found.today.found,
+        candidate.plan,
+        shape=question.model,
+        workload=question.workload,
+        cluster=question.cluster,
+        given_config=request.config_file,
+        is_own_config=bool(request.config_file) and str(request.config_file) not in request.files,
+        destination=destination,
+    )
+
+
+def _compared(answer: CommandAnswer, question: Question, candidate: Candidate) -> CommandAnswer:
+    """The dry run with the closed form of its plan."""
+    run = Run(
+        config=answer.run.config,
+        model={},
+        cluster=question.cluster,
+        workload=question.workload,
+        shape=question.model,
+        model_name=question.model.name,
+        micro_batch_size=answer.engine.micro_batch_size,
+        gradient_accumulation_steps=answer.engine.gradient_accumulation_steps,
+        gradient_checkpointing=candidate.plan.gradient_checkpointing,
+    )
+    return replace(answer, run=run, analytic=candidate.memory, analytic_time=candidate.time)
+
+
+def _problem(answer: CommandAnswer, candidate: Candidate, least: float) -> str:
+    """Why the dry run does not prove the plan; "" if it does."""
+    plan, engine, observed = candidate.plan, answer.engine, answer.observed
+    ran = {
+        "ZeRO stage": (plan.zero_stage, engine.zero_stage),
+        "micro batch": (plan.micro_batch_size, engine.micro_batch_size),
+        "accumulation steps": (plan.gradient_accumulation_steps, engine.gradient_accumulation_steps),
+        "checkpointing": (plan.gradient_checkpointing, observed.recomputes),
+    }
+    differing = [f"{name} {got} in place of {wanted}" for name, (wanted, got) in ran.items() if wanted != got]
+    if differing:
+        return f"the changed command ran with {', '.join(differing)}"
+    return "" if candidate.fit.probability >= least else f"its dry run {candidate.fit.reason}"

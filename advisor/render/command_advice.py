@@ -1,0 +1,174 @@
+"""The advice for a script: what it trains today, the best plan, and exactly what to change."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...ds_configs.files import write_text
+from ...ds_configs.read import offload_device_in
+from ...estimators.errors import DsAdviseError
+from ..answer.command_answer import CommandAnswer
+from ..answer.start import rank_variables
+from ..answer.verdict import answer_subject, answer_verdict
+from ..command.advice import CommandAdvice, Proof
+from ..document import blocks as doc
+from ..text.labels import checkpointing_title, plan_title
+from ..text.output import Output
+from ..text.units import gib, rate, seconds, times
+from .answer import MOST_LINES
+from .ladder import ladder_notes, ladder_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> doc.Document:
+    """Return the advice, with at most `MOST_LINES` lines unless `details`: the plans that do not fit are left out
+    first, then the table of plans."""
+    from ..document.terminal import line_count  # imported here: the page has no terminal library
+
+    verdict = answer_verdict(answer)
+    for left_out in ((), ("not fitting",), ("not fitting", "plans"), ("not fitting", "plans", "doubts")):
+        sentences = verdict.sentences if "doubts" not in left_out else verdict.sentences[:1]
+        document = doc.Document(
+            subject=" · ".join(answer_subject(answer.question)),
+            verdict=verdict.headline,
+            tone=verdict.tone,
+            blocks=[
+                *map(doc.Sentence, sentences),
+                *_figures(answer),
+                *_changes(answer),
+                *_plans(answer, left_out, details=details),
+                *_evidence(answer),
+            ],
+            data=answer.to_json,
+        )
+        if details or line_count(document) <= MOST_LINES:
+            break
+    return document
+
+
+def _figures(answer: CommandAdvice) -> Iterator[doc.Block]:
+    """Yield today's training beside the advised one, both by their dry runs."""
+    proof = answer.proof
+    advised = None if proof is None else proof.answer
+    today = _facts(answer.today)
+    rows = [doc.Row([name, text]) for name, text in today.items()]
+    head = ["", "today"]
+    if advised is not None:
+        then = _facts(advised)
+        rows = [doc.Row([name, text, then[name]]) for name, text in today.items()]
+        head.append("advised")
+    yield doc.Heading("Today and advised", "today", printed=False)
+    yield doc.Table(head, rows)
+    for remark in answer.remarks:
+        yield doc.Sentence(remark, "yellow")
+    gain = answer.speedup
+    if gain is not None and answer.today.fit.fits:
+        text = f"The advised plan is {times(gain)} as fast as today's." if gain > 1 else "Today's plan is as fast."
+        yield doc.Sentence(text, "bold")
+
+
+def _facts(answer: CommandAnswer) -> dict[str, str]:
+    engine, observed, step = answer.engine, answer.observed, answer.step
+    stage = f"ZeRO-{engine.zero_stage}" if engine.zero_stage else "no ZeRO"
+    devices = [f"{name} on {device}" for name in ("optimizer", "param") if (device := _offload(answer, name)) != "none"]
+    total = engine.micro_batch_size * engine.gradient_accumulation_steps * engine.data_parallel_size
+    have = gib(answer.run.cluster.gpu.memory_bytes)
+    return {
+        "strategy": ", ".join([stage, *devices]),
+        "batch": f"{engine.micro_batch_size} x {engine.gradient_accumulation_steps}, {total} a step",
+        "checkpointing": "on" if observed.recomputes else "off",
+        "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {have} GiB, {answer.fit.reason}",
+        "host RAM": f"{gib(answer.required_host_bytes_per_node)} GiB per node",
+        "step": "unknown" if step is None else f"{seconds(step.time.step_s)}, {rate(step.time.tokens_per_s)} tokens/s",
+    }
+
+
+def _offload(answer: CommandAnswer, name: str) -> str:
+    return str(offload_device_in(answer.engine.config, f"offload_{name}"))
+
+
+def _changes(answer: CommandAdvice) -> Iterator[doc.Block]:
+    """Yield what to change: files, lines, and the command."""
+    changed, proof = answer.changed, answer.proof
+    if changed is None or proof is None:
+        return
+    yield doc.Heading("What to change", "changes", printed=False)
+    names = ", ".join(answer.files) if answer.files else ", ".join(changed.files)
+    if changed.files:
+        yield doc.Sentence(f"Wrote {names}." if answer.files else f"Write {names} (--json has the text).")
+    for line in changed.lines:
+        place = _place(line.place)
+        yield doc.Sentence(f"In {place}: {line.text}" if place else f"In the script: {line.text}")
+    variables = [f"export {name}={value}" for name, value in rank_variables(answer).items()]
+    if changed.words == answer.words and not changed.gives_config:
+        yield doc.Sentence("The command stays as it is.")
+    else:
+        yield doc.Sentence("Then the command is:")
+    words = shlex.join(changed.words)
+    if changed.gives_config:
+        words = f"ds-advise launch {next(iter(changed.files))} -- {words}"
+    yield doc.Commands([*variables, words])
+
+
+def _place(place: str) -> str:
+    """FILE:LINE with the file's path from the working folder if it is below."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
+
+
+def _plans(answer: CommandAdvice, left_out: tuple[str, ...], *, details: bool) -> Iterator[doc.Block]:
+    if "plans" in left_out:
+        return
+    yield doc.Heading("Every strategy", "ladder", printed=False)
+    yield ladder_table(answer, only_fitting="not fitting" in left_out)
+    for note in ladder_notes(answer, all_candidates=False, details=details):
+        yield doc.Sentence(f" {note}", "dim")
+
+
+def _evidence(answer: CommandAdvice) -> Iterator[doc.Block]:
+    yield doc.Heading("Evidence", "evidence", printed=False)
+    for proof in answer.proofs:
+        if proof.problem:
+            yield doc.Sentence(f"{_title(proof)} was tried: {proof.problem}.", "yellow")
+    if answer.proof is not None and answer.proof.answer is not None:
+        text = "Evidence: dry runs of the command as it is and as advised; the other plans are predicted."
+    else:
+        text = "Evidence: a dry run of the command as it is; the plans are predicted."
+    yield doc.Sentence(text, "dim")
+
+
+def _title(proof: Proof) -> str:
+    plan = proof.candidate.plan
+    return f"{plan_title(plan)} with micro batch {plan.micro_batch_size} and {checkpointing_title(plan)}"
+
+
+def deliver_command_advice(
+    answer: CommandAdvice, folder: Path, output: Output, *, writes: bool, force: bool, details: bool = False
+) -> int:
+    """Write the new files, show the advice, and return the exit code. If a file cannot be written, the advice is shown
+    before the error is raised."""
+    from dataclasses import replace
+
+    failure: DsAdviseError | None = None
+    if writes and answer.changed is not None:
+        try:
+            for path, text in answer.changed.files.items():
+                write_text(text, folder / path, force=force)
+                answer = replace(answer, files=(*answer.files, path))
+        except DsAdviseError as error:
+            failure = error
+
+    def render(console: Console) -> None:
+        from ..document.terminal import print_document  # imported here: JSON needs no terminal library
+
+        print_document(command_advice_document(answer, details=details), console)
+
+    output.show(answer.to_json, render)
+    if failure is not None:
+        raise failure
+    return 0 if answer.recommended is not None else 1
