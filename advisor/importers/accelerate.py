@@ -47,6 +47,10 @@ class AccelerateFormat:
     tool = ""
     offload = None
 
+    def words(self, *_: object) -> tuple[str, ...]:
+        """None, because the file names no script."""
+        return ()
+
     def matches(self, source: Source) -> bool:
         return bool({"distributed_type", "compute_environment"} & set(source.values))
 

@@ -4,12 +4,13 @@ format."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.files import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
+from ...estimators.hardware import Cluster
 from ...validate.lint import LintReport
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
@@ -61,12 +62,18 @@ class ImportAnswer:
     figures: ImportFigures | None
     obstacle: DsAdviseError | None
     """Why there are no figures; None if there are."""
-    report: LintReport | None
+    report: LintReport | None = None
     """Lint result of the DeepSpeed configuration; None if there is no configuration."""
-    files: tuple[ChangedFile, ...]
+    files: tuple[ChangedFile, ...] = ()
     """The proposed or written changes."""
-    unwritable: DsAdviseError | None
+    unwritable: DsAdviseError | None = None
     """Why a better plan cannot be written in the file's format; None if it can be, or if there is no better plan."""
+    document: Document | None = None
+    """The DeepSpeed configuration."""
+    gpus: str = ""
+    """The machines, as `--gpus` takes them; "" if they are not known."""
+    command: tuple[str, ...] = ()
+    """The tool's command that trains with the file; () for a file that a script reads, and without machines."""
     written: tuple[Path, ...] = ()
 
     @property
@@ -117,6 +124,7 @@ def import_file(
             run.remarks.append(f"the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})")
     figures: ImportFigures | None = None
     obstacle: DsAdviseError | None = None
+    cluster: Cluster | None = None
     try:
         cluster = parse_cluster(kind, ram=ram, nvme=nvme, interconnect=interconnect)
     except ClusterError as error:
@@ -128,31 +136,42 @@ def import_file(
         obstacle = WorkloadError(run.obstacle)
     elif run.model is None:
         obstacle = WorkloadError(f"{path} does not name a model", fix="pass --model")
-    elif obstacle is None:
+    elif cluster is not None:
         try:
             shape = load_model(run.model, offline=offline)
             figures = import_figures(run, shape, cluster, risk=risk, offloads_checkpoints=known.offload is not None)
         except DsAdviseError as error:
             obstacle = error
     document = None if run.deepspeed is None else _document(run.deepspeed)
-    report = None if document is None else lint_part(document, run.framework, figures)
+    return complete_answer(
+        ImportAnswer(
+            source=source,
+            form=known,
+            run=run,
+            figures=figures,
+            obstacle=obstacle,
+            document=document,
+            gpus="" if cluster is None else kind,
+            command=() if cluster is None else known.words(source, run, cluster.gpus_per_node),
+        ),
+        destination,
+    )
+
+
+def complete_answer(answer: ImportAnswer, destination: Path | None) -> ImportAnswer:
+    """The answer with the lint result and the changes, by its run and figures."""
+    source, form, run, figures, document = answer.source, answer.form, answer.run, answer.figures, answer.document
+    report = None
+    if document is not None:
+        report = lint_part(document, run.framework, None if figures is None else figures.question)
     files: tuple[ChangedFile, ...] = ()
     unwritable: DsAdviseError | None = None
     if figures is not None:
         try:
-            files = changed_files(source, known, run, figures, document, report, destination=destination)
+            files = changed_files(source, form, run, figures, document, report, destination=destination)
         except DsAdviseError as error:
             unwritable = error
-    return ImportAnswer(
-        source=source,
-        form=known,
-        run=run,
-        figures=figures,
-        obstacle=obstacle,
-        report=report,
-        files=files,
-        unwritable=unwritable,
-    )
+    return replace(answer, report=report, files=files, unwritable=unwritable)
 
 
 def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, overrides: Mapping[str, Any]) -> None:

@@ -55,6 +55,9 @@ class ToolFormat:
     """Whether the keys of a file are this tool's."""
     details: Callable[[ImportedRun, ScriptArguments, Source], None]
     """The tool's own rules, which change the run."""
+    command: str = ""
+    """The command that trains with a file; "" for a file that a script reads. Places: {file}, {gpus} (per node), {trl}
+    (TRL's subcommand), {swift} (ms-swift's subcommand)."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of further fields of `ImportedRun`."""
     model: tuple[str, ...] = ()
@@ -161,6 +164,13 @@ class ToolFormat:
         run.training = {name: value for name, value in training.items() if value is not None}
         run.remarks = list(dict.fromkeys(run.remarks))
         return run
+
+    def words(self, source: Source, run: ImportedRun, gpus_per_node: int) -> tuple[str, ...]:
+        """The tool's command that trains with the file; () for a file that a script reads."""
+        trl = "sft" if run.objective == NEXT_TOKEN else run.objective
+        swift = "rlhf" if "rlhf_type" in source.values else "sft"
+        places = {"gpus": gpus_per_node, "trl": trl, "swift": swift, "file": source.path}
+        return tuple(word.format(**places) for word in self.command.split())
 
     def changes(self, source: Source, run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[str, Value]:
         """The keys that change the run to this plan. part: its DeepSpeed configuration; None without one.

@@ -88,6 +88,7 @@ LLAMA_FACTORY = ToolFormat(
     name="llama-factory",
     title="a LLaMA-Factory configuration",
     tool="LLaMA-Factory",
+    command="FORCE_TORCHRUN=1 llamafactory-cli train {file}",
     is_file=lambda source: (
         any(name in source.values for name in _LLAMA_FACTORY_V1)
         or ("model_name_or_path" in source.values and bool(_LLAMA_FACTORY_KEYS & set(source.values)))
@@ -213,6 +214,7 @@ MS_SWIFT = ToolFormat(
     name="ms-swift",
     title="an ms-swift configuration",
     tool="ms-swift",
+    command="NPROC_PER_NODE={gpus} swift {swift} {file}",
     is_file=_is_ms_swift,
     details=_ms_swift_details,
     # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given. swift/cli/main.py
@@ -331,6 +333,7 @@ AXOLOTL = ToolFormat(
     name="axolotl",
     title="an axolotl configuration",
     tool="axolotl",
+    command="axolotl train {file}",
     is_file=lambda source: "base_model" in source.values,
     details=_axolotl_details,
     # utils/__init__.py `set_pytorch_cuda_alloc_conf`; utils/schemas/config.py and training.py for the defaults.

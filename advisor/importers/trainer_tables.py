@@ -90,6 +90,7 @@ TRL = replace(
     name="trl",
     title="a TRL configuration",
     tool="TRL",
+    command="trl {trl} --config {file}",
     is_file=_is_trl,
     details=_trl_details,
     defaults={**_ONE_PROCESS, "launcher": "accelerate"},
