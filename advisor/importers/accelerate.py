@@ -25,7 +25,7 @@ _WITH_FILE = (
 `mixed_precision` too (1.15 utils/dataclasses.py `_deepspeed_config_checks`, commands/launch.py `launch_command`)."""
 
 _ON_8_GPUS = {"mixed_precision": "bf16", "num_processes": 8}
-_OF_TRL: Mapping[str, Mapping[str, Any]] = {
+SHIPPED_BY_TRL: Mapping[str, Mapping[str, Any]] = {
     "single_gpu": {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16"},
     "multi_gpu": {"distributed_type": "MULTI_GPU", **_ON_8_GPUS},
     "fsdp1": {"distributed_type": "FSDP", **_ON_8_GPUS},
@@ -160,8 +160,8 @@ def add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:
     path = find_file(name, folder)
     if path is not None:
         source = read_source(path)
-    elif name in _OF_TRL:
-        source = Source(path=folder / name, text="", kind="yaml", values=_OF_TRL[name])
+    elif name in SHIPPED_BY_TRL:
+        source = Source(path=folder / name, text="", kind="yaml", values=SHIPPED_BY_TRL[name])
     else:
         run.sharding, run.deepspeed = "zero", DeepSpeedPart(name=name, config=None)
         return

@@ -111,6 +111,8 @@ def better_config(run: ImportedRun, plan: Plan, question: Question, *, accelerat
             config.pop(name, None)
     if accelerate:
         config = _for_accelerate(config, own or {}, question.workload)
+    elif "optimizer" in config and "optimizer" not in (own or {}):  # the Trainer stops where they are not its own
+        config["optimizer"]["params"] |= dict.fromkeys({"betas", "eps"} & config["optimizer"]["params"].keys(), "auto")
     # The order of the user's file keeps the difference short.
     in_order = {name: config[name] for name in own or {} if name in config}
     document = read_document(config_text(in_order | config).encode(), name="the new configuration")

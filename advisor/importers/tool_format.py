@@ -15,7 +15,7 @@ from ...estimators.optimizers import trainer_optimizer, trainer_optimizer_step
 from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN
 from ...validate.lint.document import read_document
-from .accelerate import AccelerateFormat
+from .accelerate import SHIPPED_BY_TRL, AccelerateFormat
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
 from .script_arguments import ScriptArguments, rollout_options
 from .source import Source, find_file, named_part
@@ -177,7 +177,7 @@ class ToolFormat:
 
         Raises ConfigFileError if the DeepSpeed configuration is in accelerate's file, which this file names.
         """
-        if run.accelerate_file and part is not None:
+        if run.accelerate_file and part is not None and run.accelerate_file not in SHIPPED_BY_TRL:
             raise ConfigFileError(
                 f"the DeepSpeed configuration is in accelerate's {run.accelerate_file}",
                 fix="pass that file to ds-advise from, with --model and --gpus",
@@ -202,7 +202,9 @@ class ToolFormat:
             if str(options.get(key)).startswith("offload"):
                 changed[key] = plan.gradient_checkpointing
         if part is not None:
-            replaced = (*(_FSDP if run.is_fsdp else ()), *_IN_DEEPSPEED)
+            if run.accelerate_file:  # one of TRL, which also has the number of GPUs
+                changed["num_processes"] = (run.nodes or 1) * (run.gpus_per_node or 1)
+            replaced = (*(_FSDP if run.is_fsdp else ()), *_IN_DEEPSPEED, "accelerate_config")
             changed |= {name: None for name in replaced if name in options}
             is_inside = isinstance(source.values.get("deepspeed"), Mapping)
             changed["deepspeed"] = part.config if is_inside else part.name

@@ -113,10 +113,16 @@ def test_objectives_are_read_with_the_loss_that_their_tool_takes(
 
 
 def test_a_configuration_that_accelerate_holds_is_not_named_twice(tmp_path: Path) -> None:
-    """accelerate 1.15 stops where its own file and the training's arguments both configure DeepSpeed."""
+    """accelerate 1.15 stops where its own file and the training's arguments both configure DeepSpeed: one of TRL's is
+    replaced, one of the user's is named."""
     answer = _imported(tmp_path, OF_TRL | {"accelerate_config": "zero3", "num_processes": 4}, "A100-80GB")
     assert answer.figures is not None and answer.figures.is_better
-    assert answer.files == () and answer.unwritable is not None and "accelerate's zero3" in answer.unwritable.what
+    text = answer.files[0].new_text
+    assert "accelerate_config" not in text and "num_processes: 4" in text and "/a.ds_config.json" in text
+    acc = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}, "num_processes": 4}
+    (tmp_path / "acc.yaml").write_text(yaml.safe_dump(acc))
+    answer = _imported(tmp_path, OF_TRL | {"accelerate_config": "acc.yaml"}, "A100-80GB")
+    assert answer.files == () and answer.unwritable is not None and "accelerate's acc.yaml" in answer.unwritable.what
 
 
 @pytest.mark.parametrize(("method", "strategy"), [({}, "fsdp2"), ({"use_peft": True, "load_in_4bit": True}, "fsdp")])
