@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from .estimators.errors import DsAdviseError
 
 if TYPE_CHECKING:
-    from .advisor.advise import advise, estimate
+    from .advisor.advise import estimate
     from .advisor.answer.recommendation import Recommendation
+    from .advisor.ask import advise
     from .advisor.question.run import read_run
     from .probes.dry_run.run import dry_run
     from .probes.run import Run
@@ -24,7 +25,7 @@ __version__ = "0.1.0"
 __all__ = ["DsAdviseError", "Recommendation", "Run", "advise", "dry_run", "estimate", "read_run"]
 
 _LAZY = {
-    "advise": ".advisor.advise",
+    "advise": ".advisor.ask",
     "estimate": ".advisor.advise",
     "read_run": ".advisor.question.run",
     "Recommendation": ".advisor.answer.recommendation",

@@ -133,7 +133,7 @@ def build_question(
     return longest_sequence_question(question) if options["seq_len"] == "max" else question
 
 
-def _documented(function: _Function) -> _Function:
+def documented(function: _Function) -> _Function:
     """The function with every option in its signature and docstring in place of `**options`."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -149,7 +149,7 @@ def _documented(function: _Function) -> _Function:
     return function
 
 
-@_documented
+@documented
 def estimate(
     model: str | ModelShape | Any,
     *,
@@ -227,7 +227,7 @@ def comparison_context(
     )
 
 
-@_documented
+@documented
 def advise(
     model: str | ModelShape | Any,
     *,

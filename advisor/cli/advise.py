@@ -26,7 +26,9 @@ from .options import (
     warn_ignored,
 )
 
-_OF_COMMANDS = frozenset({*OPTIONS, "model", "destination", "no_write", "force", "details", "as_json", "quiet", "verify"})
+_OF_COMMANDS = frozenset(
+    {*OPTIONS, "model", "destination", "no_write", "force", "details", "as_json", "quiet", "verify"}
+)
 """Parameters that also apply to the advice for a command."""
 
 
@@ -101,7 +103,9 @@ def advise(
     from ..render.deliver import Destination, deliver
 
     if words := users_command():
-        return _command_advice(words, model, question, destination, output, no_write=no_write, force=force, details=details)
+        return _command_advice(
+            words, model, question, destination, output, no_write=no_write, force=force, details=details
+        )
     if model is None:
         raise click.UsageError("missing argument MODEL, or the training command behind --")
     if output.mode == "json" and destination == "-":

@@ -21,6 +21,7 @@ from ..answer.dry_run_answer import DryRunFigures
 from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import ExplanationFigures
 from ..answer.requirements import CheckResult
+from ..command.advice import CommandAdviceFigures
 from ..render.checkpoint import CheckpointAnswer
 from ..render.history import History
 from ..render.imported_file import ImportJson
@@ -40,6 +41,7 @@ _FORMS: Mapping[str, tuple[type, ...]] = {
     "advise": (Advice,),
     "explain": (ExplanationFigures,),
     "explain-key": (KeyExplanation,),
+    "advise-command": (Advice, CommandAdviceFigures),
     "dry-run": (DryRunResult, DryRunFigures),
     "dry-run-command": (DryRunResult, DryRunFigures, CommandFigures),
     "probe": (ProbeResult, ProbeAdditions),
@@ -65,7 +67,7 @@ NAMES = tuple(_FORMS)
 @DEBUG
 def schema(command: str) -> int:
     """Print the JSON Schema (2020-12) of what COMMAND prints with --json: advise, explain, explain-key (of a key),
-    dry-run, dry-run-command (of the user's command), probe, launch, train, checkpoint, bench, history, compare, check,
+    advise-command (for the user's command), dry-run, dry-run-command (of the user's command), probe, launch, train, checkpoint, bench, history, compare, check,
     from, rent, lint or doctor.
 
     \b

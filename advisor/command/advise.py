@@ -97,8 +97,8 @@ def advise_command(
     remarks = list[str]()
     try:
         today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
-    except NoEngineError as error:
-        if config_file is not None or not error.trained:
+    except NoEngineError:
+        if config_file is not None:
             raise
         remarks.append("The command trains without DeepSpeed: today's figures are those of ZeRO-2.")
         say("the command trains without DeepSpeed; it is observed under ZeRO-2 ...")

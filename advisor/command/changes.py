@@ -18,6 +18,7 @@ from ...ds_configs.emit import ds_config, merge_plan_into_config
 from ...ds_configs.files import config_text
 from ...ds_configs.launch_commands import accelerate_variables
 from ...ds_configs.read import offload_device_in
+from ...ds_configs.training_script import python_source
 from ...estimators.errors import ConfigFileError
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
@@ -38,10 +39,15 @@ _OWN_NAMES = {
 }
 """Setting -> the names that scripts, other tools and launchers give it, besides the Trainer's."""
 
-_ACCELERATE = "use_deepspeed zero_stage offload_optimizer_device offload_param_device zero3_init_flag".split()
+_ACCELERATE = ["use_deepspeed", "zero_stage", "offload_optimizer_device", "offload_param_device", "zero3_init_flag"]
 """Options of `accelerate launch` that a configuration file takes the place of."""
 _EXCLUDED = ("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device")
-_EXCLUDED += ("offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model")
+_EXCLUDED += (
+    "offload_param_device",
+    "offload_optimizer_nvme_path",
+    "offload_param_nvme_path",
+    "zero3_save_16bit_model",
+)
 """Keys that accelerate refuses beside a configuration file (1.15 utils/dataclasses.py `_deepspeed_config_checks`)."""
 
 
@@ -131,12 +137,19 @@ class _Change:
         """Path of a file that the words name -> path of its changed copy."""
         self.lines: list[ChangedLine] = []
         self.trainer: dict[str, Any] = {}
+        """Fields of TrainingArguments that are written in the code."""
+        self.shown: dict[str, Any] = {}
+        """What the user writes where the dry run takes another value."""
         self.loader_batches: dict[str, int] = {}
         self.checkpointing: bool | None = None
         self.ds_config: Mapping[str, Any] | None = None
         self.gives_config = False
 
     def made(self) -> ChangedCommand:
+        if self.trainer:
+            values = {name: self.shown.get(name, value) for name, value in self.trainer.items()}
+            written = ", ".join(f"{name}={python_source(value)}" for name, value in values.items())
+            self._line("TrainingArguments", f"{self.arguments.trainer_class}({written})")
         forced = ForcedSettings(
             trainer=self.trainer,
             ds_config=self.ds_config,
@@ -160,14 +173,13 @@ class _Change:
         names = self._names(setting, old)
         if self._in_words(names, new) or self._in_files(names, old, new) or self._as_option(names, new):
             return
-        if self.arguments.trainer:
-            self._line("TrainingArguments", f"{self.arguments.trainer_class}({setting}={new!r})")
+        if self.arguments.trainer and (setting != _CHECKPOINTING or self.arguments.trainer.get(setting) == old):
             self.trainer[setting] = new
         elif setting == _MICRO and "DataLoader" in self.arguments.calls:
             self._line("DataLoader", f"DataLoader(batch_size={new})")
             self.loader_batches[str(old)] = new
         elif setting == _CHECKPOINTING:
-            self._line("", _checkpointing_line(self.found, enable=new))
+            self._line("checkpointing", _checkpointing_line(self.found, enable=new))
             self.checkpointing = new
 
     def own_options(self, stage: int, offload: str, plan: Plan) -> bool:
@@ -297,8 +309,8 @@ class _Change:
                 variables = accelerate_variables(destination)
                 self.words[:0] = ["env", *(f"{name}={value}" for name, value in variables.items())]
         elif self.arguments.trainer:
-            self._line("TrainingArguments", f"{self.arguments.trainer_class}(deepspeed={json.dumps(destination)})")
             self.trainer["deepspeed"] = config
+            self.shown["deepspeed"] = destination
         elif "DeepSpeedPlugin" in self.arguments.calls:
             self._line("DeepSpeedPlugin", f"DeepSpeedPlugin(hf_ds_config={json.dumps(destination)})")
             self.ds_config = config
@@ -314,7 +326,9 @@ class _Change:
         for index, word in enumerate(self.words):
             flag, equals, path = word.partition("=")
             if is_present(path if equals else word):
-                named = destination if not Path(path if equals else word).is_absolute() else f"{self.folder / destination}"
+                named = (
+                    destination if not Path(path if equals else word).is_absolute() else f"{self.folder / destination}"
+                )
                 self.words[index] = f"{flag}={named}" if equals else named
                 return True
         for index, path, file in self._named_files():
@@ -350,7 +364,12 @@ class _Change:
             if skips and not word.startswith("-"):
                 skips = False
                 continue
-            skips = word.startswith("--") and name in (*_ACCELERATE, *_EXCLUDED) and "=" not in word and name != "use_deepspeed"
+            skips = (
+                word.startswith("--")
+                and name in (*_ACCELERATE, *_EXCLUDED)
+                and "=" not in word
+                and name != "use_deepspeed"
+            )
             if not (word.startswith("--") and name in (*_ACCELERATE, *_EXCLUDED)):
                 kept_words.append(word)
         kept_words[2:2] = ["--use_deepspeed", "--deepspeed_config_file", destination]
@@ -395,7 +414,7 @@ def _free(folder: Path, path: str) -> str:
 
 def _checkpointing_line(found: CommandResult, *, enable: bool) -> str:
     if not enable:
-        return "leave gradient checkpointing out"
+        return "leave gradient checkpointing out, or call model.gradient_checkpointing_disable()"
     if found.observed.engines[0].checkpointing and not found.observed.in_training_mode:
         return "call model.train() before the training, so that gradient checkpointing runs"
     return "model.gradient_checkpointing_enable(); model.train()"

@@ -51,6 +51,7 @@ class Arguments:
         on_import("transformers.hf_argparser", self._patch_dataclasses)
         on_import("transformers.training_args", self._patch_trainer)
         on_import("accelerate.utils.dataclasses", self._patch_plugin)
+        on_import("transformers.modeling_utils", self._patch_checkpointing)
         self._patch_deepspeed()
         self._patch_loader()
 
@@ -114,6 +115,18 @@ class Arguments:
 
         owner.__post_init__ = made
 
+    def _patch_checkpointing(self, module: ModuleType) -> None:
+        owner: Any = vars(module)["PreTrainedModel"]
+        enable = owner.gradient_checkpointing_enable
+
+        @functools.wraps(enable)
+        def noted(own: Any, *arguments: Any, **options: Any) -> Any:
+            if self._called_by_user():
+                self._note("checkpointing")
+            return enable(own, *arguments, **options)
+
+        owner.gradient_checkpointing_enable = noted
+
     def _patch_deepspeed(self) -> None:
         deepspeed: Any = importlib.import_module("deepspeed")
         initialize, signature = deepspeed.initialize, inspect.signature(deepspeed.initialize)
@@ -143,6 +156,7 @@ class Arguments:
             return
         if wanted:
             getattr(module, names[0])()
+            module.train()
         else:
             getattr(module, "gradient_checkpointing_disable", lambda: None)()
 
@@ -194,7 +208,9 @@ class Arguments:
         trainer = self._trainer
         return ObservedArguments(
             options=tuple(self._options.values()),
-            trainer={} if trainer is None else _scalars({each.name: getattr(trainer, each.name) for each in fields(trainer)}),
+            trainer={}
+            if trainer is None
+            else _scalars({each.name: getattr(trainer, each.name) for each in fields(trainer)}),
             trainer_class="" if trainer is None else type(trainer).__name__,
             is_parsed=self._is_parsed,
             calls=self._calls,

@@ -138,7 +138,8 @@ class ObservedArguments:
     is_parsed: bool
     """Whether a parser of dataclasses made the TrainingArguments."""
     calls: dict[str, str]
-    """FILE:LINE of calls in the user's files: "TrainingArguments", "DataLoader", "DeepSpeedPlugin", "initialize"."""
+    """FILE:LINE of calls in the user's files: "TrainingArguments", "DataLoader", "DeepSpeedPlugin", "initialize",
+    and "checkpointing" for what enables it."""
     ds_config: str
     """The file with DeepSpeed's configuration; "" for one that the code or a launcher makes."""
 

@@ -9,6 +9,10 @@ from ...estimators.errors import DsAdviseError
 from .imports import on_import
 
 
+class PlainTrainingError(DsAdviseError):
+    """The script trains with torch's own data parallelism."""
+
+
 def install() -> None:
     """Let torch's own data parallelism raise DsAdviseError."""
     on_import("torch.nn.parallel", lambda module: _refuse(module.DistributedDataParallel, "__init__"))
@@ -25,7 +29,7 @@ def _refuse(owner: Any, name: str) -> None:
     called = owner.__name__ if name == "__init__" else name
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise DsAdviseError(
+        raise PlainTrainingError(
             f"the script trains without DeepSpeed, by torch's {called}",
             fix="name a configuration, which accelerate and the Trainer then use: "
             "ds-advise dry-run ds_config.json --gpus ... -- COMMAND",

@@ -21,6 +21,7 @@ from .files import View
 from .files import environment as files_environment
 from .limits import STACKS, last_line
 from .observed import CommandResult
+from .refused import PlainTrainingError
 from .request import CommandRequest
 from .words import interpreter_of
 
@@ -41,9 +42,7 @@ class CommandFailedError(DryRunError):
 
 
 class NoEngineError(CommandFailedError):
-    """The script made no DeepSpeed engine. trained: whether it trained without one."""
-
-    trained: bool = False
+    """The script trained without DeepSpeed."""
 
 
 def dry_run_command(
@@ -151,15 +150,14 @@ def _error(answer: Mapping[str, Any]) -> DsAdviseError:
     text = " ".join(line.strip() for line in str(answer["error"]).splitlines() if line.strip())
     details = f"{answer.get('printed', '')}\n{answer.get('traceback', '')}"
     if kind == "NoEngine":
-        missing = NoEngineError(
+        missing = NoEngineError if answer["trained"] else CommandFailedError
+        return missing(
             "the script trained without DeepSpeed" if answer["trained"] else "the script ended before it trained",
             phase=phase,
             details=details,
             why="deepspeed.initialize was never called, by the script, accelerate or the Trainer",
             fix="name a configuration: ds-advise dry-run ds_config.json --gpus ... -- COMMAND",
         )
-        missing.trained = answer["trained"]
-        return missing
     if kind == "NoStep":
         what = f"the script ended before an optimizer step (during {phase})"
         return CommandFailedError(what, phase=phase, details=details, why="its DeepSpeed engine was not trained")
@@ -170,6 +168,7 @@ def _error(answer: Mapping[str, Any]) -> DsAdviseError:
         return CommandFailedError(what, phase=phase, details=details, why=why)
     if answer.get("what"):  # an error of this package
         error = DryRunError if phase == "start" else CommandFailedError  # at the start no script ran
+        error = NoEngineError if kind == PlainTrainingError.__name__ else error
         return error(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])
     what = f"{kind}: {text}" if text and kind not in text else text or kind
     return CommandFailedError(

@@ -18,8 +18,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from .phases import PhaseRecorder
 

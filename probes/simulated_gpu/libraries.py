@@ -160,6 +160,7 @@ def give_config(file: Path | None) -> None:
     initialize = deepspeed.initialize
     signature = inspect.signature(initialize)
 
+    @functools.wraps(initialize)
     def with_config(*arguments: Any, **options: Any) -> Any:
         given = signature.bind_partial(*arguments, **options).arguments
         named = getattr(given.get("args"), "deepspeed_config", None)
