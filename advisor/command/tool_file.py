@@ -81,13 +81,13 @@ def run_by_tool(
 
 def _obstacle(read: ImportAnswer, options: Mapping[str, Any]) -> str:
     """Why the file is not run; "" if it is."""
-    kept = {*_KEPT, "gpus", "format"}
-    if replaced := [name for name, value in options.items() if value is not None and name not in kept]:
-        return f"--{replaced[0].replace('_', '-')} replaces the file's value"
     if not read.gpus:
         return "the GPUs are not known"
     if not read.command:
         return "the file names no script; ds-advise --gpus SPEC -- COMMAND runs the command that reads it"
+    kept = {*_KEPT, "gpus", "format"}
+    if replaced := [name for name, value in options.items() if value is not None and name not in kept]:
+        return f"--{replaced[0].replace('_', '-')} replaces the file's value"
     words: list[str] = list(read.command)
     while layer := peel(words):
         words = layer.words
