@@ -51,7 +51,7 @@ class ToolFormat:
     """A description of such a file, with its article."""
     tool: str = ""
     """The tool's usual name."""
-    is_file: Callable[[Source], bool]
+    matches: Callable[[Source], bool]
     """Whether the keys of a file are this tool's."""
     details: Callable[[ImportedRun, ScriptArguments, Source], None]
     """The tool's own rules, which change the run."""
@@ -94,9 +94,6 @@ class ToolFormat:
     has_own_keys: bool = False
     """Whether a file may hold options of the user's own."""
     refuses_two_precisions: bool = True
-
-    def matches(self, source: Source) -> bool:
-        return self.is_file(source)
 
     def read(self, source: Source, objective: str | None = None) -> ImportedRun:
         """The training that a file describes. objective: the objective, if known; otherwise it follows from the

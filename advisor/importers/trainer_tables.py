@@ -44,7 +44,7 @@ TRAINING_ARGUMENTS = ToolFormat(
     name="training-arguments",
     title="a file of TrainingArguments",
     tool="the Trainer",
-    is_file=lambda source: (
+    matches=lambda source: (
         source.arguments.are_training_arguments
         and not {"finetuning_type", "stage"} & set(source.values)
         and not isinstance(source.values.get("model"), Mapping)  # torchtune
@@ -91,7 +91,7 @@ TRL = replace(
     title="a TRL configuration",
     tool="TRL",
     command="trl {trl} --config {file}",
-    is_file=_is_trl,
+    matches=_is_trl,
     details=_trl_details,
     defaults={**_ONE_PROCESS, "launcher": "accelerate"},
     # TRL 1.16 trainer/base_config.py and sft_config.py
