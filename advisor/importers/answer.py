@@ -163,7 +163,7 @@ def complete_answer(answer: ImportAnswer, destination: Path | None) -> ImportAns
     source, form, run, figures, document = answer.source, answer.form, answer.run, answer.figures, answer.document
     report = None
     if document is not None:
-        report = lint_part(document, run.framework, None if figures is None else figures.question)
+        report = lint_part(document, None if figures is None else figures.question)
     files: tuple[ChangedFile, ...] = ()
     unwritable: DsAdviseError | None = None
     if figures is not None:
@@ -178,7 +178,7 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
     """Put the overrides into the run, with a remark for each assumed value."""
     values = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = values.pop("micro_batch", None), values.pop("gradient_checkpointing", None)
-    by_script = run.micro_batch_size is None and run.framework != "deepspeed" and not run.obstacle
+    by_script = run.leaves_batch_to_script and not run.obstacle
     if by_script and micro is None:
         run.remarks.append("the script sets the micro batch; 1 is assumed (--micro-batch)")
     if by_script and checkpointing is None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from ...ds_configs.launch_commands import Launcher
 from ...estimators.plan import Fsdp, Sharding
-from ...estimators.workload import NEXT_TOKEN, Framework
+from ...estimators.workload import NEXT_TOKEN
 
 Value = str | int | float | bool | None | Mapping[str, Any]
 """The new value of a key. None removes the key."""
@@ -57,8 +57,6 @@ class ImportedRun:
     deepspeed: DeepSpeedPart | None = None
     accelerate_file: str = ""
     """accelerate's configuration, which the file names and which decides the backend; "" without one."""
-    framework: Framework = "hf"
-    """The framework that reads the DeepSpeed configuration."""
     nodes: int | None = None
     gpus_per_node: int | None = None
     leaves_batch_to_script: bool = False

@@ -12,7 +12,7 @@ from ...ds_configs.emit import ds_config, merge_plan_into_config
 from ...ds_configs.files import config_text, write_text
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
-from ...estimators.workload import Framework, Workload
+from ...estimators.workload import Workload
 from ...validate.lint import LintReport, apply, lint, load_facts, read_document
 from ...validate.lint.document import Document
 from ..question.question import Question
@@ -116,16 +116,16 @@ def better_config(run: ImportedRun, plan: Plan, question: Question, *, accelerat
     # The order of the user's file keeps the difference short.
     in_order = {name: config[name] for name in own or {} if name in config}
     document = read_document(config_text(in_order | config).encode(), name="the new configuration")
-    return _corrected_text(document, lint_part(document, "hf", question)) or document.text
+    return _corrected_text(document, lint_part(document, question)) or document.text
 
 
-def lint_part(document: Document, framework: Framework, question: Question | None) -> LintReport:
+def lint_part(document: Document, question: Question | None) -> LintReport:
     """Lint result of a DeepSpeed configuration. If a question is given, model and machines are known. The rules on
     memory and speed are skipped: the figures use the batch that the configuration leaves to the tool."""
     known: dict[str, Any] = {}
     if question is not None:
         known = {"cluster": question.cluster, "model": question.model, "workload": question.workload}
-    report = lint(document, facts=load_facts(), framework=framework, **known)
+    report = lint(document, facts=load_facts(), framework="hf", **known)
     return replace(report, findings=tuple(each for each in report.findings if each.code not in _RULES_ON_FIGURES))
 
 
