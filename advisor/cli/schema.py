@@ -67,8 +67,8 @@ NAMES = tuple(_FORMS)
 @DEBUG
 def schema(command: str) -> int:
     """Print the JSON Schema (2020-12) of what COMMAND prints with --json: advise, explain, explain-key (of a key),
-    advise-command (for the user's command), dry-run, dry-run-command (of the user's command), probe, launch, train, checkpoint, bench, history, compare, check,
-    from, rent, lint or doctor.
+    dry-run, advise-command and dry-run-command (for the user's command), probe, launch, train, checkpoint, bench,
+    history, compare, check, from, rent, lint or doctor.
 
     \b
     ds-advise schema advise

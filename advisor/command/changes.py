@@ -38,6 +38,7 @@ _OWN_NAMES = {
     "offload": r".*offload.*",
 }
 """Setting -> the names that scripts, other tools and launchers give it, besides the Trainer's."""
+_NEGATION = r"(no|disable|without)_"
 
 _ACCELERATE = ["use_deepspeed", "zero_stage", "offload_optimizer_device", "offload_param_device", "zero3_init_flag"]
 """Options of `accelerate launch` that a configuration file takes the place of."""
@@ -89,8 +90,10 @@ def changed_command(
 ) -> ChangedCommand:
     """The command that trains under `plan`, from what a dry run of it has observed.
 
-    folder: the working folder of the command. given_config: DeepSpeed's configuration if it stands in front of `--`,
-    because the command names none. is_own_config: whether its other keys are to stay. destination: path of the new one, which exists neither in `folder` nor in the words.
+    folder: the working folder of the command.
+    given_config: DeepSpeed's configuration if it stands in front of `--`, because the command names none.
+    is_own_config: whether its other keys are to stay.
+    destination: path of the new configuration, which exists neither in `folder` nor in the words.
 
     Raises ConfigFileError and WorkloadError like `ds_config`.
     """
@@ -170,9 +173,12 @@ class _Change:
         """Change a setting where the script takes it from."""
         if old == new:
             return
-        names = self._names(setting, old)
-        if self._in_words(names, new) or self._in_files(names, old, new) or self._as_option(names, new):
-            return
+        for was, to, prefix in ((old, new, ""), (not old, not new, _NEGATION)):
+            if prefix and not isinstance(old, bool):
+                continue
+            names = self._names(setting, was, prefix)
+            if self._in_words(names, to) or self._in_files(names, was, to) or self._as_option(names, to):
+                return
         if self.arguments.trainer and (setting != _CHECKPOINTING or self.arguments.trainer.get(setting) == old):
             self.trainer[setting] = new
         elif setting == _MICRO and "DataLoader" in self.arguments.calls:
@@ -197,16 +203,19 @@ class _Change:
                 self._line("initialize", f"offload_optimizer: {plan.offload_optimizer}")
         return True
 
-    def _names(self, setting: str, old: Any) -> set[str]:
-        """The names of a setting: the Trainer's, and those of the script's own options with the observed value."""
+    def _names(self, setting: str, old: Any, prefix: str = "") -> set[str]:
+        """The names of a setting: the Trainer's if it decides, and those of the script's own options and keys with the
+        observed value. prefix: a pattern before the names of options that switch it off."""
         own = {
-            flag.lstrip("-").replace("-", "_")
+            flag.lstrip("-").replace("-", "_"): option.value
             for option in self.arguments.options
             for flag in option.flags
-            if type(option.value) is type(old) and option.value == old
         }
-        pattern = re.compile(_OWN_NAMES[setting])
-        return {setting} | {name for name in own if pattern.fullmatch(name.lower())}
+        own = {**self.arguments.fields, **own}
+        pattern = re.compile(prefix + _OWN_NAMES[setting])
+        names = {name for name, value in own.items() if pattern.fullmatch(name.lower()) and _equal(value, old)}
+        decides = not prefix and _equal(self.arguments.trainer.get(setting, old), old)
+        return names | {setting} if decides else names
 
     def _line(self, call: str, text: str) -> None:
         self.lines.append(ChangedLine(place=self.arguments.calls.get(call, ""), text=text))
@@ -257,20 +266,15 @@ class _Change:
                         yield index, path, file
 
     def _in_files(self, names: set[str], old: Any, new: Any) -> bool:
-        """Set the key in a file that the command names: one that it has, or the Trainer's where its arguments come from
-        a file."""
+        """Set the key in a file that the command names: one that it has, or one that the script reads from a file."""
         for index, path, file in self._named_files():
             values, text = self._read(path, file)
             key = next((name for name in names if name in values and _same(values[name], old)), None)
-            known = self.arguments.trainer.keys() & values.keys()
-            if key is None and self.arguments.is_parsed and len(known) > 1 and not self._flags() & names:
-                key = next(iter(sorted(names & self.arguments.trainer.keys())), None)
+            if key is None and len(self.arguments.fields.keys() & values.keys()) > 1:
+                key = next(iter(sorted(names & self.arguments.fields.keys())), None)
             if key is not None and self._edit(index, path, text, {key: new}):
                 return True
         return False
-
-    def _flags(self) -> set[str]:
-        return {flag.lstrip("-") for option in self.arguments.options for flag in option.flags}
 
     def _read(self, path: str, file: Path) -> tuple[dict[str, Any], str]:
         text = self.files[path] if path in self.files else file.read_text(encoding="utf-8")
@@ -386,6 +390,10 @@ class _Change:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(value == other)
 
 
 def _same(written: Any, value: Any) -> bool:

@@ -69,7 +69,9 @@ def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
         yield doc.Sentence(remark, "yellow")
     gain = answer.speedup
     if gain is not None and answer.today.fit.fits:
-        text = f"The advised plan is {times(gain)} as fast as today's." if gain > 1 else "Today's plan is as fast."
+        text = f"The advised plan is {times(gain)} as fast as today's."
+        if gain < 1:
+            text = "Today's plan is as fast: there is no need to change it."
         yield doc.Sentence(text, "bold")
 
 

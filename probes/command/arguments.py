@@ -39,8 +39,7 @@ class Arguments:
         self._options: dict[tuple[str, ...], ObservedOption] = {}
         self._trainer: Any = None
         self._calls: dict[str, str] = {}
-        self._parsing = 0
-        self._is_parsed = False
+        self._fields: dict[str, Any] = {}
         self._ds_config = ""
         self.active = False
         """Whether the script runs, and no launcher."""
@@ -69,20 +68,16 @@ class Arguments:
 
     def _patch_dataclasses(self, module: ModuleType) -> None:
         owner: Any = vars(module)["HfArgumentParser"]
+        parse = owner.parse_dict
 
-        def counted(method: Any) -> Any:
-            @functools.wraps(method)
-            def parse(*arguments: Any, **options: Any) -> Any:
-                self._parsing += 1
-                try:
-                    return method(*arguments, **options)
-                finally:
-                    self._parsing -= 1
+        @functools.wraps(parse)
+        def filled(*arguments: Any, **options: Any) -> Any:
+            made = parse(*arguments, **options)
+            for each in made:
+                self._fields |= _scalars({field.name: getattr(each, field.name) for field in fields(each)})
+            return made
 
-            return parse
-
-        for name in ("parse_args_into_dataclasses", "parse_dict"):
-            setattr(owner, name, counted(getattr(owner, name)))
+        owner.parse_dict = filled
 
     def _patch_trainer(self, module: ModuleType) -> None:
         owner: Any = vars(module)["TrainingArguments"]
@@ -91,7 +86,7 @@ class Arguments:
         @functools.wraps(post_init)
         def made(own: Any) -> None:
             # The values that the script gave: post_init replaces some of them.
-            self._trainer, self._is_parsed = copy.copy(own), self._parsing > 0
+            self._trainer = copy.copy(own)
             self._note("TrainingArguments")
             for name, value in self._forced.trainer.items():
                 if hasattr(own, name):
@@ -208,11 +203,11 @@ class Arguments:
         trainer = self._trainer
         return ObservedArguments(
             options=tuple(self._options.values()),
+            fields=self._fields,
             trainer={}
             if trainer is None
             else _scalars({each.name: getattr(trainer, each.name) for each in fields(trainer)}),
             trainer_class="" if trainer is None else type(trainer).__name__,
-            is_parsed=self._is_parsed,
             calls=self._calls,
             ds_config=self._ds_config,
         )

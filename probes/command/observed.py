@@ -102,6 +102,8 @@ class ObservedTraining:
     """Names of the parameters that are not trained, without the numbers of layers; () under adapters."""
     seq_len: int
     """Tokens of the longest sample; 0 for a model without tokens."""
+    rows: int
+    """Rows of the tensors that went into the model: the micro batch times the sequences of a sample; 0 if unknown."""
     framework: str
     """"hf" (Trainer or accelerate), "trl" or "deepspeed"."""
     trainer: str
@@ -132,11 +134,11 @@ class ObservedArguments:
 
     options: tuple[ObservedOption, ...]
     """The options of its parsers with a number, a text or a switch."""
+    fields: dict[str, Any]
+    """The same of the dataclasses that it fills from a file's keys."""
     trainer: dict[str, Any]
-    """The numbers, texts and switches of its TrainingArguments; {} without."""
+    """The same of its TrainingArguments; {} without."""
     trainer_class: str
-    is_parsed: bool
-    """Whether a parser of dataclasses made the TrainingArguments."""
     calls: dict[str, str]
     """FILE:LINE of calls in the user's files: "TrainingArguments", "DataLoader", "DeepSpeedPlugin", "initialize",
     and "checkpointing" for what enables it."""

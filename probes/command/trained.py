@@ -4,6 +4,7 @@ length."""
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +89,7 @@ def observe_training(
         not_recorded=why,
         frozen=() if adapters else _frozen(base),
         seq_len=_length(call, shapes),
+        rows=0 if call is None else call.rows,
         framework=_framework(trainer),
         trainer=_trainer_class(trainer),
         uses_liger=bool(getattr(getattr(trainer, "args", None), "use_liger_kernel", False)),
@@ -178,11 +180,10 @@ def _frozen(base: Any) -> tuple[str, ...]:
 
 
 def _length(call: Call | None, shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> int:
-    """Columns of the widest matrix of whole numbers that went into the model, else into a batch."""
-    forms = [] if call is None else call.forms
-    widths = [form.shape[1] for form in forms if len(form.shape) == 2 and not form.dtype.is_floating_point]
-    widths = widths or [shape[1] for each in shapes for name, shape in each.items() if "input_ids" in name]
-    return max(widths, default=0)
+    """Tokens of the longest sample that went into the model, else into a batch."""
+    if call is not None and call.length:
+        return call.length
+    return max((shape[1] for each in shapes for name, shape in each.items() if "input_ids" in name), default=0)
 
 
 def _has_mask(call: Call | None) -> bool:
@@ -206,9 +207,7 @@ def _trainer_class(trainer: Any) -> str:
 
 def _recorded(module: Any, call: Call) -> ModelShape:
     """The shape of a module, from the tensors with which the script called it."""
-    leading = [form.shape[0] for form in call.forms if form.shape]
-    samples = max(set(leading), key=leading.count) if leading else 1
-    follows = call.length
+    samples, follows = call.rows, call.length
 
     def make_batch(batch: int, seq_len: int) -> Any:
         def resized(leaf: Any) -> Any:
@@ -223,19 +222,13 @@ def _recorded(module: Any, call: Call) -> ModelShape:
             return torch.empty(shape, dtype=dtype, device="meta")
 
         arguments, options = tree_map(resized, (call.arguments, call.options), is_leaf=_is_form)
-        return {**dict(zip(_names(module), arguments, strict=False)), **options}
+        return {**dict(zip(inspect.signature(module.forward).parameters, arguments, strict=False)), **options}
 
     return recorded_module(module, make_batch, _loss(call), UserModule(""), follows or 1)
 
 
 def _is_form(value: Any) -> bool:
     return isinstance(value, TensorForm)
-
-
-def _names(module: Any) -> list[str]:
-    import inspect
-
-    return list(inspect.signature(module.forward).parameters)
 
 
 def _loss(call: Call) -> Callable[[Any, Any], Any]:

@@ -77,6 +77,12 @@ class Call:
         return sum(prod(form.shape) for form in self.forms)
 
     @property
+    def rows(self) -> int:
+        """The first dimension that most tensors have; 0 without tensors."""
+        first = [form.shape[0] for form in self.forms if form.shape]
+        return max(first, key=first.count, default=0)
+
+    @property
     def length(self) -> int:
         """Tokens of a sample: columns of the widest matrix of whole numbers; 0 without one."""
         matrices = [form for form in self.forms if len(form.shape) == 2 and not form.dtype.is_floating_point]

@@ -1,0 +1,174 @@
+"""Advice for scripts as users write them: what is asked is what they train, and the changed command runs as advised."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import ds_advise
+import pytest
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.cli.schema import command_schema
+from ds_advise.advisor.command.advice import CommandAdvice
+from ds_advise.estimators.errors import DsAdviseError
+
+from tests.helpers import SMALL_LLAMA, schema_errors
+
+AUTO = {
+    "bf16": {"enabled": "auto"},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "zero_optimization": {"stage": 3},
+}
+TRAINER = """
+import torch
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16)
+rows = [{"input_ids": torch.arange(256), "labels": torch.arange(256)}] * 64
+Trainer(model=model, args=arguments, train_dataset=rows).train()
+"""
+ADAPTERS = """
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+base = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16)
+model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1))
+arguments = TrainingArguments(
+    "out", bf16=True, deepspeed="auto.json", per_device_train_batch_size=1, gradient_accumulation_steps=4
+)
+rows = [{"input_ids": torch.arange(256), "labels": torch.arange(256)}] * 64
+Trainer(model=model, args=arguments, train_dataset=rows).train()
+"""
+MODULE = """
+import argparse
+import deepspeed
+import torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--micro-batch", type=int, default=4)
+parser.add_argument("--local_rank", type=int)
+arguments = parser.parse_args()
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.GELU(), torch.nn.Linear(512, 10))
+
+    def forward(self, inputs, labels):
+        logits = self.layers(inputs)
+        return logits, torch.nn.functional.cross_entropy(logits.float(), labels)
+
+
+net = Net()
+net.layers[0].weight.requires_grad_(False)
+config = {
+    "train_micro_batch_size_per_gpu": arguments.micro_batch,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "zero_optimization": {"stage": 3},
+}
+trained = [each for each in net.parameters() if each.requires_grad]
+engine, *_ = deepspeed.initialize(model=net, model_parameters=trained, config=config)
+data = torch.utils.data.TensorDataset(torch.randn(512, 64), torch.randint(10, (512,)))
+for inputs, labels in torch.utils.data.DataLoader(data, batch_size=arguments.micro_batch):
+    logits, loss = engine(inputs.to(engine.device, torch.bfloat16), labels.to(engine.device))
+    engine.backward(loss)
+    engine.step()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    (tmp_path / "auto.json").write_text(json.dumps(AUTO))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def advice(script: str, *words: str, **options: Any) -> CommandAdvice:
+    Path("train.py").write_text(script)
+    answer = ds_advise.advise(command=[sys.executable, "train.py", *words], gpus="2xA100-40GB", **options)
+    assert isinstance(answer, CommandAdvice)
+    return answer
+
+
+def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path) -> None:
+    given = ["--deepspeed", "auto.json", "--output_dir", "out", "--bf16", "--report_to", "none"]
+    given += ["--per_device_train_batch_size", "2"]
+    answer = advice(TRAINER, *given, "--gradient_accumulation_steps", "2", "--gradient_checkpointing", "true")
+    chosen, changed, proof = answer.recommended, answer.changed, answer.proof
+    assert chosen is not None and changed is not None and proof is not None and proof.answer is not None
+    by_name = ds_advise.advise(
+        "model",
+        gpus="2xA100-40GB",
+        seq_len=256,
+        global_batch=8,
+        loss="standard",
+        software="optimizer-step=fused",
+        deepspeed_estimate=False,
+    )
+    assert by_name.recommended is not None and by_name.recommended.plan == chosen.plan
+    assert chosen.memory.allocated_bytes_per_gpu == by_name.recommended.memory.allocated_bytes_per_gpu
+    assert answer.question.trainable_parameters == answer.today.engine.trainable_parameters
+    assert proof.answer.engine.micro_batch_size == chosen.plan.micro_batch_size == 4
+    assert not changed.lines and list(changed.files) == ["ds_config.json"]
+    assert changed.words[-6:] == (
+        *("--per_device_train_batch_size", "4"),
+        *("--gradient_accumulation_steps", "1"),
+        *("--gradient_checkpointing", str(chosen.plan.gradient_checkpointing).lower()),
+    )
+    measured = proof.answer.result.peak.allocated_bytes_per_gpu
+    assert measured == pytest.approx(chosen.memory.allocated_bytes_per_gpu, rel=0.1)
+    assert sorted(path.name for path in folder.iterdir()) == ["auto.json", "model", "train.py"]
+    assert (
+        schema_errors(json.loads(json.dumps(answer.to_json(), default=_plain)), command_schema("advise-command")) == []
+    )
+
+
+def _plain(value: Any) -> Any:
+    from ds_advise.estimators.json_form import to_json
+
+    return to_json(value)
+
+
+def test_adapters_are_asked_as_they_are_and_code_is_changed_by_lines(folder: Path) -> None:
+    answer = advice(ADAPTERS)
+    workload, changed = answer.question.workload, answer.changed
+    assert (workload.method, workload.lora_rank, workload.lora_targets) == ("lora", 4, ("q_proj", "v_proj"))
+    assert workload.lora_dropout == 0.1 and workload.global_batch_size == 8
+    assert answer.question.trainable_parameters == answer.today.engine.trainable_parameters
+    assert changed is not None and answer.proof is not None and not answer.proof.problem
+    (line,) = changed.lines
+    assert line.place == f"{folder}/train.py:7" and "per_device_train_batch_size=4" in line.text
+    assert 'deepspeed="ds_config.json"' in line.text
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_module_is_recorded_with_what_is_frozen(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text(MODULE)
+    assert run(["--gpus", "2xA100-40GB", "--", sys.executable, "train.py", "--micro-batch", "8"]) == 0
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert len(lines) <= 45 and all(len(line) <= 80 for line in lines), printed
+    assert "Wrote ds_config.json." in printed and "train.py:30: deepspeed.initialize(config=" in printed
+    written = json.loads(Path("ds_config.json").read_text())
+    assert written["train_micro_batch_size_per_gpu"] == 8 and written["optimizer"]["type"] == "AdamW"
+    answer = advice(MODULE, "--micro-batch", "8")
+    engine = answer.today.engine
+    assert answer.question.model.module is not None and engine.parameters != engine.trainable_parameters
+    assert answer.question.trainable_parameters == engine.trainable_parameters
+    assert answer.question.model.parameters == engine.parameters
+    assert answer.changed is not None and list(answer.changed.files) == ["ds_config_advised.json"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_a_command_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(DsAdviseError, match="a model or a command"):
+        ds_advise.advise("gpt2", command=["train.py"], gpus="2xA100-40GB")
+    with pytest.raises(DsAdviseError, match="does not apply to a command"):
+        ds_advise.advise(command=["train.py"], device="cpu")
+    assert run(["--gpus", "2xA100-40GB", "--probe", "--", "train.py"]) == 2
