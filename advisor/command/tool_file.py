@@ -155,7 +155,7 @@ def _changed(
     new = files[0].new_path
     texts = {str(new.absolute()): files[0].new_text} | {str(file.new_path): file.new_text for file in files[1:]}
     return ChangedCommand(
-        words=tuple(str(new.absolute()) if word.endswith(source.path.name) else word for word in words),
+        words=tuple(str(new.absolute()) if Path(word).absolute() == source.path.absolute() else word for word in words),
         files=texts,
         lines=(),
     )

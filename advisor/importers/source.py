@@ -42,16 +42,19 @@ class Source:
         return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
 
 
-def read_source(path: Path) -> Source:
-    """Read a file. Raises ConfigFileError for a file that cannot be read, for a text that is neither YAML nor JSON, and
-    for a script, with the command that answers in its place."""
+def read_source(path: Path, gpus: str | None = None) -> Source:
+    """Read a file. gpus: the machines, for the command in the message on a script.
+
+    Raises ConfigFileError for a file that cannot be read, for a text that is neither YAML nor JSON, and for a script,
+    with the command that answers in its place.
+    """
     fix = "pass a configuration of one of the tools"
     text = read_text(path, MAX_BYTES, what="a configuration", fix=fix)
     if "\0" in text or not text.strip():
         problem = "not text" if text.strip() else "the file is empty"
         raise ConfigFileError(f"{path}: {problem}", fix=fix)
     if text.startswith("#!") or path.suffix in _SCRIPTS:
-        raise _script_error(path, text)
+        raise _script_error(path, text, gpus or "SPEC")
     is_json = text.lstrip().startswith("{") or path.suffix == ".json"
     return parse_source(path, text, "json" if is_json else "yaml")
 
@@ -62,7 +65,7 @@ def parse_source(path: Path, text: str, kind: Kind) -> Source:
     return Source(path=path, text=text, kind=kind, values=values)
 
 
-def _script_error(path: Path, text: str) -> ConfigFileError:
+def _script_error(path: Path, text: str, gpus: str) -> ConfigFileError:
     """The error for a script, with the first training command in its text."""
     command, why = f"torchrun {path}", "a dry run of its command answers in its place"
     if path.suffix != ".py":
@@ -70,7 +73,9 @@ def _script_error(path: Path, text: str) -> ConfigFileError:
         command = next(trainings, "COMMAND, with the command that starts the training")
     if "$" in command:
         why += "; write the values of the variables"
-    return ConfigFileError(f"{path} is a script, which is not read", why=why, fix=f"ds-advise --gpus SPEC -- {command}")
+    return ConfigFileError(
+        f"{path} is a script, which is not read", why=why, fix=f"ds-advise --gpus {gpus} -- {command}"
+    )
 
 
 def find_file(name: str, folder: Path) -> Path | None:
