@@ -125,8 +125,9 @@ class CommandAdvice(Recommendation):
                 step_s=today.step and today.step.time.step_s,
                 tokens_per_s=today.step and today.step.time.tokens_per_s,
             ),
-            changed=changed
-            and ChangeFigures(
+            changed=None
+            if changed is None
+            else ChangeFigures(
                 command=changed.words,
                 files=changed.files,
                 lines=tuple({"place": line.place, "text": line.text} for line in changed.lines),

@@ -1,7 +1,8 @@
 """`advise_command`: the advice for the training of a command.
 
-A dry run of the command shows what it trains. Every strategy is searched for that training as for a named model. The
-winner is proved by a dry run of the changed command; if that fails or does not fit, the next best plan is tried.
+A dry run of the command shows what it trains, on the longest batch where lengths differ. Every strategy is searched for
+that training as for a named model. The winner is proved by a dry run of the changed command; if that fails or does not
+fit, the next best plan is tried.
 """
 
 from __future__ import annotations
@@ -106,6 +107,12 @@ def advise_command(
         first = folder / destination
         request = replace(request, config_file=first, files={str(first): json.dumps(_FIRST_CONFIG)})
         today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
+    lengths = {length for length in today.observed.batch_lengths if length}
+    if len(lengths) > 1 and not request.longest:
+        # Only equal batches can be compared, and the longest decides whether a plan fits.
+        say(f"batches have {min(lengths)} to {max(lengths)} tokens; the longest is looked for ...")
+        request = replace(request, longest=True, rows=request.data_rows)
+        today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
     question = command_question(today.found, given)
     remarks += _differences(question, today)
     others = [name for name in given if name not in CARRIED]
@@ -193,9 +200,13 @@ def _proved(
             chosen = checked
             break
     runs = tuple(proof.answer for proof in proofs if proof.answer is not None)
+    remarks = found.remarks
+    if chosen is not None and runs[-1].engine.parameters != found.today.engine.parameters:
+        now, before = runs[-1].engine.parameters, found.today.engine.parameters
+        remarks += (f"Under the advised plan the script's model has {now:,} parameters, today {before:,}.",)
     done = judged_answer(found, judged, chosen, dry_runs=runs)
     assert isinstance(done, CommandAdvice)
-    return replace(done, proofs=tuple(proofs))
+    return replace(done, proofs=tuple(proofs), remarks=remarks)
 
 
 def _changed(

@@ -4,7 +4,8 @@
 
 DIR is prepared by `python -m benchmarks.own_scripts --prepare DIR`. Writes DIR/results/NAME.advice.json and prints a
 Markdown table of all results that DIR holds: the recommended plan, whether its dry run proves it, its speed over
-today's, and the differences from the same plan by name in memory and time of a step. `ASKED` has the question by name,
+today's, and the differences from the same plan by name in memory and time of a step, of the answer and of its dry run.
+`ASKED` has the question by name,
 where one can be asked; its lengths are those of the stand-in data.
 """
 
@@ -41,10 +42,10 @@ ASKED: dict[str, str] = {
     "trl reward.py": f"Qwen2.5-1.5B --objective reward --global-batch 32 {_FUSED}",
     "accelerate deepspeed_with_config_support": "gpt2-xl --seq-len 1024 --global-batch 32 --loss standard",
     "peft sft train.py": f"Llama-2-7b --framework trl --seq-len 2048 --global-batch 256 {_FUSED}",
-    "LLaMA-Factory full": f"Qwen3-8B --global-batch 16 --loss standard {_FUSED}",
+    "LLaMA-Factory full": f"Qwen3-8B --global-batch 16 --loss standard {_FUSED},padding-mask,varying-lengths,reentrant",
     "LLaMA-Factory LoRA": "Qwen3-8B --method lora --lora-rank 8 --global-batch 16 --loss standard",
-    "ms-swift sft, full": f"Qwen2.5-7B --global-batch 32 --loss standard {_FUSED}",
-    "stanford_alpaca train.py": f"Llama-2-7b --global-batch 128 --loss standard {_FUSED}",
+    "ms-swift sft, full": f"Qwen2.5-7B --global-batch 32 --loss standard {_FUSED},padding-mask,varying-lengths",
+    "stanford_alpaca train.py": f"Llama-2-7b --global-batch 128 --loss standard {_FUSED},padding-mask,varying-lengths",
     "FastChat train.py": f"vicuna-7b --seq-len 2048 --global-batch 256 --loss standard {_FUSED}",
     "DeepSpeed-Chat step 1": "",
     "accelerate nlp_example": "",
@@ -115,8 +116,10 @@ def row(name: str, gpus: str, result: dict[str, Any]) -> list[str]:
     other = same_plan(plan, by_name["answer"]["candidates"])
     if other is None:
         return [*opening, shown, proved, speed, "no such plan", ""]
+    proof = answer["verifications"][-1]
+    dry_run = {"allocated_bytes_per_gpu": proof["peak"]["allocated_bytes_per_gpu"], "step_seconds": proof["step_s"]}
     differences = [
-        f"{100 * (plan[key] / other[key] - 1):+.1f} %" for key in ("allocated_bytes_per_gpu", "step_seconds")
+        " / ".join(f"{100 * (own[key] / other[key] - 1):+.1f} %" for own in (plan, dry_run)) for key in dry_run
     ]
     return [*opening, shown, proved, speed, *differences]
 

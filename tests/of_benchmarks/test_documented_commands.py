@@ -81,6 +81,7 @@ ELSEWHERE = {
     "bash tests/run --slow": "runs these tests",
     "ds-advise MODEL --gpus SPEC [options]": SYNOPSIS,
     "ds-advise dry-run [DS_CONFIG] --gpus SPEC -- COMMAND": SYNOPSIS,
+    "ds-advise [DS_CONFIG] --gpus SPEC -- COMMAND": SYNOPSIS,
     "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": SYNOPSIS,
     "ds-advise rent MODEL [options] [--deadline TIME] [--budget AMOUNT] [--prices FILE] [--html FILE] [--plot FILE] [--json]": SYNOPSIS,  # noqa: E501
     "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": SYNOPSIS,
@@ -116,7 +117,7 @@ SHOWN = list(
 )
 """Without those whose output stands below them, which is compared."""
 PYTHON = [block for block in ALL if block.is_python]
-DRY_RUNS = [block for block in ALL if block.asked.startswith("ds-advise dry-run ")]
+DRY_RUNS = [block for block in ALL if block.asked.startswith("ds-advise dry-run ") or " -- " in block.asked]
 
 
 def test_every_command_that_is_shown_is_run_by_a_test() -> None:

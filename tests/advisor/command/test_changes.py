@@ -204,7 +204,8 @@ def test_a_script_that_makes_the_configuration_of_a_stage_option_gets_no_file(fo
 
 def test_the_launcher_of_accelerate_gets_the_file_in_place_of_its_settings(folder: Path) -> None:
     result = found(folder, calls={"DataLoader": "/w/loop.py:3"}, ds_config="")
-    made = changed("accelerate launch --use_deepspeed --zero_stage 3 --num_processes 8 loop.py", folder, result)
+    typed = "accelerate launch --use_deepspeed --zero_stage 3 --num_processes 8 --mixed_precision bf16 loop.py"
+    made = changed(typed, folder, result)
     assert " ".join(made.words) == (
         "accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 8 loop.py"
     )

@@ -1,0 +1,174 @@
+"""The words of a command and the YAML and JSON files that they name, while they are edited. Files are edited in copies,
+which the words then name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...estimators.errors import ConfigFileError
+from ...probes.command.observed import ObservedOption
+from ..importers.file_text import edit_json, edit_yaml, read_yaml
+
+_WITH_FILE = [
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "offload_optimizer_nvme_path",
+    "offload_param_nvme_path",
+    "zero3_save_16bit_model",
+    "mixed_precision",
+]
+"""Settings that accelerate refuses beside a file with DeepSpeed's configuration (1.15 utils/dataclasses.py
+`_deepspeed_config_checks`, commands/launch.py)."""
+
+
+class EditedCommand:
+    """A command in its folder. options: those of the script's own parsers. files: texts of new files by path."""
+
+    def __init__(self, words: Sequence[str], folder: Path, options: Sequence[ObservedOption]) -> None:
+        self.words = list(words)
+        self.files: dict[str, str] = {}
+        self._folder = folder
+        self._options = options
+
+    def set_typed(self, names: Collection[str], new: Any) -> bool:
+        """Set an option that was typed, as `--name value`, `--name=value` or `name=value`."""
+        for index, word in enumerate(self.words):
+            flag, equals, _ = word.partition("=")
+            if option_name(flag) not in names or not (equals or flag.startswith("-")):
+                continue
+            if equals:
+                self.words[index] = f"{flag}={_text(new)}"
+            elif any(flag in option.flags and option.is_switch for option in self._options):
+                self.words[index : index + 1] = [flag] * bool(new)
+            elif index + 1 < len(self.words) and not self.words[index + 1].startswith("--"):
+                self.words[index + 1] = _text(new)
+            else:  # a bare switch of a parser of dataclasses
+                self.words[index : index + 1] = [flag, _text(new)]
+            return True
+        return False
+
+    def add_option(self, names: Collection[str], new: Any) -> bool:
+        """Add an option that the script knows."""
+        for option in self._options:
+            flag = max(option.flags, key=len)
+            if option_name(flag) in names and (new or not option.is_switch):
+                self.words += [flag] if option.is_switch else [flag, _text(new)]
+                return True
+        return False
+
+    def set_key(self, names: Collection[str], old: Any, new: Any, fields: Collection[str]) -> bool:
+        """Set a key of a file that the words name: one with the old value, or one that the script reads from that file.
+
+        fields: the keys that the script reads from a file.
+        """
+        for index, path, values, text in self._files():
+            key = next((name for name in names if name in values and _same(values[name], old)), None)
+            if key is None and len(values.keys() & set(fields)) > 1:
+                key = next(iter(sorted({*names} & {*fields})), None)
+            if key is not None and self._edit(index, path, text, {key: new}):
+                return True
+        return False
+
+    def replace_path(self, present: str, new: str) -> bool:
+        """Name a new file in place of a present one, in the words or in a file that they name."""
+        for index, word in enumerate(self.words):
+            flag, equals, value = word.partition("=")
+            written = value if equals else word
+            if self._is_path(written, present):
+                named = f"{self._folder / new}" if Path(written).is_absolute() else new
+                self.words[index] = f"{flag}={named}" if equals else named
+                return True
+        for index, path, values, text in self._files():
+            for key, value in values.items():
+                inner = value if isinstance(value, Mapping) else {"": value}
+                changed = {name: new for name, each in inner.items() if self._is_path(str(each), present)}
+                if changed:
+                    return self._edit(index, path, text, {key: {**value, **changed} if value is inner else new})
+        return False
+
+    def name_to_accelerate(self, new: str) -> bool:
+        """Name DeepSpeed's configuration to `accelerate launch` in place of the settings from which it makes one: those
+        in its own configuration file, or typed."""
+        for index, path, values, text in self._files():
+            if "distributed_type" in values:
+                block = values.get("deepspeed_config") or {}
+                kept = {name: value for name, value in block.items() if name not in _WITH_FILE}
+                changes = {
+                    "distributed_type": "DEEPSPEED",
+                    "deepspeed_config": {**kept, "deepspeed_config_file": new},
+                    "mixed_precision": None,
+                }
+                return self._edit(index, path, text, changes)
+        if "--accelerate_config" in self.words:  # of TRL's commands, which name a file of TRL's own
+            place = self.words.index("--accelerate_config")
+            del self.words[place : place + 2]
+            return False
+        names = [Path(word).name for word in self.words]
+        begin = next((at for at in range(len(names)) if names[at : at + 2] == ["accelerate", "launch"]), None)
+        if begin is None:
+            return False
+        others, skips = list[str](), False
+        for word in self.words[begin + 2 :]:
+            flag, equals, _ = word.partition("=")
+            is_value, skips = skips and not word.startswith("-"), False
+            if word.startswith("--") and option_name(flag) in {*_WITH_FILE, "zero3_init_flag"}:
+                skips = not equals
+            elif not is_value and word != "--use_deepspeed":
+                others.append(word)
+        self.words[begin + 2 :] = ["--use_deepspeed", "--deepspeed_config_file", new, *others]
+        return True
+
+    def _files(self) -> Iterator[tuple[int, str, dict[str, Any], str]]:
+        """(place in the words, path as written, keys, text) of each file, except DeepSpeed's own configurations."""
+        for index, word in enumerate(self.words):
+            path = word.partition("=")[2] if "=" in word else word
+            if Path(path).suffix not in (".yaml", ".yml", ".json"):
+                continue
+            with suppress(OSError, ConfigFileError, ValueError):
+                text = self.files[path] if path in self.files else (self._folder / path).read_text(encoding="utf-8")
+                values = json.loads(text) if path.endswith(".json") else read_yaml(text, path)
+                if isinstance(values, dict) and "zero_optimization" not in values:
+                    yield index, path, values, text
+
+    def _edit(self, index: int, path: str, text: str, changes: Mapping[str, Any]) -> bool:
+        """Write the changed copy of a file, and name it in the words."""
+        try:
+            edited = (edit_json if path.endswith(".json") else edit_yaml)(text, changes)
+        except ConfigFileError:
+            return False
+        copy = path if path in self.files else self._free_path(path)
+        self.files[copy] = edited
+        self.words[index] = self.words[index].removesuffix(path) + copy
+        return True
+
+    def _free_path(self, path: str) -> str:
+        """A path beside `path` at which there is no file, or in the folder for a file outside of it."""
+        file = Path(path if (self._folder / path).is_relative_to(self._folder) else Path(path).name)
+        stems = [f"{file.stem}_advised", *(f"{file.stem}_advised{number}" for number in range(2, 100))]
+        paths = [file.with_stem(stem) for stem in stems]
+        return str(next((each for each in paths if not (self._folder / each).exists()), paths[0]))
+
+    def _is_path(self, text: str, file: str) -> bool:
+        with suppress(OSError, ValueError):
+            return bool(text) and (self._folder / text).samefile(file)
+        return False
+
+
+def option_name(flag: str) -> str:
+    """The name of an option as Python has it: `--micro-batch` is `micro_batch`."""
+    return flag.lstrip("-").replace("-", "_")
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _same(written: Any, value: Any) -> bool:
+    return bool(written == value) or str(written).lower() == _text(value)
