@@ -46,6 +46,9 @@ def _run(result: ToolRun) -> Iterator[doc.Block]:
         yield from map(doc.Sentence, answer_subject(answer.figures.question, answer.form.tool or "TRL"))
     if advice is not None:
         yield from today_and_advised(advice)
+        if advice.recommended is None:
+            problem = advice.proofs[-1].problem if advice.proofs else "no plan fits with its global batch"
+            yield doc.Sentence(f"No better plan was found: {ended(printable(problem))}")
     elif answer.figures is not None:
         yield doc.Gap()
         yield from _figures(answer.figures, leaves_batch=run.leaves_batch_to_script)

@@ -23,6 +23,7 @@ assert sys.argv[1] == "train" and os.environ["FORCE_TORCHRUN"] == "1"
 with open(sys.argv[2]) as file:
     options = yaml.safe_load(file)
 assert "broken" not in options, "the tool stops at broken"
+assert "strict" not in options or options["deepspeed"] == "z3.json", "the tool stops at another file"
 checkpoints = not options.pop("disable_gradient_checkpointing", False)
 names = ("per_device_train_batch_size", "gradient_accumulation_steps", "deepspeed", "bf16", "output_dir")
 own = {{name: options[name] for name in names if name in options}}
@@ -90,6 +91,15 @@ def test_the_written_file_was_run(file: Path, capsys: pytest.CaptureFixture[str]
         written["per_device_train_batch_size"],
     )
     assert file.read_text() == yaml.safe_dump(OPTIONS)
+
+
+@pytest.mark.slow
+def test_a_change_that_the_tool_refuses_is_not_proposed(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(file.read_text() + "strict: true\n")
+    assert run(["from", str(file), "--gpus", "2xA100-40GB", "--offline"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "No better plan was found: the script failed" in text and "the tool stops at another file" in text
+    assert "What would change" not in text
 
 
 @pytest.mark.parametrize(
