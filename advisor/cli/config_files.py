@@ -33,10 +33,8 @@ IMPORT_FORMATS = (
     "axolotl",
     "llama-factory",
     "ms-swift",
-    "openrlhf",
     "trl",
     "training-arguments",
-    "script",
 )
 """The formats of `advisor.importers`, in the order in which they are tried."""
 
@@ -262,22 +260,30 @@ _UNSET = {"default": None, "default_text": "from the file"}
 )
 @FORCE
 @click.option("--no-write", is_flag=True, help="Write nothing, as without -o.")
+@click.option("--no-run", is_flag=True, help="Only read FILE, also if its tool is installed.")
 @output_options
 def from_file(
-    file: Path, question: dict[str, Any], destination: Path | None, force: bool, no_write: bool, output: Output
+    file: Path,
+    question: dict[str, Any],
+    destination: Path | None,
+    force: bool,
+    no_write: bool,
+    no_run: bool,
+    output: Output,
 ) -> int:
     """Check a configuration of another training tool, and write a better one in its format.
 
-    FILE is a configuration of accelerate, axolotl, LLaMA-Factory, ms-swift or TRL, TrainingArguments as JSON, or a
-    shell or Slurm script that starts a training.
+    Where the tool is installed, it trains with FILE on a simulated GPU, as it is and changed; else FILE is only read.
+
+    FILE is a configuration of accelerate, axolotl, LLaMA-Factory, ms-swift or TRL, or TrainingArguments as JSON.
 
     \b
     ds-advise from qwen3_lora_sft.yaml --gpus 4xA100-80GB
-    ds-advise from train.sh --gpus 24GB
     ds-advise from accelerate.yaml --model Qwen2.5-7B --gpus 80GB -o better.yaml
 
     Exit code: 0 if it fits and is accepted, 1 if it does not fit or is refused, 2 if there is no answer.
     """
+    from ..command.tool_file import run_by_tool
     from ..importers.answer import import_file
     from ..importers.rewrite import write_files
     from ..render.deliver import show_document
@@ -288,13 +294,23 @@ def from_file(
     if destination is not None and not destination.name:
         raise click.UsageError(f"--output {destination} is a folder; name a file in it, or pass --no-write")
     answer, failure = import_file(file, destination=destination, **question), None
+    with output.progress("dry run") as on_progress:
+        result = run_by_tool(
+            answer,
+            question,
+            destination=destination,
+            not_run="--no-run is given" * no_run,
+            say=output.say,
+            on_progress=on_progress,
+        )
+    answer = result.answer
     if destination is not None and answer.files:
         try:
             answer = replace(answer, written=write_files(answer.files, force=force))
         except ConfigFileError as error:
             failure = error
 
-    show_document(lambda: import_document(answer), output)
+    show_document(lambda: import_document(replace(result, answer=answer)), output)
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
     if problem is not None:
         raise problem

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ CARRIED = frozenset(
 )
 """Options that the changed command carries out, or that change no training."""
 
+Change = Callable[[CommandAdvice, Candidate], ChangedCommand]
+
 _REFUSED = frozenset({*names_in(CpuOptions), *names_in(ModuleOptions)})
 
 _FIRST_CONFIG = {
@@ -63,6 +66,7 @@ def advise_command(
     folder: Path | None = None,
     config_file: Path | None = None,
     destination: str = "",
+    change: Change | None = None,
     timeout_s: float = 1800.0,
     say: Callable[[str], None] = lambda _: None,
     on_progress: OnProgress = lambda _phase: None,
@@ -74,6 +78,7 @@ def advise_command(
     folder: the command's working folder, by default this process's.
     config_file: DeepSpeed's configuration for a command that names none.
     destination: path of the new configuration from the folder; by default `ds_config.json`, or a name beside it.
+    change: makes the command under a plan, in place of `changed_command`.
     settings: further fields of `CommandRequest` (`rows`, `longest`).
 
     Raises CommandFailedError if the command fails, DryRunError if it cannot be simulated, and the errors of
@@ -122,8 +127,9 @@ def advise_command(
     if others:
         listed = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         say(f"{listed}: the advice is for another training than the command's, and is not proved by a dry run")
+    change = change or partial(_changed, request=request, destination=destination)
     return _proved(
-        found, request, destination, timeout_s=timeout_s, proves=not others, say=say, on_progress=on_progress
+        found, request, change, destination, timeout_s=timeout_s, proves=not others, say=say, on_progress=on_progress
     )
 
 
@@ -150,6 +156,7 @@ def _differences(question: Question, today: CommandAnswer) -> list[str]:
 def _proved(
     found: CommandAdvice,
     request: CommandRequest,
+    change: Change,
     destination: str,
     *,
     timeout_s: float,
@@ -163,7 +170,7 @@ def _proved(
     chosen: Candidate | None = None
     kept: dict[str, Any] = {}
     while len(proofs) < MOST_PROOFS and (candidate := _next(found, [*(each.candidate for each in proofs)], kept)):
-        changed = _changed(found, request, candidate, destination)
+        changed = change(found, candidate)
         if not proves:
             proofs.append(Proof(candidate=candidate, changed=changed, answer=None, problem=""))
             return replace(found, recommended=candidate, proofs=tuple(proofs))
@@ -206,7 +213,9 @@ def _proved(
     return replace(done, proofs=tuple(proofs), remarks=remarks)
 
 
-def _changed(found: CommandAdvice, request: CommandRequest, candidate: Candidate, destination: str) -> ChangedCommand:
+def _changed(
+    found: CommandAdvice, candidate: Candidate, *, request: CommandRequest, destination: str
+) -> ChangedCommand:
     question = found.question
     return changed_command(
         request.words,

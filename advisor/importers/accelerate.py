@@ -1,9 +1,7 @@
-"""accelerate's own configuration, for `accelerate launch --config_file`, and the settings that a launch command
-adds."""
+"""accelerate's own configuration, for `accelerate launch --config_file`, also as other tools' files name it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,7 @@ from typing import Any
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
-from .launch_line import LaunchLine, SlurmJob
 from .source import Source, find_file, named_part, read_source
-
-_UNEXPANDED = re.compile(r"\$(\w+|\{[^}]*\}|\(\S*\)|[@*#?!$-])")
 
 _WITH_FILE = (
     "gradient_accumulation_steps",
@@ -30,7 +25,7 @@ _WITH_FILE = (
 `mixed_precision` too (1.15 utils/dataclasses.py `_deepspeed_config_checks`, commands/launch.py `launch_command`)."""
 
 _ON_8_GPUS = {"mixed_precision": "bf16", "num_processes": 8}
-_OF_TRL: Mapping[str, Mapping[str, Any]] = {
+SHIPPED_BY_TRL: Mapping[str, Mapping[str, Any]] = {
     "single_gpu": {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16"},
     "multi_gpu": {"distributed_type": "MULTI_GPU", **_ON_8_GPUS},
     "fsdp1": {"distributed_type": "FSDP", **_ON_8_GPUS},
@@ -52,8 +47,12 @@ class AccelerateFormat:
     tool = ""
     offload = None
 
+    def words(self, *_: object) -> tuple[str, ...]:
+        """None, because the file names no script."""
+        return ()
+
     def matches(self, source: Source) -> bool:
-        return bool({"distributed_type", "compute_environment"} & set(source.values)) and source.line is None
+        return bool({"distributed_type", "compute_environment"} & set(source.values))
 
     def read(self, source: Source) -> ImportedRun:
         """The run that the file describes. Raises ConfigFileError for values of a wrong type."""
@@ -155,55 +154,18 @@ def _count(values: Mapping[str, Any], key: str) -> int | None:
     return value
 
 
-def add_launch(run: ImportedRun, source: Source) -> None:
-    """Add the settings of the launch command and its script to the run: the number of processes, also from Slurm;
-    DeepSpeed or FSDP from accelerate; and the environment. A remark names variables that are known only when the shell
-    runs."""
-    line, job = source.line, source.job or SlurmJob()
-    assert line is not None
-    if line.launcher == "accelerate" and run.deepspeed is None:
-        _add_accelerate_options(run, line, source.path.parent)
-    nodes, per_node = line.counts()
-    if source.further_lines:
-        count = source.further_lines
-        run.remarks.append(f"the script has {count} further training commands; the first is read")
-    unknown = dict.fromkeys(match[0] for text in line.arguments for match in _UNEXPANDED.finditer(text))
-    if unknown:
-        names = ", ".join(name[:30] for name in unknown)
-        run.remarks.append(f"values that are set only at run time are not known: {names}")
-    threads = line.environment.get("OMP_NUM_THREADS", "")
-    allocator = [line.environment.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
-    run.nodes = nodes or run.nodes or job.nodes
-    run.gpus_per_node = per_node or run.gpus_per_node or job.gpus_per_node
-    run.launcher = line.launcher or run.launcher
-    run.one_process = "" if line.launcher in ("torchrun", "deepspeed") else run.one_process
-    run.threads_per_rank = int(threads) if re.fullmatch(r"[1-9]\d{0,3}", threads) else None
-    run.expandable_segments = run.expandable_segments or "expandable_segments:True" in "".join(allocator)
-
-
-def _add_accelerate_options(run: ImportedRun, line: LaunchLine, folder: Path) -> None:
-    options = line.launcher_options
-    if name := options.text("config_file"):
-        _add_accelerate_file(run, name, folder)
-    precision = options.text("mixed_precision")
-    if precision in ("bf16", "fp16") and run.training.get("precision") == "fp32":
-        run.training["precision"] = precision
-    if name := options.text("deepspeed_config_file"):
-        run.sharding, run.deepspeed = "zero", named_part(name, folder)
-    elif options.flag("use_fsdp"):
-        run.sharding = parse_fsdp(options.text("fsdp_version"))
-
-
-def _add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:
+def add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:
+    """Add the settings of accelerate's configuration to the run of a file in this folder that names it: a path, or one
+    of those that TRL ships."""
     path = find_file(name, folder)
     if path is not None:
         source = read_source(path)
-    elif run.tool == "TRL" and name in _OF_TRL:
-        source = Source(path=folder / name, text="", kind="yaml", values=_OF_TRL[name])
+    elif name in SHIPPED_BY_TRL:
+        source = Source(path=folder / name, text="", kind="yaml", values=SHIPPED_BY_TRL[name])
     else:
-        run.sharding, run.deepspeed = "zero", named_part(name, folder)
+        run.sharding, run.deepspeed = "zero", DeepSpeedPart(name=name, config=None)
         return
-    launch = ACCELERATE.read(source)
+    launch, run.accelerate_file = ACCELERATE.read(source), name
     if run.training.get("precision") == "fp32":
         run.training |= launch.training
     run.sharding, run.deepspeed = launch.sharding, launch.deepspeed

@@ -4,12 +4,13 @@ format."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.files import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
+from ...estimators.hardware import Cluster
 from ...validate.lint import LintReport
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
@@ -20,64 +21,36 @@ from ..question.run import read_ds_config
 from .accelerate import ACCELERATE
 from .figures import ImportFigures, import_figures
 from .imported_run import DeepSpeedPart, ImportedRun
-from .openrlhf import OPENRLHF
 from .rewrite import ChangedFile, changed_files, lint_part
-from .source import Source, find_file, read_source
+from .source import Source, read_source
 from .tool_format import Format
 from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
-from .trainer_tables import SCRIPT, TRAINING_ARGUMENTS, TRL
+from .trainer_tables import TRAINING_ARGUMENTS, TRL
 
-FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, OPENRLHF, TRL, TRAINING_ARGUMENTS, SCRIPT)
+FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRL, TRAINING_ARGUMENTS)
 """The formats in the order in which they are tried."""
 
 NAMES = tuple(form.name for form in FORMATS)
 
 
-def detect_format(path: Path, name: str | None = None) -> tuple[Source, Format]:
-    """The file and its format, which is the named one or is recognised by content. A script that starts a tool with a
-    configuration file leads to that file. Raises ConfigFileError for a file that cannot be read or has none of the
-    formats."""
-    source = _named_configuration(read_source(path, "shell" if name == "script" else None))
-    if name is not None:
-        named = next(form for form in FORMATS if form.name == name)
-        if source.line is not None and name != "script" and not named.matches(source):
-            raise ConfigFileError(
-                f"{path} is a script whose training command is not that of {name}", fix="leave --format out"
-            )
-        return source, named
-    form = next((form for form in FORMATS if form.matches(source)), None)
+def detect_format(path: Path, name: str | None = None, gpus: str | None = None) -> tuple[Source, Format]:
+    """The file and its format, which is the named one or is recognised by content. gpus: see `read_source`.
+
+    Raises ConfigFileError for a file that cannot be read or has none of the formats.
+    """
+    source = read_source(path, gpus)
+    form = next((form for form in FORMATS if (form.matches(source) if name is None else form.name == name)), None)
     if form is not None:
         return source, form
     if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
         raise ConfigFileError(
-            f"{source.path} is a DeepSpeed configuration without model and batch",
+            f"{path} is a DeepSpeed configuration without model and batch",
             fix="pass it to ds-advise lint, compare or dry-run",
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
-        f"{source.path}: no known tool has its keys ({keys})", fix=f"pass --format, one of {', '.join(NAMES)}"
+        f"{path}: no known tool has its keys ({keys})", fix=f"pass --format, one of {', '.join(NAMES)}"
     )
-
-
-def _named_configuration(source: Source) -> Source:
-    """The configuration file that a script's training command names, with the command's options; else the source
-    itself."""
-    name = source.line.configuration if source.line is not None else None
-    if name is None:
-        return source
-    path = find_file(name, source.path.parent)
-    if path is None and "$" in name:
-        raise ConfigFileError(
-            f"{source.path} sets the name of its configuration at run time: {name[:80]}",
-            fix="pass the configuration itself",
-        )
-    if path is None:
-        raise ConfigFileError(
-            f"{source.path} needs {name[:80]}, which is not on this machine",
-            why="it describes the training",
-            fix="run this on the machine that has it, or pass that file",
-        )
-    return read_source(path).overridden_by(source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +64,18 @@ class ImportAnswer:
     figures: ImportFigures | None
     obstacle: DsAdviseError | None
     """Why there are no figures; None if there are."""
-    report: LintReport | None
+    report: LintReport | None = None
     """Lint result of the DeepSpeed configuration; None if there is no configuration."""
-    files: tuple[ChangedFile, ...]
+    files: tuple[ChangedFile, ...] = ()
     """The proposed or written changes."""
-    unwritable: DsAdviseError | None
+    unwritable: DsAdviseError | None = None
     """Why a better plan cannot be written in the file's format; None if it can be, or if there is no better plan."""
+    document: Document | None = None
+    """The DeepSpeed configuration."""
+    gpus: str = ""
+    """The machines, as `--gpus` takes them; "" if they are not known."""
+    command: tuple[str, ...] = ()
+    """The tool's command that trains with the file; () for a file that a script reads, and without machines."""
     written: tuple[Path, ...] = ()
 
     @property
@@ -136,17 +115,10 @@ def import_file(
 
     Raises DsAdviseError for a file that cannot be read and for impossible options.
     """
-    source, known = detect_format(path, format)
-    if source.started_by is not None and destination is not None and destination.suffix != source.path.suffix:
-        raise ConfigFileError(
-            f"-o {destination} does not end in {source.path.suffix}",
-            why=f"the changed file is {source.path}, the target of {path}",
-            fix=f"pass -o with a name that ends in {source.path.suffix}",
-        )
+    source, known = detect_format(path, format, gpus)
     run = known.read(source)
     _set_options(run, ds_config, model, overrides)
-    job = (source.started_by or source).job
-    kind = gpus or (job.gpu if job is not None else None) or "auto"
+    kind = gpus or "auto"
     if kind != "auto" and counts_in(kind) == (None, None):
         if run.gpus_per_node is not None:
             kind = f"{run.nodes or 1}x{run.gpus_per_node}x{kind}"
@@ -154,6 +126,7 @@ def import_file(
             run.remarks.append(f"the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})")
     figures: ImportFigures | None = None
     obstacle: DsAdviseError | None = None
+    cluster: Cluster | None = None
     try:
         cluster = parse_cluster(kind, ram=ram, nvme=nvme, interconnect=interconnect)
     except ClusterError as error:
@@ -165,38 +138,49 @@ def import_file(
         obstacle = WorkloadError(run.obstacle)
     elif run.model is None:
         obstacle = WorkloadError(f"{path} does not name a model", fix="pass --model")
-    elif obstacle is None:
+    elif cluster is not None:
         try:
             shape = load_model(run.model, offline=offline)
             figures = import_figures(run, shape, cluster, risk=risk, offloads_checkpoints=known.offload is not None)
         except DsAdviseError as error:
             obstacle = error
     document = None if run.deepspeed is None else _document(run.deepspeed)
-    report = None if document is None else lint_part(document, run.framework, figures)
+    return complete_answer(
+        ImportAnswer(
+            source=source,
+            form=known,
+            run=run,
+            figures=figures,
+            obstacle=obstacle,
+            document=document,
+            gpus="" if cluster is None else kind,
+            command=() if cluster is None else known.words(source, run, cluster.gpus_per_node),
+        ),
+        destination,
+    )
+
+
+def complete_answer(answer: ImportAnswer, destination: Path | None) -> ImportAnswer:
+    """The answer with the lint result and the changes, by its run and figures."""
+    source, form, run, figures, document = answer.source, answer.form, answer.run, answer.figures, answer.document
+    report = None
+    if document is not None:
+        report = lint_part(document, None if figures is None else figures.question)
     files: tuple[ChangedFile, ...] = ()
     unwritable: DsAdviseError | None = None
     if figures is not None:
         try:
-            files = changed_files(source, known, run, figures, document, report, destination=destination)
+            files = changed_files(source, form, run, figures, document, report, destination=destination)
         except DsAdviseError as error:
             unwritable = error
-    return ImportAnswer(
-        source=source,
-        form=known,
-        run=run,
-        figures=figures,
-        obstacle=obstacle,
-        report=report,
-        files=files,
-        unwritable=unwritable,
-    )
+    return replace(answer, report=report, files=files, unwritable=unwritable)
 
 
 def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, overrides: Mapping[str, Any]) -> None:
     """Put the overrides into the run, with a remark for each assumed value."""
     values = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = values.pop("micro_batch", None), values.pop("gradient_checkpointing", None)
-    by_script = run.micro_batch_size is None and run.framework != "deepspeed" and not run.obstacle
+    by_script = run.leaves_batch_to_script and not run.obstacle
     if by_script and micro is None:
         run.remarks.append("the script sets the micro batch; 1 is assumed (--micro-batch)")
     if by_script and checkpointing is None:

@@ -75,11 +75,8 @@ def import_figures(
             fix="run this on the machine that has it, or pass --ds-config FILE",
         )
     config = _WITHOUT_CONFIG if part is None or part.config is None else part.config
-    threads = run.threads_per_rank
-    if threads is None and run.launcher is not None and cluster.world_size > 1:
-        threads = unset_threads(run.launcher, cluster)
-    if threads is not None:
-        cluster = replace(cluster, threads_per_rank=threads)
+    if run.launcher is not None and cluster.world_size > 1:
+        cluster = replace(cluster, threads_per_rank=unset_threads(run.launcher, cluster))
     software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
     options = {**run.training, "software": software}
     if (options.get("kernels") == "liger" or options.get("loss") == "fused") and not supports(model, "liger"):
@@ -102,9 +99,6 @@ def import_figures(
             )
     if run.training.get("seq_len") is None:
         remarks.append(f"the sample length is not given: {workload.seq_len:,} tokens are assumed (--seq-len)")
-    if run.tool == "python" and cluster.world_size > 1:
-        processes = f"torchrun --nproc_per_node {cluster.gpus_per_node}"
-        remarks.append(f"python alone starts one process; the prediction is for {processes}")
     splits_layers = plan.autotp_size > 1  # the script's data loader depends on the groups
     samples = None if splits_layers else plan.samples_per_step(cluster.world_size)
     workload = replace(workload, global_batch_size=samples)
@@ -194,7 +188,7 @@ def _plain_strategy(run: ImportedRun, model: ModelShape, workload: Workload, clu
 def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
     micro, accumulation = run.micro_batch_size or 1, run.gradient_accumulation_steps
     if accumulation is None:
-        # ms-swift and OpenRLHF accumulate up to a global batch.
+        # ms-swift accumulates up to a global batch.
         accumulation = max(1, -(-(run.least_global_batch or 1) // (micro * cluster.world_size)))
     batch: dict[str, Any] = {
         "micro_batch_size": micro,

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from ...ds_configs.launch_commands import Launcher
 from ...estimators.plan import Fsdp, Sharding
-from ...estimators.workload import NEXT_TOKEN, Framework
+from ...estimators.workload import NEXT_TOKEN
 
 Value = str | int | float | bool | None | Mapping[str, Any]
 """The new value of a key. None removes the key."""
@@ -55,8 +55,8 @@ class ImportedRun:
     sharding: Sharding = "none"
     """Training backend: DeepSpeed ("zero"), FSDP, or torch alone."""
     deepspeed: DeepSpeedPart | None = None
-    framework: Framework = "hf"
-    """The framework that reads the DeepSpeed configuration."""
+    accelerate_file: str = ""
+    """accelerate's configuration, which the file names and which decides the backend; "" without one."""
     nodes: int | None = None
     gpus_per_node: int | None = None
     leaves_batch_to_script: bool = False
@@ -66,10 +66,8 @@ class ImportedRun:
     one_process: str = ""
     """The command that starts a single process in a process group, which DeepSpeed needs; "" if the launcher already
     does so."""
-    threads_per_rank: int | None = None
-    """OMP_NUM_THREADS; None if not set."""
     expandable_segments: bool = False
-    """Whether the tool or the script's environment sets `expandable_segments` of PyTorch's allocator."""
+    """Whether the tool sets `expandable_segments` of PyTorch's allocator."""
     faults: tuple[str, ...] = ()
     """Settings that the tool itself refuses or ignores, as sentences."""
     remarks: list[str] = field(default_factory=list)

@@ -12,9 +12,10 @@ from ...ds_configs.emit import ds_config, merge_plan_into_config
 from ...ds_configs.files import config_text, write_text
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
-from ...estimators.workload import Framework, Workload
+from ...estimators.workload import Workload
 from ...validate.lint import LintReport, apply, lint, load_facts, read_document
 from ...validate.lint.document import Document
+from ..question.question import Question
 from .figures import ImportFigures
 from .imported_run import DeepSpeedPart, ImportedRun
 from .source import Source, parse_source
@@ -51,7 +52,7 @@ def changed_files(
     if figures.is_better and figures.recommended is not None:
         plan = figures.recommended.plan
     if plan is not figures.plan or (run.faults and run.sharding == "zero"):
-        text = _better_config(run, plan, figures, accelerate=form.name == "accelerate")
+        text = better_config(run, plan, figures.question, accelerate=form.name == "accelerate")
     else:
         text = None if document is None or report is None else _corrected_text(document, report)
         if text is None:
@@ -97,13 +98,12 @@ def write_files(files: tuple[ChangedFile, ...], *, force: bool) -> tuple[Path, .
     return tuple(file.new_path for file in files)
 
 
-def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, accelerate: bool) -> str | None:
+def better_config(run: ImportedRun, plan: Plan, question: Question, *, accelerate: bool) -> str | None:
     """The text of the DeepSpeed configuration for a plan, including the run's own keys that the plan does not decide;
     None for a plan without DeepSpeed."""
     if plan.sharding != "zero":
         return None
     own = run.deepspeed.config if run.deepspeed is not None else None
-    question = figures.question
     written = ds_config(plan, question.model, question.workload, question.cluster, flavor="hf")
     config = merge_plan_into_config(own or {}, written, plan)
     for name in ("train_batch_size", "gradient_clipping"):
@@ -111,20 +111,21 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
             config.pop(name, None)
     if accelerate:
         config = _for_accelerate(config, own or {}, question.workload)
+    elif "optimizer" in config and "optimizer" not in (own or {}):  # the Trainer stops where they are not its own
+        config["optimizer"]["params"] |= dict.fromkeys({"betas", "eps"} & config["optimizer"]["params"].keys(), "auto")
     # The order of the user's file keeps the difference short.
     in_order = {name: config[name] for name in own or {} if name in config}
     document = read_document(config_text(in_order | config).encode(), name="the new configuration")
-    return _corrected_text(document, lint_part(document, "hf", figures)) or document.text
+    return _corrected_text(document, lint_part(document, question)) or document.text
 
 
-def lint_part(document: Document, framework: Framework, figures: ImportFigures | None) -> LintReport:
-    """Lint result of a DeepSpeed configuration. If figures are given, model and machines are known. The rules on memory
-    and speed are skipped: the figures use the batch that the configuration leaves to the tool."""
+def lint_part(document: Document, question: Question | None) -> LintReport:
+    """Lint result of a DeepSpeed configuration. If a question is given, model and machines are known. The rules on
+    memory and speed are skipped: the figures use the batch that the configuration leaves to the tool."""
     known: dict[str, Any] = {}
-    if figures is not None:
-        question = figures.question
+    if question is not None:
         known = {"cluster": question.cluster, "model": question.model, "workload": question.workload}
-    report = lint(document, facts=load_facts(), framework=framework, **known)
+    report = lint(document, facts=load_facts(), framework="hf", **known)
     return replace(report, findings=tuple(each for each in report.findings if each.code not in _RULES_ON_FIGURES))
 
 
@@ -146,7 +147,7 @@ def _corrected_text(document: Document, report: LintReport) -> str | None:
 
 def _check(source: Source, form: Format, text: str, plan: Plan, *, has_config: bool) -> None:
     """Read the changed text again. Raises ConfigFileError if its run is not that of the plan."""
-    changed = form.read(parse_source(source.path, text, source.kind).overridden_by(source.started_by))
+    changed = form.read(parse_source(source.path, text, source.kind))
     accelerate = form.name == "accelerate"
     same = (
         changed.micro_batch_size in (None, plan.micro_batch_size)

@@ -15,9 +15,8 @@ from ...estimators.optimizers import trainer_optimizer, trainer_optimizer_step
 from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN
 from ...validate.lint.document import read_document
-from .accelerate import AccelerateFormat, add_launch
+from .accelerate import SHIPPED_BY_TRL, AccelerateFormat
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
-from .launch_line import Program
 from .script_arguments import ScriptArguments, rollout_options
 from .source import Source, find_file, named_part
 
@@ -51,13 +50,14 @@ class ToolFormat:
     title: str
     """A description of such a file, with its article."""
     tool: str = ""
-    """The tool's usual name; "" for the name of a script's launcher."""
-    is_file: Callable[[Source], bool]
+    """The tool's usual name."""
+    matches: Callable[[Source], bool]
     """Whether the keys of a file are this tool's."""
     details: Callable[[ImportedRun, ScriptArguments, Source], None]
     """The tool's own rules, which change the run."""
-    program: Program | None = None
-    """The program whose command takes these options."""
+    command: str = ""
+    """The command that trains with a file; "" for a file that a script reads. Places: {file}, {gpus} (per node), {trl}
+    (TRL's subcommand), {swift} (ms-swift's subcommand)."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of further fields of `ImportedRun`."""
     model: tuple[str, ...] = ()
@@ -94,14 +94,6 @@ class ToolFormat:
     has_own_keys: bool = False
     """Whether a file may hold options of the user's own."""
     refuses_two_precisions: bool = True
-    unwritable: str = ""
-    """Why no plan can be written into the tool's files; "" if it can."""
-
-    def matches(self, source: Source) -> bool:
-        line = source.start
-        if line is not None and (source.line is not None or line.program != "script"):
-            return line.program == self.program
-        return self.is_file(source)
 
     def read(self, source: Source, objective: str | None = None) -> ImportedRun:
         """The training that a file describes. objective: the objective, if known; otherwise it follows from the
@@ -121,11 +113,10 @@ class ToolFormat:
         has_fsdp = any(arguments.flag(name) and arguments.text(name) not in ("[]", "{}") for name in self.fsdp)
         fsdp = _fsdp_settings(arguments, folder) if has_fsdp and part is None else {}
         version = arguments.text("fsdp_version") or fsdp.get("version", self.fsdp_version)
-        target = "" if source.start is None else source.start.target
         run = ImportedRun(
-            tool=self.tool or (source.line.launcher if source.line is not None else "") or "python",
+            tool=self.tool,
             model=arguments.text(*self.model) if self.model else arguments.model,
-            objective=objective or read_objective(arguments, target, str(source.path)),
+            objective=objective or read_objective(arguments, str(source.path)),
             assumed=tuple(name for name, value in values.items() if value is None),
             micro_batch_size=values["micro_batch"] or self.default_micro_batch,
             gradient_accumulation_steps=values["accumulation"] or self.default_accumulation,
@@ -169,24 +160,24 @@ class ToolFormat:
             run.faults = (_TWO_PRECISIONS,)
         run.training = {name: value for name, value in training.items() if value is not None}
         run.remarks = list(dict.fromkeys(run.remarks))
-        if source.start is not None:
-            add_launch(run, source.started_by or source)
         return run
+
+    def words(self, source: Source, run: ImportedRun, gpus_per_node: int) -> tuple[str, ...]:
+        """The tool's command that trains with the file; () for a file that a script reads."""
+        trl = "sft" if run.objective == NEXT_TOKEN else run.objective
+        swift = "rlhf" if "rlhf_type" in source.values else "sft"
+        places = {"gpus": gpus_per_node, "trl": trl, "swift": swift, "file": source.path}
+        return tuple(word.format(**places) for word in self.command.split())
 
     def changes(self, source: Source, run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[str, Value]:
         """The keys that change the run to this plan. part: its DeepSpeed configuration; None without one.
 
-        Raises ConfigFileError if no plan can be written into the tool's files, or if the DeepSpeed configuration is in
-        the launcher's own options, before the script.
+        Raises ConfigFileError if the DeepSpeed configuration is in accelerate's file, which this file names.
         """
-        if self.unwritable:
-            raise ConfigFileError(self.unwritable, fix="set them yourself")
-        launcher = None if source.start is None else source.start.launcher_options
-        named = launcher is not None and (launcher.text("config_file") or launcher.flag("use_deepspeed"))
-        if named and part is not None:
+        if run.accelerate_file and part is not None and run.accelerate_file not in SHIPPED_BY_TRL:
             raise ConfigFileError(
-                "the DeepSpeed configuration is in the options of accelerate launch, or in its --config_file",
-                fix="use that file: ds-advise from CONFIG_FILE --model MODEL",
+                f"the DeepSpeed configuration is in accelerate's {run.accelerate_file}",
+                fix="pass that file to ds-advise from, with --model and --gpus",
             )
         options = source.arguments.by_name
         newer = "activation_checkpointing" in options  # transformers 5.23's name, which takes precedence
@@ -208,9 +199,11 @@ class ToolFormat:
             if str(options.get(key)).startswith("offload"):
                 changed[key] = plan.gradient_checkpointing
         if part is not None:
-            replaced = (*(_FSDP if run.is_fsdp else ()), *_IN_DEEPSPEED)
+            if run.accelerate_file:  # one of TRL, which also has the number of GPUs
+                changed["num_processes"] = (run.nodes or 1) * (run.gpus_per_node or 1)
+            replaced = (*(_FSDP if run.is_fsdp else ()), *_IN_DEEPSPEED, "accelerate_config")
             changed |= {name: None for name in replaced if name in options}
-            is_inside = source.line is None and isinstance(source.values.get("deepspeed"), Mapping)
+            is_inside = isinstance(source.values.get("deepspeed"), Mapping)
             changed["deepspeed"] = part.config if is_inside else part.name
         if _TWO_PRECISIONS in run.faults:
             changed["fp16"] = False
@@ -286,20 +279,17 @@ _KEYS = {
 """Options of TRL's and axolotl's configurations that no supervised training has."""
 
 _NAME = re.compile(r"(?:^|[/_.])(dpo|kto|ppo|grpo|orpo|simpo|cpo|rloo|gkd|bco|xpo|prm|rm|reward)(?:[/_.]|$)")
-"""Objective in the name of a script, a module or a subcommand (`trl dpo`; `rlhf` of ms-swift names an option)."""
+"""Objective in the path of a file."""
 
 
-def read_objective(arguments: ScriptArguments, target: str, path: str) -> str:
+def read_objective(arguments: ScriptArguments, path: str) -> str:
     """The objective: a key of `estimators.objectives.OBJECTIVES`, or another tool's term in lower case, such as `grpo`
-    or `ppo`. target: the script, the module or the tool's subcommand; "" for a configuration file. path: the file's
-    path."""
+    or `ppo`. path: the file's path."""
     named = arguments.text(*_OPTIONS)
     if named is not None and named.isalpha():
         preference = arguments.text("pref_loss") if named == "dpo" else None  # LLaMA-Factory's option
         return preference if preference in ("orpo", "simpo") else _NAMES.get(named.lower(), named.lower()[:20])
-    if match := _NAME.search(target):
-        return _NAMES.get(match[1], match[1])
     objective = next((name for name, keys in _KEYS.items() for key in keys.split() if arguments.flag(key)), NEXT_TOKEN)
     if objective == "dpo" and (match := _NAME.search(path)):  # ORPO's and CPO's files have the same options
         return match[1]
-    return "dpo" if objective == NEXT_TOKEN and target == "rlhf" else objective  # ms-swift's default
+    return objective

@@ -88,8 +88,8 @@ LLAMA_FACTORY = ToolFormat(
     name="llama-factory",
     title="a LLaMA-Factory configuration",
     tool="LLaMA-Factory",
-    program="llama-factory",
-    is_file=lambda source: (
+    command="FORCE_TORCHRUN=1 llamafactory-cli train {file}",
+    matches=lambda source: (
         any(name in source.values for name in _LLAMA_FACTORY_V1)
         or ("model_name_or_path" in source.values and bool(_LLAMA_FACTORY_KEYS & set(source.values)))
     ),
@@ -214,8 +214,8 @@ MS_SWIFT = ToolFormat(
     name="ms-swift",
     title="an ms-swift configuration",
     tool="ms-swift",
-    program="ms-swift",
-    is_file=_is_ms_swift,
+    command="NPROC_PER_NODE={gpus} swift {swift} {file}",
+    matches=_is_ms_swift,
     details=_ms_swift_details,
     # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given. swift/cli/main.py
     defaults={"launcher": "torchrun", "least_global_batch": 16, "one_process": "NPROC_PER_NODE=1"},
@@ -333,8 +333,8 @@ AXOLOTL = ToolFormat(
     name="axolotl",
     title="an axolotl configuration",
     tool="axolotl",
-    program="axolotl",
-    is_file=lambda source: "base_model" in source.values,
+    command="axolotl train {file}",
+    matches=lambda source: "base_model" in source.values,
     details=_axolotl_details,
     # utils/__init__.py `set_pytorch_cuda_alloc_conf`; utils/schemas/config.py and training.py for the defaults.
     defaults={"launcher": "accelerate", "expandable_segments": True},

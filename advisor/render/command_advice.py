@@ -39,7 +39,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
             tone=verdict.tone,
             blocks=[
                 *map(doc.Sentence, sentences),
-                *_figures(answer),
+                *today_and_advised(answer),
                 *_changes(answer),
                 *_plans(answer, left_out, details=details),
                 *_evidence(answer),
@@ -51,7 +51,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
     return document
 
 
-def _figures(answer: CommandAdvice) -> Iterator[doc.Block]:
+def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield today's training beside the advised one, both by their dry runs."""
     proof = answer.proof
     advised = None if proof is None else proof.answer

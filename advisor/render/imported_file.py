@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,34 +10,46 @@ from typing import Any
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.verdict import answer_subject, batch_sentence, fit_tone, need_sentence, speed_sentence
+from ..command.advice import ProofFigures, TodayFigures
+from ..command.tool_file import ToolRun
 from ..document import blocks as doc
 from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
 from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import plan_title
 from ..text.units import capitalised, ended, printable, times
+from .command_advice import today_and_advised
 from .lint import FindingFigures, finding_blocks, finding_figures
 
 _MOST_KEYS = 12
 """Maximum number of keys listed per kind. The JSON has all."""
 
 
-def import_document(answer: ImportAnswer) -> doc.Document:
+def import_document(result: ToolRun) -> doc.Document:
     """Return the file, the figures of its run, a better plan, errors, and the changes to the file."""
+    answer = result.answer
     name = printable(str(answer.source.path))
-    title: str = f"{name} is {answer.form.title}."
-    if answer.source.line is not None:
-        title = f"{name} is a script that trains with {answer.run.tool}."
-    blocks = [*_run(answer), doc.Gap(), *_faults(answer), *_changes(answer)]
-    return doc.Document(subject=name, verdict=title, tone=None, blocks=blocks, data=import_json(answer))
+    title = f"{name} is {answer.form.title}."
+    blocks = [*_run(result), doc.Gap(), *_faults(answer), *_changes(answer)]
+    return doc.Document(subject=name, verdict=title, tone=None, blocks=blocks, data=import_json(result))
 
 
-def _run(answer: ImportAnswer) -> Iterator[doc.Block]:
+def _run(result: ToolRun) -> Iterator[doc.Block]:
+    answer, advice = result.answer, result.advice
     run = answer.run
-    if answer.source.started_by is not None:
-        yield doc.Sentence(f"{printable(str(answer.source.started_by.path))} starts it.")
+    if advice is None:
+        yield doc.Sentence(f"Read, not run: {ended(printable(result.not_run))}")
+    else:
+        yield doc.Sentence("Run on a simulated GPU:")
+        yield doc.Commands([shlex.join(answer.command)])
     if answer.figures is not None:
         yield from map(doc.Sentence, answer_subject(answer.figures.question, answer.form.tool or "TRL"))
+    if advice is not None:
+        yield from today_and_advised(advice)
+        if advice.recommended is None:
+            problem = advice.proofs[-1].problem if advice.proofs else "no plan fits with its global batch"
+            yield doc.Sentence(f"No better plan was found: {ended(printable(problem))}")
+    elif answer.figures is not None:
         yield doc.Gap()
         yield from _figures(answer.figures, leaves_batch=run.leaves_batch_to_script)
     for remark in answer.remarks:
@@ -157,6 +170,14 @@ class ImportJson:
     format: str
     tool: str
     run: ImportedRunJson
+    command: tuple[str, ...]
+    """The tool's command that trains with the file; empty for a file that a script reads."""
+    not_run: str
+    """Why the file was only read; "" if the command was run on a simulated GPU."""
+    today: TodayFigures | None
+    """The dry run of the command; null if the file was only read."""
+    proofs: tuple[ProofFigures, ...]
+    """The dry runs of the command with the changed file, in their order."""
     remarks: tuple[str, ...]
     """Approximations, as sentences."""
     faults: tuple[str, ...]
@@ -181,8 +202,9 @@ class ImportJson:
     """The written files."""
 
 
-def import_json(answer: ImportAnswer) -> ImportJson:
+def import_json(result: ToolRun) -> ImportJson:
     """The JSON object of `from`, described in docs/json.md."""
+    answer, advice = result.answer, result.advice
     run, figures, part = answer.run, answer.figures, answer.run.deepspeed
     as_is, recommended = (figures.as_is, figures.recommended) if figures is not None else (None, None)
     return from_attributes(
@@ -197,6 +219,10 @@ def import_json(answer: ImportAnswer) -> ImportJson:
             deepspeed_config=None if part is None else part.config,
             deepspeed_config_name=None if part is None else part.name,
         ),
+        command=answer.command,
+        not_run=result.not_run,
+        today=None if advice is None else advice.figures().today,
+        proofs=() if advice is None else advice.figures().proofs,
         remarks=answer.remarks,
         obstacle=None if answer.obstacle is None else str(answer.obstacle),
         refusal="" if figures is None else figures.refusal,

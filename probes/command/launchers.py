@@ -25,8 +25,8 @@ from .follow import Relaunch, hooks
 from .words import (
     RANK_VARIABLES,
     Program,
-    ShellLine,
     is_python,
+    is_training,
     launcher_of,
     peel,
     program_of,
@@ -188,23 +188,13 @@ def _words_in_shell(name: str, text: str) -> list[str]:
     lines = list(shell_lines(text))
     if not name and len(lines) == 1:
         return lines[0].words
-    trainings = [line for line in lines if _is_python_command(line)]
+    trainings = [line for line in lines if is_training(line.words)]
     what = f"{name} is a shell script" if name else "the shell has several commands"
     fix = "give the command that starts the training instead"
     if len(trainings) == 1:
         place = f"line {trainings[0].number}" if name else "the training"
         fix = f"give {place} instead, without shell variables: {trainings[0].text}"
     raise DsAdviseError(what, why="only the Python program that it starts can be run", fix=fix)
-
-
-def _is_python_command(line: ShellLine) -> bool:
-    words = line.words
-    try:
-        while layer := peel(words):
-            words = layer.words
-        return launcher_of(program_of(words)) is not None or is_python(words[0])
-    except DsAdviseError:  # `python -c`, an assignment alone
-        return False
 
 
 @contextlib.contextmanager

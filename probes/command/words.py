@@ -228,8 +228,8 @@ def shell_lines(text: str) -> Iterator[ShellLine]:
         if line.endswith("\\"):
             pending = pending[:-1].rstrip() + " "
             continue
-        whole, pending = pending, ""
-        lexer = shlex.shlex(_REDIRECTION.sub(" ", whole), posix=True, punctuation_chars=";&|()")
+        whole, pending = _REDIRECTION.sub("", pending).strip(), ""
+        lexer = shlex.shlex(whole, posix=True, punctuation_chars=";&|()")
         lexer.whitespace_split = True
         try:
             tokens = list(lexer)
@@ -243,6 +243,27 @@ def shell_lines(text: str) -> Iterator[ShellLine]:
                 command = []
             else:
                 command.append(os.path.expandvars(token))
+
+
+_TOOLS: Mapping[str, Sequence[str]] = {
+    "llamafactory-cli": ("train",),
+    "lmf": ("train",),
+    "axolotl": ("train",),
+    "swift": ("sft", "pt", "rlhf"),
+    "trl": ("sft", "dpo", "grpo", "kto", "reward", "rloo"),
+}
+"""Commands of tools, with their subcommands that train."""
+
+
+def is_training(words: Sequence[str]) -> bool:
+    """Whether a command may start a training: a launcher, a Python file or module, or a tool's own command."""
+    try:
+        while layer := peel(words):
+            words = layer.words
+        by_tool = "".join(words[1:2]) in _TOOLS.get(PurePath(words[0]).name, ())
+        return launcher_of(program_of(words)) is not None or is_python(words[0]) or by_tool
+    except DsAdviseError:  # `python -c`, an assignment alone
+        return False
 
 
 def interpreter_of(

@@ -14,7 +14,6 @@ from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.files import config_text
 from ds_advise.ds_configs.read import plan_from_ds_config
-from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 
@@ -24,7 +23,7 @@ EXAMPLES = Path(__file__).parent / "examples"
 FILES = sorted(
     str(path.relative_to(EXAMPLES))
     for path in EXAMPLES.rglob("*")
-    if path.suffix in (".yaml", ".yml", ".sh") or path.name == "sft.json"
+    if path.suffix in (".yaml", ".yml") or path.name == "sft.json"
 )
 FORMATS = {"LLaMA-Factory": "llama-factory", "axolotl": "axolotl", "accelerate": "accelerate", "ms-swift": "ms-swift"}
 MODEL, CLUSTER = load_model("Qwen2.5-1.5B", offline=True), parse_cluster("2xA100-80GB")
@@ -38,17 +37,11 @@ def test_a_plan_that_is_written_is_read_again(name: str) -> None:
     source, form = detect_format(EXAMPLES / name)
     assert form.name == _format(name)
     run = form.read(source)
-    assert run.model is not None or form.name in ("accelerate", "script")
+    assert run.model is not None or form.name == "accelerate"
     config = config_text(ds_config(plan, MODEL, WORKLOAD, CLUSTER, flavor="hf"))
     if form.name == "accelerate":
         config = config.replace('"gradient_accumulation_steps": "auto"', '"gradient_accumulation_steps": 5')
     destination = Path(f"new{source.path.suffix}")
-    if name.endswith(
-        ("sp-alst.sh", "multinode_fsdp.sh", "fsdp_qlora/train.sh")
-    ):  # the plan is in accelerate's own file
-        with pytest.raises(ConfigFileError, match="--config_file"):
-            plan_files(source, form, run, plan, config, destination=destination)
-        return
     write_files(plan_files(source, form, run, plan, config, destination=destination), force=False)
     again, same_form = detect_format(destination)
     assert same_form.name == form.name
@@ -61,8 +54,6 @@ def test_a_plan_that_is_written_is_read_again(name: str) -> None:
 
 def _format(name: str) -> str:
     """By the folder, where the file is not one of accelerate that another tool brings."""
-    if name.startswith("accelerate/") and name.endswith(".sh"):
-        return "script"
     return "accelerate" if "examples/accelerate/" in name else FORMATS[name.split("/")[0]]
 
 
@@ -83,11 +74,10 @@ def _plan(run: ImportedRun) -> Plan:
 PLANS = {
     "LLaMA-Factory/examples/train_lora/qwen3_lora_sft_ds3.yaml": ("zero3", 1, 2, True, "lora", 8, "bf16", "adamw"),
     "LLaMA-Factory/examples/train_qlora/qwen3_lora_sft_otfq.yaml": ("torch", 1, 8, True, "qlora", 8, "bf16", "adamw"),
-    "LLaMA-Factory/examples/extras/fsdp_qlora/train.sh": ("fsdp", 1, 8, True, "qlora", 8, "bf16", "adamw"),
     "axolotl/examples/llama-3/fft-8b-liger-fsdp.yaml": ("fsdp", 2, 4, True, "full", 8, "bf16", "adamw"),
     "axolotl/examples/mistral/mixtral/mixtral.yml": ("zero2-offload", 1, 2, True, "qlora", 32, "bf16", "adamw_8bit"),
     "accelerate/examples/config_yaml_templates/deepspeed.yaml": ("zero1", 1, 1, False, "full", 8, "fp16", "adamw"),
-    "ms-swift/examples/yaml/deepspeed/sft.sh": ("zero2", 1, 8, True, "lora", 8, "bf16", "adamw"),
+    "ms-swift/examples/yaml/deepspeed/sft.yaml": ("zero2", 1, 8, True, "lora", 8, "bf16", "adamw"),
 }
 
 
