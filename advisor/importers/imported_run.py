@@ -42,8 +42,6 @@ class ImportedRun:
     """A result of `objective_of`."""
     training: dict[str, Any] = field(default_factory=dict)
     """Options of the question, by the names of `QuestionOptions`; None for one that is left open."""
-    assumed: tuple[str, ...] = ()
-    """Those of micro_batch, accumulation, gradient_checkpointing, seq_len, precision that have the tool's default."""
     micro_batch_size: int | None = None
     """Samples per GPU; None if the script decides it."""
     gradient_accumulation_steps: int | None = 1

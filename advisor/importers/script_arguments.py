@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.rollouts import PROMPT_LEN
 from ...estimators.workload import PRECISIONS
@@ -36,12 +35,6 @@ _ADAPTERS = ("use_peft_lora", "use_peft", "use_lora", "lora_enable", "enable_lor
 
 _METHODS = ("finetuning_type", "tuner_type", "train_type", "sft_type", "tuning_type", "peft_type", "method")
 """Options with the name of the training method, in LLaMA-Factory, ms-swift and others."""
-
-_NEW_TOKENS = 20
-"""Default of `max_new_tokens` if nothing limits the length (transformers 5.23 generation/utils.py)."""
-
-_LEAST_KEPT = 2
-"""Least number of batches whose logits are on the GPU at once if nothing moves them to the host."""
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
@@ -196,26 +189,6 @@ class ScriptArguments:
         if limit is None:
             return saved
         return limit + 1 if saved is None else min(saved, limit + 1)
-
-    def evaluation(self, *, metrics_get_logits: bool) -> dict[str, int | None]:
-        """The evaluation settings of the Trainer, under the names of the question's options; empty without evaluations.
-        The logits are those of two batches, the least that is kept, if nothing limits their number."""
-        strategy = self.text("eval_strategy", "evaluation_strategy") or "no"
-        if strategy == "no" and not self.flag("do_eval"):
-            return {}
-        generates = self.flag("predict_with_generate")
-        keeps = metrics_get_logits and not self.flag("prediction_loss_only") and not generates
-        tokens = self.number("generation_max_length") or _NEW_TOKENS
-        return {
-            "eval_batch": self.number("per_device_eval_batch_size") or EVALUATION_BATCH,
-            "eval_logits": (self.number("eval_accumulation_steps") or _LEAST_KEPT) if keeps else None,
-            "eval_new_tokens": tokens if generates else None,
-        }
-
-    @property
-    def passes_a_config(self) -> bool:
-        """Whether the user passes a DeepSpeed configuration to the script."""
-        return any(name in self._values for name in _CONFIG)
 
     @property
     def configs(self) -> dict[str, str]:

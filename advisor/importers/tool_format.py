@@ -95,31 +95,22 @@ class ToolFormat:
     """Whether a file may hold options of the user's own."""
     refuses_two_precisions: bool = True
 
-    def read(self, source: Source, objective: str | None = None) -> ImportedRun:
-        """The training that a file describes. objective: the objective, if known; otherwise it follows from the
-        options. Raises ConfigFileError if the DeepSpeed configuration that it names cannot be read."""
+    def read(self, source: Source) -> ImportedRun:
+        """The training that a file describes. Raises ConfigFileError if the DeepSpeed configuration that it names
+        cannot be read."""
         arguments, folder = source.arguments, source.path.parent
         part = self.deepspeed(arguments, folder)
-        values: dict[str, Any] = {
-            "micro_batch": arguments.number(*self.micro_batch),
-            "accumulation": arguments.number(_ACCUMULATION),
-            "gradient_checkpointing": self._checkpointing(arguments),
-            "seq_len": arguments.number(*self.seq_len) if self.seq_len else arguments.seq_len,
-            "precision": arguments.precision,
-        }
-        checkpointing = (
-            self.checkpoints if values["gradient_checkpointing"] is None else values["gradient_checkpointing"]
-        )
+        checkpointing = self._checkpointing(arguments)
+        checkpointing = self.checkpoints if checkpointing is None else checkpointing
         has_fsdp = any(arguments.flag(name) and arguments.text(name) not in ("[]", "{}") for name in self.fsdp)
         fsdp = _fsdp_settings(arguments, folder) if has_fsdp and part is None else {}
         version = arguments.text("fsdp_version") or fsdp.get("version", self.fsdp_version)
         run = ImportedRun(
             tool=self.tool,
             model=arguments.text(*self.model) if self.model else arguments.model,
-            objective=objective or read_objective(arguments, str(source.path)),
-            assumed=tuple(name for name, value in values.items() if value is None),
-            micro_batch_size=values["micro_batch"] or self.default_micro_batch,
-            gradient_accumulation_steps=values["accumulation"] or self.default_accumulation,
+            objective=read_objective(arguments, str(source.path)),
+            micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
+            gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
             gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
             sharding="zero" if part is not None else parse_fsdp(version) if has_fsdp else "none",
             deepspeed=part,
@@ -128,8 +119,8 @@ class ToolFormat:
         optimizer, training = arguments.text(self.optimizer), run.training
         training.update(
             optimizer=_optimizer(run, optimizer),
-            precision=values["precision"] or self.default_precision,
-            seq_len=values["seq_len"] or self.default_seq_len,
+            precision=arguments.precision or self.default_precision,
+            seq_len=(arguments.number(*self.seq_len) if self.seq_len else arguments.seq_len) or self.default_seq_len,
             attention=_attention(arguments.text(*self.attention)),
             software={**self.software, **({"reentrant": True} if _is_reentrant(arguments) else {})} or None,
         )
