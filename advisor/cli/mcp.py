@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ... import __version__
-from .options import DEBUG, current_name
+from .options import DEBUG, CommandWithUsersCommand, current_name
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -165,9 +165,14 @@ def input_schema(command: click.Command) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {name: _schema(each) for name, each in shown.items()},
-        "required": [name for name, each in shown.items() if each.required or name == "model" == each.human_readable_name.lower()],
+        "required": [name for name, each in shown.items() if each.required or _is_model(each)],
         "additionalProperties": False,
     }
+
+
+def _is_model(parameter: click.Parameter) -> bool:
+    """Whether the parameter names the model: a tool needs it, where the terminal also takes a command behind `--`."""
+    return isinstance(parameter, click.Argument) and parameter.name == "model"
 
 
 def command_line(name: str, command: click.Command, arguments: Mapping[str, Any]) -> list[str]:
