@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..dry_run.user_module import CHECKPOINTING
+from ..default_script.engine import CHECKPOINTING
 from .imports import on_import
 from .observed import ObservedArguments, ObservedOption
 from .request import ForcedSettings
