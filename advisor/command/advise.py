@@ -194,9 +194,9 @@ def _proved(
         differing = _differing(answer, found.today, candidate.plan)
         kept |= differing
         problem = f"the changed command still has {_listed(differing)}" if differing else ""
-        before, now = (precision_in(each.engine.config) for each in (found.today, answer))
-        if now != before:
-            problem = f"the changed command trains in {now} in place of {before}"
+        own, new = (precision_in(each.engine.config) for each in (found.today, answer))
+        if new != own:
+            problem = f"the changed command trains in {new} in place of {own}"
         elif not differing and checked.fit.probability < least:
             problem = f"its dry run {checked.fit.reason}"
         proofs.append(Proof(candidate=checked, changed=changed, answer=answer, problem=problem))

@@ -15,6 +15,7 @@ from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.schedule.simulate import SimulatedStep
 from ...estimators.time.step_time import estimate_time
 from ...probes.dry_run.run import simulated_step
+from ...probes.recording.engine_hooks import BETWEEN
 from ...probes.recording.result import DryRunResult, TimelinePoint
 from ...probes.run import Run
 from ...probes.worker_process import OnProgress
@@ -108,11 +109,13 @@ def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tup
     marks = [" "] * columns
     free, seen = 0, 0
     for (iteration, phase), own in groupby(points, key=lambda point: (point.iteration, point.phase)):
+        if phase in ("start", BETWEEN):
+            continue
         begins = next(own).begins * columns // end
         label = f"{iteration}{phase[0]}" if iteration > seen else phase[0]
         seen = iteration
         column = max(begins, free)
-        if phase != "start" and column <= begins + 3 and column + len(label) <= columns:
+        if column <= begins + 3 and column + len(label) <= columns:
             marks[column : column + len(label)] = label
             free = column + len(label)
     top, levels = max(1, *heights), len(sparks)

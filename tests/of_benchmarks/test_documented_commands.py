@@ -100,7 +100,9 @@ ELSEWHERE = {
     "ds-advise Qwen2.5-14B --gpus 2x32GB --verify": "test_verify.py, with a smaller model",
     "ds-advise dry-run ds_config.json --model Qwen2.5-32B --gpus 8xA100-80GB --software transformers=4.45": "test_script_optimizer.py",  # noqa: E501
     "ds-advise ./my-model --gpus 8xH100": "test_model_recorder.py records such folders",
-    "ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2": "test_probe.py",
+    "ds-advise launch -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --output_dir out": "test_launch_trainings.py, on two CPU ranks",  # noqa: E501
+    "ds-advise probe -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json": "test_probe_command.py, on two CPU ranks",  # noqa: E501
+    "ds-advise probe --device cpu --ranks 2 -- train.py": "test_probe_command.py",
     GRID: "test_analytic_vs_dry_run.py runs its parts",
     f"{GRID} llama zero3 --sample 10": "test_analytic_vs_dry_run.py runs its parts",
     "python -m benchmarks.search.question_grid --write": "takes minutes",

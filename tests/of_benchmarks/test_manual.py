@@ -51,7 +51,8 @@ def keys(schema: Schema, part: Schema) -> Iterator[str]:
 def described_fields() -> Iterator[tuple[str, str]]:
     """The command of each section of docs/json.md, and the names in the first column of its tables of fields."""
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
-    names = {"ds-advise MODEL": "ds-advise advise", "explain KEY": "explain-key", "-run -- COMMAND": "-run-command"}
+    names = {"ds-advise --gpus SPEC -- COMMAND": "ds-advise advise-command", "ds-advise MODEL": "ds-advise advise"}
+    names |= {"explain KEY": "explain-key", "-run -- COMMAND": "-run-command"}
     for typed, name in names.items():
         page = page.replace(typed, name)
     for section in page.split("\n## ")[1:]:

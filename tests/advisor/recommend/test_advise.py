@@ -186,7 +186,7 @@ def test_a_loss_of_one_argument_is_turned_on_where_it_decides(
     if answer.without_loss is not None:
         assert answer.recommended is not None and f"({LOSSES[loss].switch})" in shown_text  # type: ignore[index]
         shown = printed(answer, details=True)
-        assert LOSSES[loss].switch in shown and f"--loss {loss}" in shown  # type: ignore[index]
+        assert LOSSES[loss].switch in shown  # type: ignore[index]
         within = answer.without_loss.fit.fits
         assert not within or answer.recommended.tokens_per_s > 1.1 * answer.without_loss.tokens_per_s
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
-from ds_advise.probes.dry_run.run import NeedsValuesError
-from ds_advise.probes.run import Request
+from ds_advise.probes.command.request import CommandRequest
+from ds_advise.probes.run_errors import NeedsValuesError
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
-from tests.helpers import SMALL_LLAMA, answer_of_fork, ran, schema_errors
+from tests.helpers import SMALL_LLAMA, dry_runs_in_forks, ran, schema_errors
 
 CONFIG = {
     "bf16": {"enabled": "auto"},
@@ -38,24 +37,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "ds_config.json").write_text(json.dumps(CONFIG))
     words = "dry-run ds_config.json --model config.json --gpus 2x24GB --seq-len 128 --iterations 2"
     arguments = words.split()
-    answers: dict[str, dict[str, Any]] = {}
+    from benchmarks.dry_run.forked_dry_runs import run_in_fork
 
-    def ask_once(request: Request, _timeout_s: float, on_progress: Callable[[str], object]) -> dict[str, Any]:
-        on_progress("load")
-        key = repr(request)
-        return answers[key] if key in answers else answers.setdefault(key, answer_of_fork(request))
+    started: list[CommandRequest] = []
+
+    def start_fork(request: CommandRequest, scratch: Path, working_folder: Path, *rest: Any) -> dict[str, Any]:
+        rest[-1]("load")
+        started.append(request)
+        return run_in_fork(request, scratch, working_folder)
 
     answer, printed, meanwhile = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii"), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch:
+    with dry_runs_in_forks(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("DS_ADVISE_CACHE", str(folder / "store"))
-        patch.setattr("ds_advise.probes.dry_run.run.answer", ask_once)
+        patch.setattr("ds_advise.probes.command.run.start", start_fork)
         patch.setattr(sys, "stderr", meanwhile)
         patch.setattr(sys, "stdout", answer)
         assert run([*arguments, "--json"]) == 0
         patch.setattr(sys, "stdout", printed)
         assert run([*arguments, "--timeline", "trace.json", "--html", "report.html", "--plot", "memory.svg"]) == 0
-    assert len(answers) == 1, "both commands make the same run, which is done once"
+    assert len(started) == 1, "both commands make the same run, which is done once"
     assert "ds-advise: dry run: load, 0 s\n" in meanwhile.getvalue()
     (folder / "answer.json").write_text(answer.getvalue())
     printed.flush()
@@ -114,7 +115,8 @@ def test_the_timeline_opens_in_a_trace_viewer(folder: Path) -> None:
     trace = json.loads((folder / "trace.json").read_text())
     events: list[dict[str, Any]] = trace["traceEvents"]
     phases = [event for event in events if (event["ph"], event["pid"], event.get("tid")) == ("X", 1, 2)]
-    assert [event["name"] for event in phases][-6:] == ["forward", "backward", "step"] * 2
+    names = [event["name"] for event in phases]
+    assert [name for name in names if name != "between"][-6:] == ["forward", "backward", "step"] * 2
     for one, following in pairwise(phases):
         assert one["ts"] + one["dur"] == following["ts"] and one["dur"] > 0
     counters = {
@@ -150,7 +152,7 @@ def test_impossible_options_are_refused_before_anything_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ds_advise.probes.dry_run.run.answer", None)
+    monkeypatch.setattr("ds_advise.probes.command.run.start", None)
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
     before = (folder / "trace.json").read_bytes()
@@ -179,7 +181,7 @@ def test_a_model_that_needs_values_is_probed_without_a_dry_run(
         raise NeedsValuesError("its shapes depend on values", phase="forward", fix="run ds-advise probe")
 
     Path("ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2}))
-    monkeypatch.setattr("ds_advise.probes.dry_run.run.answer", needs_values)
+    monkeypatch.setattr("ds_advise.probes.command.run.start", needs_values)
     probed = ran(1.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
     monkeypatch.setattr("ds_advise.advisor.verification.probe.probe_and_keep", lambda *_, **__: probed)
     assert run(["dry-run", "ds.json", "--model", "gpt2", "--gpus", "2x24GB"]) == 2

@@ -45,7 +45,7 @@ def test_a_dry_run_that_fails_is_one_line_of_what_why_and_fix(
     def rejected(*_: object, **__: object) -> None:
         raise DryRunError("no_such_key is unknown", phase="initialize", why="DeepSpeed rejects it", fix="leave it out")
 
-    monkeypatch.setattr("ds_advise.probes.dry_run.run.answer", rejected)
+    monkeypatch.setattr("ds_advise.probes.command.run.start", rejected)
     monkeypatch.chdir(folder)
     (folder / "plain.json").write_text(json.dumps({"train_batch_size": 2, "zero_optimization": {"stage": 1}}))
     assert cli.run(["dry-run", "plain.json", "--model", "config.json", "--gpus", "2x24GB"]) == 2
