@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ MODEL = """
 import torch
 
 def tiny():
-    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
+    return torch.nn.Sequential(torch.nn.Embedding(16, 16), torch.nn.Linear(16, 16))
 """
 HIDDEN_SIZE = 16
 """The tiny model's, from which the Trainer computes bucket sizes."""
@@ -144,7 +145,10 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
         with patch("ds_advise.probes.command.run.start", fork):
             answer_request(_request(folder, config, question.world_size))
     except DryRunError as error:
-        return f"{error.phase}: {error.what[:500]}"
+        raised = [line for line in error.details.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return (
+            f"{error.phase}: {raised[-1].rpartition(':')[0].rpartition('.')[2] if raised else ''}: {error.what[:500]}"
+        )
     return ""
 
 
@@ -162,7 +166,7 @@ def _request(folder: Path, config: dict[str, Any], world_size: int) -> Any:
         cluster=Cluster(nodes=nodes, gpus_per_node=world_size // nodes, gpu=find_gpu("H100-80GB-SXM")),
         workload=Workload(precision="fp32", framework="deepspeed"),
         gradient_checkpointing=False,
-        inputs=(Input((16,)),),
+        inputs=(Input((4,), "int64"),),
     )
     return request_for(run, iterations=1)
 

@@ -19,6 +19,7 @@ import traceback
 from collections import Counter
 from datetime import timedelta
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,10 @@ class RealRank:
         from ds_advise.probes.recording.ledger import Ledger
         from ds_advise.probes.recording.phases import PhaseRecorder
         from ds_advise.probes.recording.schedule import ScheduleRecorder
-        from ds_advise.tests.probes.dry_run import dry_run_jobs
 
-        self.jobs = dry_run_jobs
+        # By its path: the tests are no part of an installed package.
+        jobs = Path(__file__).parents[2] / "tests" / "probes" / "dry_run" / "dry_run_jobs.py"
+        self.jobs = SourceFileLoader("dry_run_jobs", str(jobs)).load_module()
         self.folder = folder
         self.alone = alone
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,13 +85,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extensions: Callable
     (tmp_path / "work" / "model").mkdir(parents=True)
     (tmp_path / "work" / "ds_config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "work" / "model" / "config.json").write_text(json.dumps(TINY))
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    yield tmp_path / "work"
-    monkeypatch.setattr("tempfile.tempdir", None)
-    assert not processes_of(tmp_path)
-    assert not [path for path in (tmp_path / "temporary").iterdir() if path.name.startswith("ds-advise")]
+    with tempfile.TemporaryDirectory() as temporary:  # a short path: loaders' workers make sockets below it
+        monkeypatch.setenv("TMPDIR", temporary)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        yield tmp_path / "work"
+        monkeypatch.setattr("tempfile.tempdir", None)
+        assert not processes_of(tmp_path)
+        assert not [path for path in Path(temporary).iterdir() if path.name.startswith("ds-advise")]
 
 
 def probed(folder: Path, script: str, *words: str, **settings: Any) -> ProbeResult:
