@@ -18,8 +18,8 @@ _LEFT_OUT = ("report_to", "save_strategy", "disable_tqdm")
 def write_script(answer: Recommendation, path: Path, config_path: str, *, force: bool) -> tuple[list[str], str]:
     """Write the script that trains the recommended plan. Returns (written files, the shell line that starts it).
 
-    A transformers model under plain DeepSpeed is loaded by `trainer.py`, which is written beside the script. Raises
-    ConfigFileError for files that exist, without `force`.
+    Under plain DeepSpeed `trainer.py` loads a transformers model and makes adapters; it is written beside the script.
+    Raises ConfigFileError for files that exist, without `force`.
     """
     assert answer.recommended is not None, "a plan fits"
     question = answer.question
@@ -33,7 +33,7 @@ def write_script(answer: Recommendation, path: Path, config_path: str, *, force:
     )
     script, files = words.script_of(run), [str(path)]
     write_text(script.read_text("utf-8"), path, force=force)
-    if script.name == "engine.py" and module is None:
+    if script.name == "engine.py" and (module is None or question.workload.method != "full"):
         beside = path.with_name(words.TRAINER.name)
         write_text(words.TRAINER.read_text("utf-8"), beside, force=force)
         files.append(str(beside))

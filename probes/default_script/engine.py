@@ -5,7 +5,8 @@
 
 FILE.py:FACTORY returns the module. The file may define `make_batch(micro_batch_size, seq_len)`, whose tensors are the
 arguments of `forward` (a dict by name, a tuple by position), and `loss_fn(output, batch)`. Put your own data in place
-of `make_batch`. A transformers model is loaded by `trainer.py`, with its options, and trained on random rows.
+of `make_batch`. A transformers model is loaded by `trainer.py`, with its options, and trained on random rows; its
+options of adapters and frozen parts also apply to a module.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ def main() -> None:
     device = torch.device(deepspeed.get_accelerator().current_device_name())
     if options.module:
         model, file = built(options.module)
+        if others:  # adapters and frozen parts
+            own, trainer = _trainer_options(others, options)
+            model = trainer.adapted(model, own, {} if options.gradient_checkpointing else None)
         if options.gradient_checkpointing:
             enable_checkpointing(model)
         inputs = parse_inputs(options.input_shape, options.input_dtype)
@@ -52,12 +56,7 @@ def main() -> None:
         loader = partial(_batches_of_module, make_batch, options)
         engine = _engine(config, model, options, None)
     else:
-        trainer: Any = import_module("trainer")
-        own, rest = trainer.HfArgumentParser(trainer.ScriptArguments).parse_args_into_dataclasses(
-            [*others, "--max_length", str(options.max_length)], return_remaining_strings=True
-        )
-        if rest:
-            raise SystemExit(f"unknown arguments: {rest}")
+        own, trainer = _trainer_options(others, options)
         model = trainer.load_model(own, checkpointing={} if options.gradient_checkpointing else None)
         if options.gradient_checkpointing:
             model.activation_checkpointing_enable(
@@ -106,6 +105,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--use_liger_kernel", action="store_true")
     parser.add_argument("--liger_kernel_config", default="{}", help="a JSON object")
     return parser
+
+
+def _trainer_options(words: list[str], options: Any) -> tuple[Any, Any]:
+    """(the options of `trainer.py` among the words, its module)."""
+    trainer: Any = import_module("trainer")
+    module = ["--model_name_or_path", options.module] if options.module else []
+    own, rest = trainer.HfArgumentParser(trainer.ScriptArguments).parse_args_into_dataclasses(
+        [*words, *module, "--max_length", str(options.max_length)], return_remaining_strings=True
+    )
+    if rest:
+        raise SystemExit(f"unknown arguments: {rest}")
+    return own, trainer
 
 
 def _engine(config: dict[str, Any], model: torch.nn.Module, options: Any, groups: Any) -> Any:

@@ -248,6 +248,11 @@ def load_model(options: ScriptArguments, *, checkpointing: dict[str, Any] | None
             path, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True, **more
         )
     _give_dimensions(model)
+    return adapted(model, options, checkpointing)
+
+
+def adapted(model: Any, options: ScriptArguments, checkpointing: dict[str, Any] | None) -> Any:
+    """The model with its adapters, or with its frozen parts. checkpointing: as in `load_model`."""
     if not options.lora_r:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not (options.freeze and re.fullmatch(options.freeze, name)))
@@ -265,7 +270,7 @@ def load_model(options: ScriptArguments, *, checkpointing: dict[str, Any] | None
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
-        task_type="CAUSAL_LM" if chosen.__name__.endswith("ForCausalLM") else None,
+        task_type="CAUSAL_LM" if type(model).__name__.endswith("ForCausalLM") else None,
         target_modules="all-linear" if targets == ["all-linear"] else targets,
         modules_to_save=options.lora_modules_to_save or None,
         exclude_modules=options.freeze,

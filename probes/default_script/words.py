@@ -58,7 +58,7 @@ def command_words(run: Run, *, model: str = ".", steps: int = STEPS) -> tuple[st
 def script_arguments(run: Run) -> dict[str, Any]:
     """The arguments of the run's default script, without the model, the data and the number of steps."""
     if script_of(run).name == "engine.py":
-        return _engine_arguments(run) | ({} if isinstance(run.model, str) else model_arguments(run))
+        return _engine_arguments(run) | (_adaptation(run) if isinstance(run.model, str) else model_arguments(run))
     workload = run.workload
     arguments = training_arguments(run_plan(run), workload, run.cluster, config_path=CONFIG_FILE)
     arguments.pop("parallelism_config", None)  # the scripts make it
@@ -123,6 +123,19 @@ def model_arguments(run: Run) -> dict[str, Any]:
     arguments: dict[str, Any] = {"max_length": workload.seq_len, "dtype": TORCH_DTYPES[workload.precision]}
     if workload.attention in ATTENTION and workload.attention != "sdpa":  # the default of models that support it
         arguments["attn_implementation"] = ATTENTION[workload.attention]
+    arguments |= _adaptation(run)
+    if plan.sequence_parallel_size > 1:
+        arguments["sequence_parallel_size"] = plan.sequence_parallel_size
+    if workload.loss == "chunked-softmax":
+        arguments["chunked_softmax"] = True
+    if plan.cpu_checkpointing and not workload.software.pinned_inputs:
+        arguments["pageable_inputs"] = True
+    return {name: value for name, value in (arguments | _tiles(run, plan)).items() if value is not None}
+
+
+def _adaptation(run: Run) -> dict[str, Any]:
+    """Adapters and frozen parts."""
+    workload, arguments = run.workload, dict[str, Any]()
     if workload.freeze:
         arguments["freeze"] = frozen_pattern(workload.freeze)
     if workload.method != "full":
@@ -137,13 +150,7 @@ def model_arguments(run: Run) -> dict[str, Any]:
             "lora_in_fp32": (in_fp32 and not workload.modules_to_save) or None,
             "load_in_4bit": workload.method == "qlora" or None,
         }
-    if plan.sequence_parallel_size > 1:
-        arguments["sequence_parallel_size"] = plan.sequence_parallel_size
-    if workload.loss == "chunked-softmax":
-        arguments["chunked_softmax"] = True
-    if plan.cpu_checkpointing and not workload.software.pinned_inputs:
-        arguments["pageable_inputs"] = True
-    return {name: value for name, value in (arguments | _tiles(run, plan)).items() if value is not None}
+    return arguments
 
 
 def _tiles(run: Run, plan: Plan) -> dict[str, int]:

@@ -117,6 +117,8 @@ def copy_without_data(model: torch.nn.Module) -> torch.nn.Module:
         else:
             empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
         copies[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+    # torch ends the process where one is copied; a pipeline's module holds some.
+    setattr(torch.distributed.ProcessGroup, "__deepcopy__", lambda group, _copies: group)  # noqa: B010  mypy
     return copy.deepcopy(model, copies)  # the memo of objects that are already copied
 
 

@@ -371,7 +371,7 @@ def test_a_reference_generation_and_scores_are_seen(folder: Path) -> None:
     assert (trained["zero_stage"], reference["zero_stage"]) == (2, 3)
     assert (trained["optimizer"], reference["optimizer"]) == ("FusedAdam", "")
     assert reference["trainable_parameters"] == 0 < reference["parameters"] == trained["parameters"]
-    assert {"generation", "evaluation", *("forward", "backward", "step")} <= {name for _, name in phases(answer)}
+    assert {"generation", "scoring", *("forward", "backward", "step")} <= {name for _, name in phases(answer)}
 
 
 QLORA = """
