@@ -40,7 +40,7 @@ def observed(
         steps=observer.steps,
         batch_shapes=shapes,
         batch_lengths=tuple(_length(each) for each in loaders.shapes),
-        searched_batches=loaders.searched_batches,
+        searched_batches=len(loaders.searched),
         rows=rows.cut,
         rows_read=rows.most or 0,
         logits_bytes=_most_logits(recorder),

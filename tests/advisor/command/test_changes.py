@@ -96,6 +96,7 @@ def found(folder: Path, *, framework: str = "hf", **arguments: Any) -> CommandRe
         uses_liger=False,
         attention="sdpa",
         has_padding_mask=False,
+        varying_lengths=False,
         reentrant=False,
         versions={},
     )
