@@ -29,6 +29,7 @@ from ..question.cluster import build_cluster
 from ..question.options import CpuOptions, MachineOptions, ModuleOptions, names_in
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate
+from ..text.labels import plan_title
 from ..verification.command import command_answer
 from ..verification.verify import by_speed, judged_answer
 from .advice import CommandAdvice, Proof
@@ -114,23 +115,25 @@ def advise_command(
         say(f"batches have {min(lengths)} to {max(lengths)} tokens; the longest is looked for ...")
         request = replace(request, longest=True, rows=request.data_rows)
         today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
-    question = command_question(today.found, given)
-    remarks += _differences(question, today)
     others = [name for name in given if name not in CARRIED]
-    answer = predicted(question)
-    found = CommandAdvice(
-        **{field.name: getattr(answer, field.name) for field in fields_of(Recommendation)},
-        words=tuple(words),
-        today=today,
-        remarks=tuple(remarks),
-    )
+
+    def ask(seen: CommandAnswer) -> CommandAdvice:
+        question = command_question(seen.found, given)
+        answer = predicted(question)
+        return CommandAdvice(
+            **{field.name: getattr(answer, field.name) for field in fields_of(Recommendation)},
+            words=tuple(words),
+            today=today,
+            remarks=(*remarks, *_differences(question, seen)),
+        )
+
+    found = ask(today)
     if others:
         listed = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         say(f"{listed}: the advice is for another training than the command's, and is not proved by a dry run")
     change = change or partial(_changed, request=request, destination=destination)
-    return _proved(
-        found, request, change, destination, timeout_s=timeout_s, proves=not others, say=say, on_progress=on_progress
-    )
+    dry_run = partial(command_answer, timeout_s=timeout_s, on_progress=on_progress)
+    return _proved(found, ask, request, change, destination, proves=not others, say=say, dry_run=dry_run)
 
 
 def _free_name(folder: Path) -> str:
@@ -155,20 +158,25 @@ def _differences(question: Question, today: CommandAnswer) -> list[str]:
 
 def _proved(
     found: CommandAdvice,
+    ask: Callable[[CommandAnswer], CommandAdvice],
     request: CommandRequest,
     change: Change,
     destination: str,
     *,
-    timeout_s: float,
     proves: bool,
     say: Callable[[str], None],
-    on_progress: OnProgress,
+    dry_run: Callable[[CommandRequest], CommandAnswer],
 ) -> CommandAdvice:
-    """The advice after dry runs of the changed command: the fastest plan that also fits there."""
-    question, least = found.question, LEAST[found.question.risk]
+    """The advice after dry runs of the changed command: the fastest plan that also fits there.
+
+    ask: the advice for another observation. A script may build another model under another stage: run_clm compares the
+        size of the tokenizer with that of a weight, which is 0 while ZeRO-3 holds it.
+    """
+    least = LEAST[found.question.risk]
     proofs, judged = list[Proof](), dict[Plan, Candidate]()
     chosen: Candidate | None = None
     kept: dict[str, Any] = {}
+    parameters = found.today.engine.parameters
     while len(proofs) < MOST_PROOFS and (candidate := _next(found, [*(each.candidate for each in proofs)], kept)):
         changed = change(found, candidate)
         if not proves:
@@ -184,16 +192,26 @@ def _proved(
             forced=changed.forced,
         )
         try:
-            answer = command_answer(proving, timeout_s=timeout_s, on_progress=on_progress)
+            answer = dry_run(proving)
         except DsAdviseError as error:
             problem = f"{error.what}, {error.why}" if error.why else error.what
             proofs.append(Proof(candidate=candidate, changed=changed, answer=None, problem=problem))
             continue
-        answer = _compared(answer, question, candidate)
+        overtaken = ""
+        if (now := answer.engine.parameters) != parameters:
+            remark = (
+                f"Under {plan_title(candidate.plan)} the script's model has {now:,} parameters, not {parameters:,}."
+            )
+            asked, parameters = ask(answer), now
+            found = replace(asked, remarks=(*asked.remarks, remark))
+            candidate = next((each for each in found.candidates if each.plan == candidate.plan), candidate)
+            if found.recommended is not None and found.recommended.plan != candidate.plan:
+                overtaken = "another plan is faster for that model"
+        answer = _compared(answer, found.question, candidate)
         checked = judged[candidate.plan] = replace(candidate, fit=answer.fit)
         differing = _differing(answer, found.today, candidate.plan)
         kept |= differing
-        problem = f"the changed command still has {_listed(differing)}" if differing else ""
+        problem = f"the changed command still has {_listed(differing)}" if differing else overtaken
         own, new = (precision_in(each.engine.config) for each in (found.today, answer))
         if new != own:
             problem = f"the changed command trains in {new} in place of {own}"
@@ -204,13 +222,9 @@ def _proved(
             chosen = checked
             break
     runs = tuple(proof.answer for proof in proofs if proof.answer is not None)
-    remarks = found.remarks
-    if chosen is not None and runs[-1].engine.parameters != found.today.engine.parameters:
-        now, before = runs[-1].engine.parameters, found.today.engine.parameters
-        remarks += (f"Under the advised plan the script's model has {now:,} parameters, today {before:,}.",)
     done = judged_answer(found, judged, chosen, dry_runs=runs)
     assert isinstance(done, CommandAdvice)
-    return replace(done, proofs=tuple(proofs), remarks=remarks)
+    return replace(done, proofs=tuple(proofs))
 
 
 def _changed(

@@ -122,8 +122,11 @@ def vocabulary() -> list[str]:
     return ["".join(numbers.choices(syllables, k=numbers.randint(2, 4))) for _ in range(WORDS)]
 
 
-def tokenizer(kind: str) -> Any:
-    """A byte-level BPE tokenizer of the made-up words, about one token a word, with the special tokens of `kind`."""
+def tokenizer(kind: str, vocab_size: int) -> Any:
+    """A byte-level BPE tokenizer of the made-up words, about one token a word, with the special tokens of `kind`.
+
+    vocab_size: tokens that no text has fill up the vocabulary. Some scripts give the model the tokenizer's size.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -135,6 +138,10 @@ def tokenizer(kind: str) -> Any:
         vocab_size=2000, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator([" " + word for word in vocabulary()] * 2, trainer)
+    filled = json.loads(backend.to_str())
+    known = filled["model"]["vocab"]
+    known |= {f"<unused {number}>": number for number in range(len(known), vocab_size)}
+    backend = Tokenizer.from_str(json.dumps(filled))
     ids = {name: backend.token_to_id(name) for name in SPECIAL}
     names = {"pad_token": "<pad>", "unk_token": "<unk>"}
     if kind == "encoder":
@@ -181,7 +188,7 @@ def make_model(folder: Path, name: str, *, tiny: bool) -> None:
     if reads == "image":
         transformers.ViTImageProcessor().save_pretrained(folder)
     else:
-        tokenizer(reads).save_pretrained(folder)
+        tokenizer(reads, config.get_text_config().vocab_size).save_pretrained(folder)
         path = folder / "tokenizer_config.json"  # transformers 4 has no class named TokenizersBackend
         known = "LlamaTokenizerFast" if reads == "llama" else "PreTrainedTokenizerFast"
         text = path.read_text(encoding="utf-8").replace("TokenizersBackend", known)

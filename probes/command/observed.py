@@ -26,6 +26,8 @@ class ObservedEngine:
     zero_stage: int
     micro_batch_size: int
     gradient_accumulation_steps: int
+    recorded_micro_batches: int
+    """Micro batches of the recorded step: fewer if the data end before the accumulation does."""
     data_parallel_size: int
     checkpointing: bool
     """Whether a module of the model has gradient checkpointing enabled."""

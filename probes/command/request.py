@@ -46,8 +46,9 @@ class CommandRequest:
     offline: bool = False
     evaluated_batches: int = 3
     """Batches of an evaluation: logits kept for metrics show how they grow."""
-    generates: bool = True
-    """Whether models compute their completions; if not, these have full length at once."""
+    is_default_script: bool = False
+    """Whether the command is one of `default_script`. Completions then have full length at once, and Liger's losses are
+    simulated without the package."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of files that the command finds in addition to the user's, by absolute path."""
     forced: ForcedSettings | None = None

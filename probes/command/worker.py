@@ -105,7 +105,7 @@ class Session:
         self.replace_kernels()
         weights.install()
         savers.install(self.mode.shadow, self.mode.attach)
-        if not request.generates:
+        if request.is_default_script:
             generation.replace_generate()
             on_import("trl.generation.vllm_generation", partial(generation.replace_vllm, self.observer.phased))
         for name in ("grpo", "rloo"):
@@ -138,7 +138,7 @@ class Session:
         schedule = self.recorder.schedule
         if libraries.has("liger_kernel") and libraries.has("triton"):
             on_import("liger_kernel.transformers", partial(kernels.patch_liger, schedule))
-        else:
+        elif self.request.is_default_script:
             kernels.patch_liger(schedule, kernels.liger_stand_in())
             libraries.replace_in_loaded("is_liger_kernel_available", lambda: True)
         on_import("deepspeed.runtime.chunked_cross_entropy", partial(kernels.patch_chunked_softmax, schedule))

@@ -78,7 +78,7 @@ def answer_request(
             expandable_segments=request.expandable_segments,
             offline=True,
             evaluated_batches=run.workload.eval_logits or 1,
-            generates=False,
+            is_default_script=True,
         )
         found = dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error)
         return replace(found.result, iterations=request.iterations)

@@ -55,6 +55,7 @@ def found(folder: Path, *, framework: str = "hf", **arguments: Any) -> CommandRe
         zero_stage=3,
         micro_batch_size=2,
         gradient_accumulation_steps=2,
+        recorded_micro_batches=2,
         data_parallel_size=8,
         checkpointing=True,
         config=OWN,

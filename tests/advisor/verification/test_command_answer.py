@@ -30,6 +30,7 @@ ENGINE = ObservedEngine(
     zero_stage=3,
     micro_batch_size=1,
     gradient_accumulation_steps=4,
+    recorded_micro_batches=4,
     data_parallel_size=8,
     checkpointing=True,
     config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
