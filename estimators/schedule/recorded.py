@@ -42,6 +42,8 @@ class RecordedOperation:
     """FLOPs of attention, without masked pairs."""
     keys: int = 0
     """The sequence length of attention."""
+    masked: bool = False
+    """Whether it is torch's memory-efficient attention with a mask, which computes all pairs."""
     pinned: bool = False
     """Whether the host memory of a copy is page-locked."""
     serialized: bool = False

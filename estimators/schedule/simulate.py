@@ -289,7 +289,8 @@ def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
         )
     moved = operation.size_bytes / bandwidth
     if operation.kind == "attention":
-        rate = attention_rate(gpu, precision, "flash", operation.keys, backward="backward" in operation.name)
+        backward, masked = "backward" in operation.name, operation.masked
+        rate = attention_rate(gpu, precision, "flash", operation.keys, backward=backward, masked=masked)
         return max(moved, operation.flops / rate)
     return moved
 

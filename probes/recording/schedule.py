@@ -363,7 +363,8 @@ def _computed(
         if _argument(operation, args, kwargs, "is_causal"):
             # Query i attends to i keys: keys (keys + 1) / 2 of keys^2 products.
             flops = round(flops * (keys + 1) / (2 * keys))
-        return recorded("attention", read + written, flops=flops, keys=keys)
+        masked = "efficient" in name and _argument(operation, args, kwargs, "attn_bias") is not None
+        return recorded("attention", read + written, flops=flops, keys=keys, masked=masked)
     # A gather touches only the rows that it returns.
     read = {"fetch": written, "fill": 0}.get(kind or "", read)
     return recorded("memory", read + written)

@@ -192,6 +192,8 @@ def test_padding_to_the_longest_of_a_batch_is_none_for_one_row(micro: str, round
     assert software.padding_mask and software.varying_lengths == (rounded == 1)
     assert proof is not None and proof.answer is not None and answer.recommended is not None
     assert proof.answer.observed.attention == (("efficient",) if rounded == 8 else ("flash",))
+    schedule = proof.answer.result.schedule
+    assert schedule is not None and any(each.masked for each in schedule.operations) == (rounded == 8)
     measured = proof.answer.result.peak.allocated_bytes_per_gpu
     assert measured == pytest.approx(answer.recommended.memory.allocated_bytes_per_gpu, rel=0.02)
 

@@ -16,6 +16,7 @@ from ds_advise.estimators.schedule.recorded import (
 )
 from ds_advise.estimators.schedule.simulate import KERNEL_S, SimulatedStep, duration_s, simulate
 from ds_advise.estimators.schedule.streams import Streams
+from ds_advise.estimators.time.roofline import EFFICIENT_SPEED
 
 CLUSTER = Cluster(nodes=1, gpus_per_node=4, gpu=find_gpu("A100-80GB"))
 KERNEL = RecordedOperation(kind="memory", name="aten::add", precision="bfloat16", size_bytes=10**9)
@@ -34,6 +35,13 @@ def simulated(operations: tuple[RecordedOperation, ...], *entries: Entry) -> Sim
 
 def seconds(operation: RecordedOperation) -> float:
     return duration_s(operation, CLUSTER)
+
+
+def test_attention_with_a_mask_runs_in_the_slower_kernel() -> None:
+    attention = RecordedOperation(
+        kind="attention", name="efficient_attention", precision="bfloat16", size_bytes=10**6, flops=10**13, keys=4096
+    )
+    assert seconds(replace(attention, masked=True)) == pytest.approx(seconds(attention) / EFFICIENT_SPEED[False])
 
 
 def test_two_streams_share_the_gpu_and_not_its_links() -> None:
