@@ -7,7 +7,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
-from ds_advise.advisor.advise import advise
+from ds_advise import advise
 from ds_advise.advisor.cli.main import program
 from ds_advise.advisor.document.terminal import line_count, print_document
 from ds_advise.advisor.render.answer import MOST_LINES, answer_document
