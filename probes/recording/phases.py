@@ -157,6 +157,7 @@ def recorded_result(
     libraries: those whose versions are stated, if they are loaded.
     """
     phases = tuple(recorder.phases)
+    loading = [phase for phase in phases if phase.iteration == 0]
     return DryRunResult(
         phases=phases,
         iterations=iterations,
@@ -164,7 +165,8 @@ def recorded_result(
         peak_by_phase=peak_by_phase(recorder),
         timeline=timeline(recorder),
         schedule=recorder.schedule.recorded(),
-        peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
+        peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in loading),
+        peak_loading_host_bytes=max(phase.host_held_peak_bytes for phase in loading),
         nvme_bytes_per_rank=sum(recorder.ledger.nvme_files.values()),
         parameters=parameters[0],
         trainable_parameters=parameters[1],
