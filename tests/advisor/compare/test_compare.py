@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Iterator
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -114,37 +111,6 @@ def test_differences_are_found_with_both_values(
     ours, theirs, acts = found[path].first, found[path].second, found[path].acts
     message = f"{ours.value} {ours.origin}, {theirs.value} {theirs.origin}, {'acts' if acts else 'idle'}"
     assert message == expected
-
-
-def test_defaults_of_loose_blocks_are_the_installed_deepspeeds() -> None:
-    """Blocks without a class have their defaults in constants: NAME = "key", NAME_DEFAULT = value."""
-    spec = find_spec("deepspeed") or pytest.skip("DeepSpeed is not installed")
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent
-
-    def pairs(file: str) -> Iterator[tuple[str, Any]]:
-        known: dict[str, Any] = {}
-        for node in ast.parse((folder / file).read_text()).body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                try:
-                    known[node.targets[0].id] = ast.literal_eval(node.value)
-                except ValueError:
-                    continue
-        yield from ((key, known[f"{name}_DEFAULT"]) for name, key in known.items() if f"{name}_DEFAULT" in known)
-
-    aio, checkpointing = (
-        dict(pairs(file)) for file in ("runtime/swap_tensor/constants.py", "runtime/activation_checkpointing/config.py")
-    )
-    others: dict[str, list[Any]] = {}
-    for key, value in pairs("runtime/constants.py"):
-        others.setdefault(key, []).append(value)
-    for path, known in CONFIG_KEYS.items():
-        block, _, name = path.rpartition(".")
-        value = known.default
-        if known.field or value is None:
-            continue
-        installed = {"aio": aio, "activation_checkpointing": checkpointing}.get(block)
-        assert value in others[name] if installed is None else installed[name] == value, path
 
 
 def test_every_key_with_a_meaning_exists(facts: DeepSpeedFacts) -> None:
