@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -50,12 +49,6 @@ class PhaseRecorder:
         self.phases: list[PhaseMemory] = []
         self.recorded = [RecordedPhase(iteration=0, name="start", first_event=0)]
         self._steps: list[tuple[Any, ...]] = []
-
-    @contextlib.contextmanager
-    def phase(self, iteration: int, name: str) -> Iterator[None]:
-        self.begin(iteration, name)
-        yield
-        self.end()
 
     def begin(self, iteration: int, name: str) -> None:
         """Begin a phase; the one before it has ended."""
