@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ from ds_advise.advisor.advise import comparison_context
 from ds_advise.advisor.answer.comparison import Comparison, compare, differences
 from ds_advise.advisor.answer.config_settings import ConfigSettings
 from ds_advise.advisor.cli.main import run as run_here
-from ds_advise.advisor.document.terminal import print_document
 from ds_advise.advisor.render.comparison import comparison_document
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.plan import STRATEGIES
 from ds_advise.validate.lint import DeepSpeedFacts, load_facts
-from rich.console import Console
+
+from tests.helpers import printed_document
 
 WHERE: dict[str, Any] = {"gpus": "4xA100-80GB", "ram": "512GB", "nvme": "/nvme:4TB", "offline": True}
 FILES = {
@@ -169,10 +168,8 @@ def test_features_without_figures_are_named(tmp_path: Path, files: dict[str, str
     assert "has ZenFlow" not in text_of(compare(files["offload"], str(written)))
 
 
-def text_of(comparison: Comparison, width: int = 80) -> str:
-    output = StringIO()
-    print_document(comparison_document(comparison), Console(file=output, width=width))
-    return output.getvalue()
+def text_of(comparison: Comparison) -> str:
+    return printed_document(comparison_document(comparison))
 
 
 def test_verdicts(files: dict[str, str]) -> None:
