@@ -1,4 +1,4 @@
-"""`advise()` and `estimate()`: from the options of a question to a `Question` (`build_question`) and to its answer."""
+"""From the options of a question to a `Question` (`build_question`) and to its answer, and `estimate()`."""
 
 from __future__ import annotations
 
@@ -227,46 +227,18 @@ def comparison_context(
     )
 
 
-@documented
-def advise(
-    model: str | ModelShape | Any,
-    *,
-    example_inputs: Any = None,
-    loss_fn: Callable[[Any, Any], Any] | None = None,
-    sharding: Literal["zero", "fsdp"] = "zero",
-    deepspeed_estimate: bool = True,
-    say: Callable[[str], None] = lambda _: None,
-    **options: Unpack[QuestionOptions],
-) -> Recommendation:
-    """The fastest DeepSpeed configuration that fits, with memory and time of every strategy.
-
-    model: a catalogue name in any spelling, a folder or `config.json`, a hub id, "FILE.py:FUNCTION" (the file is
-        executed, in a subprocess), a `torch.nn.Module` or a function that returns one, or a `ModelShape`.
-    example_inputs: of a module that is given as an object: the arguments of its `forward` with any number of samples, a
-        tensor, a tuple or a dict by name.
-    loss_fn: of such a module: the loss by output and inputs; by default the output's `loss`, or its mean.
-    sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.pytorch_baseline`).
-    deepspeed_estimate: also call DeepSpeed's own estimator (imports torch and deepspeed, which takes seconds).
-    say: receives a warning about quantized weights.
-
-    Raises `DsAdviseError` for a question that cannot be answered. If no plan fits, `recommended` is None.
-    """
-    question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, say=say, **options)
-    recommendation = answer(question)
-    if sharding == "fsdp":
-        recommendation = replace(recommendation, pytorch_baseline=plain_pytorch(question))
-    return add_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
-
-
 @gc_paused()
-def answer(question: Question) -> Recommendation:
-    """The recommendation for a question, corrected by past probes if it is about this machine."""
+def answer(question: Question, *, sharding: Literal["zero", "fsdp"] = "zero") -> Recommendation:
+    """The recommendation for a question, corrected by past probes if it is about this machine. sharding: "fsdp" adds
+    the baseline of plain PyTorch."""
     recommendation = predicted(question)
     if question.cluster.is_this_machine and store_exists():
         # Imported here: few questions are about this machine.
         from .verification.verify import apply_past_probes
 
         recommendation = apply_past_probes(recommendation)
+    if sharding == "fsdp":
+        recommendation = replace(recommendation, pytorch_baseline=plain_pytorch(question))
     return recommendation
 
 
@@ -318,7 +290,7 @@ def checked_answer(
     """The recommendation after the dry runs (`verify`) and probes that the command line asks for."""
     if probe:
         cluster_here(options)  # raises ClusterError before anything is predicted
-    recommendation = advise(model, sharding=sharding, deepspeed_estimate=False, say=say, **options)
+    recommendation = answer(build_question(model, say=say, **options), sharding=sharding)
     # Imported where needed: an answer without checks must not wait for these.
     if verify:
         from .verification.verify import verify as verified

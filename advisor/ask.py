@@ -8,8 +8,7 @@ from typing import Any, Literal, Unpack
 
 from ..estimators.errors import WorkloadError
 from ..estimators.models.model_shape import ModelShape
-from .advise import advise as advise_model
-from .advise import documented
+from .advise import add_deepspeed_estimate, answer, build_question, documented
 from .answer.recommendation import Recommendation
 from .command.advise import advise_command
 from .question.options import QuestionOptions
@@ -53,12 +52,6 @@ def advise(
         )
     if command is not None:
         return advise_command(command, options, config_file=None if config_file is None else Path(config_file), say=say)
-    return advise_model(
-        model,
-        example_inputs=example_inputs,
-        loss_fn=loss_fn,
-        sharding=sharding,
-        deepspeed_estimate=deepspeed_estimate,
-        say=say,
-        **options,
-    )
+    question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, say=say, **options)
+    found = answer(question, sharding=sharding)
+    return add_deepspeed_estimate(found) if deepspeed_estimate else found

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import psutil
 from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.document.blocks import Document
 from ds_advise.advisor.document.terminal import print_document
 from ds_advise.advisor.document.translation import translated
 from ds_advise.advisor.launch.request import FailureKind, LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
@@ -84,8 +85,12 @@ def h100s(count: int) -> Cluster:
 
 def printed(answer: Recommendation, *, width: int = 80, details: bool = False, language: Language = "en") -> str:
     """An answer as the terminal shows it."""
+    return printed_document(translated(answer_document(answer, details=details), language), width)
+
+
+def printed_document(document: Document, width: int = 80) -> str:
+    """A document as the terminal shows it."""
     page = io.StringIO()
-    document = translated(answer_document(answer, details=details), language)
     print_document(document, Console(file=page, width=width, highlight=False, color_system=None))
     return page.getvalue()
 

@@ -15,13 +15,14 @@ from .options import MODEL_ARGUMENT, output_options, question_options
 def show_key(name: str, model: str | None, question: dict[str, Any], output: Output) -> int:
     """Explain a key of a DeepSpeed configuration, with a model its cost too."""
     from ...validate.lint import load_facts
-    from ..advise import advise
+    from ..advise import answer as answer_question
+    from ..advise import build_question
     from ..answer.explained_key import explain_key
     from ..document.terminal import print_blocks
     from ..render.explanation import key_blocks
 
     facts = load_facts()
-    answer = None if model is None else advise(model, **question, deepspeed_estimate=False, say=output.say)
+    answer = None if model is None else answer_question(build_question(model, **question, say=output.say))
     explained = explain_key(name, facts=facts, answer=answer)
     output.show(lambda: explained, lambda console: print_blocks(key_blocks(explained), console))
     return 0
@@ -64,7 +65,8 @@ def explain(
 
     if costs_of is not None or is_key(model):
         return show_key(model, costs_of, question, output)
-    from ..advise import advise, build_question, strategy_candidate
+    from ..advise import answer as answer_question
+    from ..advise import build_question, strategy_candidate
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
     from ..document.terminal import print_blocks
@@ -72,11 +74,10 @@ def explain(
 
     if settings is not None and strategy is None:
         raise click.UsageError("--set needs --strategy: name the plan to change")
+    built = build_question(model, **question, say=output.say)
     if settings is not None or strategy in get_args(PlainPyTorch):
-        built = build_question(model, **question, say=output.say)
         explanation = explain_plan(strategy_candidate(built, strategy or "", settings))
     else:
-        answer = advise(model, **question, deepspeed_estimate=False, say=output.say)
-        explanation = explain_answer(answer, strategy=strategy)
+        explanation = explain_answer(answer_question(built), strategy=strategy)
     output.show(explanation.figures, lambda console: print_blocks(explanation_blocks(explanation), console))
     return 0

@@ -183,8 +183,8 @@ def passed_options() -> set[str]:
     return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
-def model_option(text: str, *, required: bool = False) -> Decorator:
-    return click.option("--model", required=required, metavar="MODEL", shell_complete=complete_model, help=text)
+def model_option(text: str) -> Decorator:
+    return click.option("--model", metavar="MODEL", shell_complete=complete_model, help=text)
 
 
 class CommandWithUsersCommand(click.Command):

@@ -49,7 +49,7 @@ def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
 
 
 def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
-    observed, engine = answer.observed, answer.engine
+    result, observed, engine = answer.result, answer.observed, answer.engine
     yield "model", _model(engine)
     yield "optimizer", " ".join(filter(None, (engine.optimizer, engine.implementation))) or "none"
     stage = "no ZeRO" if not engine.zero_stage else f"ZeRO stage {engine.zero_stage}"
@@ -65,8 +65,8 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
     yield "checkpointing", "on" if observed.recomputes else "off"
     yield "attention", " and ".join(observed.attention) or "math (all scores in memory)"
     yield "logits", f"all of them in memory: {gib(observed.logits_bytes)} GiB" if observed.logits_bytes else ""
-    loading = observed.loading
-    yield "loading", f"peak {gib(loading['gpu'])} GiB on the GPU, {gib(loading['host'])} GiB of host memory per rank"
+    on_gpu, on_host = (gib(size) for size in (result.peak_loading_gpu_bytes, result.peak_loading_host_bytes))
+    yield "loading", f"peak {on_gpu} GiB on the GPU, {on_host} GiB of host memory per rank"
     others = [f"{each.model} ({_count(each.parameters)}, ZeRO {each.zero_stage})" for each in observed.engines[1:]]
     yield "other engines", ", ".join(others)
     cut = ", ".join(f"{rows:,} ({name})" for name, rows in observed.rows.items())

@@ -20,7 +20,8 @@ from ...estimators.workload import Method, Workload
 from ...probes.default_script import words
 from ...probes.machine import installed_version
 from ...probes.run import Device, Run
-from ..advise import advise
+from ..advise import answer as answer_question
+from ..advise import build_question
 from ..answer.recommendation import Recommendation
 from ..data.counting import EPOCHS, check_causal, global_batch, samples_job, sequence_length
 from ..data.prepare import DataFile, Samples, cut, prepare
@@ -115,7 +116,8 @@ def propose(
 ) -> Proposal:
     """Prepare the data in `folder.records`, and search for the fastest plan for them.
 
-    question: keyword arguments of `advise` except the model. `seq_len` and `global_batch` of None follow from the data.
+    question: keyword arguments of `build_question` except the model. `seq_len` and `global_batch` of None follow from
+        the data.
 
     Raises DsAdviseError for data, a model or options that do not allow a training.
     """
@@ -181,7 +183,7 @@ def _answer(
         question["sequence_parallel_size"] = 1  # Ulysses drops the mask that keeps packed samples apart
     if question["loss"] == "auto" and find_spec("liger_kernel") is None:
         question["loss"] = "standard"  # the Trainer offers only Liger's fused loss
-    answer = advise(shape, **question, deepspeed_estimate=False)
+    answer = answer_question(build_question(shape, **question))
     if cluster.nodes > 1:
         raise ClusterError(
             "train runs on one machine",

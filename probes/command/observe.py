@@ -28,7 +28,6 @@ def observed(
     attention = [kernel for kernel, name in _ATTENTION.items() if f"aten::{name}" in names]
     shapes = loaders.shapes[-1] if loaders.shapes else {}
     ended = "repeated" if observer.repeated else "steps" if observer.finished else "script"
-    loading = [phase for phase in recorder.phases if phase.iteration == 0]
     engines = tuple(_engine(observer, number, names) for number in range(len(observer.engines)))
     return Observed(
         engines=(
@@ -47,10 +46,6 @@ def observed(
         recomputes="recomputed_operation" in schedule.calls,
         in_training_mode=observer.in_training_mode,
         attention=tuple(attention),
-        loading={
-            "gpu": max((phase.gpu_peak_bytes for phase in loading), default=0),
-            "host": max((phase.host_held_peak_bytes for phase in loading), default=0),
-        },
         evaluation_cut=loaders.cut_evaluation,
         invented=tuple(
             InventedNumber(file=file, line=line, number=float(number), decides=isinstance(number, bool))

@@ -72,8 +72,6 @@ class Observed:
     """Whether the model was in training mode; layers of transformers are recomputed in that mode only."""
     attention: tuple[str, ...]
     """Fused attention kernels that ran: "flash", "efficient"; none if all scores were in memory."""
-    loading: dict[str, int]
-    """Highest bytes before the first engine, by "gpu" and "host"."""
     evaluation_cut: bool
     invented: tuple[InventedNumber, ...]
     unknown_masks: int

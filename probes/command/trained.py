@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from ...estimators.models.families import FAMILIES
 from ...estimators.models.model_shape import ModelShape, UserModule
 from ...estimators.models.vision_parts import without_layers
 from ...estimators.objectives import OBJECTIVES
 from ..machine import installed_version
-from ..model_recorder.module import copy_without_data, recorded_module
-from ..recording.engine_phases import Call, EngineObserver, TensorForm
+from ..model_recorder.module import copy_without_data, recorded_module, resized
+from ..recording.engine_phases import Call, EngineObserver
 from .observed import ObservedTraining
 
 _LIBRARIES = ("transformers", "deepspeed", "trl", "peft", "accelerate")
@@ -224,28 +224,13 @@ def _trainer_class(trainer: Any) -> str:
 
 def _recorded(module: Any, call: Call) -> ModelShape:
     """The shape of a module, from the tensors with which the script called it."""
-    samples, follows = call.rows, call.length
 
     def make_batch(batch: int, seq_len: int) -> Any:
-        def resized(leaf: Any) -> Any:
-            if not isinstance(leaf, TensorForm):
-                return leaf
-            shape = list(leaf.shape)
-            if shape and shape[0] == samples:
-                shape[0] = batch
-            if follows and len(shape) > 1 and shape[1] == follows:
-                shape[1] = seq_len
-            dtype = torch.bfloat16 if leaf.dtype.is_floating_point else leaf.dtype
-            return torch.empty(shape, dtype=dtype, device="meta")
-
-        arguments, options = tree_map(resized, (call.arguments, call.options), is_leaf=_is_form)
+        sizes = {0: (call.rows, batch)} | ({1: (call.length, seq_len)} if call.length else {})
+        arguments, options = resized((call.arguments, call.options), sizes)
         return {**dict(zip(inspect.signature(module.forward).parameters, arguments, strict=False)), **options}
 
-    return recorded_module(module, make_batch, _loss(call), UserModule(""), follows or 1)
-
-
-def _is_form(value: Any) -> bool:
-    return isinstance(value, TensorForm)
+    return recorded_module(module, make_batch, _loss(call), UserModule(""), call.length or 1)
 
 
 def _loss(call: Call) -> Callable[[Any, Any], Any]:

@@ -11,12 +11,13 @@ from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Tensor, UserModule
 from ...estimators.models.program import OuterPrograms, Program, Quantity, Slot
 from ..default_script.engine import batches, built, enable_checkpointing, load_loss
 from ..gc_pause import gc_paused
+from ..recording.engine_phases import TensorForm
 from .program import BATCHES, Part, program
 from .trace import Step, Trace, UnrecordableError, tensors_in, tracing
 
@@ -42,16 +43,28 @@ def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any
     samples = tensors_in(arguments)[0].shape[0]
 
     def make_batch(batch: int, _: int) -> Any:
-        def resized(leaf: torch.Tensor) -> torch.Tensor:
-            shape = (batch, *leaf.shape[1:]) if leaf.dim() and leaf.shape[0] == samples else leaf.shape
-            return torch.empty(shape, dtype=torch.bfloat16 if leaf.is_floating_point() else leaf.dtype, device="meta")
-
-        return tree_map_only(torch.Tensor, resized, arguments)
+        return resized(arguments, {0: (samples, batch)})
 
     if not isinstance(model, torch.nn.Module):
         with torch.device("meta"):
             model = model()
     return recorded_module(model, make_batch, loss_fn or load_loss(None), UserModule(""), 1)
+
+
+def resized(tensors: Any, sizes: Mapping[int, tuple[int, int]]) -> Any:
+    """The tensors, or their forms, on the meta device. sizes: dimension -> (its size for samples or tokens, its new
+    size)."""
+
+    def empty(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor | TensorForm):
+            return leaf
+        shape = list(leaf.shape)
+        for place, (old, new) in sizes.items():
+            if len(shape) > place and shape[place] == old:
+                shape[place] = new
+        return torch.empty(shape, dtype=torch.bfloat16 if leaf.dtype.is_floating_point else leaf.dtype, device="meta")
+
+    return tree_map(empty, tensors, is_leaf=lambda value: isinstance(value, TensorForm))
 
 
 def recorded_module(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ...estimators.json_form import to_json
 from ..run_errors import DryRunError, crash_error, package_of, users_line, worker_error
-from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker, worker_environment
+from ..worker_process import WorkerTimeoutError, read_phase, run_worker, worker_environment
 
 
 class Answering(Protocol):
@@ -23,10 +23,8 @@ class Answering(Protocol):
     def answer(self) -> Any: ...
 
 
-def answer(request: Answering, timeout_s: float, on_progress: OnProgress = lambda _phase: None) -> dict[str, Any]:
+def answer(request: Answering, timeout_s: float) -> dict[str, Any]:
     """The result of a request in JSON, from a subprocess.
-
-    on_progress: called with the running phase.
 
     Raises DryRunError if the request fails or the process exceeds the time limit. No process outlives the call.
     """
@@ -40,7 +38,7 @@ def answer(request: Answering, timeout_s: float, on_progress: OnProgress = lambd
                 environment=worker_environment(),
                 working_folder=folder,
                 timeout_s=timeout_s,
-                on_progress=on_progress,
+                on_progress=lambda _phase: None,
             )
         except WorkerTimeoutError as error:
             what = f"the recording did not end within {timeout_s:.0f} s"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -50,12 +49,6 @@ class PhaseRecorder:
         self.phases: list[PhaseMemory] = []
         self.recorded = [RecordedPhase(iteration=0, name="start", first_event=0)]
         self._steps: list[tuple[Any, ...]] = []
-
-    @contextlib.contextmanager
-    def phase(self, iteration: int, name: str) -> Iterator[None]:
-        self.begin(iteration, name)
-        yield
-        self.end()
 
     def begin(self, iteration: int, name: str) -> None:
         """Begin a phase; the one before it has ended."""
@@ -157,6 +150,7 @@ def recorded_result(
     libraries: those whose versions are stated, if they are loaded.
     """
     phases = tuple(recorder.phases)
+    loading = [phase for phase in phases if phase.iteration == 0]
     return DryRunResult(
         phases=phases,
         iterations=iterations,
@@ -164,7 +158,8 @@ def recorded_result(
         peak_by_phase=peak_by_phase(recorder),
         timeline=timeline(recorder),
         schedule=recorder.schedule.recorded(),
-        peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
+        peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in loading),
+        peak_loading_host_bytes=max(phase.host_held_peak_bytes for phase in loading),
         nvme_bytes_per_rank=sum(recorder.ledger.nvme_files.values()),
         parameters=parameters[0],
         trainable_parameters=parameters[1],

@@ -116,6 +116,8 @@ class DryRunResult:
     peak: Peak
     peak_loading_gpu_bytes: int
     """The peak before the first iteration, which may exceed the peak of training."""
+    peak_loading_host_bytes: int
+    """The same of the memory that the host holds."""
     nvme_bytes_per_rank: int
     """Size of the files on NVMe."""
     parameters: int

@@ -7,7 +7,6 @@ halves them. Views take host time only. The replacements of DeepSpeed's extensio
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -51,7 +50,6 @@ operator instead of its collective. Its arguments are the tensor and the name of
 class ScheduleRecorder:
     """Records the current iteration; the next iteration replaces it.
 
-    first_iteration: iterations before it are not recorded, because they cannot be the last.
     current_stream: returns the number of the current stream; 0 is the default stream.
     is_pinned: returns whether a host tensor is page-locked.
     """
@@ -60,7 +58,7 @@ class ScheduleRecorder:
         self.current_stream = current_stream
         self._is_pinned = is_pinned
         self.active = False
-        self.first_iteration = 1
+        self._is_stopped = False
         self.group: tuple[int, int, int] | None = None
         """(stream, ranks, nodes) of the process group of the current collective."""
         self.group_named: Callable[[str], tuple[int, int, int]] = lambda _name: (0, 1, 1)
@@ -84,7 +82,7 @@ class ScheduleRecorder:
 
     def begin(self, iteration: int, phase: str) -> None:
         """Begin a phase. Iteration 0 is before training and is not recorded."""
-        self.active = iteration >= self.first_iteration
+        self.active = iteration > 0 and not self._is_stopped
         if iteration != self._iteration:
             self._iteration = iteration
             # Only the last iteration is kept.
@@ -119,7 +117,7 @@ class ScheduleRecorder:
     def stop(self) -> None:
         """Record nothing from here on."""
         self.active = False
-        self.first_iteration = sys.maxsize
+        self._is_stopped = True
 
     # Called by the simulated accelerator and process groups.
 

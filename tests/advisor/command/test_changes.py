@@ -73,7 +73,6 @@ def found(folder: Path, *, framework: str = "hf", **arguments: Any) -> CommandRe
         recomputes=True,
         in_training_mode=True,
         attention=(),
-        loading={},
         evaluation_cut=False,
         invented=(),
         unknown_masks=0,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Iterator
-from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +12,14 @@ from ds_advise.advisor.advise import comparison_context
 from ds_advise.advisor.answer.comparison import Comparison, compare, differences
 from ds_advise.advisor.answer.config_settings import ConfigSettings
 from ds_advise.advisor.cli.main import run as run_here
-from ds_advise.advisor.document.terminal import print_document
 from ds_advise.advisor.render.comparison import comparison_document
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.plan import STRATEGIES
 from ds_advise.validate.lint import DeepSpeedFacts, load_facts
-from rich.console import Console
+
+from tests.helpers import printed_document
 
 WHERE: dict[str, Any] = {"gpus": "4xA100-80GB", "ram": "512GB", "nvme": "/nvme:4TB", "offline": True}
 FILES = {
@@ -116,37 +112,6 @@ def test_differences_are_found_with_both_values(
     assert message == expected
 
 
-def test_defaults_of_loose_blocks_are_the_installed_deepspeeds() -> None:
-    """Blocks without a class have their defaults in constants: NAME = "key", NAME_DEFAULT = value."""
-    spec = find_spec("deepspeed") or pytest.skip("DeepSpeed is not installed")
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent
-
-    def pairs(file: str) -> Iterator[tuple[str, Any]]:
-        known: dict[str, Any] = {}
-        for node in ast.parse((folder / file).read_text()).body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                try:
-                    known[node.targets[0].id] = ast.literal_eval(node.value)
-                except ValueError:
-                    continue
-        yield from ((key, known[f"{name}_DEFAULT"]) for name, key in known.items() if f"{name}_DEFAULT" in known)
-
-    aio, checkpointing = (
-        dict(pairs(file)) for file in ("runtime/swap_tensor/constants.py", "runtime/activation_checkpointing/config.py")
-    )
-    others: dict[str, list[Any]] = {}
-    for key, value in pairs("runtime/constants.py"):
-        others.setdefault(key, []).append(value)
-    for path, known in CONFIG_KEYS.items():
-        block, _, name = path.rpartition(".")
-        value = known.default
-        if known.field or value is None:
-            continue
-        installed = {"aio": aio, "activation_checkpointing": checkpointing}.get(block)
-        assert value in others[name] if installed is None else installed[name] == value, path
-
-
 def test_every_key_with_a_meaning_exists(facts: DeepSpeedFacts) -> None:
     """Every phrase belongs to an existing key."""
     for path in CONFIG_KEYS:
@@ -203,10 +168,8 @@ def test_features_without_figures_are_named(tmp_path: Path, files: dict[str, str
     assert "has ZenFlow" not in text_of(compare(files["offload"], str(written)))
 
 
-def text_of(comparison: Comparison, width: int = 80) -> str:
-    output = StringIO()
-    print_document(comparison_document(comparison), Console(file=output, width=width))
-    return output.getvalue()
+def text_of(comparison: Comparison) -> str:
+    return printed_document(comparison_document(comparison))
 
 
 def test_verdicts(files: dict[str, str]) -> None:

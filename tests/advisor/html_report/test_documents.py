@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 
@@ -10,14 +9,14 @@ import pytest
 from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.document.charts import Bar, Lines, Panel, Part, StackedBars
 from ds_advise.advisor.document.markdown import markdown_text
-from ds_advise.advisor.document.terminal import line_count, print_document
+from ds_advise.advisor.document.terminal import line_count
 from ds_advise.advisor.document.translation import translated
 from ds_advise.advisor.html_report.canvas import escaped
 from ds_advise.advisor.html_report.charts import draw
 from ds_advise.advisor.html_report.report import render_html
-from rich.console import Console
 
 from tests.advisor.html_report.report_page import Page
+from tests.helpers import printed_document
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -58,9 +57,7 @@ def _document(text: str = "words", table: doc.Table = TABLE) -> doc.Document:
 
 
 def _printed(document: doc.Document, width: int = 80) -> list[str]:
-    page = io.StringIO()
-    print_document(document, Console(file=page, width=width))
-    return page.getvalue().splitlines()
+    return printed_document(document, width).splitlines()
 
 
 def test_a_report_has_every_block_and_text_of_users_stays_text() -> None:

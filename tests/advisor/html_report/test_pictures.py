@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import advise
+from ds_advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.scaling import build_scaling
 from ds_advise.advisor.document.charts import Bar, Limit, Lines, Panel, Part, StackedBars, Unit

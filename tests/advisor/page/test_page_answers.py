@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import advise
+from ds_advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.answers import answer, choices, judge
 from ds_advise.advisor.page.options import options_in, state_command, state_question

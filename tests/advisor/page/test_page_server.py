@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import advise
+from ds_advise import advise
 from ds_advise.advisor.html_report.report import write_report
 from ds_advise.advisor.page.serve import page_server
 from ds_advise.advisor.render.answer import answer_document

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import advise
+from ds_advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.this_machine import GLOO_BYTES_PER_S, HOST_STREAM_SHARE, STREAM_SHARE, cpu_cluster

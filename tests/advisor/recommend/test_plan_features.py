@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from ds_advise.advisor.advise import advise, estimate
+from ds_advise import advise, estimate
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.reasons import SENT_IN_FEWER_BITS
 from ds_advise.advisor.answer.start import recommended_config

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import pytest
 from click.testing import CliRunner
-from ds_advise.advisor.advise import advise
+from ds_advise import advise
 from ds_advise.advisor.cli.main import program
-from ds_advise.advisor.document.terminal import line_count, print_document
+from ds_advise.advisor.document.terminal import line_count
 from ds_advise.advisor.render.answer import MOST_LINES, answer_document
-from rich.console import Console
+
+from tests.helpers import printed_document
 
 QUESTIONS = [
     "Qwen2.5-14B --gpus 2x32GB",
@@ -42,9 +42,7 @@ def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> N
     document = answer_document(advise(model, offline=True, deepspeed_estimate=False, **asked))
     assert line_count(document) <= MOST_LINES == 45
     for columns in (80, 40):
-        page = io.StringIO()
-        print_document(document, Console(file=page, width=columns, highlight=False))
-        lines = page.getvalue().splitlines()
+        lines = printed_document(document, columns).splitlines()
         assert [line for line in lines if len(line) > columns] == []
         assert columns < 80 or len(lines) == line_count(document)
     assert any(len(line) > 80 for line in _answer(question, 120))

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
-from ds_advise.advisor.advise import advise
+from ds_advise import advise
 from ds_advise.advisor.answer.explanation import Term, explain, substituted_formula
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run

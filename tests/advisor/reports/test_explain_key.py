@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.advise import advise
+from ds_advise import advise
 from ds_advise.advisor.answer.explained_key import explain_key, is_key
 from ds_advise.advisor.cli.main import run
 from ds_advise.estimators.errors import ConfigFileError

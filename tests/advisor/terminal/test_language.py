@@ -13,7 +13,7 @@ from typing import Any
 import ds_advise
 import pytest
 from click.testing import CliRunner
-from ds_advise.advisor.advise import advise
+from ds_advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.document.blocks import UNTRANSLATED

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 from ds_advise.advisor.answer.command_answer import Change, CommandAnswer
 from ds_advise.advisor.document import blocks as doc
-from ds_advise.advisor.document.terminal import print_document
 from ds_advise.advisor.render.command import _training
 from ds_advise.advisor.verification.command import tokens_per_step
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.command.observed import CommandResult, InventedNumber, Observed, ObservedEngine
 from ds_advise.probes.recording.result import DryRunResult, Peak, Reserved
 from ds_advise.probes.run import Run
-from rich.console import Console
 
-from tests.helpers import h100s
+from tests.helpers import h100s, printed_document
 
 GIB = 1 << 30
 ENGINE = ObservedEngine(
@@ -48,7 +45,6 @@ OBSERVED = Observed(
     recomputes=True,
     in_training_mode=True,
     attention=("flash",),
-    loading={"gpu": GIB, "host": 2 * GIB},
     evaluation_cut=False,
     invented=(),
     unknown_masks=0,
@@ -75,7 +71,8 @@ def result_of(by_category: dict[str, int]) -> DryRunResult:
         phases=(),
         iterations=3,
         peak=peak,
-        peak_loading_gpu_bytes=0,
+        peak_loading_gpu_bytes=GIB,
+        peak_loading_host_bytes=2 * GIB,
         nvme_bytes_per_rank=0,
         parameters=ENGINE.parameters,
         trainable_parameters=ENGINE.trainable_parameters,
@@ -108,10 +105,8 @@ def _changed(value: Any, changes: dict[str, Any]) -> Any:
 
 
 def said(answer: CommandAnswer) -> str:
-    page = io.StringIO()
     document = doc.Document(subject="", verdict="", tone="good", blocks=list(_training(answer)), data={})
-    print_document(document, Console(file=page, width=400, highlight=False, color_system=None))
-    return " ".join(page.getvalue().split())
+    return " ".join(printed_document(document, 400).split())
 
 
 ON_GPU: dict[str, Any] = {"config": ENGINE.config | {"zero_optimization": {}}}

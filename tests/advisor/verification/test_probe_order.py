@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from ds_advise.advisor.advise import advise
+from ds_advise import advise
 from ds_advise.advisor.answer.recommendation import ProbeSeries, Recommendation
 from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
 from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict, calibration

@@ -6,13 +6,11 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from io import StringIO
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from ds_advise.advisor.document.terminal import print_document
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.render.runs import dry_run_document
 from ds_advise.advisor.text.units import gib
@@ -29,9 +27,8 @@ from ds_advise.probes.dry_run.run import dry_run, simulated_step
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.recording.schedule import _computed, _grouped_product
 from ds_advise.probes.run import Run
-from rich.console import Console
 
-from tests.helpers import WIDE_LLAMA, dry_runs_in_forks, zero_config
+from tests.helpers import WIDE_LLAMA, dry_runs_in_forks, printed_document, zero_config
 
 CLUSTER = parse_cluster("4xA100-80GB")
 MODEL = WIDE_LLAMA
@@ -166,9 +163,7 @@ def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
     assert "schedule" not in printed
     assert printed["step_s"] == pytest.approx(sum(printed["step_s_by_component"].values()))
     assert printed["tokens_per_s"] == pytest.approx(2 * MICRO_BATCHES * 4 * WORKLOAD.seq_len / printed["step_s"])
-    console = Console(width=200, record=True, file=StringIO())
-    print_document(dry_run_document(answer), console)
-    text = " ".join(console.export_text().split())
+    text = " ".join(printed_document(dry_run_document(answer), 200).split())
     assert re.search(r"A step takes about \S+ m?s in its recorded schedule; the closed form predicts \S+ m?s\.", text)
     assert re.search(r"Its time: .*optimizer on the host \d+ %", text)
     assert re.search(r"nvidia-smi shows up to \d\S+ GiB\.", text)

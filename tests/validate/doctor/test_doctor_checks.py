@@ -9,21 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.document.terminal import print_document
 from ds_advise.advisor.render.doctor import doctor_document
 from ds_advise.validate.doctor import STATUSES, Checkup, examine
 from ds_advise.validate.doctor.examine import AREAS
 from ds_advise.validate.doctor.findings import ProgramRun, run_program
 from ds_advise.validate.doctor.machine import ExaminedMachine, InstalledSoftware
 from ds_advise.validate.doctor.nodes import port_state, rank_port
-from rich.console import Console
+
+from tests.helpers import printed_document
 
 GIB = 2**30
 STATUS = re.compile(r"^  (ok|note|warning|problem|unknown) +\S+ {2,}\S")
@@ -280,7 +279,7 @@ def test_a_fault_is_found_and_printed(
     found = [finding for finding in broken.findings if finding.check == check and finding.status == status]
     assert any(words in f"{finding.what} {finding.why} {finding.fix}" for finding in found), broken.findings
     assert broken.worst == min((finding.status for finding in broken.findings), key=STATUSES.index)
-    printed = printed_checkup(broken)
+    printed = printed_document(doctor_document(broken))
     lines = printed.splitlines()
     assert [line for line in lines if len(line) > 80] == []
     assert sum(STATUS.match(line) is not None for line in lines) == len(broken.findings)
@@ -289,12 +288,6 @@ def test_a_fault_is_found_and_printed(
         assert finding.what and not finding.what.endswith(".")
         assert finding.status not in ("warning", "problem") or (finding.why and finding.fix), finding
         assert all("".join(text.split()) in unwrapped for text in (finding.what, finding.why, finding.fix))
-
-
-def printed_checkup(found: Checkup) -> str:
-    output = StringIO()
-    print_document(doctor_document(found), Console(file=output, width=80))
-    return output.getvalue()
 
 
 def test_a_gpu_that_supports_no_query_is_not_a_finding(checkup: Callable[..., Checkup]) -> None:
@@ -324,9 +317,9 @@ def test_variables_between_gpus_do_not_matter_to_one(checkup: Callable[..., Chec
 
 def test_the_verdict_comes_first_and_nothing_steers_the_terminal(checkup: Callable[..., Checkup]) -> None:
     """The number of problems, of warnings, or that there is none; an ssh server's banner may contain anything."""
-    assert printed_checkup(checkup()).startswith(" No problem found: DeepSpeed works here.\n")
-    assert printed_checkup(checkup(cores=2)).startswith(" No problem, 1 warning")
-    printed = printed_checkup(checkup(tools={"ssh": _failed("\x1b[2J\x07denied")}))
+    assert printed_document(doctor_document(checkup())).startswith(" No problem found: DeepSpeed works here.\n")
+    assert printed_document(doctor_document(checkup(cores=2))).startswith(" No problem, 1 warning")
+    printed = printed_document(doctor_document(checkup(tools={"ssh": _failed("\x1b[2J\x07denied")})))
     assert printed.startswith(" 1 problem: DeepSpeed will fail here.") and "denied" in printed and "\x1b" not in printed
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
@@ -124,23 +125,23 @@ def test_nothing_in_a_file_runs_writes_or_is_opened(monkeypatch: pytest.MonkeyPa
     Path("pwned_source").write_text("")
     run(["lint", "good.json"])  # what is imported and cached at the first call is not the file's doing
     opened: list[str] = []
-    real = os.open
+    real = io.open  # by which `Path` opens
 
     def forbidden(*_arguments: object, **_options: object) -> None:
         raise AssertionError("lint must not do that")
 
-    def watched(path: object, *arguments: int, **options: int) -> int:
+    def watched(path: object, *arguments: Any, **options: Any) -> Any:
         opened.append(str(path))
-        return real(path, *arguments, **options)  # type: ignore[call-overload,no-any-return]  # os.open's own arguments
+        return real(path, *arguments, **options)  # type: ignore[call-overload]
 
     before = sorted(folder.rglob("*"))
     for owner, name in ((subprocess, "Popen"), (os, "system"), (os, "fork"), (socket, "socket")):
         monkeypatch.setattr(owner, name, forbidden)
-    monkeypatch.setattr(os, "open", watched)
+    monkeypatch.setattr(io, "open", watched)
     assert run(["lint", "hostile.json"]) == 1
     assert run(["lint", "hostile.json", "--json", "--framework", "hf"]) == 1
     assert sorted(folder.rglob("*")) == before
-    assert not [path for path in opened if "pwned" in path or "etc" in path]
+    assert "hostile.json" in opened and not [path for path in opened if "pwned" in path or "etc" in path]
 
 
 def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
