@@ -45,7 +45,7 @@ ASKED: dict[str, str] = {
     "--precision fp16",
     "peft sft train.py": "Llama-2-7b --framework trl --seq-len 2048 --global-batch 256 --eval-batch 8",
     "LLaMA-Factory full": "Qwen3-8B --global-batch 16 --loss standard",
-    "LLaMA-Factory LoRA": "Qwen3-8B --method lora --lora-rank 8 --global-batch 16 --loss standard",
+    "LLaMA-Factory LoRA": "Qwen3-8B --method lora --lora-rank 8 --global-batch 4 --loss standard",
     "ms-swift sft, full": "Qwen2.5-7B --global-batch 32 --loss standard",
     "stanford_alpaca train.py": "Llama-2-7b --global-batch 128 --loss standard",
     "FastChat train.py": "vicuna-7b --seq-len 2048 --global-batch 256 --loss standard",
