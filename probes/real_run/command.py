@@ -12,7 +12,7 @@ from typing import Any
 
 from ...ds_configs.read import autotp_size_in
 from ..command.words import interpreter_of
-from ..machine import rank_threads, search_path
+from ..machine import ON_CPU, rank_threads, search_path
 from ..run import Device
 from ..scratch import scratch
 from ..simulated_gpu.collectives import rank_variables
@@ -73,7 +73,7 @@ def probe_command(
     environment = {**os.environ, "PATH": search_path(interpreter_of(probe.words, folder=probe.folder))}
     if probe.device == "cpu":
         threads = rank_threads(1 if probe.solo else probe.ranks)
-        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+        environment |= {**ON_CPU, "OMP_NUM_THREADS": str(threads)}
     if probe.solo is None:
         words = with_launcher(probe.words, probe.ranks, folder=probe.folder, port=free_port())
     else:

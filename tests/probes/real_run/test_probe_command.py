@@ -175,6 +175,11 @@ def test_options_of_a_model_are_refused_before_a_command(capsys: pytest.CaptureF
     """The command itself decides them; without a command a configuration needs its model."""
     assert run(["probe", "--micro-batch", "2", "--device", "cpu", "--", "train.py"]) == 2
     assert "--micro-batch has no effect on a command" in capsys.readouterr().err
+    assert run(["probe", "--device", "cpu", "--solo", "--", "torchrun", "train.py"]) == 2
+    assert "torchrun starts the ranks, --solo only one" in capsys.readouterr().err
+    Path("train.py").touch()
+    assert run(["probe", "--device", "cpu", "--ranks", "3", "--", "torchrun", "--nproc_per_node", "2", "train.py"]) == 2
+    assert "torchrun starts 2 ranks, the options have 3" in capsys.readouterr().err
     assert run(["probe", "--device", "cpu"]) == 2
     assert "name a DS_CONFIG with its --model, or write -- and then your training command" in capsys.readouterr().err
     assert os.environ.get("RANK") is None

@@ -163,6 +163,7 @@ TORCHRUN = "-m torch.distributed.run --nproc_per_node=2 --master_port=7"
         ("python -m torch.distributed.run train.py", "python -m torch.distributed.run train.py"),
         ("llamafactory-cli train a.yaml", "llamafactory-cli train a.yaml"),
         ("bash -c torchrun", "bash -c torchrun"),
+        ("srun -n 2 train.py", "srun -n 2 train.py"),
     ],
 )
 def test_torchrun_starts_the_ranks_of_a_script(tmp_path: Path, words: str, expected: str) -> None:
