@@ -347,7 +347,7 @@ def test_fallback_goes_on_with_less_memory(
     assert after.plan.zero_stage in (1, 2)
     assert "The GPU's memory ran out (out of memory); continuing with" in talk
     assert second.resumes_after == 3
-    given = [request.command.options for request in (first, second)]
+    given = [request.options for request in (first, second)]
     assert given[1].text("resume_from_checkpoint") == str(folder.path / "checkpoint-3")
     for options in given:
         sizes = (options.number("per_device_train_batch_size"), options.number("gradient_accumulation_steps"))
