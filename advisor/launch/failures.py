@@ -12,40 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ...probes.real_run.error_kinds import is_compilers, kind_by_text, kind_of_error
 from ...probes.real_run.ranks import Rank, first_failed
 from ..text.units import gib
 from .records import Records
 from .request import FailureKind, TrainingFailure
 
 Moment = Literal["while a checkpoint was saved", "in an evaluation"]
-
-_PATTERNS: tuple[tuple[FailureKind, str], ...] = (
-    ("gpu_out_of_memory", r"(CUDA|HIP|XPU) (error: )?out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"),
-    # torch.save's archive gives no reason for a failed write; see `_from_error`.
-    (
-        "disk_full",
-        r"No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed|"
-        r"unexpected pos \d+ vs|basic_ios::clear: iostream error",
-    ),
-    (
-        "host_out_of_memory",
-        r"can't allocate memory|[Cc]annot allocate memory|MemoryError|std::bad_alloc|"
-        r"unable to (mmap|allocate shared memory)|CUDA error: (host )?memory allocation",
-    ),
-    (
-        "communication_timeout",
-        r"Watchdog caught collective operation timeout|[Tt]imed out (waiting|after)|"
-        r"wait timeout|collective operation timeout|Socket Timeout|TIMEOUT",
-    ),
-)
-"""Error messages of torch, NCCL, gloo, the C library and Linux. The first pattern that matches gives the kind."""
-
-_KINDS_BY_ERRNO: dict[int | None, FailureKind] = {
-    errno.ENOSPC: "disk_full",
-    errno.EDQUOT: "disk_full",
-    errno.EFBIG: "disk_full",
-    errno.ENOMEM: "host_out_of_memory",
-}
 
 _MOMENTS: Mapping[Moment, re.Pattern[str]] = {
     "while a checkpoint was saved": re.compile(
@@ -102,18 +75,18 @@ def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Ma
     oom_kills: the increase of each counter of the kernel's OOM killer during the training.
     """
     silent = [rank for rank in records.ranks if rank.error is None and not {"end", "exit"} & rank.latest.keys()]
-    signals = exit_code - 128 if 128 < exit_code <= 128 + 64 else 0
-    first, step = first_failed(records.ranks, silent if signals else ()), records.step
+    by_shell = exit_code - 128 if 128 < exit_code <= 128 + 64 else 0
+    first, step = first_failed(records.ranks, silent if by_shell else ()), records.step
     if first is not None and first.error is not None:
         return _from_error(first, step)
     if first is not None and (first in silent or (first.exit_code or 0) < 0):
         is_alone = first not in silent or len(silent) == 1
-        return _from_signal(first, abs(first.exit_code or signals), folder, step, oom_kills, is_alone=is_alone)
+        return _from_signal(first, abs(first.exit_code or by_shell), folder, step, oom_kills, is_alone=is_alone)
     code, who = (exit_code, "the launcher") if first is None else (first.exit_code, f"rank {first.number}")
     first = first or next(iter(silent), None)
     log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
     return TrainingFailure(
-        kind=_kind_by_message(tail(log)),
+        kind=kind_by_text(tail(log)) or "crash",
         rank=None if first is None else first.number,
         step=step,
         message=_last_line(log) or f"{who} ended with exit code {code}",
@@ -124,15 +97,11 @@ def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Ma
 def _from_error(rank: Rank, step: int) -> TrainingFailure:
     error: dict[str, Any] = rank.error or {}
     message, number = rank.error_text, error["errno"]
-    evidence = [f"{error['type']} on rank {rank.number}"]
-    by_type: FailureKind | None = "host_out_of_memory" if error["type"] == "MemoryError" else None
-    # Includes a compiler that a memory limit ended (torch 2.13 `utils/cpp_extension.py`): all plans compile the same.
-    if "Error building extension" in message:
-        by_type = "crash"
+    evidence, kind = [f"{error['type']} on rank {rank.number}"], kind_of_error(error)
+    if is_compilers(error):
         evidence.append("the compiler of a DeepSpeed extension failed, before the training")
-    kind = _KINDS_BY_ERRNO.get(number) or by_type or _kind_by_message(message + error["details"])
     if kind == "disk_full":
-        if number in _KINDS_BY_ERRNO:
+        if number in errno.errorcode:
             evidence.append(f"errno {number} ({errno.errorcode[number]})")
         if output_dir := rank.latest.get("trainer", {}).get("output_dir"):
             with contextlib.suppress(OSError):
@@ -165,15 +134,11 @@ def _from_signal(
         evidence = [f"exit signal {killed_by} of {who}", *cause]
     else:
         name, log = signal.Signals(killed_by).name, folder / f"rank{first.number}.log"
-        kind = _kind_by_message(tail(log), otherwise=kind)
+        kind = kind_by_text(tail(log)) or kind
         message = _last_line(log) or f"{who} died of {name}"
         evidence = [f"exit signal {killed_by} ({name}) of {who}"]
     rank = first.number if is_alone else None
     return TrainingFailure(kind=kind, rank=rank, step=step, message=message, evidence=tuple(evidence))
-
-
-def _kind_by_message(text: str, otherwise: FailureKind = "crash") -> FailureKind:
-    return next((kind for kind, pattern in _PATTERNS if re.search(pattern, text)), otherwise)
 
 
 def last_lines(records: Records, folder: Path) -> tuple[str, ...]:

@@ -158,12 +158,13 @@ def first_failed(ranks: Sequence[Rank], lost: Sequence[Rank] = ()) -> Rank | Non
 
     A killed rank reports nothing, and the others then fail because it is lost. A rank that raises an error reports it,
     and the launcher then ends the others, which report nothing. The first failure is therefore the earliest error that
-    is not the loss of another rank; else the earliest death by a signal that is not the launcher's; else a rank that is
-    gone without a report (`lost`); else the earliest error or exit code.
+    is not the loss of another rank; else the earliest death by a signal that is not the launcher's; else the earliest
+    error or exit code. lost: ranks that are gone without a report; one of them is the first unless another has exited
+    by itself, after which the rest are ended.
     """
     raised = sorted((rank for rank in ranks if rank.error is not None), key=lambda rank: rank.error_at)
     ended = sorted((rank for rank in ranks if rank.error is None and rank.exit_code), key=lambda rank: rank.exit_at)
     own = [rank for rank in raised if not rank.lost_another]
     killed = [rank for rank in ended if (rank.exit_code or 0) < 0 and rank.exit_code != _LAUNCHERS_SIGNAL]
     exited = [rank for rank in ended if (rank.exit_code or 0) > 0]
-    return next(iter((*own, *killed, *lost, *raised, *exited)), None)
+    return next(iter((*own, *killed, *(() if exited else lost), *raised, *exited)), None)

@@ -14,10 +14,10 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from .error_kinds import kind_of_error
 from .events import EventLogReader
 from .ranks import Rank, Ranks, first_failed
 from .result import RankFailure, RankFailureKind
@@ -109,8 +109,9 @@ class _Job:
             return RankFailure(kind="crash", rank=0, phase="start", message=message, details=log)
         first = first or ranks[0]
         if first.error is not None:
+            ran_out = kind_of_error(first.error) in ("gpu_out_of_memory", "host_out_of_memory")
             return RankFailure(
-                kind="out_of_memory" if is_out_of_memory(first.error) else "crash",
+                kind="out_of_memory" if ran_out else "crash",
                 rank=first.number,
                 phase=first.phase,
                 message=first.error["message"][:500] or first.error["type"],
@@ -187,17 +188,6 @@ def watch(
             if job.is_done or (failure := job.failure(stall_s, deadline)) is not None:
                 return job.records.ranks, None if job.is_done else failure
             time.sleep(_POLL_S)
-
-
-def is_out_of_memory(error: Mapping[str, Any]) -> bool:
-    """Whether a rank's error means exhausted memory: CUDA and Python have classes for it; torch's CPU allocator raises
-    a RuntimeError."""
-    message = error["message"].lower()
-    return (
-        error["type"] in ("MemoryError", "OutOfMemoryError")
-        or "allocate memory" in message
-        or "out of memory" in message
-    )
 
 
 def _end_of(path: Path) -> str:
