@@ -57,7 +57,7 @@ class Rank:
     """(end time, tokens) of every completed optimizer step. The first step of a resumed training is greater than 1."""
     losses: list[tuple[int, float]] = field(default_factory=list)
     """(step, loss) of the optimizer steps of all engines."""
-    phases: list[tuple[int, dict[str, dict[str, float]]]] = field(default_factory=list)
+    phases: list[tuple[int, dict[str, dict[str, Any]]]] = field(default_factory=list)
     """(step, its phases) of all engines."""
     latest: dict[str, Any] = field(default_factory=dict)
     """The last value of every key of the events."""

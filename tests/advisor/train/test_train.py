@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
+from ds_advise.advisor.importers.script_arguments import ScriptArguments
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.validate.checkpoint import CHECKSUMS, checkpoints_in
 
@@ -253,6 +254,10 @@ def test_fallback_ends_a_training_whose_memory_runs_out(
     assert code == 0, printed
     assert "The host's memory ran out" in printed.err and "continuing with" in printed.err
     assert_learned(output)
+    kept = ScriptArguments(TrainingFolder(output).read_job().arguments)
+    micro_batch, accumulation = (kept.number("per_device_train_batch_size"), kept.number("gradient_accumulation_steps"))
+    assert micro_batch is not None and accumulation is not None and micro_batch * accumulation * 2 == 8
+    assert not [word for word in kept.words if str(output) in word], "a copy is not resumed in this folder"
     [config] = (output / "training").rglob("ds_config.json")
     assert config.read_text() == (output / "ds_config.json").read_text()
 
