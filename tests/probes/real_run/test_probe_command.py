@@ -154,7 +154,6 @@ def test_the_first_steps_of_a_script_are_measured(folder: Path, script: str, tok
 FAULTS = {
     "os.kill(os.getpid(), 9)": ("killed", "rank 1 was killed by SIGKILL"),
     "raise ValueError('no such row')": ("crash", "no such row"),
-    "torch.ones(10**9)": ("out_of_memory", "allocate memory"),
     "time.sleep(3600)": ("hang", "made no progress for 40 s"),
 }
 
@@ -164,12 +163,11 @@ FAULTS = {
 def test_a_struck_rank_is_the_result(folder: Path, fault: str) -> None:
     """Of the second of the ranks, in the third step; the other one waits for it or fails because of it."""
     kind, message = FAULTS[fault]
-    limit = {"memory_limit_bytes": 10**9} if kind == "out_of_memory" else {}
     stall_s = 40.0 if kind == "hang" else 300.0
-    failure = probed(folder, PLAIN.replace("FAULT", fault), stall_s=stall_s, **limit).failure
+    failure = probed(folder, PLAIN.replace("FAULT", fault), stall_s=stall_s).failure
     assert failure is not None and failure.kind == kind and message in failure.message
     assert (failure.rank, failure.phase) in ((1, "step 2"), (1, "step 3"), (0, "step 3") if kind == "hang" else (1, ""))
-    assert kind not in ("crash", "out_of_memory") or "train.py" in failure.details
+    assert kind != "crash" or "train.py" in failure.details
 
 
 @pytest.mark.slow
