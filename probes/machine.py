@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -288,6 +288,10 @@ def chosen_threads() -> int | None:
     """Threads per rank from OMP_NUM_THREADS; None if it is not set."""
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     return int(chosen) if chosen.isdigit() and int(chosen) else None
+
+
+ON_CPU: Mapping[str, str] = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+"""Environment variables of a training on the CPU, which must not use a GPU."""
 
 
 def rank_threads(ranks: int) -> int:

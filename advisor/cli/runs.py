@@ -307,22 +307,19 @@ def _probed_command(
     **settings: Any,
 ) -> ProbeAnswer:
     """The probe of the user's command."""
-    from ...probes.command.processes import read_processes
+    from ...probes.command.training_command import read_command
     from ...probes.real_run.command import CommandProbe
     from ...probes.real_run.environment import Solo
-    from ..question.cluster import cluster_here, memory_limit_bytes
+    from ..launch.place import command_cluster
+    from ..question.cluster import memory_limit_bytes
     from ..verification.probe import compared_command_probe
 
     _refuse_described(run)
-    on_cpu = machine["device"] == "cpu"
-    started = read_processes(words, variables={"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if on_cpu else {})
-    if (started.nodes or 1) > 1:
-        raise click.UsageError(f"the command starts {started.nodes} nodes; a probe starts all ranks on this machine")
-    if on_cpu and started.per_node is not None:
-        machine = {**machine, "ranks": started.per_node}
-    cluster = cluster_here(machine, devices=1 if solo else started.per_node)
-    if not on_cpu and not solo:
-        cluster = replace(cluster, gpus_per_node=started.per_node or cluster.gpus_per_node)
+    command = read_command(words)
+    if solo and command.program is None:
+        starter = command.launcher or command.words[0]
+        raise click.UsageError(f"{starter} starts the ranks, --solo only one; write the script without it behind --")
+    cluster = command_cluster(command, machine, here=True, solo=solo)
     if cluster.nodes > 1 and not solo:
         raise click.UsageError(f"{cluster.nodes} nodes are not available here; pass --solo to run one rank of the job")
     probe = CommandProbe(

@@ -21,7 +21,7 @@ from ...ds_configs.read import offload_device_in
 from ...ds_configs.training_script import packages
 from ...estimators.errors import WorkloadError
 from ...probes.command.words import interpreter_of
-from ...probes.machine import can_bind_cores, cores_per_rank, search_path
+from ...probes.machine import ON_CPU, can_bind_cores, cores_per_rank, search_path
 from ...probes.real_run.environment import Settings, observed_environment
 from ..question.prices import offers
 from .request import LaunchRequest
@@ -34,14 +34,12 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
     port: rendezvous port on one node; None is the launcher's default.
     """
     command, run, launcher = request.command, request.run, request.launcher
-    # `A=1 python train.py` is a shell's word for `env`.
-    prefix = ["env"] * bool(command.prefix and "=" in command.prefix[0]) + list(command.prefix)
     if command.program is None:
-        return [*prefix, *command.words]
+        return [*command.before, *command.words]
     python = interpreter_of(request.words) or sys.executable
     by_launcher = launcher == "accelerate" and request.config_path is not None
     return [
-        *prefix,
+        *command.before,
         *launcher_words(
             launcher,
             run.cluster,
@@ -95,7 +93,7 @@ def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
 def launch_environment(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that are set for the ranks, without those already in the user's `environment`. DS_ACCELERATOR and
     CUDA_VISIBLE_DEVICES are always set for training on the CPU, which must not use a GPU."""
-    forced = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if request.device == "cpu" else {}
+    forced = dict(ON_CPU) if request.device == "cpu" else {}
     needed = _needed(request)
     if "PYTORCH_ALLOC_CONF" in environment:  # torch >= 2.9 reads it too
         needed.pop("PYTORCH_CUDA_ALLOC_CONF", None)
@@ -131,7 +129,7 @@ def launch_job(request: LaunchRequest) -> Job:
         packages=tuple(packages(request.run.workload)),
         variables=variables,
         host_bytes_per_node=host_bytes,
-        output_dir=str(output_dir) if output_dir and command.options.are_training_arguments else None,
+        output_dir=str(output_dir) if output_dir and request.options.are_training_arguments else None,
         offers=offers,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import re
 import shutil
 import signal
@@ -13,49 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ...probes.real_run.error_kinds import is_compilers, kind_by_text, kind_of_error
+from ...probes.real_run.ranks import Rank, first_failed
 from ..text.units import gib
-from .records import RankRecord, Records
+from .records import Records
 from .request import FailureKind, TrainingFailure
 
 Moment = Literal["while a checkpoint was saved", "in an evaluation"]
-
-_PATTERNS: tuple[tuple[FailureKind, str], ...] = (
-    ("gpu_out_of_memory", r"(CUDA|HIP|XPU) (error: )?out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"),
-    # torch.save's archive gives no reason for a failed write; see `_from_error`.
-    (
-        "disk_full",
-        r"No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed|"
-        r"unexpected pos \d+ vs|basic_ios::clear: iostream error",
-    ),
-    (
-        "host_out_of_memory",
-        r"can't allocate memory|[Cc]annot allocate memory|MemoryError|std::bad_alloc|"
-        r"unable to (mmap|allocate shared memory)|CUDA error: (host )?memory allocation",
-    ),
-    (
-        "communication_timeout",
-        r"Watchdog caught collective operation timeout|[Tt]imed out (waiting|after)|"
-        r"wait timeout|collective operation timeout|Socket Timeout|TIMEOUT",
-    ),
-)
-"""Error messages of torch, NCCL, gloo, the C library and Linux. The first pattern that matches gives the kind."""
-
-_KINDS_BY_ERRNO: dict[int | None, FailureKind] = {
-    errno.ENOSPC: "disk_full",
-    errno.EDQUOT: "disk_full",
-    errno.EFBIG: "disk_full",
-    errno.ENOMEM: "host_out_of_memory",
-}
-
-_PEER_LOST = re.compile(
-    r"Connection (closed|reset) by (remote )?peer|Broken pipe|remote process (has )?(exited|terminated)|"
-    r"NCCL error: (remote|unhandled system)|Application timeout caused pair closure|recvValue failed|"
-    r"failed to recv|Connection was likely closed|socketStartConnect|ncclRemoteError"
-)
-"""Errors of the other ranks after one rank is lost."""
-
-_DIED = re.compile(r"exitcode\s*:\s*(-\d+)|return code = (-\d+)|Signal (\d+) \(SIG|local_rank: \d+\).*exitcode: (-\d+)")
-"""Reports of torchrun and of the deepspeed launcher about a rank that was ended by a signal."""
 
 _MOMENTS: Mapping[Moment, re.Pattern[str]] = {
     "while a checkpoint was saved": re.compile(
@@ -106,31 +69,24 @@ def classify_failure(records: Records, folder: Path, exit_code: int, oom_kills: 
 
 
 def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
-    """The failure of a training whose launcher ended with `exit_code`.
-
-    A killed rank reports nothing, and the others then fail because it is lost. A rank that raises an error reports it,
-    and the launcher then ends the others, which report nothing. The first failure is therefore the earliest error that
-    is not the loss of another rank; else the rank that reported nothing; else the earliest error.
+    """The failure of the rank that failed first (`first_failed`), of a training whose launcher ended with `exit_code`.
+    A launcher that does not say how its ranks ended may end as a shell does, with 128 + the signal of one of them.
 
     oom_kills: the increase of each counter of the kernel's OOM killer during the training.
     """
-    step = records.step
-    raised = sorted((rank for rank in records.ranks if rank.error is not None), key=lambda rank: rank.error_at)
-    own = [rank for rank in raised if not _PEER_LOST.search(_message(rank))]
-    silent = [rank for rank in records.ranks if rank.error is None and "end" not in rank.latest]
-    # A killed rank leaves no record; only its launcher knows the signal.
-    killed_by = _signal(tail(folder / "launcher.log"), exit_code)
-    # The launcher ends the remaining ranks with SIGTERM.
-    if not own and silent and killed_by is not None and killed_by != signal.SIGTERM:
-        return _from_signal(silent, killed_by, folder, step, oom_kills)
-    if raised:
-        return _from_error((own or raised)[0], step)
-    ended = next((rank for rank in records.ranks if rank.latest.get("end")), None)
-    first = ended or (silent[0] if silent else None)
+    silent = [rank for rank in records.ranks if rank.error is None and not {"end", "exit"} & rank.latest.keys()]
+    by_shell = exit_code - 128 if 128 < exit_code <= 128 + 64 else 0
+    first, step = first_failed(records.ranks, silent if by_shell else ()), records.step
+    if first is not None and first.error is not None:
+        return _from_error(first, step)
+    if first is not None and (first in silent or (first.exit_code or 0) < 0):
+        is_alone = first not in silent or len(silent) == 1
+        return _from_signal(first, abs(first.exit_code or by_shell), folder, step, oom_kills, is_alone=is_alone)
+    code, who = (exit_code, "the launcher") if first is None else (first.exit_code, f"rank {first.number}")
+    first = first or next(iter(silent), None)
     log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
-    code, who = (exit_code, "the launcher") if ended is None else (ended.latest["end"], f"rank {ended.number}")
     return TrainingFailure(
-        kind=_kind_by_message(tail(log)),
+        kind=kind_by_text(tail(log)) or "crash",
         rank=None if first is None else first.number,
         step=step,
         message=_last_line(log) or f"{who} ended with exit code {code}",
@@ -138,18 +94,14 @@ def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Ma
     )
 
 
-def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
+def _from_error(rank: Rank, step: int) -> TrainingFailure:
     error: dict[str, Any] = rank.error or {}
-    message, number = _message(rank), error["errno"]
-    evidence = [f"{error['type']} on rank {rank.number}"]
-    by_type: FailureKind | None = "host_out_of_memory" if error["type"] == "MemoryError" else None
-    # Includes a compiler that a memory limit ended (torch 2.13 `utils/cpp_extension.py`): all plans compile the same.
-    if "Error building extension" in message:
-        by_type = "crash"
+    message, number = rank.error_text, error["errno"]
+    evidence, kind = [f"{error['type']} on rank {rank.number}"], kind_of_error(error)
+    if is_compilers(error):
         evidence.append("the compiler of a DeepSpeed extension failed, before the training")
-    kind = _KINDS_BY_ERRNO.get(number) or by_type or _kind_by_message(message + error["details"])
     if kind == "disk_full":
-        if number in _KINDS_BY_ERRNO:
+        if number in errno.errorcode:
             evidence.append(f"errno {number} ({errno.errorcode[number]})")
         if output_dir := rank.latest.get("trainer", {}).get("output_dir"):
             with contextlib.suppress(OSError):
@@ -168,13 +120,8 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
 
 
 def _from_signal(
-    died: list[RankRecord], killed_by: int, folder: Path, step: int, oom_kills: Mapping[str, int]
+    first: Rank, killed_by: int, folder: Path, step: int, oom_kills: Mapping[str, int], *, is_alone: bool
 ) -> TrainingFailure:
-    # The rank that torchrun names, or the first rank that ended: the launcher ends the others after it.
-    by_pid = re.search(rf"exitcode\s*:\s*-{killed_by} \(pid: (\d+)\)", tail(folder / "launcher.log"))
-    named = next((rank for rank in died if by_pid and rank.pid == int(by_pid[1])), None)
-    first = named or min(died, key=lambda rank: math.inf if rank.gone_at is None else rank.gone_at)
-    is_alone = named is not None or all(rank is first or rank.gone_at != first.gone_at for rank in died)
     who = f"rank {first.number}" if is_alone else "a rank"
     kind: FailureKind = "lost_rank"
     if killed_by == signal.SIGKILL:
@@ -187,28 +134,11 @@ def _from_signal(
         evidence = [f"exit signal {killed_by} of {who}", *cause]
     else:
         name, log = signal.Signals(killed_by).name, folder / f"rank{first.number}.log"
-        kind = _kind_by_message(tail(log), otherwise=kind)
+        kind = kind_by_text(tail(log)) or kind
         message = _last_line(log) or f"{who} died of {name}"
         evidence = [f"exit signal {killed_by} ({name}) of {who}"]
     rank = first.number if is_alone else None
     return TrainingFailure(kind=kind, rank=rank, step=step, message=message, evidence=tuple(evidence))
-
-
-def _kind_by_message(text: str, otherwise: FailureKind = "crash") -> FailureKind:
-    return next((kind for kind, pattern in _PATTERNS if re.search(pattern, text)), otherwise)
-
-
-def _signal(launcher: str, exit_code: int) -> int | None:
-    """The signal that ended a rank. The launcher reports the first failure first."""
-    died = _DIED.search(launcher)
-    if died:
-        return abs(int(next(filter(None, died.groups()))))
-    return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
-
-
-def _message(rank: RankRecord) -> str:
-    assert rank.error is not None
-    return f"{rank.error['type']}: {rank.error['message']}"
 
 
 def last_lines(records: Records, folder: Path) -> tuple[str, ...]:

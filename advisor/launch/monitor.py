@@ -19,6 +19,7 @@ from ...probes.machine import memory_groups, query_nvml, read_pairs, visible_han
 from ...probes.real_run.watch import COMPILERS
 from ...validate.checkpoint import write_checksums
 from ..text.units import gib, rate, seconds
+from ..verification.prediction import ENGINE_SETTINGS
 from .failures import classify_failure, last_lines
 from .records import Records
 from .request import FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
@@ -78,13 +79,6 @@ _SILENT_S = 600.0
 
 _RECENT = 20
 """Number of recent steps over which the shown speed is measured."""
-
-_SETTINGS = {
-    "zero_stage": "ZeRO",
-    "micro_batch_size": "micro batch",
-    "gradient_accumulation_steps": "accumulation",
-}
-"""Settings of the engine that a rank reports -> their titles."""
 
 _PRINT_EVERY_S = 30.0
 """Interval between progress lines if there is no terminal to redraw. The first `_PRINTED_AT_ONCE` steps are printed at
@@ -300,7 +294,7 @@ class Monitor:
         planned = self._prediction.engine
         return tuple(
             f"{title} {engine[name]} instead of {planned[name]}"
-            for name, title in _SETTINGS.items()
+            for name, title in ENGINE_SETTINGS.items()
             if engine[name] != planned[name]
         )
 

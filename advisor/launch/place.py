@@ -7,10 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ...ds_configs.launch_commands import IN_ALLOCATION, PORT, Launcher, Rendezvous, read_hostfile, slurm_port
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware import Cluster
+from ...probes.command.processes import Processes, read_processes
+from ...probes.command.training_command import TrainingCommand
+from ...probes.machine import ON_CPU
 from ...probes.run import Device
 from ..question.cluster import (
     MOST_CPU_RANKS,
@@ -103,6 +107,35 @@ def _check_counts(gpus: str, nodes: int | None, source: str, count: int, gpus_pe
                 why="the plan must be checked for the GPUs of the training",
                 fix="make them agree, or name only the kind, such as --gpus H100",
             )
+
+
+def command_cluster(command: TrainingCommand, options: Mapping[str, Any], *, here: bool, solo: bool = False) -> Cluster:
+    """The cluster of the ranks of a command, which starts them itself or has no launcher.
+
+    options: those of `build_cluster`. here: whether the ranks run on this machine. solo: whether one rank runs alone.
+    Raises DsAdviseError for a command that cannot be read, and ClusterError for options that contradict it.
+    """
+    name, on_cpu, found = command.launcher, options["device"] == "cpu", Processes(nodes=None, per_node=None)
+    if name or command.program is not None:
+        found = read_processes((*command.prefix, *command.words), variables=ON_CPU if on_cpu else {})
+    described = {each: options.get(each) for each in ("gpus", "device", "ranks", "memory")}
+    if on_cpu:
+        described["ranks"] = options["ranks"] or found.per_node
+    is_here = here and (found.nodes or 1) == 1
+    cluster = cluster_here(described, devices=1 if solo else found.per_node) if is_here else build_cluster(described)
+    nodes, per_node = counts_in(options["gpus"])
+    for what, stated, started in (
+        ("nodes", nodes, found.nodes),
+        ("ranks", options["ranks"], found.per_node),
+        ("GPUs a node", per_node, found.per_node),
+    ):
+        if None not in (stated, started) and stated != started:
+            raise ClusterError(
+                f"{name} starts {started} {what}, the options have {stated}",
+                why="the plan must be checked for the ranks of the training",
+                fix="make them agree, or name only the kind, such as --gpus H100",
+            )
+    return replace(cluster, nodes=found.nodes or cluster.nodes, gpus_per_node=found.per_node or cluster.gpus_per_node)
 
 
 def equal_nodes(hostfile: Path) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ from ...ds_configs.read import precision_in
 from ...estimators.errors import ClusterError
 from ...estimators.hardware import Cluster
 from ...estimators.workload import Workload
-from ...probes.command.processes import Processes, read_processes
+from ...probes.command.training_command import TrainingCommand, read_command
 from ...probes.run import Run, check_device
-from ..question.cluster import build_cluster, cluster_here, counts_in
 from ..question.run import read_ds_config, read_run
 from .check import predict_run
-from .place import launcher_for, resolve_place
+from .place import command_cluster, launcher_for, resolve_place
 from .request import LaunchRequest
-from .words import read_command
 
 
 def launch_request(
@@ -42,7 +39,7 @@ def launch_request(
     command, config_file = read_command(words), options["config_file"]
     config = read_ds_config(config_file) if config_file is not None else {}
     if command.program is None:
-        cluster, rendezvous = _own_processes(words, command.launcher, launcher, place), None
+        cluster, rendezvous = _own_processes(command, launcher, place), None
     else:
         cluster, rendezvous = resolve_place(**place)
     workload = Workload(precision="fp16" if precision_in(config) == "fp16" else "bf16")
@@ -68,32 +65,13 @@ def launch_request(
     )
 
 
-def _own_processes(words: tuple[str, ...], name: str, launcher: Launcher | None, place: Mapping[str, Any]) -> Cluster:
-    """The cluster of the ranks that a command starts itself. name: its launcher."""
+def _own_processes(command: TrainingCommand, launcher: Launcher | None, place: Mapping[str, Any]) -> Cluster:
+    """The cluster of the ranks that a command starts itself."""
     given = {"--launcher": launcher, **{f"--{each}": place[each] for each in ("hostfile", "slurm", "master", "nodes")}}
     if option := next((option for option, value in given.items() if value), None):
         raise ClusterError(
             f"{option} has no effect on this command",
-            why=f"{name or words[0]} starts the ranks",
+            why=f"{command.launcher or command.words[0]} starts the ranks",
             fix="leave it out, or write only the script and its arguments behind --",
         )
-    on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if place["device"] == "cpu" else {}
-    found = read_processes(words, variables=on_cpu) if name else Processes(nodes=None, per_node=None)
-    options = {each: place[each] for each in ("gpus", "device", "ranks")}
-    if place["device"] == "cpu":
-        options["ranks"] = options["ranks"] or found.per_node
-    is_here = place["starts"] and (found.nodes or 1) == 1
-    cluster = cluster_here(options, devices=found.per_node) if is_here else build_cluster(options)
-    nodes, per_node = counts_in(place["gpus"])
-    for what, stated, started in (
-        ("nodes", nodes, found.nodes),
-        ("ranks", place["ranks"], found.per_node),
-        ("GPUs a node", per_node, found.per_node),
-    ):
-        if None not in (stated, started) and stated != started:
-            raise ClusterError(
-                f"{name} starts {started} {what}, the options have {stated}",
-                why="the plan must be checked for the ranks of the training",
-                fix="make them agree, or name only the kind, such as --gpus H100",
-            )
-    return replace(cluster, nodes=found.nodes or cluster.nodes, gpus_per_node=found.per_node or cluster.gpus_per_node)
+    return command_cluster(command, place, here=place["starts"])

@@ -1,113 +1,16 @@
-"""The reports of this node's ranks, read from their event logs as they grow."""
+"""Figures of a training over the ranks of this node."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import time
-from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ...probes.machine import read_text
-from ...probes.real_run.events import EventLogReader
+from ...probes.real_run.ranks import Ranks
 from ..verification.prediction import STEP_PHASES, PhaseFigures
 
 
-@dataclass
-class RankRecord:
-    """State of one rank, from the events in its file. Keys of the events:
-
-    rank, pid, host   of the rank; the first event.
-    engine_ranks  the ranks that train together, with `engine`.
-    engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
-    step          the completed optimizer step, with this rank's tokens in it.
-    step, loss    the loss of a step, which a GPU reports later than the step itself.
-    step, phases  {name: {seconds, allocated_bytes, ...}} of the phases of a step, which a GPU reports later.
-    allocated_peak_bytes, reserved_peak_bytes   of torch's allocator, with each step.
-    trainer       {total_steps, output_dir}: the start of the Hugging Face Trainer.
-    checkpoint    the folder of a checkpoint that the Trainer has saved.
-    error         {type, message, errno, details}: the exception that ended the script.
-    end           0: the script ended by itself.
-    exit          exit status of the process, negative for a signal, from the process that started it.
-    """
-
-    log: EventLogReader
-    number: int = 0
-    pid: int = 0
-    """Process id; 0 for a process of another node, whose records are in a shared folder."""
-    steps: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """(end time, tokens) of every completed optimizer step. The first step of a resumed training is greater than 1."""
-    losses: dict[int, float] = field(default_factory=dict)
-    phases: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
-    """The phases of every step."""
-    latest: dict[str, Any] = field(default_factory=dict)
-    """The last value of every key of the events."""
-    error_at: float = 0.0
-    gone_at: float | None = None
-    """Time at which its process was first found to have ended, equal for all ranks found in the same check; None
-    before."""
-
-    def read(self, now: float) -> None:
-        for event in self.log.read_new():
-            self._take(event)
-        if self.pid and self.gone_at is None and "end" not in self.latest:
-            state = read_text(Path(f"/proc/{self.pid}/stat")).rpartition(")")[2].split()
-            if not state or state[0] in ("Z", "X"):
-                self.gone_at = now
-
-    @property
-    def step(self) -> int:
-        """The last optimizer step that the rank completed."""
-        return next(reversed(self.steps), 0)
-
-    @property
-    def error(self) -> dict[str, Any] | None:
-        return self.latest.get("error")
-
-    def _take(self, event: dict[str, Any]) -> None:
-        if "pid" in event:
-            self.number = event["rank"]
-            self.pid = event["pid"] if event["host"] == socket.gethostname() else 0
-        if "loss" in event:
-            self.losses[event["step"]] = event["loss"]
-        if "phases" in event and "step" in event:
-            self.phases[event["step"]] = event["phases"]
-        if "tokens" in event:
-            self.steps[event["step"]] = event["time"], event["tokens"]
-        if "error" in event:
-            self.error_at = event["time"]
-        self.latest |= event
-        if "end" in self.latest and self.latest.get("exit", 0) > 0:
-            self.latest["end"] = self.latest["exit"]
-
-
-class Records:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._by_file: dict[Path, RankRecord] = {}
-        self._sizes: dict[Path, int] = {}
-        self.heard_at = time.monotonic()
-        """Time at which a rank last recorded or printed anything."""
-
-    def read(self) -> None:
-        for path in self.folder.glob("rank*.jsonl"):
-            self._by_file.setdefault(path, RankRecord(EventLogReader(path)))
-        now = time.monotonic()
-        for rank in self._by_file.values():
-            rank.read(now)
-        with contextlib.suppress(OSError):  # the folder may be removed
-            sizes = {path: path.stat().st_size for path in self.folder.glob("rank*")}
-            if sizes != self._sizes:
-                self._sizes = sizes
-                self.heard_at = time.monotonic()
-
-    @property
-    def ranks(self) -> list[RankRecord]:
-        return sorted(self._by_file.values(), key=lambda rank: rank.number)
-
+class Records(Ranks):
     @property
     def step(self) -> int:
         """The last step that all ranks have completed."""
@@ -116,9 +19,9 @@ class Records:
     @property
     def losses(self) -> list[tuple[int, float]]:
         """(step, mean over the ranks) of each step for which every rank has reported a loss."""
-        ranks = self.ranks
-        steps = set.intersection(*(set(rank.losses) for rank in ranks)) if ranks else set()
-        return [(step, fmean(rank.losses[step] for rank in ranks)) for step in sorted(steps)]
+        losses = [dict(rank.losses) for rank in self.ranks]
+        steps = set.intersection(*map(set, losses)) if losses else set()
+        return [(step, fmean(each[step] for each in losses)) for step in sorted(steps)]
 
     @property
     def first_step(self) -> int | None:
@@ -126,8 +29,8 @@ class Records:
 
     def last_losses(self, count: int) -> list[float]:
         """The most recent losses of the rank that has reported the fewest."""
-        fewest = min((rank.losses for rank in self.ranks), key=len, default=dict[int, float]())
-        return list(fewest.values())[-count:]
+        fewest = min((rank.losses for rank in self.ranks), key=len, default=[])
+        return [loss for _, loss in fewest[-count:]]
 
     def speed(self, world_size: int, last: int | None = None) -> tuple[float | None, float | None]:
         """(tokens per step, seconds per step) of the whole job, or (None, None) before the second step.
@@ -155,7 +58,7 @@ class Records:
         return tuple(found for name in STEP_PHASES if (found := self._phase(name)) is not None)
 
     def _phase(self, name: str) -> PhaseFigures | None:
-        ranks = [[each[name] for each in rank.phases.values() if name in each] for rank in self.ranks]
+        ranks = [[parts[name] for _, parts in rank.phases if name in parts] for rank in self.ranks]
         ranks = [steps for steps in ranks if steps]
         if not ranks:
             return None

@@ -8,11 +8,11 @@ from typing import Literal
 
 from ...ds_configs.launch_commands import Launcher, Rendezvous
 from ...estimators.estimate import Estimate
+from ...probes.command.training_command import TrainingCommand, read_command
 from ...probes.run import Device, Run
 from ..answer.command_answer import CommandAnswer
 from ..importers.script_arguments import ScriptArguments
 from ..verification.prediction import PhaseFigures, Prediction, by_dry_run, by_estimate
-from .words import TrainingCommand, read_command
 
 LaunchStatus = Literal["finished", "stopped", "failed"]
 """How a training ended; "stopped" means by Ctrl-C or SIGTERM."""
@@ -79,6 +79,11 @@ class LaunchRequest:
         return read_command(self.words)
 
     @property
+    def options(self) -> ScriptArguments:
+        """The command line of the script."""
+        return ScriptArguments(self.command.arguments)
+
+    @property
     def launcher(self) -> Launcher:
         """The launcher for a command without one: torchrun, or deepspeed for a script of its own loop that was seen to
         take `--local_rank`, which only that launcher passes."""
@@ -90,7 +95,7 @@ class LaunchRequest:
     def arguments(self) -> ScriptArguments:
         """The settings of the script: its TrainingArguments if a dry run saw them, else its command line."""
         seen = self.dry_run and self.dry_run.arguments
-        return ScriptArguments.from_values(seen.trainer) if seen and seen.trainer else self.command.options
+        return ScriptArguments.from_values(seen.trainer) if seen and seen.trainer else self.options
 
     @property
     def prediction(self) -> Prediction | None:

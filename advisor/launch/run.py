@@ -7,14 +7,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 
 from ...estimators.errors import ConfigFileError
-from ...probes.real_run.supervisor import adopt_orphans, clean_up, kill_descendants, start_supervised
+from ...probes.real_run.supervisor import supervised
 from ...probes.real_run.torchrun import free_port
 from ...probes.real_run.trainer import STOP_FILE
 from ...probes.scratch import signals_collected
@@ -45,7 +43,12 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
         )
     display = Display(console or Console(stderr=True, highlight=False))
     monitor = Monitor(request, display)
-    with signals_collected(signal.SIGINT, signal.SIGTERM) as signals, _ranks(request) as supervisor, display:
+    words, log = launch_line(request, port=None if request.rendezvous else free_port()), request.folder / "launcher.log"
+    with (
+        signals_collected(signal.SIGINT, signal.SIGTERM) as signals,
+        supervised(words, log, observed(request)) as supervisor,
+        display,
+    ):
         failure = _watch(supervisor, monitor, display, signals, verbose=verbose)
     return monitor.outcome(supervisor.returncode, failure, stopped=bool(signals) and failure is None)
 
@@ -75,33 +78,12 @@ def _watch(
     return None
 
 
-@contextlib.contextmanager
-def _ranks(request: LaunchRequest) -> Iterator[subprocess.Popen[bytes]]:
-    """The launcher with its ranks, all of them descendants of one supervisor (`probes/real_run/supervisor.py`), which
-    ends all remaining processes. If the supervisor itself was killed, this process ends them. Raises OSError if the
-    supervisor cannot be started."""
-    words = launch_line(request, port=None if request.rendezvous else free_port())
-    # Children that exist now are not the training's, and are not ended with it.
-    others = frozenset(child.pid for child in psutil.Process().children())
-    adopt_orphans(True)
-    supervisor = start_supervised(words, request.folder / "launcher.log", observed(request))
-    try:
-        yield supervisor
-    finally:
-        if supervisor.poll() is None:
-            supervisor.terminate()
-        if supervisor.wait() < 0:
-            kill_descendants(others)
-            clean_up()
-        adopt_orphans(False)
-
-
 def _stop(records: Records) -> str:
     """Make the training save and stop. Returns the method; "" if no rank runs."""
     if records.first("trainer"):
         (records.folder / STOP_FILE).touch()
         return "the Trainer saves a checkpoint within the next steps; press Ctrl-C again to end it now"
-    running = [rank.pid for rank in records.ranks if rank.pid and rank.gone_at is None]
+    running = [rank.pid for rank in records.ranks if rank.pid and rank.status != "dead"]
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

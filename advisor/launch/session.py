@@ -128,7 +128,7 @@ def next_launch(
 ) -> Continuation:
     """The continuation of a user's command after memory ran out, from its last checkpoint with intact files. Its
     configuration is written into `folder`. Raises ConfigFileError if the configuration cannot be written."""
-    options, seen = request.command.options, request.dry_run and request.dry_run.arguments
+    options, seen = request.options, request.dry_run and request.dry_run.arguments
     takes_config = request.config_path is not None or bool(options.configs)
     uses_trainer = bool(seen.trainer) if seen else options.are_training_arguments and takes_config
     checkpoint = None
@@ -200,10 +200,11 @@ def _with_options(
     }
     if run.cpu_checkpointing:
         values["gradient_checkpointing_kwargs"] = json.dumps({"use_reentrant": False, "offload": True})
-    values |= dict.fromkeys(request.command.options.configs, str(path))
+    values |= dict.fromkeys(request.options.configs, str(path))
     if checkpoint is not None:
         values["resume_from_checkpoint"] = str(checkpoint)
-    return request.command.replace_options(values), {str(path): config_text(run.config)}
+    words = request.command.replace_arguments(request.options.replace_values(values))
+    return words, {str(path): config_text(run.config)}
 
 
 _MAX_ATTEMPTS = 4

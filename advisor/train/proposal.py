@@ -239,12 +239,10 @@ def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
 
 
 def build_request(run: Run, prediction: Estimate | None, job: TrainingJob, folder: TrainingFolder) -> LaunchRequest:
-    """The launch of the training script with the folder's own files, even if the job has paths of another folder, which
-    earlier versions stored."""
+    """The launch of the training script with the folder's own files."""
     paths = ScriptArguments.from_values(folder.script_paths(evaluates=job.evaluates))
-    own = ScriptArguments(job.arguments).without(folder.script_paths())
     return LaunchRequest(
-        words=(sys.executable, str(folder.script), *paths.words, *own),
+        words=(sys.executable, str(folder.script), *paths.words, *job.arguments),
         run=run,
         config_path=folder.ds_config,
         folder=folder.new_launch(),

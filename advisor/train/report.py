@@ -56,7 +56,7 @@ class Trained:
     @property
     def base(self) -> Path:
         """The folder of the model that was trained."""
-        return Path(self.attempt.request.command.options.model or "")
+        return Path(self.attempt.request.options.model or "")
 
 
 @dataclass(frozen=True, kw_only=True)

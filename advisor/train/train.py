@@ -237,7 +237,7 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
     def keep(attempt: LaunchRequest) -> None:
         """Keep what resumes the attempt."""
         write_config(attempt.run.config, folder.ds_config, force=True)
-        kept = attempt.command.options.without([*folder.script_paths(), "resume_from_checkpoint"])
+        kept = attempt.options.without([*folder.script_paths(), "resume_from_checkpoint"])
         job = TrainingJob(
             arguments=tuple(dropwhile(lambda word: not word.startswith("--"), kept)),  # behind the script
             workload=run.workload,

@@ -12,6 +12,13 @@ from ..answer.command_answer import CommandAnswer
 STEP_PHASES = ("forward", "backward", "step")
 """Phases of an optimizer step."""
 
+ENGINE_SETTINGS = {
+    "zero_stage": "ZeRO",
+    "micro_batch_size": "micro batch",
+    "gradient_accumulation_steps": "accumulation",
+}
+"""Settings that a rank reports from its engine, fields of `Plan` -> their titles."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseFigures:
@@ -30,7 +37,7 @@ class Prediction:
 
     evidence: Evidence
     engine: dict[str, int]
-    """Fields of `Plan` that every rank reports from its engine."""
+    """Values of `ENGINE_SETTINGS`."""
     allocated_bytes: int
     reserved_bytes: int
     device_bytes: int
@@ -51,11 +58,7 @@ def by_estimate(estimate: Estimate) -> Prediction:
     memory, time, plan = estimate.memory, estimate.time, estimate.plan
     return Prediction(
         evidence=estimate.evidence,
-        engine={
-            "zero_stage": plan.zero_stage,
-            "micro_batch_size": plan.micro_batch_size,
-            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        },
+        engine={name: getattr(plan, name) for name in ENGINE_SETTINGS},
         allocated_bytes=memory.allocated_bytes_per_gpu,
         reserved_bytes=memory.reserved_bytes_per_gpu,
         device_bytes=memory.device_bytes_per_gpu,
@@ -77,11 +80,7 @@ def by_dry_run(answer: CommandAnswer) -> Prediction:
     }
     return Prediction(
         evidence="dry-run",
-        engine={
-            "zero_stage": engine.zero_stage,
-            "micro_batch_size": engine.micro_batch_size,
-            "gradient_accumulation_steps": engine.gradient_accumulation_steps,
-        },
+        engine={name: getattr(engine, name) for name in ENGINE_SETTINGS},
         allocated_bytes=result.peak.allocated_bytes_per_gpu,
         reserved_bytes=result.peak.reserved_bytes_per_gpu,
         device_bytes=answer.device_bytes_per_gpu,

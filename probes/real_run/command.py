@@ -12,14 +12,15 @@ from typing import Any
 
 from ...ds_configs.read import autotp_size_in
 from ..command.words import interpreter_of
-from ..machine import rank_threads, search_path
+from ..machine import ON_CPU, rank_threads, search_path
 from ..run import Device
 from ..scratch import scratch
 from ..simulated_gpu.collectives import rank_variables
 from .environment import Settings, Solo, observed_environment
+from .ranks import Rank
 from .result import PhaseReport, ProbeResult, RankReport, StepTime
 from .torchrun import free_port, with_launcher
-from .watch import OnProgress, WatchedRank, watch
+from .watch import OnProgress, watch
 
 STEPS = 4
 """Number of optimizer steps: the first creates the states; ZeRO-3 prefetches from the third."""
@@ -72,7 +73,7 @@ def probe_command(
     environment = {**os.environ, "PATH": search_path(interpreter_of(probe.words, folder=probe.folder))}
     if probe.device == "cpu":
         threads = rank_threads(1 if probe.solo else probe.ranks)
-        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+        environment |= {**ON_CPU, "OMP_NUM_THREADS": str(threads)}
     if probe.solo is None:
         words = with_launcher(probe.words, probe.ranks, folder=probe.folder, port=free_port())
     else:
@@ -115,12 +116,12 @@ def probe_command(
     )
 
 
-def _tokens_per_step(ranks: list[WatchedRank], first: Mapping[str, Any]) -> int:
+def _tokens_per_step(ranks: list[Rank], first: Mapping[str, Any]) -> int:
     """Tokens of all ranks in the last optimizer step; samples where the batch has no tokens."""
     config: dict[str, Any] = first.get("config", {})
     if not config:
         return 0
-    tokens = [next((event["tokens"] for event in reversed(rank.events) if "tokens" in event), 0) for rank in ranks]
+    tokens = [rank.latest.get("tokens", 0) for rank in ranks]
     samples = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
     if not any(tokens):
         return int(samples * first["data_parallel_size"])
@@ -128,13 +129,13 @@ def _tokens_per_step(ranks: list[WatchedRank], first: Mapping[str, Any]) -> int:
     return int(fmean(tokens) * first["world_size"]) // autotp_size_in(config)
 
 
-def rank_report(rank: WatchedRank, device: Device, *, waits: bool) -> RankReport:
+def rank_report(rank: Rank, device: Device, *, waits: bool) -> RankReport:
     """The report of a rank from its events. waits: whether the process, not the device, waits in collectives."""
     assert rank.report is not None, "it has reported"
     phases = [
-        PhaseReport(iteration=event["step"], phase=name, **figures)
-        for event in rank.events
-        for name, figures in event.get("phases", {}).items()
+        PhaseReport(iteration=step, phase=name, **figures)
+        for step, parts in rank.phases
+        for name, figures in parts.items()
     ]
     training = [phase for phase in phases if phase.iteration]
     return RankReport(
@@ -145,7 +146,7 @@ def rank_report(rank: WatchedRank, device: Device, *, waits: bool) -> RankReport
         allocated_bytes=_highest(training, "allocated_bytes", device),
         reserved_bytes=_highest(training, "reserved_bytes", device),
         steps=_step_times(training, waits=waits),
-        losses=tuple(event["loss"] for event in rank.events if "loss" in event),
+        losses=tuple(loss for _, loss in rank.losses),
         phases=tuple(phases),
     )
 

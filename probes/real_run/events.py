@@ -19,13 +19,11 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self._file = -1
-        self.phase = "start"
         with contextlib.suppress(OSError):
             # One unbuffered write per line: the reader sees whole lines, and a killed rank loses none.
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def enter(self, phase: str) -> None:
-        self.phase = phase
         self.note({"phase": phase})
 
     def note(self, values: Mapping[str, Any]) -> None:
@@ -40,8 +38,6 @@ class EventLogReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self.phase = "start"
-        self.last: dict[str, Any] = {}
 
     def read_new(self) -> list[dict[str, Any]]:
         """The events since the last call. An incomplete last line is read later; a damaged line is skipped."""
@@ -56,9 +52,6 @@ class EventLogReader:
         for line in whole.splitlines():
             with contextlib.suppress(ValueError):
                 events.append(json.loads(line))
-        for event in events:
-            self.last = event
-            self.phase = event.get("phase", self.phase)
         return events
 
 

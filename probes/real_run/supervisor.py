@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import psutil
 
+from ..scratch import interrupts_deferred
 from ..worker_process import die_with_parent
 from . import extension_lock
 from .environment import own_settings
@@ -52,20 +53,37 @@ def main() -> NoReturn:
             os._exit(code if code >= 0 else 128 - code)  # like a shell: 128 + signal
 
 
-def start_supervised(
+@contextlib.contextmanager
+def supervised(
     command: Sequence[str], output: Path, environment: Mapping[str, str], folder: Path | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a command under a supervisor, which ends with this process. output: the file of stdout and stderr."""
-    with output.open("wb") as stream:
-        return subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,
-        )
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command under a supervisor. No process of it is left at the end of the block, however the block ends: if
+    the supervisor itself was killed, this process ends the others. output: the file of stdout and stderr."""
+    supervisor = None
+    # Children that exist now are not the command's, and are not ended with it.
+    others = frozenset(child.pid for child in psutil.Process().children())
+    try:
+        with interrupts_deferred(), output.open("wb") as stream:
+            adopt_orphans(True)
+            supervisor = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+            )
+        yield supervisor
+    finally:
+        with interrupts_deferred():
+            if supervisor is not None:
+                if supervisor.poll() is None:
+                    supervisor.terminate()
+                if supervisor.wait() < 0:
+                    kill_descendants(others)
+                    clean_up()
+            adopt_orphans(False)
 
 
 def clean_up() -> None:

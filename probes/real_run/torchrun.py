@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..command.words import interpreter_of, is_assignment, is_python, launcher_of, peel, program_of, shell_text
+from ..command.training_command import read_command
+from ..command.words import interpreter_of, is_python
 
 
 def with_launcher(words: Sequence[str], ranks: int, *, folder: Path, port: int) -> list[str]:
@@ -18,22 +19,13 @@ def with_launcher(words: Sequence[str], ranks: int, *, folder: Path, port: int) 
 
     folder: the working folder of the command. Errors: the command has no program, or a program that does not run.
     """
-    before: list[str] = []
-    rest = list(words)
-    while (layer := peel(rest)) and rest[-len(layer.words) :] == layer.words:
-        before += rest[: -len(layer.words)]
-        rest = layer.words
-    if before and is_assignment(before[0]):
-        before.insert(0, "env")
-    if shell_text(rest, folder) is not None:
-        return [*before, *rest]
-    program = program_of(rest)
-    by_python = is_python(rest[0])
-    if launcher_of(program) is not None or not (by_python or program.target.endswith(".py")):
-        return [*before, *rest]
-    python = rest[0] if by_python else str(interpreter_of(words, folder=folder) or sys.executable)
+    command = read_command(words)
+    if command.program is None:
+        return [*command.before, *command.words]
+    by_python = is_python(command.words[0])
+    python = command.words[0] if by_python else str(interpreter_of(words, folder=folder) or sys.executable)
     options = [f"--nproc_per_node={ranks}", f"--master_port={port}", *(["--no-python"] if by_python else [])]
-    return [*before, python, "-m", "torch.distributed.run", *options, *rest]
+    return [*command.before, python, "-m", "torch.distributed.run", *options, *command.words]
 
 
 def free_port() -> int:

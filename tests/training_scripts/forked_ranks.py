@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -64,7 +63,7 @@ def _recording(request: Any) -> dict[str, Any]:
 
 
 class ForkedRank:
-    """A process that runs a script, in a session of its own; with the methods of `subprocess.Popen`."""
+    """A process that runs a script, in a session of its own."""
 
     def __init__(self, script: Path, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> None:
         start_server()
@@ -80,9 +79,6 @@ class ForkedRank:
 
     def wait(self) -> None:
         self._process.join()
-
-
-Process = ForkedRank | subprocess.Popen[bytes]
 
 
 def run_ranks(script: Path, arguments: Sequence[str], ranks: int, folder: Path, **variables: str) -> list[Path]:
@@ -104,11 +100,13 @@ def run_ranks(script: Path, arguments: Sequence[str], ranks: int, folder: Path, 
     return run_to_the_end([partial(start, rank) for rank in range(ranks)], folder)
 
 
-def run_to_the_end(starts: Sequence[Callable[[Path], Process]], folder: Path, limit_s: float = LIMIT_S) -> list[Path]:
+def run_to_the_end(
+    starts: Sequence[Callable[[Path], ForkedRank]], folder: Path, limit_s: float = LIMIT_S
+) -> list[Path]:
     """Run processes side by side, each in a session of its own and with a log. All must succeed, in time, and leave
     nothing running."""
     logs = [folder / f"log{number}" for number in range(len(starts))]
-    processes: list[Process] = []
+    processes: list[ForkedRank] = []
     try:
         for start, log in zip(starts, logs, strict=True):
             processes.append(start(log))

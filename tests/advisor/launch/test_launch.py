@@ -23,7 +23,6 @@ from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, FailureKind
 from ds_advise.advisor.launch.session import Session, next_launch, reduce_memory, tensor_bytes
-from ds_advise.advisor.launch.words import read_command
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import render_figures
@@ -37,6 +36,7 @@ from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.command.observed import ObservedArguments, ObservedOption
+from ds_advise.probes.command.training_command import read_command
 from ds_advise.probes.machine import cpu_cores
 from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.run import Run
@@ -506,8 +506,10 @@ def test_the_file_in_front_is_the_one_that_trains(folder: Path) -> None:
 def test_options_are_replaced_behind_the_script() -> None:
     """Those of a launcher in front may have the same names."""
     words = "accelerate launch --gradient_accumulation_steps 4 train.py --gradient_accumulation_steps 4 --x 1"
-    changed = read_command(words.split()).replace_options({"gradient_accumulation_steps": "8"})
+    command = read_command(words.split())
+    arguments = ScriptArguments(command.arguments).replace_values({"gradient_accumulation_steps": "8"})
+    changed = command.replace_arguments(arguments)
     assert " ".join(changed) == (
         "accelerate launch --gradient_accumulation_steps 4 train.py --x 1 --gradient_accumulation_steps 8"
     )
-    assert read_command(["A=1", "python", "-u", "-m", "package.train", "--x", "1"]).options.words == ("--x", "1")
+    assert read_command(["A=1", "python", "-u", "-m", "package.train", "--x", "1"]).arguments == ("--x", "1")

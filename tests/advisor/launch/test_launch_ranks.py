@@ -101,6 +101,11 @@ def _error(at: float, kind: str, message: str, number: int | None = None) -> dic
     return {"time": at, "error": {"type": kind, "message": message, "errno": number, "details": ""}}
 
 
+def _exit(at: float, code: int) -> dict[str, Any]:
+    return {"time": at, "exit": code}
+
+
+KILLED = _exit(2.0, -9)
 LOST = _error(1.0, "RuntimeError", "Connection closed by peer [127.0.0.1]:1234")
 OUT_OF_MEMORY = _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB")
 ALLOCATOR = _error(1.0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried")
@@ -108,12 +113,14 @@ COMPILER = _error(1.0, "RuntimeError", "Error building extension 'fused_adam': c
 ARCHIVE = _error(1.0, "RuntimeError", "basic_ios::clear: iostream error")
 WATCHDOG = _error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")
 TRAINER = {"trainer": {"output_dir": "/"}}
-OOM_KILLER, BY_ANOTHER = "the kernel's OOM killer", "killed by another process"
+OOM_KILLER = "the kernel's OOM killer"
 
 FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
     "a peer fails earlier": ([[LOST], [OUT_OF_MEMORY]], "gpu_out_of_memory", 1, "OutOfMemoryError on rank 1"),
-    OOM_KILLER: ([[LOST], []], "host_out_of_memory", 1, "memory.events: oom_kill rose by 1"),
-    BY_ANOTHER: ([[LOST], []], "lost_rank", 1, "exit signal 9 of rank 1"),
+    OOM_KILLER: ([[LOST], [KILLED]], "host_out_of_memory", 1, "memory.events: oom_kill rose by 1"),
+    "killed by another process": ([[LOST], [KILLED]], "lost_rank", 1, "exit signal 9 of rank 1"),
+    "killed after another": ([[_exit(5.0, -9)], [KILLED]], "lost_rank", 1, "exit signal 9 of rank 1"),
+    "ended by the launcher": ([[_exit(0.5, -15)], [KILLED]], "lost_rank", 1, "exit signal 9 of rank 1"),
     "torch's allocator on the CPU": ([[], [ALLOCATOR]], "host_out_of_memory", 1, "RuntimeError on rank 1"),
     "a compiler's memory": ([[], [COMPILER]], "crash", 1, "the compiler of a DeepSpeed extension failed"),
     "disk": ([[TRAINER, _error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "errno 28 (ENOSPC)"),
@@ -124,15 +131,9 @@ FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
         [[_error(1.0, "ValueError", "no such column")], [LOST]],
         *("crash", 0, "ValueError on rank 0"),
     ),
-    "exit code": ([[{"end": 3}], []], "crash", 0, "exit code 3 of rank 0"),
+    "exit code": ([[{"end": 0}, _exit(1.0, 3)], []], "crash", 0, "exit code 3 of rank 0"),
 }
 """Name -> events of the ranks, kind, rank, evidence."""
-
-LAUNCHERS = {
-    OOM_KILLER: "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 123)\n",
-    BY_ANOTHER: "['python', 'train.py'] exits with return code = -9\n",
-}
-"""The reports of torchrun and the deepspeed launcher."""
 
 
 @pytest.mark.parametrize("name", FAILURES)
@@ -140,7 +141,6 @@ def test_a_failure_is_named_with_its_evidence(tmp_path: Path, name: str) -> None
     """The error of the rank that failed first, and its evidence."""
     ranks, kind, number, evidence = FAILURES[name]
     records = _notes(tmp_path, *ranks)
-    (tmp_path / "launcher.log").write_text(LAUNCHERS.get(name, "exitcode  : 1"))
     failure = classify_failure(records, tmp_path, 1, {"memory.events": int(name == OOM_KILLER)})
     assert (failure.kind, failure.rank, failure.step) == (kind, number, records.step)
     assert any(evidence in each for each in failure.evidence)
@@ -172,7 +172,6 @@ def test_memory_that_ran_out_in_an_evaluation_or_at_a_checkpoint_has_its_own_fix
     """The frames of the traceback decide."""
     event = _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 18.55 GiB.")
     event["error"]["details"] = details
-    (tmp_path / "launcher.log").write_text("exitcode  : 1")
     failure = classify_failure(_notes(tmp_path, [_step(500, 1.0), event], []), tmp_path, 1, {})
     assert failure.kind == "gpu_out_of_memory"
     assert [each for each in failure.evidence if "raised" in each] == ([moment] if moment else [])
@@ -188,9 +187,8 @@ WATCHDOG_LOG = (
 
 def test_a_collective_that_timed_out_is_named_with_its_wait_and_the_ranks_steps(tmp_path: Path) -> None:
     """NCCL's watchdog aborts the process, which reports nothing itself."""
-    records = _notes(tmp_path, [_step(14, 1.0)], [_step(13, 1.0)])
+    records = _notes(tmp_path, [_step(14, 1.0), _exit(2.0, -6)], [_step(13, 1.0)])
     (tmp_path / "rank0.log").write_text(WATCHDOG_LOG)
-    (tmp_path / "launcher.log").write_text("exitcode  : -6 (pid: 123)")
     failure = classify_failure(records, tmp_path, 1, {})
     assert failure.kind == "communication_timeout"
     assert "ALLREDUCE had waited for 10 minutes" in failure.evidence
@@ -198,29 +196,13 @@ def test_a_collective_that_timed_out_is_named_with_its_wait_and_the_ranks_steps(
     assert "ddp_timeout" in failure.fix and "DEEPSPEED_TIMEOUT" in failure.fix
 
 
-@pytest.mark.parametrize(("launcher_names_it", "is_gone_first"), [(True, False), (False, True), (False, False)])
-def test_a_killed_rank_is_the_one_that_the_launcher_names_or_that_was_gone_first(
-    tmp_path: Path, launcher_names_it: bool, is_gone_first: bool
+@pytest.mark.parametrize(("ended", "rank", "who"), [(1, 0, "rank 0"), (0, None, "a rank")])
+def test_a_rank_whose_end_nobody_reports_is_named_if_it_is_the_only_one(
+    tmp_path: Path, ended: int, rank: int | None, who: str
 ) -> None:
-    """Where neither is known, none is named."""
-    processes = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
-    for number, process in enumerate(processes):
-        start = {"time": 0.0, "rank": number, "pid": process.pid, "host": socket.gethostname()}
-        (tmp_path / f"rank{number}.jsonl").write_text(json.dumps(start) + "\n")
-    records = Records(tmp_path)
-    for process in reversed(processes):
-        process.kill()
-        process.wait()
-        if is_gone_first:
-            records.read()
-    records.read()
-    pids = [process.pid for process in processes]
-    report = f"exitcode  : -15 (pid: {pids[0]})\nexitcode  : -9 (pid: {pids[1]})" if launcher_names_it else ""
-    (tmp_path / "launcher.log").write_text(f"failed (exitcode: -9) local_rank: 1\n{report}")
-    failure = classify_failure(records, tmp_path, 1, {})
-    is_known = launcher_names_it or is_gone_first
-    assert (failure.kind, failure.rank) == ("lost_rank", 1 if is_known else None)
-    assert failure.evidence[0] == f"exit signal 9 of {'rank 1' if is_known else 'a rank'}"
+    """A shell script that starts the ranks ends with 128 + the signal of one of them."""
+    failure = classify_failure(_notes(tmp_path, [], [{"end": 0}] * ended), tmp_path, 128 + 9, {})
+    assert (failure.kind, failure.rank, failure.evidence[0]) == ("lost_rank", rank, f"exit signal 9 of {who}")
 
 
 def _run(ranks: int) -> Run:

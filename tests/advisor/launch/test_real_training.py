@@ -7,7 +7,6 @@ Training without a GPU also needs `NO_GPU` in train_with_trainer.py and `cpu_env
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,10 +19,9 @@ from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload
-from ds_advise.probes.real_run.torchrun import free_port
 
 from tests.helpers import TINY_SIZES, preset, write_training
-from tests.training_scripts.forked_ranks import LIMIT_S, cpu_environment, run_ranks, run_to_the_end
+from tests.training_scripts.forked_ranks import LIMIT_S, run_ranks
 
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
 SCRIPT = {"hf": SCRIPTS / "train_with_trainer.py", "deepspeed": SCRIPTS / "train_with_deepspeed.py"}
@@ -100,13 +98,15 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
 @pytest.mark.parametrize(
     ("strategy", "flavor"),
     [
-        *(("ddp", "hf"), ("zero2", "hf"), ("zero2-offload", "deepspeed")),
-        *(("zero3", "hf"), ("zero3-offload", "hf"), ("zero3-nvme", "hf")),
+        ("ddp", "hf"),
+        ("zero2-offload", "deepspeed"),
+        ("zero3-offload", "hf"),
+        ("zero3-nvme", "hf"),
     ],
 )
 def test_a_strategy_trains(prepare: Prepare, strategy: Strategy, flavor: Framework) -> None:
-    """The loss falls, gradients accumulate, and the engine has the plan's numbers. `test_seed_workflows` has the other
-    strategies."""
+    """The loss falls, gradients accumulate, and the engine has the plan's numbers. `test_launch_trainings` has ZeRO-2,
+    the pairs below ZeRO-3, and `test_seed_workflows` the other strategies."""
     special: dict[Strategy, dict[str, Any]] = {
         # Where the accelerator is the CPU both parts of a partly offloaded optimizer are on it.
         "zero3-offload": {"offload_optimizer_ratio": 0.5, "sub_group_size": 10_000},
@@ -115,35 +115,6 @@ def test_a_strategy_trains(prepare: Prepare, strategy: Strategy, flavor: Framewo
     }
     run = prepare(strategy, flavor, **special.get(strategy, {}))
     train(run)
-    assert_trained(run)
-
-
-@pytest.mark.slow
-def test_the_hf_flavour_trains_on_accelerate_without_the_trainer(prepare: Prepare) -> None:
-    """accelerate fills every `auto` from the script and from its own configuration file."""
-    run = prepare("zero2-offload", "hf")
-    lines = [
-        "compute_environment: LOCAL_MACHINE",
-        "distributed_type: DEEPSPEED",
-        f"deepspeed_config: {{deepspeed_config_file: {json.dumps(str(run.config))}, zero3_init_flag: false}}",
-        f"num_processes: {run.cluster.world_size}",
-    ]
-    (run.folder / "accelerate.yaml").write_text("\n".join(lines))
-    options = ["--main_process_port", str(free_port()), "--config_file", "accelerate.yaml"]
-    command = ["accelerate", "launch", *options, str(SCRIPTS / "train_with_accelerate.py")]
-
-    def launcher(log: Path) -> subprocess.Popen[bytes]:
-        with log.open("w") as output:
-            return subprocess.Popen(
-                command,
-                cwd=run.folder,
-                env=cpu_environment() | {"TRAINING_JOB": str(run.folder / "job.json")},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    run_to_the_end([launcher], run.folder)
     assert_trained(run)
 
 

@@ -1,12 +1,11 @@
-"""The parts of a command that trains: what stands in front of its program, the program, and its options."""
+"""The parts of a command that trains: what stands in front of its program, the program, and its arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...probes.command.words import Program, is_python, launcher_of, peel, program_of
-from ..importers.script_arguments import ScriptArguments
+from .words import Program, is_assignment, is_python, launcher_of, peel, program_of
 
 
 class TrainingCommand(NamedTuple):
@@ -22,6 +21,11 @@ class TrainingCommand(NamedTuple):
     """The launcher that is typed in front of the script: "torchrun", "deepspeed", "srun", ...; "" for none."""
 
     @property
+    def before(self) -> list[str]:
+        """The prefix for a process: `A=1 python train.py` is a shell's word for `env`."""
+        return ["env"] * bool(self.prefix and is_assignment(self.prefix[0])) + list(self.prefix)
+
+    @property
     def _script(self) -> int:
         """Number of words up to the script; 1 for a tool's own command."""
         if self.program is not None:
@@ -29,13 +33,13 @@ class TrainingCommand(NamedTuple):
         return next((place for place, word in enumerate(self.words, start=1) if word.endswith(".py")), 1)
 
     @property
-    def options(self) -> ScriptArguments:
-        """The options of the script, without those of a launcher in front."""
-        return ScriptArguments(self.words[self._script :])
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments of the script, without those of a launcher in front."""
+        return self.words[self._script :]
 
-    def replace_options(self, values: Mapping[str, str]) -> tuple[str, ...]:
-        """The command with other values of the script's options."""
-        return (*self.prefix, *self.words[: self._script], *self.options.replace_values(values))
+    def replace_arguments(self, arguments: Sequence[str]) -> tuple[str, ...]:
+        """The command with other arguments of the script."""
+        return (*self.prefix, *self.words[: self._script], *arguments)
 
 
 def read_command(words: Sequence[str]) -> TrainingCommand:
@@ -43,7 +47,7 @@ def read_command(words: Sequence[str]) -> TrainingCommand:
     file: a console script, such as `llamafactory-cli`, or a shell script. Raises DsAdviseError if it has no
     program."""
     rest, launcher = list(words), ""
-    while layer := peel(rest):
+    while (layer := peel(rest)) and rest[len(rest) - len(layer.words) :] == layer.words:
         rest, launcher = layer.words, "srun" if layer.name == "srun" else launcher
     prefix = tuple(words[: len(words) - len(rest)])
     if not is_python(rest[0]) and not rest[0].endswith(".py"):

@@ -1,0 +1,170 @@
+"""The ranks of an observed command on this node, read from their event logs as they grow, and the one that failed
+first."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .events import EventLogReader
+
+_PEER_LOST = re.compile(
+    r"Connection (closed|reset) by (remote )?peer|Broken pipe|remote process (has )?(exited|terminated)|"
+    r"NCCL error: (remote|unhandled system)|Application timeout caused pair closure|recvValue failed|"
+    r"failed to recv|Connection was likely closed|socketStartConnect|ncclRemoteError"
+)
+"""Errors of the other ranks after one rank is lost."""
+
+_LAUNCHERS_SIGNAL = -signal.SIGTERM
+"""Exit status of the ranks that a launcher ends after the first failure."""
+
+
+@dataclass
+class Rank:
+    """State of one rank, from the events in its file. Keys of the events:
+
+    rank, pid, host   of the rank; the first event.
+    phase         the phase that begins.
+    engine_ranks  the ranks that train together, with `engine`.
+    engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
+    step          the completed optimizer step, with this rank's tokens in it.
+    step, loss    the loss of a step, which a GPU reports later than the step itself.
+    step, phases  {name: {seconds, allocated_bytes, ...}} of the phases of a step, which a GPU reports later.
+    allocated_peak_bytes, reserved_peak_bytes   of torch's allocator, with each step.
+    trainer       {total_steps, output_dir}: the start of the Hugging Face Trainer.
+    checkpoint    the folder of a checkpoint that the Trainer has saved.
+    report        the counters of the process, with the configuration: the end of a probe.
+    error         {type, message, errno, details}: the exception that ended the script.
+    end           0: the script ended by itself.
+    exit          exit status of the process, negative for a signal, from the process that started it.
+    """
+
+    log: EventLogReader
+    number: int
+    pid: int = 0
+    """Process id; 0 for a process of another node, whose records are in a shared folder."""
+    phase: str = "start"
+    steps: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """(end time, tokens) of every completed optimizer step. The first step of a resumed training is greater than 1."""
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """(step, loss) of the optimizer steps of all engines."""
+    phases: list[tuple[int, dict[str, dict[str, Any]]]] = field(default_factory=list)
+    """(step, its phases) of all engines."""
+    latest: dict[str, Any] = field(default_factory=dict)
+    """The last value of every key of the events."""
+    error_at: float = 0.0
+    exit_at: float = 0.0
+
+    def read(self) -> None:
+        for event in self.log.read_new():
+            if "pid" in event:
+                self.pid = event["pid"] if event["host"] == socket.gethostname() else 0
+            if "loss" in event:
+                self.losses.append((event["step"], event["loss"]))
+            if "phases" in event:
+                self.phases.append((event["step"], event["phases"]))
+            if "tokens" in event:
+                self.steps[event["step"]] = event["time"], event["tokens"]
+            self.phase = event.get("phase", self.phase)
+            self.error_at = event["time"] if "error" in event else self.error_at
+            self.exit_at = event["time"] if "exit" in event else self.exit_at
+            self.latest |= event
+
+    @property
+    def step(self) -> int:
+        """The last optimizer step that the rank completed."""
+        return next(reversed(self.steps), 0)
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        return self.latest.get("error")
+
+    @property
+    def error_text(self) -> str:
+        """Type and message of the error; "" for none."""
+        return f"{self.error['type']}: {self.error['message']}" if self.error else ""
+
+    @property
+    def lost_another(self) -> bool:
+        """Whether its error is that another rank is lost."""
+        return _PEER_LOST.search(self.error_text) is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative for a signal; None for a rank that runs, or whose end nobody reported."""
+        return self.latest.get("exit")
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """The events, with the rank's report; None before the report."""
+        return self.latest if "report" in self.latest else None
+
+    @property
+    def status(self) -> str:
+        """psutil's status of the process; "dead" if it is gone."""
+        with contextlib.suppress(psutil.Error):
+            found = str(psutil.Process(self.pid).status() if self.pid else psutil.STATUS_RUNNING)
+            return "dead" if found == psutil.STATUS_ZOMBIE else found
+        return "dead"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process is gone, and neither it nor its launcher said so."""
+        return "end" not in self.latest and self.report is None and self.status == "dead"
+
+    @property
+    def has_failed(self) -> bool:
+        return self.error is not None or bool(self.exit_code) or self.is_lost
+
+
+class Ranks:
+    """The ranks whose records are in a folder: `rank<R>.log` and `rank<R>.jsonl`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._by_file: dict[Path, Rank] = {}
+        self._sizes: dict[Path, int] = {}
+        self.heard_at = time.monotonic()
+        """Time at which a rank or the launcher last recorded or printed anything."""
+
+    def read(self) -> None:
+        for path in self.folder.glob("rank*.jsonl"):
+            self._by_file.setdefault(path, Rank(EventLogReader(path), int(path.stem.removeprefix("rank"))))
+        for rank in self._by_file.values():
+            rank.read()
+        with contextlib.suppress(OSError):  # the folder may be removed
+            sizes = {path: path.stat().st_size for path in (*self._by_file, *self.folder.glob("*.log"))}
+            if sizes != self._sizes:
+                self._sizes = sizes
+                self.heard_at = time.monotonic()
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """The ranks in their order."""
+        return sorted(self._by_file.values(), key=lambda rank: rank.number)
+
+
+def first_failed(ranks: Sequence[Rank], lost: Sequence[Rank] = ()) -> Rank | None:
+    """The rank that failed first; None if none is known to have failed.
+
+    A killed rank reports nothing, and the others then fail because it is lost. A rank that raises an error reports it,
+    and the launcher then ends the others, which report nothing. The first failure is therefore the earliest error that
+    is not the loss of another rank; else the earliest death by a signal that is not the launcher's; else the earliest
+    error or exit code. lost: ranks that are gone without a report; one of them is the first unless another has exited
+    by itself, after which the rest are ended.
+    """
+    raised = sorted((rank for rank in ranks if rank.error is not None), key=lambda rank: rank.error_at)
+    ended = sorted((rank for rank in ranks if rank.error is None and rank.exit_code), key=lambda rank: rank.exit_at)
+    own = [rank for rank in raised if not rank.lost_another]
+    killed = [rank for rank in ended if (rank.exit_code or 0) < 0 and rank.exit_code != _LAUNCHERS_SIGNAL]
+    exited = [rank for rank in ended if (rank.exit_code or 0) > 0]
+    return next(iter((*own, *killed, *(() if exited else lost), *raised, *exited)), None)
