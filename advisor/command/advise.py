@@ -272,7 +272,7 @@ def _differing(answer: CommandAnswer, today: CommandAnswer, plan: Plan) -> dict[
     which a script may set beside DeepSpeed's configuration."""
     engine, micro = answer.engine, answer.engine.micro_batch_size
     before, now = today.training, answer.training
-    if before and now and now.rows * today.engine.micro_batch_size != before.rows * micro:
+    if now.rows * today.engine.micro_batch_size != before.rows * micro:
         micro = today.engine.micro_batch_size
     ran = {
         "zero_stage": engine.zero_stage,

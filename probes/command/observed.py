@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...estimators.models.model_shape import ModelShape
@@ -151,6 +151,6 @@ class CommandResult:
     """Memory and schedule of one rank, and what was observed."""
 
     result: DryRunResult
-    observed: Observed = field()
-    training: ObservedTraining | None = None
-    arguments: ObservedArguments | None = None
+    observed: Observed
+    training: ObservedTraining
+    arguments: ObservedArguments

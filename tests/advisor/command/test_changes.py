@@ -13,16 +13,10 @@ from ds_advise.advisor.command.changes import ChangedCommand, ChangedLine, chang
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.command.observed import (
-    CommandResult,
-    Observed,
-    ObservedArguments,
-    ObservedEngine,
-    ObservedOption,
-    ObservedTraining,
-)
+from ds_advise.probes.command.observed import CommandResult, ObservedOption
 from ds_advise.probes.command.request import ForcedSettings
 
+from tests.advisor.observed_training import ARGUMENTS, ENGINE, OBSERVED, TRAINING
 from tests.helpers import h100s
 
 OWN = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "wall_clock_breakdown": True}
@@ -45,71 +39,15 @@ OF_TRAINER = tuple(option(f"--{name}", value) for name, value in TRAINER.items()
 
 def found(folder: Path, *, framework: str = "hf", **arguments: Any) -> CommandResult:
     """A training with micro batch 2, 2 steps and checkpointing under zero3.json."""
-    engine = ObservedEngine(
-        model="LlamaForCausalLM",
-        parameters=1,
-        trainable_parameters=1,
-        trainable_dtypes={"bfloat16": 1},
-        optimizer="AdamW",
-        implementation="fused",
-        zero_stage=3,
-        micro_batch_size=2,
-        gradient_accumulation_steps=2,
-        data_parallel_size=8,
-        checkpointing=True,
-        config=OWN,
-    )
-    observed = Observed(
-        engines=(engine,),
-        ended="repeated",
-        steps=3,
-        batch_shapes={},
-        batch_lengths=(),
-        searched_batches=0,
-        rows={},
-        rows_read=0,
-        logits_bytes=0,
-        recomputes=True,
-        in_training_mode=True,
-        attention=(),
-        loading={},
-        evaluation_cut=False,
-        invented=(),
-        unknown_masks=0,
-    )
-    training = ObservedTraining(
-        model={},
-        name="model",
-        recorded=None,
-        not_recorded="",
-        method="full",
-        quantization="",
-        lora_rank=0,
-        lora_targets=(),
-        modules_to_save=(),
-        lora_dropout=0.0,
-        frozen=(),
-        seq_len=128,
-        rows=2,
-        framework=framework,
-        trainer="",
-        uses_liger=False,
-        attention="sdpa",
-        has_padding_mask=False,
-        reentrant=False,
-        versions={},
-    )
-    has: dict[str, Any] = {
-        "options": (),
-        "fields": {},
-        "trainer": {},
-        "trainer_class": "",
-        "calls": {},
-        "ds_config": str(folder / "zero3.json"),
-    }
-    seen = ObservedArguments(**has | arguments)
+    engine = replace(ENGINE, micro_batch_size=2, gradient_accumulation_steps=2, config=OWN)
+    seen = replace(ARGUMENTS, **{"ds_config": str(folder / "zero3.json"), **arguments})
     result: Any = None  # the changes do not depend on the memory
-    return CommandResult(result=result, observed=observed, training=training, arguments=seen)
+    return CommandResult(
+        result=result,
+        observed=replace(OBSERVED, engines=(engine,)),
+        training=replace(TRAINING, framework=framework),
+        arguments=seen,
+    )
 
 
 def changed(words: str, folder: Path, result: CommandResult, plan: Plan = PLAN, **options: Any) -> ChangedCommand:
