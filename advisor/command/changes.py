@@ -189,7 +189,7 @@ class _Change:
         command.files = {destination: config_text(config), **command.files}
         if arguments.ds_config and command.replace_path(arguments.ds_config, destination):
             return
-        if command.name_to_accelerate(destination):
+        if command.name_to_accelerate(destination, stage=config["zero_optimization"]["stage"]):
             command.files[destination] = config_text(_with_precision(config, precision))
         elif command.add_option({"deepspeed"} if arguments.trainer else {"deepspeed_config"}, destination):
             pass

@@ -160,7 +160,7 @@ def test_a_configuration_of_accelerate_names_the_file_in_a_copy(folder: Path) ->
     made = changed("accelerate launch --config_file a.yaml loop.py", folder, found(folder, ds_config=""))
     assert made.words[:4] == ("accelerate", "launch", "--config_file", "a_advised.yaml")
     values = yaml.safe_load(made.files["a_advised.yaml"])
-    assert values["deepspeed_config"] == {"zero3_init_flag": True, "deepspeed_config_file": "ds_config.json"}
+    assert values["deepspeed_config"] == {"zero3_init_flag": False, "deepspeed_config_file": "ds_config.json"}
     assert "mixed_precision" not in values
     assert json.loads(made.files["ds_config.json"])["bf16"]["enabled"] is True
 
