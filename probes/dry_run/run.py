@@ -31,7 +31,7 @@ from ..command.run import dry_run_command
 from ..default_script.folder import write_folder
 from ..default_script.words import command_words, script_of, steps_of_generation
 from ..recording.result import DryRunResult
-from ..run import Request, Run, absolute_factory
+from ..run import Run, absolute_factory
 from ..run_errors import DryRunError as DryRunError
 from ..run_errors import NeedsValuesError as NeedsValuesError
 from ..run_errors import worker_error
@@ -57,15 +57,8 @@ def dry_run(
     Raises DryRunError, with the original message and the phase, if DeepSpeed rejects the configuration, the model
     cannot be built, or an operation needs real values.
     """
-    request = request_for(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
-    return answer_request(request, timeout_s=timeout_s, on_progress=on_progress)
-
-
-def answer_request(
-    request: Request, *, timeout_s: float = 1800.0, on_progress: OnProgress = lambda _phase: None
-) -> DryRunResult:
-    """The dry run of the run's default script, as `dry_run`."""
-    run = request.run
+    if isinstance(run.model, str):
+        run = replace(run, model=absolute_factory(run.model))
     _refuse_unknown_features(run)
     with scratch("run") as folder:
         write_folder(run, folder)
@@ -73,15 +66,15 @@ def answer_request(
             words=command_words(run),
             folder=folder,
             cluster=run.cluster,
-            rank=request.rank,
-            iterations=max(request.iterations, steps_of_generation(run) + 1),
-            expandable_segments=request.expandable_segments,
+            rank=fullest_rank(run) if rank is None else rank,
+            iterations=max(iterations, steps_of_generation(run) + 1),
+            expandable_segments=expandable_segments,
             offline=True,
             evaluated_batches=run.workload.eval_logits or 1,
             generates=False,
         )
         found = dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error)
-        return replace(found.result, iterations=request.iterations)
+        return replace(found.result, iterations=iterations)
 
 
 def _unknown_kernels(workload: Workload) -> str:
@@ -141,14 +134,6 @@ def _refuse_unknown_features(run: Run) -> None:
                 why=feature.not_dry_run,
                 fix="probe it: ds-advise probe",
             )
-
-
-def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandable_segments: bool = False) -> Request:
-    """The request for one rank of a run. rank: None for the rank with the fullest GPU."""
-    if isinstance(run.model, str):
-        run = replace(run, model=absolute_factory(run.model))
-    rank = fullest_rank(run) if rank is None else rank
-    return Request(run=run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
 
 
 def fullest_rank(run: Run) -> int:

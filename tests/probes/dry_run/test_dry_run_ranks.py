@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from ds_advise.estimators.workload import Method, Workload
-from ds_advise.probes.dry_run.run import fullest_rank, request_for
+from ds_advise.probes.dry_run.run import dry_run, fullest_rank
 from ds_advise.probes.run import Run
 
 from tests.helpers import SMALL_LLAMA, ask_forks, h100s, zero_config
@@ -28,10 +29,12 @@ def too_low(cases: Sequence[tuple[dict[str, Any], Method]]) -> list[str]:
     ]
     chosen = [fullest_rank(run) for run in runs]
     sample = [sorted({0, best, RANKS // 2, RANKS - 1}) for best in chosen]
-    requests = [
-        request_for(run, rank=rank, iterations=2) for run, ranks in zip(runs, sample, strict=True) for rank in ranks
+    dry_runs = [
+        partial(dry_run, run, rank=rank, iterations=2)
+        for run, ranks in zip(runs, sample, strict=True)
+        for rank in ranks
     ]
-    results = iter(ask_forks(requests))
+    results = iter(ask_forks(dry_runs))
     found = []
     for (asked, method), best, ranks in zip(cases, chosen, sample, strict=True):
         peaks = {rank: next(results).peak.allocated_bytes_per_gpu for rank in ranks}
@@ -52,7 +55,7 @@ def test_a_large_head_makes_its_ranks_the_fullest_while_layers_run_backward() ->
     deep = MODEL | {"num_hidden_layers": 8, "vocab_size": 6656, "max_position_embeddings": 1024}
     workload = Workload(seq_len=1024, loss="fused")
     run = Run(config=config(2), model=deep, cluster=h100s(RANKS), workload=workload)
-    most, chosen = ask_forks([request_for(run, rank=rank, iterations=2) for rank in (1, fullest_rank(run))])
+    most, chosen = ask_forks([partial(dry_run, run, rank=rank, iterations=2) for rank in (1, fullest_rank(run))])
     assert chosen.rank == 6
     assert chosen.peak.allocated_bytes_per_gpu > 1.03 * most.peak.allocated_bytes_per_gpu
 
@@ -62,8 +65,7 @@ def test_the_piece_decides() -> None:
     head."""
     in_memory = Run(config=config(2), model=MODEL, cluster=h100s(RANKS), workload=Workload(seq_len=32))
     offloaded = replace(in_memory, config=config(2, "cpu"))
-    assert fullest_rank(in_memory) == request_for(in_memory, rank=None).rank == 1
-    assert fullest_rank(offloaded) == RANKS - 1
+    assert (fullest_rank(in_memory), fullest_rank(offloaded)) == (1, RANKS - 1)
 
 
 @pytest.mark.parametrize(
