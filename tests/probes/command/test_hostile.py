@@ -213,7 +213,7 @@ raise ValueError("forked")
         f"{PLAIN}model = nn.parallel.DistributedDataParallel(model)\n"
         "optimizer = torch.optim.AdamW(model.parameters())\n"
         "while True:\n    model(torch.ones(4, 64).cuda()).sum().backward()\n    optimizer.step()",
-        "trains without DeepSpeed, by torch's DistributedDataParallel",
+        "trains without DeepSpeed, by torch's DistributedDataParallel; name a configuration, .*dry-run ds_config.json",
         fast=True,
     ),
     "plain torch": Hostile(
