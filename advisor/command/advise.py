@@ -108,7 +108,7 @@ def advise_command(
         first = folder / destination
         request = replace(request, config_file=first, files={str(first): json.dumps(_FIRST_CONFIG)})
         today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
-    lengths = {length for length in today.observed.batch_lengths if length}
+    lengths = set(today.observed.batch_lengths)
     if len(lengths) > 1 and not request.longest:
         # Only equal batches can be compared, and the longest decides whether a plan fits.
         say(f"batches have {min(lengths)} to {max(lengths)} tokens; the longest is looked for ...")

@@ -114,7 +114,7 @@ def _objective(training: ObservedTraining) -> Objective:
 def _software(found: CommandResult) -> dict[str, Any]:
     """The differences from current software that the command shows."""
     training = found.training
-    engine, lengths = found.observed.engines[0], {length for length in found.observed.batch_lengths if length}
+    engine = found.observed.engines[0]
     software: dict[str, Any] = {
         name: ".".join(version.split(".")[:2])
         for name in ("transformers", "deepspeed", "trl")
@@ -123,7 +123,7 @@ def _software(found: CommandResult) -> dict[str, Any]:
     software["padding_mask"] = training.has_padding_mask
     software["reentrant"] = training.reentrant
     software["fp32_adapters"] = training.method in ("lora", "qlora") and "float32" in engine.trainable_dtypes
-    software["varying_lengths"] = len(lengths) > 1
+    software["varying_lengths"] = len(set(found.observed.batch_lengths)) > 1
     is_torch = engine.optimizer in ("Adam", "AdamW") and optimizer_in(engine.config) is None
     if is_torch:
         software["optimizer_step"] = engine.implementation or "loop"

@@ -39,7 +39,7 @@ def observed(
         ended=ended,
         steps=observer.steps,
         batch_shapes=shapes,
-        batch_lengths=tuple(_length(each) for each in loaders.shapes),
+        batch_lengths=tuple(length for shapes in loaders.shapes if (length := _length(shapes))),
         searched_batches=loaders.searched_batches,
         rows=rows.cut,
         rows_read=rows.most or 0,

@@ -55,7 +55,8 @@ class Observed:
     batch_shapes: dict[str, tuple[int, ...]]
     """Shapes of the tensors of the last batch of training, by name."""
     batch_lengths: tuple[int, ...]
-    """Lengths of the batches of training that were drawn: the last dimension of the largest tensor."""
+    """Lengths of the batches of training that were drawn: the last dimension of the largest tensor. Batches without a
+    tensor of two dimensions have none."""
     searched_batches: int
     """Number of batches among which the longest was found; 0 without a search."""
     rows: dict[str, int]

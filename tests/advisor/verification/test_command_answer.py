@@ -165,7 +165,7 @@ def test_the_training_is_described() -> None:
 @pytest.mark.parametrize(
     ("observed", "part"),
     [
-        ({"batch_lengths": (7, 300, 0)}, "7 to 300 tokens"),
+        ({"batch_lengths": (7, 300)}, "7 to 300 tokens"),
         ({"batch_lengths": (300, 300), "searched_batches": 1200}, "300 tokens, the longest of 1,200 batches"),
         ({"recomputes": False}, "checkpointing off"),
         ({"attention": ()}, "math (all scores in memory)"),
