@@ -64,8 +64,9 @@ class Software:
     expandable_segments: bool = True
     """Whether the allocator runs with `expandable_segments:True`, as in the printed commands."""
     varying_lengths: bool = False
-    """Whether each batch is padded to its longest sample, instead of packed or padded to a fixed length. Without
-    `expandable_segments` the allocator then keeps blocks of many sizes, which nvidia-smi includes."""
+    """Whether each batch is padded to its longest sample, instead of packed or padded to a fixed length. A batch of one
+    then has no padding (`Workload.in_batch`). Without `expandable_segments` the allocator keeps blocks of many sizes,
+    which nvidia-smi includes."""
     pinned_inputs: bool = True
     """Whether layer inputs in host RAM are page-locked, each block rounded up to a power of two, as in transformers.
     Pageable ones have their exact size and are copied more slowly."""
@@ -214,6 +215,12 @@ class Workload:
         without autocast."""
         return replace(self, software=replace(self.software, autocast=False)) if self.autocasts else self
 
+    def in_batch(self, rows: int) -> Workload:
+        """Return the workload with that number of rows in a batch. A single row that its own length pads has no
+        padding, and transformers drops a mask of ones (5.24 masking_utils.py _ignore_causal_mask_sdpa)."""
+        is_padded = self.software.padding_mask and self.software.varying_lengths
+        return _without_padding(self) if rows == 1 and is_padded else self
+
     def under_engine(self, zero_stage: int) -> Workload:
         """Return the workload as DeepSpeed's engine trains it.
 
@@ -249,6 +256,11 @@ class Workload:
     @property
     def weight_bytes(self) -> int:
         return 4 if self.precision == "fp32" else 2
+
+
+@lru_cache(maxsize=256)
+def _without_padding(workload: Workload) -> Workload:
+    return replace(workload, software=replace(workload.software, padding_mask=False))
 
 
 @lru_cache(maxsize=256)

@@ -123,7 +123,7 @@ def _software(found: CommandResult) -> dict[str, Any]:
     software["padding_mask"] = training.has_padding_mask
     software["reentrant"] = training.reentrant
     software["fp32_adapters"] = training.method in ("lora", "qlora") and "float32" in engine.trainable_dtypes
-    software["varying_lengths"] = len(set(found.observed.batch_lengths)) > 1
+    software["varying_lengths"] = training.varying_lengths
     is_torch = engine.optimizer in ("Adam", "AdamW") and optimizer_in(engine.config) is None
     if is_torch:
         software["optimizer_step"] = engine.implementation or "loop"

@@ -76,7 +76,9 @@ _MOMENT = Formula("gradients of activations", "x", "torch 2.13 derivatives of th
 def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
     """Return the memory of one plan on one cluster. `unsupported` must not reject the plan. Raises WorkloadError for an
     unknown optimizer."""
-    plan, logits = in_sequences(plan, workload), kept_logits(model, workload, cluster)
+    plan = in_sequences(plan, workload)
+    workload = workload.in_batch(plan.micro_batch_size)
+    logits = kept_logits(model, workload, cluster)
     if plan.sharding != "zero":
         plain = estimate_torch_memory(model, workload, cluster, plan)
         if workload.rollouts is not None:

@@ -82,12 +82,14 @@ def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, 
 
 def _step(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Step:
     """Return the step of one rank's part of model and workload."""
-    workload = offered_attention(model, workload).rank_share(plan.sequence_parallel_size)
+    plan = in_sequences(plan, workload)
+    workload = offered_attention(model, workload.in_batch(plan.micro_batch_size))
+    workload = workload.rank_share(plan.sequence_parallel_size)
     if plan.sharding == "zero":
         workload = workload.under_engine(plan.zero_stage)
     elif plan.sharding == "fsdp":
         workload = workload.under_fsdp()
-    return Step(rank_share(model, plan), workload, cluster, in_sequences(plan, workload))
+    return Step(rank_share(model, plan), workload, cluster, plan)
 
 
 def _forward_s(passes: Passes, links: Iterable[TimeTerm]) -> float:

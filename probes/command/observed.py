@@ -113,7 +113,9 @@ class ObservedTraining:
     attention: str
     """transformers' name of the attention; "" for other modules."""
     has_padding_mask: bool
-    """Whether samples of a batch were padded, so that attention got a mask."""
+    """Whether samples are padded, so that attention gets a mask."""
+    varying_lengths: bool
+    """Whether they are padded to the longest of their batch only."""
     reentrant: bool
     """Whether checkpointing is reentrant."""
     versions: dict[str, str]

@@ -21,6 +21,7 @@ from ...estimators.objectives import OBJECTIVES
 from ..machine import installed_version
 from ..model_recorder.module import copy_without_data, recorded_module
 from ..recording.engine_phases import Call, EngineObserver, TensorForm
+from .observe import batch_length
 from .observed import ObservedTraining
 
 _LIBRARIES = ("transformers", "deepspeed", "trl", "peft", "accelerate")
@@ -88,6 +89,7 @@ def observe_training(
     )
     if 0 < rows < micro:  # the samples are joined to fewer rows, without padding
         length, rows = length * rows // micro, micro
+    padded, to_longest = (False, False) if call is None else _padding(call, shapes, attention)
     return ObservedTraining(
         model=config,
         name=str(config.get("_name_or_path") or type(base).__name__),
@@ -100,7 +102,8 @@ def observe_training(
         trainer=_trainer_class(trainer),
         uses_liger=bool(getattr(getattr(trainer, "args", None), "use_liger_kernel", False)),
         attention=str(getattr(getattr(base, "config", None), "_attn_implementation", "") or ""),
-        has_padding_mask="efficient" in attention and _has_mask(call),
+        has_padding_mask=padded,
+        varying_lengths=to_longest,
         reentrant=_is_reentrant(module),
         versions={name: installed_version(name) or "" for name in _LIBRARIES if name in sys.modules},
         **(adapters or _WITHOUT),
@@ -192,8 +195,17 @@ def _length(call: Call | None, shapes: Sequence[Mapping[str, tuple[int, ...]]]) 
     return max((shape[1] for each in shapes for name, shape in each.items() if "input_ids" in name), default=0)
 
 
-def _has_mask(call: Call | None) -> bool:
-    return call is not None and call.options.get("attention_mask") is not None
+def _padding(call: Call, shapes: Sequence[Mapping[str, tuple[int, ...]]], attention: Any) -> tuple[bool, bool]:
+    """(whether samples are padded, whether only to the longest of their batch)."""
+    lengths = set(map(batch_length, shapes))
+    varies = len(lengths) > 1
+    if call.options.get("attention_mask") is None:
+        return False, varies
+    padded = "efficient" in attention if call.padded is None else call.padded
+    if call.rows == 1:  # padding of one row is none that other rows need
+        return padded or varies, varies and not padded
+    # Collators round lengths up to multiples of 8 for tensor cores: then a single row is padded, too.
+    return padded, varies and any(length % 8 for length in lengths)
 
 
 def _framework(trainer: Any) -> str:

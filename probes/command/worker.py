@@ -81,6 +81,7 @@ class Session:
             varies=lambda: self.loaders.has_varying_shapes,
             on_ignored=self.succeed,
             before_engine=lambda number, module: self.modules.keep(number, module),
+            numbers=lambda tensor: self.mode.shadow(tensor),
         )
         self.modules = TrainedModules()
         self.loaders = Loaders.following(
@@ -218,7 +219,9 @@ class Session:
         found = CommandResult(
             result=result,
             observed=seen,
-            training=observe_training(self.observer, self.modules, self.loaders.shapes, seen.attention),
+            training=observe_training(
+                self.observer, self.modules, self.loaders.searched or self.loaders.shapes, seen.attention
+            ),
             arguments=self.arguments.observed(),
         )
         self.write({"result": to_json(found)})

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from .engine_hooks import BETWEEN, EngineHooks, engine_config
@@ -60,6 +61,8 @@ class Call:
     options: Any
     loss: int | None = None
     """Place of the loss among the tensors of the output; None if the loss is none of them."""
+    padded: bool | None = None
+    """Whether the attention mask excludes tokens; None without a mask, or if its numbers are not known."""
 
     @property
     def forms(self) -> list[TensorForm]:
@@ -90,6 +93,7 @@ class EngineObserver(EngineHooks):
     varies: whether the batches have different shapes.
     on_ignored: called where the script catches `TrainingEnded` and goes on.
     before_engine: called with the number and the module of each engine before it is made.
+    numbers: returns the numbers of a tensor of a batch, or None if they are not known.
     """
 
     def __init__(
@@ -100,8 +104,10 @@ class EngineObserver(EngineHooks):
         varies: Callable[[], bool],
         on_ignored: Callable[[], object] = lambda: None,
         before_engine: Callable[[int, Any], object] = lambda _number, _module: None,
+        numbers: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None,
     ) -> None:
         super().__init__()
+        self._numbers = numbers
         self._before_engine = before_engine
         self.recorder = recorder
         self._varies, self._on_ignored = varies, on_ignored
@@ -219,7 +225,15 @@ class EngineObserver(EngineHooks):
         call, largest = Call(*made), self.calls.get(id(engine))
         if largest is None or call.elements > largest.elements:
             self.calls[id(engine)] = call
+            call.padded = self._is_padded(options.get("attention_mask"))
         return call
+
+    def _is_padded(self, mask: Any) -> bool | None:
+        """mask: rows x tokens, with 0 for padding."""
+        if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or (numbers := self._numbers(mask)) is None:
+            return None
+        with _disable_current_modes():
+            return bool((numbers == 0).any())
 
     def on_backward(self, engine: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         super().on_backward(engine, arguments, options)

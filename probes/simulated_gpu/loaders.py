@@ -49,8 +49,8 @@ class Loaders:
         self._evaluated_batches = evaluated_batches
         self.shapes: list[dict[str, tuple[int, ...]]] = []
         """Shapes of the tensors of the batches of training, by name."""
-        self.searched_batches = 0
-        """Number of batches among which the longest was found."""
+        self.searched: list[dict[str, tuple[int, ...]]] = []
+        """Shapes of the batches among which the longest was found."""
         self.cut_evaluation = False
 
     @classmethod
@@ -120,8 +120,8 @@ class Loaders:
                 batch = next_batch(iterator)
             except StopIteration:
                 break
-            self.searched_batches += 1
-            count = max(map(prod, _shapes(batch).values()), default=0)
+            self.searched.append(_shapes(batch))
+            count = max(map(prod, self.searched[-1].values()), default=0)
             if count > elements:
                 longest, elements = batch, count
         if longest is None:

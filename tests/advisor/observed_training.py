@@ -56,6 +56,7 @@ TRAINING = ObservedTraining(
     uses_liger=False,
     attention="sdpa",
     has_padding_mask=False,
+    varying_lengths=False,
     reentrant=False,
     versions={},
 )

@@ -103,6 +103,10 @@ ELSEWHERE = {
     "ds-advise launch -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --output_dir out": "test_launch_trainings.py, on two CPU ranks",  # noqa: E501
     "ds-advise probe -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json": "test_probe_command.py, on two CPU ranks",  # noqa: E501
     "ds-advise probe --device cpu --ranks 2 -- train.py": "test_probe_command.py",
+    "ds-advise --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py ...": "its output stands above it",
+    "ds-advise dry-run --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py ...": "docs/own-script.md has its output",
+    "ds-advise probe -- torchrun --nproc_per_node 8 train.py ...": "test_probe_command.py, on two CPU ranks",
+    "ds-advise launch -- torchrun --nproc_per_node 8 train.py ...": "test_launch_trainings.py, on two CPU ranks",
     GRID: "test_analytic_vs_dry_run.py runs its parts",
     f"{GRID} llama zero3 --sample 10": "test_analytic_vs_dry_run.py runs its parts",
     "python -m benchmarks.search.question_grid --write": "takes minutes",

@@ -31,6 +31,20 @@ model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16)
 rows = [{"input_ids": torch.arange(256), "labels": torch.arange(256)}] * 64
 Trainer(model=model, args=arguments, train_dataset=rows).train()
 """
+PADDED = """
+import torch
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+def collate(rows):
+    longest = max(-(-row["length"] // ROUNDED) * ROUNDED for row in rows)
+    ids = torch.ones(len(rows), longest, dtype=torch.long)
+    mask = (torch.arange(longest) < torch.tensor([[row["length"]] for row in rows])).long()
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids}
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+arguments.remove_unused_columns = False
+model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16)
+rows = [{"length": 901 + 3 * row} for row in range(32)]
+Trainer(model=model, args=arguments, data_collator=collate, train_dataset=rows).train()
+"""
 ADAPTERS = """
 import torch
 from peft import LoraConfig, get_peft_model
@@ -165,6 +179,21 @@ def test_a_module_is_recorded_with_what_is_frozen(capsys: pytest.CaptureFixture[
     assert answer.question.trainable_parameters == engine.trainable_parameters
     assert answer.question.model.parameters == engine.parameters
     assert answer.changed is not None and list(answer.changed.files) == ["ds_config_advised.json"]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("micro", "rounded"), [("2", 1), ("2", 8), ("1", 1)])
+def test_padding_to_the_longest_of_a_batch_is_none_for_one_row(micro: str, rounded: int) -> None:
+    """The advised micro batch is 1; a mask reaches its attention only where lengths are rounded up."""
+    given = ["--deepspeed", "auto.json", "--output_dir", "out", "--bf16", "--report_to", "none"]
+    script = PADDED.replace("ROUNDED", str(rounded))
+    answer = advice(script, *given, "--per_device_train_batch_size", micro, micro_batch=1)
+    software, proof = answer.question.workload.software, answer.proof
+    assert software.padding_mask and software.varying_lengths == (rounded == 1)
+    assert proof is not None and proof.answer is not None and answer.recommended is not None
+    assert proof.answer.observed.attention == (("efficient",) if rounded == 8 else ("flash",))
+    measured = proof.answer.result.peak.allocated_bytes_per_gpu
+    assert measured == pytest.approx(answer.recommended.memory.allocated_bytes_per_gpu, rel=0.02)
 
 
 @pytest.mark.usefixtures("folder")

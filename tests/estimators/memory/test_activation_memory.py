@@ -91,3 +91,10 @@ def test_a_padding_mask_is_kept_in_every_layer_once_it_is_boolean() -> None:
     padded = memory(seq_len=1024, software=Software(padding_mask=True)).saved_bytes
     old = memory(seq_len=1024, software=Software(transformers=(4, 52), padding_mask=True)).saved_bytes
     assert padded - old == L * 2 * 1024 * 1024
+
+
+def test_one_row_that_its_own_length_pads_has_no_padding() -> None:
+    to_longest = Workload(seq_len=1024, software=Software(padding_mask=True, varying_lengths=True))
+    assert to_longest.in_batch(1).software == Software(varying_lengths=True) and to_longest.in_batch(2) == to_longest
+    fixed = Workload(seq_len=1024, software=Software(padding_mask=True))
+    assert fixed.in_batch(1) == fixed

@@ -27,7 +27,7 @@ def loaders(*, longest: bool = False) -> Any:
         )
         _state.loaders.install()
     made = _state.loaders
-    made.shapes, made.searched_batches, made.cut_evaluation, made._longest = [], 0, False, longest
+    made.shapes, made.searched, made.cut_evaluation, made._longest = [], [], False, longest
     return made
 
 
@@ -89,8 +89,8 @@ def case_the_longest_batch_again_and_again(_: Any) -> None:
     made = DataLoader(Rows(4, 4, 9, 9, 2, 2, 8, 8), batch_size=2)
     iterator = iter(made)
     assert [next(iterator)["input_ids"].tolist() for _ in range(5)] == [[[2] * 9, [3] * 9]] * 5
-    assert found.searched_batches == 4
-    assert next(iter(made))["input_ids"].shape == (2, 9) and found.searched_batches == 4, "in a second epoch too"
+    assert len(found.searched) == 4
+    assert next(iter(made))["input_ids"].shape == (2, 9) and len(found.searched) == 4, "in a second epoch too"
     assert not found.has_varying_shapes and found.shapes == [{"input_ids": (2, 9)}] * 6
     _state.finished = True
     assert next(iterator, None) is None
