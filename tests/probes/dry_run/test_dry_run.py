@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.workload import Framework, LossKernel, Method, OptimizerStep, Software, Workload
+from ds_advise.estimators.workload import OptimizerStep, Software, Workload
 from ds_advise.probes.dry_run.run import dry_run
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
-from tests.helpers import WIDE_LLAMA, ask_forks, dry_runs_in_forks, fork_outcomes, h100s, imports_of, zero_config
+from tests.helpers import WIDE_LLAMA, dry_runs_in_forks, fork_outcomes, h100s, imports_of, zero_config
 
 MODEL = WIDE_LLAMA
 PARAMETERS = 2 * 4000 * 512 + 3 * (512 * (512 + 256 + 256 + 512) + 3 * 512 * 1024 + 2 * 512) + 512
@@ -217,26 +216,3 @@ def test_an_optimizer_of_the_script_steps_as_the_closed_form_says(runs: dict[str
 
 def test_flash_attention_needs_no_package_and_keeps_what_sdpas_flash_kernel_keeps(runs: dict[str, Any]) -> None:
     assert runs["flash"].peak.allocated_bytes_per_gpu == runs["sdpa"].peak.allocated_bytes_per_gpu
-
-
-def test_losses_of_other_libraries_meet_the_closed_form() -> None:
-    """Their code is the library's (Liger's is written down), their kernels allocate nothing."""
-    description = MODEL | {"vocab_size": 64000}
-    shape, cluster = shape_from_config(description, name=""), h100s(2)
-    plan = Plan(zero_stage=2, micro_batch_size=1, gradient_checkpointing=True)
-    asked: list[tuple[Framework, LossKernel, Method]] = [
-        ("deepspeed", "chunked-softmax", "lora"),
-        ("hf", "fused", "full"),
-        ("hf", "fused", "lora"),
-    ]
-    if find_spec("trl"):
-        asked += [("trl", "chunked-head", "full"), ("trl", "chunked-head", "lora")]
-    workloads = [
-        Workload(seq_len=8192, method=method, loss=loss, framework=framework) for framework, loss, method in asked
-    ]
-    runs = [Run.from_plan(plan, shape, workload, cluster, description=description) for workload in workloads]
-    found = ask_forks([partial(dry_run, run, rank=0, iterations=2) for run in runs])
-    for workload, answer in zip(workloads, found, strict=True):
-        memory = estimate_memory(shape, workload, cluster, plan)
-        tensors = answer.peak.allocated_bytes_per_gpu
-        assert memory.allocated_bytes_per_gpu == pytest.approx(tensors, rel=0.08), (workload.loss, workload.method)
