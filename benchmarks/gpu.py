@@ -184,7 +184,7 @@ def probe_words(probe: Probe, out: Path, device: str) -> list[str]:
     from ds_advise.advisor.question.model_source import load_config, model_shape
     from ds_advise.ds_configs.presets import plan_for
     from ds_advise.estimators.workload import Workload
-    from ds_advise.probes.dry_run.run import request_for
+    from ds_advise.probes.dry_run.run import dry_run
     from ds_advise.probes.run import Run
 
     model = probe.model
@@ -205,8 +205,8 @@ def probe_words(probe: Probe, out: Path, device: str) -> list[str]:
         gradient_checkpointing=probe.checkpointing == "on",
     )
     run = Run.from_plan(plan, shape, workload, cluster, description=description)
-    if "--solo" in machine:
-        machine += ["--rank", str(request_for(run, rank=None).rank)]  # the fullest, which is predicted
+    if "--solo" in machine and plan.zero_stage in (1, 2):
+        machine += ["--rank", str(dry_run(run, iterations=1).rank)]  # the fullest, which is predicted
     config = out / "configs" / f"{probe.name}.json"
     config.parent.mkdir(exist_ok=True)
     config.write_text(json.dumps(run.config, indent=1), encoding="utf-8")

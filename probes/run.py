@@ -137,17 +137,6 @@ class Run:
             return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One rank of a run, for a subprocess."""
-
-    run: Run
-    rank: int
-    iterations: int
-    """Maximum number of optimizer steps; 0 ends with the initialization."""
-    expandable_segments: bool
-
-
 def absolute_factory(text: str) -> str:
     """FILE.py:FUNCTION with the absolute path of the file. Raises DryRunError if the file is missing."""
     file, _, function = text.rpartition(":")

@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchR
 from ds_advise.probes.machine import Machine
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.recording.result import DryRunResult
-from ds_advise.probes.run import Request, Run
+from ds_advise.probes.run import Run
 from ds_advise.probes.run_errors import DryRunError, worker_error
 from rich.console import Console
 
@@ -240,18 +240,18 @@ def failed_probe(kind: Any, message: str = "no", *, world_size: int = 2, device:
     )
 
 
-def fork_outcomes(requests: Sequence[Request]) -> list[DryRunResult | DryRunError]:
-    """Dry runs side by side, in forks of one process of the session, because importing torch takes long."""
+def fork_outcomes(dry_runs: Sequence[Callable[[], DryRunResult]]) -> list[DryRunResult | DryRunError]:
+    """Calls of `dry_run` side by side, in forks of one process of the session, because importing torch takes long."""
     from benchmarks.dry_run.forked_dry_runs import answers
     from tests.training_scripts.forked_ranks import start_server
 
     start_server()
-    return list(answers(requests))
+    return list(answers(dry_runs))
 
 
-def ask_forks(requests: Sequence[Request]) -> list[DryRunResult]:
+def ask_forks(dry_runs: Sequence[Callable[[], DryRunResult]]) -> list[DryRunResult]:
     """Their results. An error of a run fails the test."""
-    outcomes = fork_outcomes(requests)
+    outcomes = fork_outcomes(dry_runs)
     failed = [each for each in outcomes if isinstance(each, DryRunError)]
     assert not failed, failed
     return [each for each in outcomes if isinstance(each, DryRunResult)]

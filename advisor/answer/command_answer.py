@@ -42,8 +42,8 @@ class CommandAnswer(DryRunAnswer):
 
     observed: Observed
     words: tuple[str, ...]
-    training: ObservedTraining | None = None
-    arguments: ObservedArguments | None = None
+    training: ObservedTraining
+    arguments: ObservedArguments
 
     @property
     def found(self) -> CommandResult:

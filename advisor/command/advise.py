@@ -109,7 +109,7 @@ def advise_command(
         first = folder / destination
         request = replace(request, config_file=first, files={str(first): json.dumps(_FIRST_CONFIG)})
         today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
-    lengths = {length for length in today.observed.batch_lengths if length}
+    lengths = set(today.observed.batch_lengths)
     if len(lengths) > 1 and not request.longest:
         # Only equal batches can be compared, and the longest decides whether a plan fits.
         say(f"batches have {min(lengths)} to {max(lengths)} tokens; the longest is looked for ...")
@@ -286,7 +286,7 @@ def _differing(answer: CommandAnswer, today: CommandAnswer, plan: Plan) -> dict[
     which a script may set beside DeepSpeed's configuration."""
     engine, micro = answer.engine, answer.engine.micro_batch_size
     before, now = today.training, answer.training
-    if before and now and now.rows * today.engine.micro_batch_size != before.rows * micro:
+    if now.rows * today.engine.micro_batch_size != before.rows * micro:
         micro = today.engine.micro_batch_size
     ran = {
         "zero_stage": engine.zero_stage,

@@ -86,7 +86,6 @@ def changed_command(
 
     Raises ConfigFileError and WorkloadError like `ds_config`.
     """
-    assert found.arguments is not None, "the dry run of a command observes its arguments"
     change = _Change(words, folder, found)
     engine = found.observed.engines[0]
     change.setting(_MICRO, engine.micro_batch_size, plan.micro_batch_size)
@@ -110,7 +109,6 @@ def _config(
     own: Mapping[str, Any], found: CommandResult, plan: Plan, shape: ModelShape, workload: Workload, cluster: Cluster
 ) -> dict[str, Any]:
     """DeepSpeed's configuration of the plan, with what the script's own one has beside it."""
-    assert found.training is not None and found.arguments is not None
     flavor: Any = found.training.framework
     config = merge_plan_into_config(own, ds_config(plan, shape, workload, cluster, flavor=flavor), plan)
     if flavor != "deepspeed" and not found.arguments.trainer:
@@ -124,7 +122,6 @@ class _Change:
     """A command while it is changed."""
 
     def __init__(self, words: Sequence[str], folder: Path, found: CommandResult) -> None:
-        assert found.arguments is not None
         self._found = found
         self._arguments: ObservedArguments = found.arguments
         self._command = EditedCommand(words, folder, found.arguments.options)
@@ -192,12 +189,11 @@ class _Change:
         command.files = {destination: config_text(config), **command.files}
         if arguments.ds_config and command.replace_path(arguments.ds_config, destination):
             return
-        if command.name_to_accelerate(destination):
+        if command.name_to_accelerate(destination, stage=config["zero_optimization"]["stage"]):
             command.files[destination] = config_text(_with_precision(config, precision))
         elif command.add_option({"deepspeed"} if arguments.trainer else {"deepspeed_config"}, destination):
             pass
         elif is_given:
-            assert self._found.training is not None
             self._gives_config = self._found.training.framework == "deepspeed"
             if not self._gives_config:
                 variables = accelerate_variables(destination)

@@ -11,21 +11,8 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...probes.command.observed import ObservedOption
+from ..importers.accelerate import WITH_FILE, config_named
 from ..importers.file_text import edit_json, edit_yaml, read_yaml
-
-_WITH_FILE = [
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "zero_stage",
-    "offload_optimizer_device",
-    "offload_param_device",
-    "offload_optimizer_nvme_path",
-    "offload_param_nvme_path",
-    "zero3_save_16bit_model",
-    "mixed_precision",
-]
-"""Settings that accelerate refuses beside a file with DeepSpeed's configuration (1.15 utils/dataclasses.py
-`_deepspeed_config_checks`, commands/launch.py)."""
 
 
 class EditedCommand:
@@ -93,19 +80,12 @@ class EditedCommand:
                     return self._edit(index, path, text, {key: {**value, **changed} if value is inner else new})
         return False
 
-    def name_to_accelerate(self, new: str) -> bool:
+    def name_to_accelerate(self, new: str, *, stage: int) -> bool:
         """Name DeepSpeed's configuration to `accelerate launch` in place of the settings from which it makes one: those
         in its own configuration file, or typed."""
         for index, path, values, text in self._files():
             if "distributed_type" in values:
-                block = values.get("deepspeed_config") or {}
-                kept = {name: value for name, value in block.items() if name not in _WITH_FILE}
-                changes = {
-                    "distributed_type": "DEEPSPEED",
-                    "deepspeed_config": {**kept, "deepspeed_config_file": new},
-                    "mixed_precision": None,
-                }
-                return self._edit(index, path, text, changes)
+                return self._edit(index, path, text, config_named(values, new, stage=stage))
         if "--accelerate_config" in self.words:  # of TRL's commands, which name a file of TRL's own
             place = self.words.index("--accelerate_config")
             del self.words[place : place + 2]
@@ -118,7 +98,7 @@ class EditedCommand:
         for word in self.words[begin + 2 :]:
             flag, equals, _ = word.partition("=")
             is_value, skips = skips and not word.startswith("-"), False
-            if word.startswith("--") and option_name(flag) in {*_WITH_FILE, "zero3_init_flag"}:
+            if word.startswith("--") and option_name(flag) in {*WITH_FILE, "mixed_precision", "zero3_init_flag"}:
                 skips = not equals
             elif not is_value and word != "--use_deepspeed":
                 others.append(word)

@@ -31,7 +31,6 @@ def command_question(found: CommandResult, given: Mapping[str, Any]) -> Question
     Raises ModelConfigError for a model that is neither described nor recorded, and the errors of `build_question`.
     """
     training = found.training
-    assert training is not None, "the dry run of a command observes its training"
     shape = trained_shape(training)
     question = build_question(shape, **{**observed_options(found, shape), **given})
     if shape.module is None and training.frozen:
@@ -63,7 +62,6 @@ def trained_shape(training: ObservedTraining) -> ModelShape:
 def observed_options(found: CommandResult, shape: ModelShape) -> dict[str, Any]:
     """The options of a question that the command decides."""
     training, observed, arguments = found.training, found.observed, found.arguments
-    assert training is not None and arguments is not None
     engine, config, trainer = observed.engines[0], observed.engines[0].config, arguments.trainer
     objective = _objective(training)
     precision = precision_in(config)
@@ -116,7 +114,6 @@ def _objective(training: ObservedTraining) -> Objective:
 def _software(found: CommandResult) -> dict[str, Any]:
     """The differences from current software that the command shows."""
     training = found.training
-    assert training is not None
     engine = found.observed.engines[0]
     software: dict[str, Any] = {
         name: ".".join(version.split(".")[:2])
@@ -136,7 +133,6 @@ def _software(found: CommandResult) -> dict[str, Any]:
 def _optimizer(found: CommandResult) -> str:
     """The optimizer's name: in DeepSpeed's configuration, in the Trainer's arguments, or that of its class."""
     engine = found.observed.engines[0]
-    assert found.arguments is not None
     named = optimizer_in(engine.config) or ""
     by_trainer = trainer_optimizer(str(found.arguments.trainer.get("optim", "")))
     plain = engine.optimizer.lower()

@@ -11,7 +11,7 @@ from ...estimators.plan import Plan
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
 from .source import Source, find_file, named_part, read_source
 
-_WITH_FILE = (
+WITH_FILE = (
     "gradient_accumulation_steps",
     "gradient_clipping",
     "zero_stage",
@@ -62,7 +62,7 @@ class AccelerateFormat:
         part = _deepspeed(source, block) if kind == "DEEPSPEED" else None
         _, unknown = unused_keys(self.name, values)
         faults = []
-        refused = [key for key in _WITH_FILE if key in block] + ["mixed_precision"] * ("mixed_precision" in values)
+        refused = [key for key in WITH_FILE if key in block] + ["mixed_precision"] * ("mixed_precision" in values)
         if refused and block.get("deepspeed_config_file") is not None:
             faults.append(
                 f"accelerate refuses {', '.join(refused)} together with deepspeed_config_file: set them there"
@@ -91,22 +91,25 @@ class AccelerateFormat:
         )
 
     def changes(self, source: Source, _run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[str, Value]:
-        """The keys that name the better DeepSpeed configuration as a file, because accelerate's fields cannot express
-        all of it."""
-        block = _block(source.values, "deepspeed_config")
-        if part is None:
-            return {}
-        kept = {name: value for name, value in block.items() if name not in _WITH_FILE}
-        new = {"deepspeed_config_file": part.name, "zero3_init_flag": plan.zero_stage == 3}
-        changed: dict[str, Value] = {"deepspeed_config": kept | new}
-        removed = ["mixed_precision"]
-        if str(source.values.get("distributed_type")) != "DEEPSPEED":
-            changed["distributed_type"] = "DEEPSPEED"
-            removed.append("fsdp_config")
-        return changed | {name: None for name in removed if name in source.values}
+        """The keys that name the better DeepSpeed configuration."""
+        return {} if part is None else config_named(source.values, part.name, stage=plan.zero_stage)
 
 
 ACCELERATE = AccelerateFormat()
+
+
+def config_named(values: Mapping[str, Any], file: str, *, stage: int) -> dict[str, Value]:
+    """The changes of accelerate's configuration that name a file with DeepSpeed's, because accelerate's fields cannot
+    express all of it."""
+    kept = {name: value for name, value in _block(values, "deepspeed_config").items() if name not in WITH_FILE}
+    changed: dict[str, Value] = {
+        "deepspeed_config": kept | {"deepspeed_config_file": file, "zero3_init_flag": stage == 3}
+    }
+    removed = ["mixed_precision"]
+    if str(values.get("distributed_type")) != "DEEPSPEED":
+        changed["distributed_type"] = "DEEPSPEED"
+        removed.append("fsdp_config")
+    return changed | {name: None for name in removed if name in values}
 
 
 def _deepspeed(source: Source, block: Mapping[str, Any]) -> DeepSpeedPart:

@@ -269,7 +269,7 @@ def _checkpoint_bytes(request: LaunchRequest) -> int | None:
     zero = run.config.get("zero_optimization")
     stage = int(zero.get("stage", 0)) if isinstance(zero, dict) else 0
     if seen is not None:
-        if seen.arguments is None or not seen.arguments.trainer:
+        if not seen.arguments.trainer:
             return None
         engine = seen.engine
         is_adapted = engine.trainable_parameters < engine.parameters and "Peft" in engine.model

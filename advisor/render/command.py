@@ -92,7 +92,7 @@ def _largest(observed: Observed) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _lengths(observed: Observed) -> str:
-    lengths = [length for length in observed.batch_lengths if length]
+    lengths = observed.batch_lengths
     if not lengths:
         return ""
     if observed.searched_batches:

@@ -52,8 +52,7 @@ def tokens_per_step(found: CommandResult) -> int:
     """Tokens of all ranks in an optimizer step; samples where the batch has no tokens."""
     engine, shapes = found.observed.engines[0], found.observed.batch_shapes
     micro_steps = engine.recorded_micro_batches * engine.data_parallel_size
-    length = found.training.seq_len if found.training else 0  # of batches that come from no loader
-    whole = engine.micro_batch_size * max(1, length)
+    whole = engine.micro_batch_size * max(1, found.training.seq_len)  # of batches that come from no loader
     return next((prod(shapes[name]) for name in _TOKENS if len(shapes.get(name, ())) == 2), whole) * micro_steps
 
 

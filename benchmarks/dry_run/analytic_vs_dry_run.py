@@ -110,8 +110,8 @@ def _measured(
     """Each case with what its dry run says, or with its error; new answers go into the file."""
     yield from ((case, known[case.name]) for case in cases if case.name in known)
     unknown = [case for case in cases if case.name not in known]
-    requests = [Setting.of(case).request() for case in unknown]
-    for case, answer in zip(unknown, answers(requests, workers=options.workers), strict=True):
+    dry_runs = [Setting.of(case).dry_run for case in unknown]
+    for case, answer in zip(unknown, answers(dry_runs, workers=options.workers), strict=True):
         if isinstance(answer, DryRunError):
             yield case, answer
             continue

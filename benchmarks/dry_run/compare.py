@@ -19,9 +19,9 @@ from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.objectives import OBJECTIVES, framework_loss, trained_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Software, Workload
-from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.dry_run.run import dry_run
 from ds_advise.probes.recording.result import DryRunResult
-from ds_advise.probes.run import Request, Run
+from ds_advise.probes.run import Run
 
 from .cases import FAMILIES, Case
 
@@ -191,11 +191,11 @@ class Setting:
         plan = replace(plan, **cast("dict[str, Any]", dict(case.changes)))
         return cls(case=case, model=model, workload=workload, cluster=cluster, plan=plan)
 
-    def request(self) -> Request:
+    def dry_run(self) -> DryRunResult:
         """The dry run of the configuration that is emitted for the plan, on the rank that the closed form takes for the
         fullest."""
         description = FAMILIES[self.case.model]
-        return request_for(
+        return dry_run(
             Run.from_plan(self.plan, self.model, self.workload, self.cluster, description=description),
             rank=self._fullest_rank(),
             iterations=ITERATIONS_ZERO3 if self.plan.zero_stage == 3 else ITERATIONS,
@@ -224,7 +224,7 @@ class Setting:
         return estimate_memory(self.model, self.workload, self.cluster, self.plan)
 
     def compare(self, measured: Measured) -> Comparison:
-        """The closed form compared with the dry run's answer to `request`."""
+        """The closed form compared with what `dry_run` measured."""
         estimate, ranks = self.estimate(), self.cluster.gpus_per_node
         # Loading is another matter: the dry run builds the model on the GPU. And its kernels have no workspaces.
         phases = [_without_generation(phase) for phase in estimate.phases if phase.name not in _NOT_RUN]

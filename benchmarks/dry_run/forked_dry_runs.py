@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +21,7 @@ from unittest.mock import patch
 
 from ds_advise.probes.command.files import environment as files_environment
 from ds_advise.probes.command.request import CommandRequest
-from ds_advise.probes.dry_run.run import answer_request
 from ds_advise.probes.recording.result import DryRunResult
-from ds_advise.probes.run import Request
 from ds_advise.probes.run_errors import DryRunError, ended_error
 
 ENVIRONMENT = {
@@ -35,11 +33,14 @@ ENVIRONMENT = {
 }
 
 
-def answers(requests: Sequence[Request], *, workers: int = 2) -> Iterator[DryRunResult | DryRunError]:
-    """The results, of tensors alone, in the order of the requests, as they become known; the error of a failed run."""
+def answers(
+    dry_runs: Sequence[Callable[[], DryRunResult]], *, workers: int = 2
+) -> Iterator[DryRunResult | DryRunError]:
+    """The results of calls of `dry_run`, of tensors alone, in their order, as they become known; the error of a failed
+    run."""
     tensors = patch("ds_advise.probes.command.run.add_overhead", lambda result, _cluster: result)
     with runs_in_forks(), tensors, ThreadPoolExecutor(workers) as threads:
-        yield from threads.map(_outcome, requests)
+        yield from threads.map(_outcome, dry_runs)
 
 
 @contextmanager
@@ -51,9 +52,9 @@ def runs_in_forks() -> Iterator[None]:
         yield
 
 
-def _outcome(request: Request) -> DryRunResult | DryRunError:
+def _outcome(dry_run: Callable[[], DryRunResult]) -> DryRunResult | DryRunError:
     try:
-        return answer_request(request)
+        return dry_run()
     except DryRunError as error:
         return error
 

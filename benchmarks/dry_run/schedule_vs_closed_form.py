@@ -115,7 +115,7 @@ def schedules(settings: Sequence[Setting], options: argparse.Namespace) -> Itera
         if setting.case.name in known:
             yield setting, read_schedule(known[setting.case.name])
     unknown = [] if options.offline else [setting for setting in settings if setting.case.name not in known]
-    found = answers([setting.request() for setting in unknown], workers=options.workers)
+    found = answers([setting.dry_run for setting in unknown], workers=options.workers)
     for setting, answer in zip(unknown, found, strict=True):
         if isinstance(answer, DryRunError) or answer.schedule is None:
             print(f"{setting.case.name}: {answer}", flush=True)

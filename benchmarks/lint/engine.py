@@ -120,7 +120,7 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
     import os
     from unittest.mock import patch
 
-    from ds_advise.probes.dry_run.run import answer_request
+    from ds_advise.probes.dry_run.run import dry_run
     from ds_advise.probes.run_errors import DryRunError
 
     from benchmarks.dry_run.forked_dry_runs import run_session, written_answer
@@ -143,7 +143,7 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
         return ""
     try:
         with patch("ds_advise.probes.command.run.start", fork):
-            answer_request(_request(folder, config, question.world_size))
+            dry_run(_run(folder, config, question.world_size), iterations=1)
     except DryRunError as error:
         raised = [line for line in error.details.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
         return (
@@ -152,15 +152,14 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
     return ""
 
 
-def _request(folder: Path, config: dict[str, Any], world_size: int) -> Any:
+def _run(folder: Path, config: dict[str, Any], world_size: int) -> Any:
     from ds_advise.estimators.hardware import Cluster, find_gpu
     from ds_advise.estimators.models.model_shape import Input
     from ds_advise.estimators.workload import Workload
-    from ds_advise.probes.dry_run.run import request_for
     from ds_advise.probes.run import Run
 
     nodes = world_size // 8 if world_size % 8 == 0 else 1
-    run = Run(
+    return Run(
         config=config,
         model=f"{folder / 'tiny.py'}:tiny",
         cluster=Cluster(nodes=nodes, gpus_per_node=world_size // nodes, gpu=find_gpu("H100-80GB-SXM")),
@@ -168,7 +167,6 @@ def _request(folder: Path, config: dict[str, Any], world_size: int) -> Any:
         gradient_checkpointing=False,
         inputs=(Input((4,), "int64"),),
     )
-    return request_for(run, iterations=1)
 
 
 if __name__ == "__main__":

@@ -185,7 +185,8 @@ class RealRank:
             c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
             c10d.ProcessGroupGloo = jobs.OneThreadGloo
             os.environ["LOCAL_SIZE"] = str(self.world_size + 1)  # unequal: no collectives in shared memory
-            store = c10d.FileStore(str(meeting), self.world_size)
+            distributed: Any = importlib.import_module("torch.distributed")
+            store = distributed.FileStore(str(meeting), self.world_size)
             torch.distributed.init_process_group(
                 "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=LIMIT
             )

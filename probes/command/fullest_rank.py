@@ -15,63 +15,76 @@ from ...estimators.memory.partition import FlatGroup, flat_group_numel, rank_loa
 
 
 class FullestPartition:
-    """Replaces the rank that DeepSpeed's optimizer of stages 1 and 2 asks for.
+    """Replaces the rank that DeepSpeed's optimizer of stages 1 and 2 asks for, where no rank is named.
 
-    rank: the rank whose partition is simulated; None before the fullest is known.
+    rank: the rank whose partition is simulated. The first optimizer decides; the others have its rank's partition too.
     """
 
     def __init__(self, rank: int | None) -> None:
-        self.rank = rank
+        self.rank = rank or 0
         self._chooses = rank is None
+        self._group: Any = None
+        self._partition = 0
 
     def install(self) -> None:
+        if not self._chooses:
+            return
         module: Any = importlib.import_module("deepspeed.runtime.zero.stage_1_and_2")
         optimizer_class = module.DeepSpeedZeroOptimizer
         module.dist = _Communication(module.dist, self)
         init = optimizer_class.__init__
 
         def partition(own: Any, optimizer: Any, *arguments: Any, **options: Any) -> None:
-            if self._chooses and _partitions_over_all(options):
-                groups = [group["params"] for group in optimizer.param_groups]
-                offload = options.get("offload_optimizer_config")
-                offloads = offload is not None and offload.device != "none"
-                reduces_at_end = not options.get("partition_grads", True) and not options.get("overlap_comm")
-                bucket_size = int(options["reduce_bucket_size"]) if reduces_at_end else None
-                ranks = torch_distributed.get_world_size()
-                self.rank = fullest_rank(groups, ranks, offloads=offloads, bucket_size=bucket_size)
+            if self._chooses and not options.get("has_moe_layers"):  # experts have groups of their own
+                self._choose([group["params"] for group in optimizer.param_groups], options)
             init(own, optimizer, *arguments, **options)
 
         optimizer_class.__init__ = partition
 
+    def _choose(self, groups: list[Any], options: dict[str, Any]) -> None:
+        offload = options.get("offload_optimizer_config")
+        reduces_at_end = not options.get("partition_grads", True) and not options.get("overlap_comm")
+        ranks = torch_distributed.get_process_group_ranks(options["dp_process_group"])
+        self._chooses, self._group = False, options["dp_process_group"]
+        self._partition = fullest_rank(
+            groups,
+            len(ranks),
+            offloads=offload is not None and offload.device != "none",
+            bucket_size=int(options["reduce_bucket_size"]) if reduces_at_end else None,
+        )
+        self.rank = ranks[self._partition]
+
+    def partition_in(self, group: Any) -> int | None:
+        """The number of the simulated partition in a group; None for a group that is not partitioned."""
+        return self._partition if group is not None and group is self._group else None
+
 
 class _Communication:
-    """DeepSpeed's `dist` with the rank of the fullest partition in groups of all ranks."""
+    """DeepSpeed's `dist` with the rank of the fullest partition in the group that has the optimizer's partitions."""
 
     def __init__(self, communication: Any, fullest: FullestPartition) -> None:
         self._communication = communication
         self._fullest = fullest
 
     def get_rank(self, group: Any = None) -> int:
-        whole = torch_distributed.get_world_size()
-        if self._fullest.rank is not None and self._communication.get_world_size(group=group) == whole:
-            return self._fullest.rank
-        return int(self._communication.get_rank(group=group))
+        chosen = self._fullest.partition_in(group)
+        return int(self._communication.get_rank(group=group)) if chosen is None else chosen
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._communication, name)
 
 
-def _partitions_over_all(options: dict[str, Any]) -> bool:
-    """Whether every rank has one partition: without pipeline stages and experts."""
-    ranks = torch_distributed.get_world_size(options.get("dp_process_group"))
-    return ranks == torch_distributed.get_world_size() and not options.get("has_moe_layers")
-
-
 def fullest_rank(groups: list[Any], world_size: int, *, offloads: bool, bucket_size: int | None = None) -> int:
     """The rank that keeps most gradients of the trainable parameters of each optimizer group; the last of equal ones.
 
-    A gradient stays whole on every rank whose partition touches it, so the rank that touches the most elements is the
-    fullest; with the optimizer offloaded, the one with the largest slice of a tensor (see `dry_run.run.fullest_rank`).
+    The tensors of a group are laid end to end and cut into equal pieces. A gradient stays whole on every rank whose
+    piece touches it, so the rank that touches the most elements is the fullest. With the optimizer offloaded, gradients
+    leave at once, through a buffer of the largest slice of a tensor inside the piece: the rank with the largest slice
+    is the fullest.
+
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`,
+        `temp_grad_buffer_for_gpu_offload`).
+    Not covered: `round_robin_gradients`, which deals the tensors out.
 
     bucket_size: of stage 1 without overlap_comm, where the fullest is the rank that keeps its gradients while most
         others are alive; otherwise None.

@@ -55,8 +55,6 @@ class Launch:
     arguments: tuple[str, ...]
     environment: dict[str, str]
     """The variables that prefixes and launchers set, without those of `RANK_VARIABLES`."""
-    launchers: tuple[str, ...]
-    """Outermost first."""
     starts: tuple[Start, ...]
     """The processes of each launcher, outermost first."""
 
@@ -74,14 +72,12 @@ class Launch:
 class _Reading:
     words: list[str]
     folder: Path
-    launchers: list[str] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     inside: str = ""
     """The launcher that itself uses the next one: the user gave no such word."""
 
     def add(self, launcher: str, gpus_per_node: int | None, nodes: int | None) -> None:
         if not self.inside:
-            self.launchers.append(launcher)
             self.starts.append(Start(launcher=launcher, gpus_per_node=gpus_per_node, nodes=nodes))
 
 
@@ -109,7 +105,6 @@ def read_launch(words: Sequence[str], *, folder: Path) -> Launch:
         is_module=program.is_module,
         arguments=tuple(program.arguments),
         environment={name: value for name, value in changed.items() if name not in RANK_VARIABLES},
-        launchers=tuple(reading.launchers),
         starts=tuple(reading.starts),
     )
 
@@ -160,8 +155,6 @@ def _step(reading: _Reading) -> bool:
         os.environ.update({name: value for name, value in layer.variables.items() if name not in RANK_VARIABLES})
         if layer.name == "srun":
             reading.add(layer.name, layer.tasks_per_node, layer.nodes)
-        elif layer.name:
-            reading.launchers.append(layer.name)
         return True
     try:
         shell = shell_text(reading.words, reading.folder)

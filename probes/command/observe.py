@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def observed(
         ended=ended,
         steps=observer.steps,
         batch_shapes=shapes,
-        batch_lengths=tuple(_length(each) for each in loaders.shapes),
+        batch_lengths=tuple(length for shapes in loaders.shapes if (length := batch_length(shapes))),
         searched_batches=len(loaders.searched),
         rows=rows.cut,
         rows_read=rows.most or 0,
@@ -93,7 +93,8 @@ def _innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def _length(shapes: dict[str, tuple[int, ...]]) -> int:
+def batch_length(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Tokens of the longest sample of a batch; 0 without a tensor of two dimensions."""
     widest = [shape for shape in shapes.values() if len(shape) == 2]
     return max((shape[1] for shape in widest), default=0)
 

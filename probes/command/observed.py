@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...estimators.models.model_shape import ModelShape
@@ -57,7 +57,8 @@ class Observed:
     batch_shapes: dict[str, tuple[int, ...]]
     """Shapes of the tensors of the last batch of training, by name."""
     batch_lengths: tuple[int, ...]
-    """Lengths of the batches of training that were drawn: the last dimension of the largest tensor."""
+    """Lengths of the batches of training that were drawn: the last dimension of the largest tensor. Batches without a
+    tensor of two dimensions have none."""
     searched_batches: int
     """Number of batches among which the longest was found; 0 without a search."""
     rows: dict[str, int]
@@ -153,6 +154,6 @@ class CommandResult:
     """Memory and schedule of one rank, and what was observed."""
 
     result: DryRunResult
-    observed: Observed = field()
-    training: ObservedTraining | None = None
-    arguments: ObservedArguments | None = None
+    observed: Observed
+    training: ObservedTraining
+    arguments: ObservedArguments

@@ -21,6 +21,7 @@ from ...estimators.objectives import OBJECTIVES
 from ..machine import installed_version
 from ..model_recorder.module import copy_without_data, recorded_module, resized
 from ..recording.engine_phases import Call, EngineObserver
+from .observe import batch_length
 from .observed import ObservedTraining
 
 _LIBRARIES = ("transformers", "deepspeed", "trl", "peft", "accelerate")
@@ -196,7 +197,7 @@ def _length(call: Call | None, shapes: Sequence[Mapping[str, tuple[int, ...]]]) 
 
 def _padding(call: Call, shapes: Sequence[Mapping[str, tuple[int, ...]]], attention: Any) -> tuple[bool, bool]:
     """(whether samples are padded, whether only to the longest of their batch)."""
-    lengths = {max((shape[1] for shape in each.values() if len(shape) == 2), default=0) for each in shapes}
+    lengths = set(map(batch_length, shapes))
     varies = len(lengths) > 1
     if call.options.get("attention_mask") is None:
         return False, varies

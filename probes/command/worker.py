@@ -231,7 +231,7 @@ class Session:
         return recorded_result(
             self.recorder,
             cluster=self.request.cluster,
-            rank=self.fullest.rank or 0,
+            rank=self.fullest.rank,
             iterations=self.observer.steps,
             expandable_segments=self.request.expandable_segments,
             parameters=self.observer.models[first][1],

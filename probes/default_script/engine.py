@@ -65,7 +65,8 @@ def main() -> None:
         model.config.use_cache = False
         if options.use_liger_kernel:
             liger = import_module("liger_kernel.transformers")
-            liger._apply_liger_kernel_to_instance(model=model, **json.loads(options.liger_kernel_config))
+            base = model.get_base_model() if own.lora_r else model
+            liger._apply_liger_kernel_to_instance(model=base, **json.loads(options.liger_kernel_config))
         trainer.change_loss(model, own)
         groups = _sequence_groups(model, own, config)
         engine = _engine(config, model, options, groups)

@@ -10,20 +10,10 @@ from importlib.util import find_spec
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from ...ds_configs.read import (
-    FIRST_WITHOUT_AUTOEP,
-    autoep_size_in,
-    autotp_size_in,
-    offload_device_in,
-    unmodeled_features,
-)
+from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, unmodeled_features
 from ...ds_configs.training_script import trl_requirement
-from ...estimators.errors import DsAdviseError
 from ...estimators.hardware import Cluster
-from ...estimators.memory.trainable import shard_tensors, tensor_set
-from ...estimators.models.families import shape_from_config
-from ...estimators.models.rank_part import split_layers, spread_experts
-from ...estimators.models.vision_parts import freeze_parts
+from ...estimators.memory.trainable import shard_plan
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ...estimators.workload import Workload
 from ..command.request import CommandRequest
@@ -31,7 +21,7 @@ from ..command.run import dry_run_command
 from ..default_script.folder import write_folder
 from ..default_script.words import command_words, script_of, steps_of_generation
 from ..recording.result import DryRunResult
-from ..run import Request, Run, absolute_factory
+from ..run import Run, absolute_factory
 from ..run_errors import DryRunError as DryRunError
 from ..run_errors import NeedsValuesError as NeedsValuesError
 from ..run_errors import worker_error
@@ -57,15 +47,8 @@ def dry_run(
     Raises DryRunError, with the original message and the phase, if DeepSpeed rejects the configuration, the model
     cannot be built, or an operation needs real values.
     """
-    request = request_for(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
-    return answer_request(request, timeout_s=timeout_s, on_progress=on_progress)
-
-
-def answer_request(
-    request: Request, *, timeout_s: float = 1800.0, on_progress: OnProgress = lambda _phase: None
-) -> DryRunResult:
-    """The dry run of the run's default script, as `dry_run`."""
-    run = request.run
+    if isinstance(run.model, str):
+        run = replace(run, model=absolute_factory(run.model))
     _refuse_unknown_features(run)
     with scratch("run") as folder:
         write_folder(run, folder)
@@ -73,15 +56,15 @@ def answer_request(
             words=command_words(run),
             folder=folder,
             cluster=run.cluster,
-            rank=request.rank,
-            iterations=max(request.iterations, steps_of_generation(run) + 1),
-            expandable_segments=request.expandable_segments,
+            rank=rank_in_layers(run) if rank is None else rank,
+            iterations=max(iterations, steps_of_generation(run) + 1),
+            expandable_segments=expandable_segments,
             offline=True,
             evaluated_batches=run.workload.eval_logits or 1,
             is_default_script=True,
         )
         found = dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error)
-        return replace(found.result, iterations=request.iterations)
+        return replace(found.result, iterations=iterations)
 
 
 def _unknown_kernels(workload: Workload) -> str:
@@ -143,59 +126,26 @@ def _refuse_unknown_features(run: Run) -> None:
             )
 
 
-def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandable_segments: bool = False) -> Request:
-    """The request for one rank of a run. rank: None for the rank with the fullest GPU."""
-    if isinstance(run.model, str):
-        run = replace(run, model=absolute_factory(run.model))
-    rank = fullest_rank(run) if rank is None else rank
-    return Request(run=run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
+def rank_in_layers(run: Run) -> int | None:
+    """The rank that is the fullest at stages 1 and 2 if the closed form peaks while layers run backward: of the ranks
+    whose piece touches the last tensor, whose gradients come first, the one that touches the most elements.
 
-
-def fullest_rank(run: Run) -> int:
-    """The rank with the highest peak, from differences between ranks that are known before a run.
-
-    Stages 1 and 2 lay the trainable tensors end to end and cut equal pieces, so a tensor's gradient stays whole on
-    every rank whose piece touches it: the rank that touches the most elements is the fullest. If the closed form peaks
-    while layers run backward, it is the fullest of the ranks that touch the last tensor, whose gradients come first.
-    With the optimizer offloaded, gradients leave at once, through a buffer of the largest slice of a tensor inside the
-    piece: the rank with the largest slice is the fullest. Among equal ranks the last one is taken. Stages 0 and 3 treat
-    all ranks alike except for padding: rank 0. With AutoTP the first rank of a group represents the group.
-
-    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`,
-        `temp_grad_buffer_for_gpu_offload`).
-
-    Not covered: `round_robin_gradients`, which deals the tensors out; a model without a closed form (a user's own
-    module, an unknown family): rank 0.
+    None if it peaks later, or is not known: then all gradients of a rank are alive, and the engine's partitions show
+    which has the most (`command.fullest_rank`).
     """
-    zero = run.config.get("zero_optimization")
-    shape, description = run.shape, run.description
-    if not isinstance(zero, Mapping) or zero.get("stage") not in (1, 2) or (shape is None and description is None):
-        return 0
-    try:
-        tensor_parallel_size = autotp_size_in(run.config)
-        whole = freeze_parts(shape or shape_from_config(description or {}, name="model"), run.workload.freeze)
-        part = split_layers(whole, tensor_parallel_size)
-        part = spread_experts(part, autoep_size_in(run.config))
-        sharded = shard_tensors(tensor_set(part, run.workload), run.cluster.world_size // tensor_parallel_size)
-    except DsAdviseError:
-        return 0
-    loads, offloads = sharded.loads, offload_device_in(run.config) != "none"
-
-    def fullness(rank: int) -> tuple[int, int, int]:
-        load = loads[rank]
-        return (load.slice, load.touched, rank) if offloads else (load.touched, load.slice, rank)
-
-    fullest = max(range(len(loads)), key=fullness)
-    estimate = None if offloads else replace(run, shape=whole).estimate()
-    if estimate is not None:
-        last = max(sharded.last_load.tensors)
-        first = max((rank for rank, load in enumerate(loads) if last in load.tensors), key=fullness)
-        more_bytes = run.workload.weight_bytes * (loads[first].touched - sharded.last_load.touched)
-        phases = {phase.name: phase.allocated_bytes for phase in estimate.memory.phases}
-        in_layers = max((size for name, size in phases.items() if "layer" in name or "reduction" in name), default=0)
-        if in_layers + more_bytes > max(phases.get("backward_end", 0), phases["step"]):
-            fullest = first
-    return tensor_parallel_size * fullest
+    estimate = run.estimate()
+    if estimate is None or run.shape is None or estimate.plan.zero_stage not in (1, 2):
+        return None
+    if estimate.plan.offload_optimizer != "none":  # gradients leave at once
+        return None
+    sharded = shard_plan(run.shape, run.workload, run.cluster, estimate.plan)
+    last = max(sharded.last_load.tensors)
+    touched, rank = max((load.touched, rank) for rank, load in enumerate(sharded.loads) if last in load.tensors)
+    more_bytes = run.workload.weight_bytes * (touched - sharded.last_load.touched)
+    phases = {phase.name: phase.allocated_bytes for phase in estimate.memory.phases}
+    in_layers = max((size for name, size in phases.items() if "layer" in name or "reduction" in name), default=0)
+    is_peak = in_layers + more_bytes > max(phases.get("backward_end", 0), phases["step"])
+    return estimate.plan.autotp_size * rank if is_peak else None
 
 
 def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> SimulatedStep | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ds_advise.estimators.models.model_shape import Input, ModelShape
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.dry_run.run import dry_run
 from ds_advise.probes.model_recorder import recorded_model
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -277,7 +278,7 @@ def test_the_ladder_is_within_a_hundredth_of_dry_runs(
         model, gpus="8xA100-80GB", ram="1TB", micro_batch=64, input_shape=shape, input_dtype=dtype, **options
     )
     plans = [strategy_candidate(question, strategy) for strategy in strategies.split()]
-    results = ask_forks([request_for(build_run(question, each.plan), rank=None) for each in plans])
+    results = ask_forks([partial(dry_run, build_run(question, each.plan)) for each in plans])
     workspace = total_bytes(library_workspace(question.cluster.gpu))
     for plan, result in zip(plans, results, strict=True):
         expected = plan.memory.allocated_bytes_per_gpu - workspace

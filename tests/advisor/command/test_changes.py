@@ -13,16 +13,10 @@ from ds_advise.advisor.command.changes import ChangedCommand, ChangedLine, chang
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.command.observed import (
-    CommandResult,
-    Observed,
-    ObservedArguments,
-    ObservedEngine,
-    ObservedOption,
-    ObservedTraining,
-)
+from ds_advise.probes.command.observed import CommandResult, ObservedOption
 from ds_advise.probes.command.request import ForcedSettings
 
+from tests.advisor.observed_training import ARGUMENTS, ENGINE, OBSERVED, TRAINING
 from tests.helpers import h100s
 
 OWN = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "wall_clock_breakdown": True}
@@ -45,72 +39,15 @@ OF_TRAINER = tuple(option(f"--{name}", value) for name, value in TRAINER.items()
 
 def found(folder: Path, *, framework: str = "hf", **arguments: Any) -> CommandResult:
     """A training with micro batch 2, 2 steps and checkpointing under zero3.json."""
-    engine = ObservedEngine(
-        model="LlamaForCausalLM",
-        parameters=1,
-        trainable_parameters=1,
-        trainable_dtypes={"bfloat16": 1},
-        optimizer="AdamW",
-        implementation="fused",
-        zero_stage=3,
-        micro_batch_size=2,
-        gradient_accumulation_steps=2,
-        recorded_micro_batches=2,
-        data_parallel_size=8,
-        checkpointing=True,
-        config=OWN,
-    )
-    observed = Observed(
-        engines=(engine,),
-        ended="repeated",
-        steps=3,
-        batch_shapes={},
-        batch_lengths=(),
-        searched_batches=0,
-        rows={},
-        rows_read=0,
-        logits_bytes=0,
-        recomputes=True,
-        in_training_mode=True,
-        attention=(),
-        evaluation_cut=False,
-        invented=(),
-        unknown_masks=0,
-    )
-    training = ObservedTraining(
-        model={},
-        name="model",
-        recorded=None,
-        not_recorded="",
-        method="full",
-        quantization="",
-        lora_rank=0,
-        lora_targets=(),
-        modules_to_save=(),
-        lora_dropout=0.0,
-        frozen=(),
-        seq_len=128,
-        rows=2,
-        framework=framework,
-        trainer="",
-        uses_liger=False,
-        attention="sdpa",
-        has_padding_mask=False,
-        varying_lengths=False,
-        reentrant=False,
-        versions={},
-    )
-    has: dict[str, Any] = {
-        "options": (),
-        "fields": {},
-        "trainer": {},
-        "trainer_class": "",
-        "calls": {},
-        "ds_config": str(folder / "zero3.json"),
-    }
-    seen = ObservedArguments(**has | arguments)
+    engine = replace(ENGINE, micro_batch_size=2, gradient_accumulation_steps=2, config=OWN)
+    seen = replace(ARGUMENTS, **{"ds_config": str(folder / "zero3.json"), **arguments})
     result: Any = None  # the changes do not depend on the memory
-    return CommandResult(result=result, observed=observed, training=training, arguments=seen)
+    return CommandResult(
+        result=result,
+        observed=replace(OBSERVED, engines=(engine,)),
+        training=replace(TRAINING, framework=framework),
+        arguments=seen,
+    )
 
 
 def changed(words: str, folder: Path, result: CommandResult, plan: Plan = PLAN, **options: Any) -> ChangedCommand:
@@ -223,7 +160,7 @@ def test_a_configuration_of_accelerate_names_the_file_in_a_copy(folder: Path) ->
     made = changed("accelerate launch --config_file a.yaml loop.py", folder, found(folder, ds_config=""))
     assert made.words[:4] == ("accelerate", "launch", "--config_file", "a_advised.yaml")
     values = yaml.safe_load(made.files["a_advised.yaml"])
-    assert values["deepspeed_config"] == {"zero3_init_flag": True, "deepspeed_config_file": "ds_config.json"}
+    assert values["deepspeed_config"] == {"zero3_init_flag": False, "deepspeed_config_file": "ds_config.json"}
     assert "mixed_precision" not in values
     assert json.loads(made.files["ds_config.json"])["bf16"]["enabled"] is True
 

@@ -15,37 +15,6 @@ TRAINER = {
     "learning_rate": 1e-5,
     "per_device_train_batch_size": 2,
 }
-NOT_READ = {
-    "DeepSpeed-Chat": (
-        "model_name_or_path: gpt2\noutput_dir: o\nlearning_rate: 1\nzero_stage: 2\n",
-        "option zero_stage",
-    ),
-    "LLaVA's projector alone": (
-        "output_dir: o\nlearning_rate: 1\ndeepspeed: z.json\ntune_mm_mlp_adapter: true\n",
-        "partial training by LLaVA",
-    ),
-    "a file that only tokenizes": (
-        "model_name_or_path: gpt2\nstage: sft\ndo_train: true\ntokenized_path: t\noutput_dir: o\n",
-        "only tokenizes",
-    ),
-    "keys of one's own": ("run_name: r\nmodel: {d_model: 768}\n", "no known tool has its keys (run_name, model)"),
-    "accelerate's FSDP with offload": (
-        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_offload_params: true}\nnum_processes: 4\n",
-        "not predicted: fsdp_offload_params: true",
-    ),
-    "ms-swift's rlhf": ("model: gpt2\ntrain_type: lora\nrlhf_type: gkd\n", "GKD by ms-swift"),
-}
-
-
-@pytest.mark.parametrize("what", NOT_READ)
-def test_unsupported_files_are_named_as_such(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """No figure and no change, also with a model from the command line, and no remark on figures."""
-    text, words = NOT_READ[what]
-    Path("a.yaml").write_text(text)
-    assert run(["from", "a.yaml", "--gpus", "2xA100-80GB", "--model", "gpt2", "--offline"]) == 2
-    message = capsys.readouterr()
-    assert words in message.err and message.err.count("\n") == 1
-    assert not [word for word in ("as it is", "Better", "What would change", "assumed") if word in message.out]
 
 
 def _imported(folder: Path, values: dict[str, object], gpus: str) -> ImportAnswer:

@@ -145,7 +145,7 @@ BAD = {
     ),
     "its command is in a variable": ("x", "#!/bin/sh\nsrun $RUN\n", "ds-advise --gpus 2x80GB -- COMMAND"),
     "it is a Python script": ("x.py", "import torch\n", "ds-advise --gpus 2x80GB -- torchrun x.py"),
-    "it does not name a model": ("x.yaml", "distributed_type: NO", "does not name a model"),
+    "it does not name a model": ("x.yaml", "output_dir: o\nlearning_rate: 1", "does not name a model"),
     "its DeepSpeed file is not here": (
         "x.yaml",
         "base_model: Qwen2.5-1.5B\ndeepspeed: no.json",
@@ -163,18 +163,45 @@ BAD = {
         "model_name_or_path: gpt2\nstage: sft\ndo_train: true\nfinetuning_type: full\nuse_muon: true\n",
         "not predicted: LLaMA-Factory's own Muon",
     ),
+    "its script is DeepSpeed-Chat's": (
+        "x.yaml",
+        "model_name_or_path: gpt2\noutput_dir: o\nlearning_rate: 1\nzero_stage: 2\n",
+        "option zero_stage",
+    ),
+    "LLaVA trains its projector alone": (
+        "x.yaml",
+        "output_dir: o\nlearning_rate: 1\ndeepspeed: z.json\ntune_mm_mlp_adapter: true\n",
+        "partial training by LLaVA",
+    ),
+    "it only tokenizes": (
+        "x.yaml",
+        "model_name_or_path: gpt2\nstage: sft\ndo_train: true\ntokenized_path: t\noutput_dir: o\n",
+        "only tokenizes",
+    ),
+    "accelerate's FSDP offloads": (
+        "x.yaml",
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_offload_params: true}\nnum_processes: 4\n",
+        "not predicted: fsdp_offload_params: true",
+    ),
+    "ms-swift has a trainer of its own": (
+        "x.yaml",
+        "model: gpt2\ntrain_type: lora\nrlhf_type: gkd\n",
+        "GKD by ms-swift",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input_is_one_sentence(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No figure and no change, and no remark on figures."""
     name, text, message = BAD[what]
     Path("bad.json").write_text("{")
     if text is not None:
         Path(name).write_text(text)
     code = run(["from", name, "--gpus", "2x80GB", "--offline"])
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
     assert (code, error.count("\n")) == (2, 1) and message in error and "error of ds-advise itself" not in error
+    assert not [word for word in ("as it is", "Better", "What would change", "assumed") if word in out]
 
 
 @pytest.mark.usefixtures("folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,45 +11,12 @@ from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.render.command import _training
 from ds_advise.advisor.verification.command import tokens_per_step
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.command.observed import CommandResult, InventedNumber, Observed, ObservedEngine
+from ds_advise.probes.command.observed import InventedNumber
 from ds_advise.probes.recording.result import DryRunResult, Peak, Reserved
 from ds_advise.probes.run import Run
 
+from tests.advisor.observed_training import ARGUMENTS, ENGINE, GIB, OBSERVED, TRAINING
 from tests.helpers import h100s, printed_document
-
-GIB = 1 << 30
-ENGINE = ObservedEngine(
-    model="LlamaForCausalLM",
-    parameters=8_030_000_000,
-    trainable_parameters=8_030_000_000,
-    trainable_dtypes={"bfloat16": 8_030_000_000},
-    optimizer="AdamW",
-    implementation="fused",
-    zero_stage=3,
-    micro_batch_size=1,
-    gradient_accumulation_steps=4,
-    recorded_micro_batches=4,
-    data_parallel_size=8,
-    checkpointing=True,
-    config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-)
-OBSERVED = Observed(
-    engines=(ENGINE,),
-    ended="repeated",
-    steps=3,
-    batch_shapes={"input_ids": (1, 2048), "attention_mask": (1, 2048), "weight": (1,), "pixels": (4, 3, 1024, 1024)},
-    batch_lengths=(2048, 2048),
-    searched_batches=0,
-    rows={},
-    rows_read=2000,
-    logits_bytes=0,
-    recomputes=True,
-    in_training_mode=True,
-    attention=("flash",),
-    evaluation_cut=False,
-    invented=(),
-    unknown_masks=0,
-)
 
 
 def result_of(by_category: dict[str, int]) -> DryRunResult:
@@ -89,19 +57,17 @@ def result_of(by_category: dict[str, int]) -> DryRunResult:
 def answer_of(
     by_category: dict[str, int] | None = None, *, engine: dict[str, Any] | None = None, **observed: Any
 ) -> CommandAnswer:
-    changed = _changed(ENGINE, engine or {})
+    changed = replace(ENGINE, **engine or {})
     run = Run(config=changed.config, model={}, cluster=h100s(8), workload=Workload(), model_name=changed.model)
     return CommandAnswer(
         run=run,
         result=result_of(by_category or {}),
         analytic=None,
-        observed=_changed(OBSERVED, {"engines": (changed,), **observed}),
+        observed=replace(OBSERVED, engines=(changed,), **observed),
+        training=TRAINING,
+        arguments=ARGUMENTS,
         words=("train.py",),
     )
-
-
-def _changed(value: Any, changes: dict[str, Any]) -> Any:
-    return type(value)(**{name: changes.get(name, getattr(value, name)) for name in value.__dataclass_fields__})
 
 
 def said(answer: CommandAnswer) -> str:
@@ -195,7 +161,7 @@ def test_the_training_is_described() -> None:
 @pytest.mark.parametrize(
     ("observed", "part"),
     [
-        ({"batch_lengths": (7, 300, 0)}, "7 to 300 tokens"),
+        ({"batch_lengths": (7, 300)}, "7 to 300 tokens"),
         ({"batch_lengths": (300, 300), "searched_batches": 1200}, "300 tokens, the longest of 1,200 batches"),
         ({"recomputes": False}, "checkpointing off"),
         ({"attention": ()}, "math (all scores in memory)"),
@@ -231,5 +197,4 @@ def test_a_condition_on_weights_is_said_and_a_number_is_not() -> None:
 )
 def test_tokens_of_a_step(shapes: dict[str, Any], tokens: int) -> None:
     """8 ranks make 4 micro steps; samples count where there are no tokens."""
-    answer = answer_of(batch_shapes=shapes)
-    assert tokens_per_step(CommandResult(result=answer.result, observed=answer.observed)) == tokens
+    assert tokens_per_step(answer_of(batch_shapes=shapes).found) == tokens

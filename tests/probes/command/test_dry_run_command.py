@@ -194,15 +194,6 @@ def test_a_training_mode_model_is_recomputed_and_needs_less(folder: Path) -> Non
     assert most[1] < most[0]
 
 
-@pytest.mark.slow
-def test_a_script_without_a_configuration_is_told_so(folder: Path) -> None:
-    code, _, errors = dry_run(folder, ACCELERATE)
-    assert code == 1
-    last = errors.strip().splitlines()[-1]
-    assert "the script trains without DeepSpeed, by torch's DistributedDataParallel" in last
-    assert "name a configuration" in last and "ds-advise dry-run ds_config.json --gpus ... -- COMMAND" in last
-
-
 PLAIN = """
 import deepspeed, torch
 from torch import nn
@@ -265,29 +256,6 @@ def test_a_loop_of_deepspeed_with_masks_evaluation_and_a_checkpoint(folder: Path
     assert observed["unknown_masks"] == 0, "every mask is computed from the batch"
     assert not (folder / "checkpoints").exists()
     assert schema_errors(answer, command_schema("dry-run-command")) == []
-
-
-FAILS = """
-import deepspeed
-from torch import nn
-engine, *_ = deepspeed.initialize(model=nn.Linear(8, 8), config="zero2.json")
-
-def train():
-    table = {"learning rate": 1}
-    return table["rate"]
-
-train()
-"""
-
-
-@pytest.mark.slow
-def test_a_script_fails_with_its_own_message_and_line(folder: Path) -> None:
-    code, printed, errors = dry_run(folder, FAILS)
-    assert (code, printed) == (1, "")
-    line = FAILS.splitlines().index('    return table["rate"]') + 1
-    last = errors.strip().splitlines()[-1]
-    assert "the script failed" in last and "KeyError" in last and "'rate'" in last
-    assert f"{folder / 'train.py'}:{line}" in last
 
 
 PIPELINE = """

@@ -73,7 +73,9 @@ CASES = {
     "os._exit(0) after": Hostile(f"{TRAINING}train()\nos._exit(0)", TRAINED, 0),
     "sys.exit(2)": Hostile("import sys\nsys.exit(2)", r"exited with code 2 .*at \S+script.py:2\b"),
     "sys.exit(words)": Hostile("import sys\nsys.exit('no data here')", r"no data here.*at \S+script.py:2\b"),
-    "SIGKILL": Hostile("import os\nos.kill(os.getpid(), 9)", "killed .SIGKILL", 2),
+    "SIGKILL": Hostile(
+        "import os\nos.kill(os.getpid(), 9)", r"killed .SIGKILL, during load.*free memory", 2, fast=True
+    ),
     "SIGTERM to the parent": Hostile(
         "import os, time\nos.kill(os.getppid(), 15)\ntime.sleep(1000)",
         "interrupted|Operation not permitted|not end",
@@ -211,7 +213,7 @@ raise ValueError("forked")
         f"{PLAIN}model = nn.parallel.DistributedDataParallel(model)\n"
         "optimizer = torch.optim.AdamW(model.parameters())\n"
         "while True:\n    model(torch.ones(4, 64).cuda()).sum().backward()\n    optimizer.step()",
-        "trains without DeepSpeed, by torch's DistributedDataParallel",
+        "trains without DeepSpeed, by torch's DistributedDataParallel; name a configuration, .*dry-run ds_config.json",
         fast=True,
     ),
     "plain torch": Hostile(

@@ -60,9 +60,9 @@ def read(line: str, folder: Path) -> Launch:
         ("mytrainer sft", "BIN/mytrainer", "sft", "", None, None),
         ("./bin/mytrainer sft", "./bin/mytrainer", "sft", "", None, None),
         ("python package", "package", "", "", None, None),
-        ("uv run --with rich -m package", "package", "", "uv run", None, None),
-        ("uv run torchrun --nproc-per-node 4 train.py", "train.py", "", "uv run,torchrun", 4, 1),
-        ("poetry run python train.py", "train.py", "", "poetry run", None, None),
+        ("uv run --with rich -m package", "package", "", "", None, None),
+        ("uv run torchrun --nproc-per-node 4 train.py", "train.py", "", "torchrun", 4, 1),
+        ("poetry run python train.py", "train.py", "", "", None, None),
         ("time python -m torch.distributed.run --nproc_per_node=8 -m package a", "package", "a", "torchrun", 8, 1),
         ("torchrun --standalone --nnodes 1:2 --nproc_per_node 8 train.py", "train.py", "", "torchrun", 8, 2),
         (
@@ -115,7 +115,8 @@ def test_target(
     launch = read(line, folder)
     assert (launch.target, " ".join(launch.arguments)) == (target.replace("BIN", str(folder / "bin")), arguments)
     assert launch.is_module == (target.startswith("package") and line != "python package")
-    assert (",".join(launch.launchers), launch.gpus_per_node, launch.nodes) == (launchers, gpus, nodes)
+    assert ",".join(start.launcher for start in launch.starts) == launchers
+    assert (launch.gpus_per_node, launch.nodes) == (gpus, nodes)
     assert dict(os.environ) == before
     assert set(folder.rglob("*")) == files, "a launcher left a file behind"
 

@@ -13,7 +13,8 @@ from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.probes.run import Run
 from packaging.version import Version
 
-from .test_dry_run_truth import Case, answer, request
+from .test_dry_run_truth import Case, answer, steps_of
+from .test_dry_run_truth import run_of as supervised_run
 
 pytest.importorskip("trl")
 
@@ -111,9 +112,8 @@ def errors(answer: dict[str, Any]) -> dict[tuple[int, str, str], float]:
 @pytest.mark.parametrize(("objective", "case"), CASES, ids=str)
 def test_the_dry_run_counts_what_trl_allocates(objective: str, case: Case, tmp_path: Path) -> None:
     """The end and the peak of every phase within 0.5 %."""
-    asked = request(case, tmp_path)
-    steps = 3 if objective == "ppo" else asked.iterations  # two on a generation
-    found = answer(replace(asked, run=run_of(objective, case, asked.run), iterations=steps), tmp_path / "job")
+    steps = 3 if objective == "ppo" else steps_of(case)  # two on a generation
+    found = answer(run_of(objective, case, supervised_run(case, tmp_path)), tmp_path / "job", steps)
     assert "error" not in found, found["error"]
     differences = errors(found)
     assert {(step, phase) for step in range(1, steps + 1) for phase in STEP} <= {key[:2] for key in differences}

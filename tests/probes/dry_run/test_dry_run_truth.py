@@ -24,7 +24,7 @@ import pytest
 from ds_advise.estimators.workload import LossKernel, Method, OptimizerStep, Precision, Software, Workload
 from ds_advise.probes.default_script.folder import write_folder
 from ds_advise.probes.default_script.words import command_words
-from ds_advise.probes.run import Request, Run
+from ds_advise.probes.run import Run
 
 from tests.helpers import SMALL_LLAMA, h100s
 from tests.training_scripts.forked_ranks import LIMIT_S, ROOT, ForkedRank, cpu_environment, run_to_the_end
@@ -183,7 +183,7 @@ INPUT_BYTES = 2 * 128 * 256 * 2  # of a layer: two samples of 128 tokens, 256 wi
 PARTS = 3  # each one process, so that two can run at a time
 
 
-def request(case: Case, folder: Path) -> Request:
+def run_of(case: Case, folder: Path) -> Run:
     stage, optimizer, parameters = STRATEGIES[case.strategy]
     zero: dict[str, Any] = {"stage": stage}
     sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
@@ -228,7 +228,7 @@ def request(case: Case, folder: Path) -> Request:
         framework="trl" if case.loss == "chunked-head" else "hf",
         software=Software(optimizer_step=case.step),
     )
-    run = Run(
+    return Run(
         config=config,
         model=MODELS.get(case.model, f"{Path(__file__).with_name('convnet.py')}:ConvNet"),
         workload=workload,
@@ -238,8 +238,10 @@ def request(case: Case, folder: Path) -> Request:
         gradient_checkpointing=case.checkpointing,
         cpu_checkpointing=case.cpu_checkpointing,
     )
-    iterations = 3 if stage == 3 else 2  # ZeRO-3 prefetches from the third on
-    return Request(run=run, rank=case.rank, iterations=iterations, expandable_segments=False)
+
+
+def steps_of(case: Case) -> int:
+    return 3 if STRATEGIES[case.strategy][0] == 3 else 2  # ZeRO-3 prefetches from the third on
 
 
 def answers(cases: Sequence[Case], folder: Path) -> list[dict[str, Any]]:
@@ -247,28 +249,28 @@ def answers(cases: Sequence[Case], folder: Path) -> list[dict[str, Any]]:
 
     "gloo" trains all ranks; "alone" one rank of a job whose other ranks do not exist.
     """
-    return [answer(request(case, folder), folder / f"job{index}", case.real) for index, case in enumerate(cases)]
+    return [
+        answer(run_of(case, folder), folder / f"job{index}", steps_of(case), rank=case.rank, real=case.real)
+        for index, case in enumerate(cases)
+    ]
 
 
-def answer(asked: Request, job: Path, real: str = "gloo") -> dict[str, Any]:
+def answer(run: Run, job: Path, steps: int, *, rank: int = 0, real: str = "gloo") -> dict[str, Any]:
     """The answers of the run's default script."""
     job.mkdir()
-    write_folder(asked.run, job)
-    cluster = asked.run.cluster
-    ranks = range(cluster.world_size) if real == "gloo" else [asked.rank]
-    shared = {"words": command_words(asked.run, steps=asked.iterations), "cluster": cluster, "steps": asked.iterations}
-    shared |= {"evaluated_batches": asked.run.workload.eval_logits or 1}
+    write_folder(run, job)
+    ranks = range(run.cluster.world_size) if real == "gloo" else [rank]
+    shared = {"words": command_words(run, steps=steps), "cluster": run.cluster, "steps": steps}
+    shared |= {"evaluated_batches": run.workload.eval_logits or 1}
     shared |= {"seconds": LIMIT_S, "alone": real != "gloo"}
     (job / "dry").mkdir()
-    tasks = {"dry": {"dry": True, "rank": asked.rank, "folder": job / "dry"}}
-    tasks |= {f"rank{rank}": {"dry": False, "rank": rank, "folder": job} for rank in ranks}
+    tasks = {"dry": {"dry": True, "rank": rank, "folder": job / "dry"}}
+    tasks |= {f"rank{each}": {"dry": False, "rank": each, "folder": job} for each in ranks}
     for name, task in tasks.items():
         (job / f"{name}.task").write_bytes(pickle.dumps(shared | task))
     try:
         run_to_the_end([partial(start, job / f"{name}.task") for name in tasks], job, LIMIT_S + 60)
-        ours, theirs = (
-            json.loads(path.read_text()) for path in (job / "dry/answer.json", job / f"rank{asked.rank}.json")
-        )
+        ours, theirs = (json.loads(path.read_text()) for path in (job / "dry/answer.json", job / f"rank{rank}.json"))
     except AssertionError as error:
         written = [json.loads(path.read_text()) for path in job.rglob("rank*.json")]
         return {"error": "\n".join([str(error), *(each["error"] for each in written if "error" in each)])}
