@@ -14,6 +14,7 @@ from ...probes.command.run import dry_run_command
 from ...probes.run import Run
 from ...probes.worker_process import OnProgress
 from ..answer.command_answer import CommandAnswer
+from ..question.run import read_ds_config
 from .dry_run import no_such_rank
 
 _TOKENS = ("input_ids", "decoder_input_ids", "labels")
@@ -21,8 +22,10 @@ _TOKENS = ("input_ids", "decoder_input_ids", "labels")
 
 
 def command_answer(request: CommandRequest, *, timeout_s: float, on_progress: OnProgress) -> CommandAnswer:
-    """Run the command and return what it needs. Raises CommandFailedError, DryRunError, and WorkloadError for a rank
-    that does not exist."""
+    """Run the command and return what it needs. Raises CommandFailedError, DryRunError, ConfigFileError for a
+    configuration that cannot be read, and WorkloadError for a rank that does not exist."""
+    if request.config_file is not None and str(request.config_file) not in request.files:
+        read_ds_config(request.config_file)
     if request.rank is not None and request.rank >= request.cluster.world_size:
         raise no_such_rank(request.rank, request.cluster.world_size)
     found = dry_run_command(request, timeout_s=timeout_s, on_progress=on_progress)

@@ -20,6 +20,7 @@ from ...probes.real_run.command import CommandProbe, probe_command
 from ...probes.real_run.result import ProbeResult
 from ...probes.recording.result import DryRunResult
 from ...probes.run import Run, check_device
+from ..question.run import read_ds_config
 from .command import command_answer
 from .dry_run import no_such_rank
 from .past_results import keep_probe, probe_and_keep
@@ -170,6 +171,8 @@ def compared_command_probe(
     started; a command that fails is a valid answer, and a dry run that fails is left out.
     """
     answer = None
+    if probe.config_file is not None:
+        read_ds_config(probe.config_file)
     if dry:
         request = CommandRequest(
             words=probe.words,

@@ -159,7 +159,8 @@ def _step(reading: _Reading) -> bool:
     try:
         shell = shell_text(reading.words, reading.folder)
     except (OSError, UnicodeDecodeError) as error:
-        raise DsAdviseError(f"{shlex.join(reading.words[:2])} cannot be read", why=str(error)) from error
+        why = getattr(error, "strerror", "") or str(error)
+        raise DsAdviseError(f"{shlex.join(reading.words[:2])} cannot be read", why=why.lower()) from error
     if shell:
         reading.words = _words_in_shell(*shell)
         return True
