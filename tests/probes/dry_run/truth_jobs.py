@@ -35,7 +35,7 @@ def run_dry(task):
         iterations=task["steps"],
         offline=True,
         evaluated_batches=task["evaluated_batches"],
-        generates=False,
+        is_default_script=True,
     )
     os.chdir(View(folder).mirror(Path.cwd()))
     session = Session(request, folder, time.monotonic() + task["seconds"])
