@@ -43,7 +43,8 @@ ASKED: dict[str, str] = {
     "trl reward.py": "Qwen2.5-1.5B --objective reward --global-batch 32 --eval-batch 8",
     "accelerate deepspeed_with_config_support": "gpt2-xl --seq-len 1024 --global-batch 32 --loss standard "
     "--precision fp16",
-    "peft sft train.py": "Llama-2-7b --framework trl --seq-len 2048 --global-batch 256 --eval-batch 8",
+    "peft sft train.py": "Llama-2-7b --framework trl --method lora --lora-rank 8 --lora-dropout 0.1 --global-batch 256 "
+    "--eval-batch 8",
     "LLaMA-Factory full": "Qwen3-8B --global-batch 16 --loss standard",
     "LLaMA-Factory LoRA": "Qwen3-8B --method lora --lora-rank 8 --global-batch 4 --loss standard",
     "ms-swift sft, full": "Qwen2.5-7B --global-batch 32 --loss standard",

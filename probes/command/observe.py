@@ -29,9 +29,13 @@ def observed(
     shapes = loaders.shapes[-1] if loaders.shapes else {}
     ended = "repeated" if observer.repeated else "steps" if observer.finished else "script"
     engines = tuple(_engine(observer, number, names) for number in range(len(observer.engines)))
+    trained = engines[observer.trained_engine]
+    if trained.recorded_micro_batches < trained.gradient_accumulation_steps:
+        ran = f"{trained.recorded_micro_batches} of {trained.gradient_accumulation_steps} micro batches"
+        remarks = [*remarks, f"The data end after {ran} of the only step."]
     return Observed(
         engines=(
-            engines[observer.trained_engine],
+            trained,
             *engines[: observer.trained_engine],
             *engines[observer.trained_engine + 1 :],
         ),

@@ -29,6 +29,10 @@ from .words import interpreter_of
 _MOST_STARTS = 5
 """Most processes in a chain: a tool's command starts a launcher, which starts a script."""
 
+_MORE_ROWS = 16
+"""Factor for the rows that are read if they make less than two optimizer steps: the second one shows the peak, with the
+optimizer's states in the passes."""
+
 _START = """import sys
 sys.path[:1] = [sys.argv.pop(1)]
 from ds_advise.probes.command.worker import main
@@ -51,6 +55,7 @@ def dry_run_command(
     Raises CommandFailedError with the script's own message and line, and DryRunError if the script cannot be simulated
     or does not end in time.
     """
+    asked = request
     with scratch("command") as folder:
         (folder / "ds_advise").symlink_to(Path(__file__).parents[2], target_is_directory=True)
         view = View(folder)
@@ -68,6 +73,10 @@ def dry_run_command(
     if "error" in answer:
         raise error(answer)
     found = from_json(CommandResult, answer["result"])
+    seen = found.observed
+    if asked.rows is None and seen.rows and seen.ended == "script" and seen.steps < 2:
+        more = replace(asked, rows=_MORE_ROWS * seen.rows_read)
+        return dry_run_command(more, timeout_s=timeout_s, on_progress=on_progress, error=error)
     return replace(found, result=add_overhead(found.result, request.cluster))
 
 

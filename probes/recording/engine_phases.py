@@ -121,7 +121,7 @@ class EngineObserver(EngineHooks):
         self.calls: dict[int, Call] = {}
         """The largest forward pass in training of each engine, by its identity."""
         self.accumulation = dict[int, int]()
-        """Backward passes of an optimizer step, by id of the engine. The engine's own number is 1 where the Trainer
+        """Most backward passes of an optimizer step, by id of the engine. The engine's own number is 1 if the Trainer
         accumulates and the configuration lacks the key."""
         self._backward_passes = Counter[int]()
         self.repeated = False
@@ -248,11 +248,15 @@ class EngineObserver(EngineHooks):
 
     def on_step(self, engine: Any) -> None:
         super().on_step(engine)
-        self.accumulation[id(engine)] = self._backward_passes.pop(id(engine), 0)
+        micro_batches = self._backward_passes.pop(id(engine), 0)
+        is_whole = micro_batches >= self.accumulation.get(id(engine), 0)  # an epoch may end before the accumulation
+        if is_whole:
+            self.accumulation[id(engine)] = micro_batches
         if self.finished:
             self.count_refusal()
             return
-        self.recorder.schedule.complete_iteration()
+        if is_whole:
+            self.recorder.schedule.complete_iteration()
         self.recorder.join_micro_batches(self._first_phase)
         self._first_phase = len(self.recorder.phases)
         period = max(len(self._trained), _LONGEST_PERIOD)

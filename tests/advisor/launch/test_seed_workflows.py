@@ -1,6 +1,6 @@
 """Trainings that people have described in public, on two CPU ranks with their own files: configurations, commands and
-scripts word for word but for paths and sizes, and for what the installed transformers and the CPU refuse. Each is first
-run on a simulated GPU.
+scripts word for word but for paths and sizes, and for what the installed transformers and the CPU refuse. Each gets its
+advice and is probed; its launch begins with a dry run.
 
 A model of 100 thousand parameters and a few rows in place of theirs; stand-ins for torchvision and SwanLab.
 """
@@ -96,11 +96,19 @@ def launch(
             module.parent.mkdir(parents=True, exist_ok=True)
             module.write_text(STAND_INS[script][1])
         Path("ds_config.json").write_text(json.dumps(CONFIGS[config]))
-        place = ["--device", "cpu", "--log-dir", str(tmp_path / "log"), "--json"]
-        code = run(["launch", *options, *place, "--", *command.split()])
-        out, err = capfd.readouterr()
-        assert code == 0, out + err
-        return json.loads(out), err
+
+        def answer(*words: str) -> tuple[dict[str, Any], str]:
+            code = run([*words, "--json", "--", *command.split()])
+            out, err = capfd.readouterr()
+            assert code == 0, out + err
+            return json.loads(out), err
+
+        advice, _ = answer(*options, "--gpus", "2xA100-40GB", "--no-write")
+        assert advice["recommended"] and advice["proofs"][-1]["problem"] == ""
+        probed, _ = answer("probe", *options, "--device", "cpu", "--no-dry-run")
+        assert probed["failure"] is None
+        assert [len(rank["losses"]) >= 3 for rank in probed["ranks"]] == [True, True]  # LoRA's data have three steps
+        return answer("launch", *options, "--device", "cpu", "--log-dir", str(tmp_path / "log"))
 
     return launch
 
@@ -154,12 +162,12 @@ def test_lora_with_literal_arguments(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_arguments_on_the_command_line(launch: Launch) -> None:
-    """Seed 002: ZeRO-3 with all in host RAM, by the deepspeed launcher."""
+@pytest.mark.parametrize(("seed", "own"), [("002", "--adam_beta2 0.95"), ("003", "")])
+def test_arguments_on_the_command_line(launch: Launch, seed: str, own: str) -> None:
+    """ZeRO-3 by the deepspeed launcher, with all in host RAM (002, whose beta2 the Trainer compares) and without."""
     batch = "--per_device_train_batch_size 2 --per_device_eval_batch_size 2"
-    own = "--bf16 --adam_beta2 0.95"  # as its configuration, which the Trainer compares
-    command = f"deepspeed --num_gpus 2 run_clm.py {RUN_CLM} {own} {batch} --deepspeed ds_config.json"
-    attempt = trained(*launch("002", "run_clm.py", command), zero_stage=3, micro_batch=2, accumulation=1)
+    command = f"deepspeed --num_gpus 2 run_clm.py {RUN_CLM} --bf16 {own} {batch} --deepspeed ds_config.json"
+    attempt = trained(*launch(seed, "run_clm.py", command), zero_stage=3, micro_batch=2, accumulation=1)
     assert attempt["last_step"] == 12
 
 

@@ -140,6 +140,21 @@ def test_the_longest_batch_of_the_first_rows_is_trained(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_more_rows_are_read_for_a_second_step(folder: Path) -> None:
+    """2,000 rows are 63 of 75 micro batches on two ranks with 16 in a batch."""
+    (folder / "rows.json").write_text("\n".join([json.dumps({"input_ids": [1] * 8})] * 5000))
+    script = LENGTHS.replace("per_device_train_batch_size=2", "per_device_train_batch_size=16, num_train_epochs=1")
+    script = script.replace("assert len(rows) == 40, len(rows)", "")
+    script = script.replace("num_train_epochs=1", "num_train_epochs=1, gradient_accumulation_steps=75")
+    observed = observe(folder, script)["observed"]
+    assert observed["steps"] == 3 and observed["rows"] == {}
+    (engine,) = observed["engines"]
+    assert (engine["gradient_accumulation_steps"], engine["recorded_micro_batches"]) == (75, 75)
+    cut = observe(folder, script, "--rows", "2000")["observed"]
+    assert cut["steps"] == 1 and "63 of 75 micro batches" in cut["remarks"][0]
+
+
+@pytest.mark.slow
 def test_batches_of_different_lengths_do_not_repeat(folder: Path) -> None:
     write_rows(folder)
     observed = observe(folder, LENGTHS, "--rows", "40")["observed"]
