@@ -273,18 +273,15 @@ class Monitor:
         )
 
     def _start_checksums(self) -> None:
-        """Start writing the checksums of the newest checkpoint once every rank has saved its part. On several nodes no
+        """Start writing the checksums of each checkpoint once every rank has saved its part. On several nodes no
         checksums are written, because the state of the other nodes' ranks is unknown."""
-        saved = {rank.latest.get("checkpoint") for rank in self.records.ranks}
-        cluster = self._request.run.cluster
-        if cluster.nodes > 1 or len(self.records.ranks) < cluster.gpus_per_node or len(saved) != 1:
+        ranks, cluster = self.records.ranks, self._request.run.cluster
+        if cluster.nodes > 1 or len(ranks) < cluster.gpus_per_node:
             return
-        [folder] = saved
-        if folder is not None and folder not in self._checksum_threads:
-            self._checksum_threads[folder] = threading.Thread(
-                target=_write_checksums, args=(Path(folder),), daemon=True
-            )
-            self._checksum_threads[folder].start()
+        for folder in set[str].intersection(*(set(rank.checkpoints) for rank in ranks)) - self._checksum_threads.keys():
+            thread = threading.Thread(target=_write_checksums, args=(Path(folder),), daemon=True)
+            self._checksum_threads[folder] = thread
+            thread.start()
 
     def _differences(self) -> tuple[str, ...]:
         """The engine's settings that differ from the plan, because the script may set them itself."""

@@ -143,7 +143,7 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
         return ""
     try:
         with patch("ds_advise.probes.command.run.start", fork):
-            dry_run(_run(folder, config, question.world_size), iterations=1)
+            dry_run(_tiny_run(folder, config, question.world_size), iterations=1)
     except DryRunError as error:
         raised = [line for line in error.details.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
         return (
@@ -152,7 +152,7 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
     return ""
 
 
-def _run(folder: Path, config: dict[str, Any], world_size: int) -> Any:
+def _tiny_run(folder: Path, config: dict[str, Any], world_size: int) -> Any:
     from ds_advise.estimators.hardware import Cluster, find_gpu
     from ds_advise.estimators.models.model_shape import Input
     from ds_advise.estimators.workload import Workload

@@ -59,6 +59,8 @@ class Rank:
     """(step, loss) of the optimizer steps of all engines."""
     phases: list[tuple[int, dict[str, dict[str, Any]]]] = field(default_factory=list)
     """(step, its phases) of all engines."""
+    checkpoints: list[str] = field(default_factory=list)
+    """The folders of the checkpoints, in their order."""
     latest: dict[str, Any] = field(default_factory=dict)
     """The last value of every key of the events."""
     error_at: float = 0.0
@@ -72,6 +74,8 @@ class Rank:
                 self.losses.append((event["step"], event["loss"]))
             if "phases" in event:
                 self.phases.append((event["step"], event["phases"]))
+            if "checkpoint" in event:
+                self.checkpoints.append(event["checkpoint"])
             if "tokens" in event:
                 self.steps[event["step"]] = event["time"], event["tokens"]
             self.phase = event.get("phase", self.phase)
