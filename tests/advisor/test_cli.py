@@ -54,7 +54,19 @@ def test_the_main_command_answers_and_writes_the_configuration(tmp_path: Path) -
 
 
 def test_counts_have_units_and_lengths_are_powers_of_two(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "gpt2 --gpus 8xH100 --seq-len 1k --global-batch 1k --samples 1e6 --no-write --json".split()
+    words = [
+        "gpt2",
+        "--gpus",
+        "8xH100",
+        "--seq-len",
+        "1k",
+        "--global-batch",
+        "1k",
+        "--samples",
+        "1e6",
+        "--no-write",
+        "--json",
+    ]
     assert run_here([*words, *FAST]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["workload"]["seq_len"], answer["workload"]["global_batch_size"]) == (1024, 1000)
