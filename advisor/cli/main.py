@@ -22,6 +22,7 @@ from ... import __version__
 from ...estimators.errors import DsAdviseError, error_line
 from ...probes.gc_pause import gc_paused
 from ..text.output import discard, ignore_closed_pipe, to_stderr
+from .model_argument import with_model
 from .options import complete_model, current_name, help_records
 
 if TYPE_CHECKING:
@@ -111,6 +112,12 @@ class AdviseByDefault(click.Group):
                 raise click.UsageError(f"no command or model {args[0][:40]!r}; did you mean {meant}?")
             args = ["advise", *args]
         return super().parse_args(context, args or ["--help"])
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(context, args)
+        return name, command, rest if command is None else with_model(command, rest)
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage and text of `advise`, all commands, and the options that most questions need."""

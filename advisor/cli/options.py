@@ -30,25 +30,19 @@ _MOST_COMPLETIONS = 200
 
 
 class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer versions of Click
-    """Click type of an integer of at least 1, in digits (`4096`)."""
+    """Click type of an integer of at least 1 (`4096`, `4k`), or `max`. kilo: the value of `k`."""
 
-    name = "N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return value if isinstance(value, int) else parse_count(str(value))
-        except ValueError as error:
-            self.fail(error.args[0], param, ctx)
-
-
-class _CountOrMax(_Count):
-    name = "N|max"
+    def __init__(self, *, kilo: int = 1000, has_max: bool = False) -> None:
+        self.name = "N|max" if has_max else "N"
+        self._kilo, self._has_max = kilo, has_max
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, int) or (self._has_max and value == "max"):
+            return value
         try:
-            return value if value == "max" or isinstance(value, int) else parse_count(str(value))
+            return parse_count(str(value), kilo=self._kilo)
         except ValueError as error:
-            self.fail(f"{error.args[0]}, or max", param, ctx)
+            self.fail(f"{error.args[0]}{', or max' if self._has_max else ''}", param, ctx)
 
 
 class _Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
@@ -63,7 +57,15 @@ class _Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as ab
 
 COUNT = _Count()
 NUMBER = _Number()
-_TYPES: Mapping[str, Any] = {"count": COUNT, "count or max": _CountOrMax(), "number": NUMBER, "text": str}
+
+
+def _type(option: Option) -> Any:
+    if option.choices:
+        return click.Choice(option.choices)
+    if option.kind.startswith("count"):
+        return _Count(kilo=option.kilo, has_max=option.kind == "count or max")
+    return NUMBER if option.kind == "number" else str
+
 
 OBJECTIVE = ("objective", "precompute_ref_log_probs")
 ROLLOUTS = names_in(RolloutOptions)
@@ -116,7 +118,7 @@ def question_option(option: Option, *, searches: bool = False, **changes: Any) -
         return click.option(option.flag, is_flag=True, help=text)
     return click.option(
         option.flag,
-        type=click.Choice(option.choices) if option.choices else _TYPES[option.kind],
+        type=_type(option),
         default=option.default,
         metavar=option.metavar or None,
         help=text,

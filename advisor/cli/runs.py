@@ -94,10 +94,15 @@ _MODEL = model_option("Model name, folder or hub id; or FILE.py:FACTORY, a funct
 def _given_training(run: dict[str, Any]) -> tuple[str, ...]:
     """The user's command; () for a configuration with its model."""
     words = users_command()
+    if not words and run["config_file"] is None and run["model"] is not None:
+        model = run["model"]
+        raise click.UsageError(
+            f"missing argument DS_CONFIG; ds-advise {model} writes one, and --verify or --probe runs what it recommends"
+        )
     if not words and run["config_file"] is None:
-        raise click.UsageError("name a DS_CONFIG with its --model, or write -- and then your training command")
+        raise click.UsageError("name a DS_CONFIG with its MODEL, or write -- and then your training command")
     if not words and run["model"] is None:
-        raise click.UsageError("missing option --model, or the training command behind --")
+        raise click.UsageError("missing MODEL, or the training command behind --")
     return words
 
 

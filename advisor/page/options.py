@@ -120,7 +120,7 @@ def _value(name: str, text: str) -> Any:
         return True
     try:
         if option.kind.startswith("count") and not (text == "max" and option.kind == "count or max"):
-            return parse_count(text)
+            return parse_count(text, kilo=option.kilo)
         return float(text) if option.kind == "number" else text
     except ValueError as error:
         raise WorkloadError(str(error), fix=f"give {name} a number") from None

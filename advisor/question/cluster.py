@@ -288,7 +288,8 @@ def parse_ram(text: str) -> tuple[int, str]:
 
 def parse_size(option: str, text: str, *, least: int, most: int) -> int:
     """Bytes of `256GB` or `256GiB`. A GB of memory is 2**30 bytes, a GB of a drive 10**9 bytes."""
-    fix = f"write it as {option} {'/mnt/nvme:2TB' if option == '--nvme' else '200GiB'}"
+    example = f"{text.strip()}GB" if text.strip().isdigit() else "200GiB"
+    fix = f"write it as {option} {'/mnt/nvme:2TB' if option == '--nvme' else example}"
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE | re.ASCII)
     unit = match[2].lower() if match else ""
     scale = (_UNITS if option == "--nvme" else _MEMORY_UNITS).get(unit if unit.endswith("b") else unit + "b")

@@ -14,10 +14,9 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
 from ..data.counting import EPOCHS, count_data
-from .options import JobOptions, QuestionOptions, names_in
+from .options import JobOptions, QuestionOptions, names_in, parse_count
 from .rollouts import build_rollouts
 
-_SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _MOST = 10**15
 _MOST_EPOCHS = 10_000
@@ -130,17 +129,15 @@ def _count_completions(prompts: QuestionJob, rollouts: Rollouts | None) -> Quest
 
 
 def parse_amount(of: str, text: int | str) -> int:
-    """The number in `1B`, `500M`, `1.5T`, `20,000` or `20000`. Raises WorkloadError for any other text."""
-    plain = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", str(text).strip())
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmbgt]?)", plain, re.IGNORECASE | re.ASCII)
-    number = round(float(match[1]) * _SCALES[match[2].lower()]) if match else 0
-    if not 0 < number <= _MOST:
+    """The number of samples or tokens, in the forms of `parse_count`. Raises WorkloadError for any other text."""
+    try:
+        return parse_count(str(text), most=_MOST)
+    except ValueError as error:
         raise WorkloadError(
             f"--{of} {str(text)[:40]!r} is not a number of {of}",
             why=f"from 1 to {_MOST // 10**12:,}T are accepted",
             fix=f"write it as --{of} 20000, 500k, 1B",
-        )
-    return number
+        ) from error
 
 
 def parse_duration(option: str, text: str) -> float:

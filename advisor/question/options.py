@@ -8,7 +8,9 @@ is in `Question.options`, an option of the workload is a field of the same name 
 
 # Without `from __future__ import annotations`: the annotations are read when this module is imported.
 
+import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
@@ -39,6 +41,11 @@ Risk = Literal["safe", "balanced", "bold"]
 LARGEST_COUNT = 10**9
 """Larger counts are assumed to be typing errors."""
 
+KIBI = 1024
+"""Value of `k` in lengths of sequences: a model of 32k tokens has 32,768."""
+
+_POWERS = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}
+
 
 class Option(NamedTuple):
     """The declaration of one option."""
@@ -51,6 +58,8 @@ class Option(NamedTuple):
     """The meaning of a default of None."""
     methods: tuple[Method, ...] = ()
     """The training methods in which the option has an effect; () for all."""
+    kilo: int = 1000
+    """The value of `k` in a count."""
     name: str = ""
     """The name of the parameter. This field and the following ones are read from the annotation."""
     kind: Literal["switch", "choice", "count", "count or max", "number", "text"] = "text"
@@ -105,11 +114,15 @@ def declared(annotations: Mapping[str, Any]) -> dict[str, Option]:
     return {name: _declared(name, each) for name, each in annotations.items() if hasattr(each, "__metadata__")}
 
 
-def parse_count(text: str) -> int:
-    """An integer from 1 to 999999999 in digits. Raises ValueError for any other text."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
-        raise ValueError(f"{text[:40]!r} is not a whole number from 1 to 999999999")
-    return int(text)
+def parse_count(text: str, *, kilo: int = 1000, most: int = LARGEST_COUNT) -> int:
+    """The whole number in `4096`, `20,000`, `1e6`, `500k`, `1.5B`. kilo: the value of `k`; `M`, `B` and `T` are its
+    powers. Raises ValueError for any other text, and for a number that is not from 1 to `most`."""
+    plain = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", text.strip())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?(?:e\d{1,2})?)\s*([kmbgt]?)", plain, re.IGNORECASE | re.ASCII)
+    number = Decimal(match[1]) * kilo ** _POWERS[match[2].lower()] if match else Decimal(0)
+    if not 0 < number <= most or number % 1:
+        raise ValueError(f"{text[:40]!r} is not a whole number from 1 to {most:,}")
+    return int(number)
 
 
 LORA_METHODS: tuple[Method, ...] = ("lora", "qlora")
@@ -200,7 +213,8 @@ class RolloutOptions(TypedDict, total=False):
     ]
     num_generations: Annotated[int | None, Option("Completions of each prompt.", default_text="8; rloo: 2")]
     max_completion_length: Annotated[
-        int | None, Option("Tokens of a completion; the prompt has the rest of --seq-len.", default_text="512; ppo: 53")
+        int | None,
+        Option("Tokens of a completion; the prompt has the rest of --seq-len.", default_text="512; ppo: 53", kilo=KIBI),
     ]
     beta: Annotated[
         float | None,
@@ -268,6 +282,7 @@ class BatchOptions(TypedDict, total=False):
         Option(
             "Tokens per sample; max: the longest that fits.",
             default_text="2048, or the model's limit if shorter; grpo, rloo and ppo: 512 plus the completion",
+            kilo=KIBI,
         ),
     ]
     global_batch: Annotated[
@@ -301,11 +316,11 @@ class BatchOptions(TypedDict, total=False):
     ]
     eval_new_tokens: Annotated[
         int | None,
-        Option("Tokens that evaluations generate per sample (predict_with_generate).", default_text="none"),
+        Option("Tokens that evaluations generate per sample (predict_with_generate).", default_text="none", kilo=KIBI),
     ]
     document_len: Annotated[
         int | None,
-        Option("Mean length of the documents packed into a sample.", default_text="one document per sample"),
+        Option("Mean length of the documents packed into a sample.", default_text="one document per sample", kilo=KIBI),
     ]
     images_per_sample: Annotated[
         int | None,

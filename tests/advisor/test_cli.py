@@ -53,6 +53,26 @@ def test_the_main_command_answers_and_writes_the_configuration(tmp_path: Path) -
     assert [line for line in done.stdout.splitlines() if len(line) > 80 and not line.startswith("   ")] == []
 
 
+def test_counts_have_units_and_lengths_are_powers_of_two(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "gpt2",
+        "--gpus",
+        "8xH100",
+        "--seq-len",
+        "1k",
+        "--global-batch",
+        "1k",
+        "--samples",
+        "1e6",
+        "--no-write",
+        "--json",
+    ]
+    assert run_here([*words, *FAST]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["workload"]["seq_len"], answer["workload"]["global_batch_size"]) == (1024, 1000)
+    assert answer["recommended"]["job"]["steps"] == 3000  # three epochs
+
+
 def test_colors_and_characters_are_those_of_the_terminal(tmp_path: Path) -> None:
     """NO_COLOR is obeyed, and a terminal without Unicode shows the answer."""
     asked = ("gpt2", "--gpus", "T4", "--no-write", *FAST)

@@ -92,7 +92,7 @@ def test_without_a_tokenizer_four_bytes_are_a_token(chats: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "amount"),
     [
-        ("1B", 10**9),
+        ("1B 1e9 1.0e3m", 10**9),
         ("500m", 5 * 10**8),
         ("1.5T", 1_500_000_000_000),
         ("52k 52000 52,000", 52_000),

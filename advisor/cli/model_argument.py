@@ -1,0 +1,61 @@
+"""MODEL in front and `--model MODEL` are the same in every command that takes a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+
+def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
+    """The arguments of a command with the model where the command declares it.
+
+    A command with an argument MODEL takes it from `--model`, unless it has MODEL as well. A command with the option
+    `--model` takes it from the one argument that is a model: a folder with a config.json, or a name of the catalogue.
+    Raises UsageError for two models.
+    """
+    end = args.index("--") if "--" in args else len(args)
+    users = list(args[end:])
+    own = [part for word in args[:end] for part in (word.split("=", 1) if word.startswith("--model=") else [word])]
+    places = list(_arguments(command, own))
+    if any(each.name == "model" and isinstance(each, click.Argument) for each in command.params):
+        place = own.index("--model") if "--model" in own else None
+        others = [own[each] for each in places if place is None or each != place + 1]
+        if place is not None and not others:
+            own[: place + 2] = [*own[place + 1 : place + 2], *own[:place]]
+        elif place is not None and not _has_option(command):
+            raise click.UsageError(f"two models: {others[0]} and --model")
+    elif _has_option(command) and "--model" not in own:
+        models = [place for place in places if _is_model(own[place])]
+        if len(models) == 1:
+            own = [*own[: models[0]], *own[models[0] + 1 :], "--model", own[models[0]]]
+    return own + users
+
+
+def _has_option(command: click.Command) -> bool:
+    return any("--model" in each.opts for each in command.params)
+
+
+def _arguments(command: click.Command, args: Sequence[str]) -> Iterator[int]:
+    """Places of the words that are no options and no values of options."""
+    options = [each for each in command.params if isinstance(each, click.Option) and not each.is_flag]
+    valued = {name for each in options for name in each.opts}
+    for place, word in enumerate(args):
+        is_value = place > 0 and args[place - 1] in valued
+        if not is_value and (word == "-" or not word.startswith("-")):
+            yield place
+
+
+def _is_model(word: str) -> bool:
+    from ...estimators.errors import UnknownModelError
+    from ...estimators.models import catalogue
+
+    path = Path(word).expanduser()
+    if path.exists():
+        return (path / "config.json").is_file()
+    try:
+        catalogue.find(word)
+    except UnknownModelError:
+        return False
+    return True

@@ -1,0 +1,57 @@
+"""MODEL in front and `--model MODEL` give the same answer in every command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli.main import run
+
+from tests.helpers import TINY
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model, and a configuration."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    Path("tiny/config.json").write_text(json.dumps({"model_type": "llama", **TINY}))
+    config = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
+    Path("ds_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("model", ["tiny", "gpt2", "openai-community/gpt2"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "advise MODEL --gpus 8xH100 --no-write --offline --no-deepspeed-estimate",
+        "explain MODEL --gpus 8xH100 --offline",
+        "rent MODEL --offline",
+        "lint ds_config.json MODEL --gpus 8xH100 --offline",
+        "check ds_config.json MODEL --gpus 8xH100 --offline",
+        "compare zero2 zero3 MODEL --gpus 8xH100 --offline",
+    ],
+)
+def test_the_argument_and_the_option_are_the_same(command: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    name, rest = command.replace("MODEL ", "").split(" ", 1)
+    for line in (command.replace("MODEL", model), f"{name} {rest} --model {model}", f"{name} --model={model} {rest}"):
+        code = run([*line.split(), "--json"])
+        printed.append((code, capsys.readouterr().out))
+    assert printed[0][0] in (0, 1) and printed[0][1].startswith("{") and len(set(printed)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("gpt2 --model tiny --gpus 8xH100", "two models: gpt2 and --model"),
+        ("compare zero2 zero3 gpt2 tiny", "unexpected extra arguments (gpt2 tiny)"),
+        ("train tiny", "--data is missing"),
+        ("dry-run gpt2", "missing argument DS_CONFIG; ds-advise gpt2 writes one"),
+        ("--model", "missing argument MODEL"),
+    ],
+)
+def test_what_is_no_question_gets_one_line(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == 2
+    assert message in capsys.readouterr().err
