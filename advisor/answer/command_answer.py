@@ -58,6 +58,11 @@ class CommandAnswer(DryRunAnswer):
         return self.observed.engines[0]
 
     @property
+    def unit(self) -> str:
+        """What a step's rate counts: "tokens", or "samples" for a model without tokens."""
+        return "tokens" if self.training.seq_len else "samples"
+
+    @property
     def best_change(self) -> Change | None:
         """The change that takes most off the peak; None if none takes `_WORTH` of it."""
         found = max(self._changes(), key=lambda change: change.saved_bytes, default=None)

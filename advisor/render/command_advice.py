@@ -55,12 +55,11 @@ def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield today's training beside the advised one, both by their dry runs."""
     proof = answer.proof
     advised = None if proof is None else proof.answer
-    unit = answer.question.model.unit
-    today = _facts(answer.today, unit)
+    today = _facts(answer.today)
     rows = [doc.Row([name, text]) for name, text in today.items()]
     head = ["", "today"]
     if advised is not None:
-        then = _facts(advised, unit)
+        then = _facts(advised)
         rows = [doc.Row([name, text, then[name]]) for name, text in today.items()]
         head.append("advised")
     yield doc.Heading("Today and advised", "today", printed=False)
@@ -75,7 +74,7 @@ def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
         yield doc.Sentence(text, "bold")
 
 
-def _facts(answer: CommandAnswer, unit: str) -> dict[str, str]:
+def _facts(answer: CommandAnswer) -> dict[str, str]:
     engine, observed, step = answer.engine, answer.observed, answer.step
     stage = f"ZeRO-{engine.zero_stage}" if engine.zero_stage else "no ZeRO"
     devices = [f"{name} on {device}" for name in ("optimizer", "param") if (device := _offload(answer, name)) != "none"]
@@ -87,7 +86,9 @@ def _facts(answer: CommandAnswer, unit: str) -> dict[str, str]:
         "checkpointing": "on" if observed.recomputes else "off",
         "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {have} GiB, {answer.fit.reason}",
         "host RAM": f"{gib(answer.required_host_bytes_per_node)} GiB per node",
-        "step": "unknown" if step is None else f"{seconds(step.time.step_s)}, {rate(step.time.tokens_per_s)} {unit}/s",
+        "step": "unknown"
+        if step is None
+        else f"{seconds(step.time.step_s)}, {rate(step.time.tokens_per_s)} {answer.unit}/s",
     }
 
 

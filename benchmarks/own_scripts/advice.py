@@ -5,9 +5,8 @@
 DIR is prepared by `python -m benchmarks.own_scripts --prepare DIR`. Writes DIR/results/NAME.advice.json and prints a
 Markdown table of all results that DIR holds: the recommended plan, whether its dry run proves it, its speed over
 today's, and the differences from the same plan by name in memory and time of a step, of the answer and of its dry run.
-`ASKED` has the question by name,
-where one can be asked; lengths that only the data tell, and
-the software, are those that were observed.
+The small data of DIR may end within a step, which is then shorter. `ASKED` has the question by name, where one can be
+asked; lengths that only the data tell, and the software, are those that were observed.
 """
 
 from __future__ import annotations
