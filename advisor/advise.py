@@ -157,7 +157,6 @@ def estimate(
     settings: str | Mapping[str, Any] | None = None,
     example_inputs: Any = None,
     loss_fn: Callable[[Any, Any], Any] | None = None,
-    rung: str = "",
     **options: Unpack[QuestionOptions],
 ) -> Estimate:
     """Memory and time of one plan, whether it fits or not.
@@ -171,12 +170,11 @@ def estimate(
         training precision) or "torch".
     settings: fields of `Plan` that replace the strategy's presets: {"reduce_bucket_size": 200_000_000}, or the same as
         text, "reduce_bucket_size=2e8,overlap_comm=no".
-    rung: the earlier name of `strategy`.
 
     Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
     """
     question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, **options)
-    return strategy_candidate(question, strategy or rung, settings).estimate
+    return strategy_candidate(question, strategy, settings).estimate
 
 
 def strategy_candidate(question: Question, strategy: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:

@@ -23,7 +23,7 @@ from ...estimators.errors import DsAdviseError, error_line
 from ...probes.gc_pause import gc_paused
 from ..text.output import discard, ignore_closed_pipe, to_stderr
 from .model_argument import with_model
-from .options import complete_model, current_name, help_records
+from .options import complete_model, help_records
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -150,7 +150,6 @@ def _misspelled_command(context: click.Context, args: Sequence[str]) -> str | No
 _SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "show_default": True,
-    "token_normalize_func": current_name,
 }
 
 

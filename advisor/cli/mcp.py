@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ... import __version__
-from .options import DEBUG, CommandWithUsersCommand, current_name
+from .options import DEBUG, CommandWithUsersCommand
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -179,7 +179,6 @@ def command_line(name: str, command: click.Command, arguments: Mapping[str, Any]
     """The words of the command line for a tool's arguments. Raises ValueError for an argument that the tool does not
     have."""
     shown = _parameters(command)
-    arguments = {current_name(each): value for each, value in arguments.items()}
     if unknown := sorted({*arguments} - {*shown}):
         raise ValueError(f"there is no argument {unknown[0]!r}; there are {', '.join(shown)}")
     pairs = [(shown[each], arguments[each]) for each in shown if arguments.get(each) not in (None, False)]

@@ -18,12 +18,6 @@ Command = Callable[..., int]
 Decorator = Callable[[Any], Any]
 
 
-def current_name(name: str) -> str:
-    """The present name of an option: `rung` was the name of `strategy`. Click passes it all options, choices and
-    commands."""
-    return "strategy" if name == "rung" else name
-
-
 PATH = click.Path(path_type=Path)
 
 _MOST_COMPLETIONS = 200

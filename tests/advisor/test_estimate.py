@@ -9,7 +9,6 @@ import ds_advise
 import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.cli.advise import advise
-from ds_advise.advisor.cli.main import run
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.plan import STRATEGIES
 
@@ -29,18 +28,6 @@ def test_an_estimate_is_the_tables_row_of_that_plan() -> None:
     for step in answer.ladder:
         if step.candidate is not None and step.strategy != "zero3-nvme":
             assert ds_advise.estimate(MODEL, strategy=step.strategy, **ONE) == step.candidate.estimate
-
-
-def test_rung_is_still_read_as_strategy(capsys: pytest.CaptureFixture[str]) -> None:
-    """In Python, `explain` and `train`; the help names --strategy alone."""
-    assert ds_advise.estimate(MODEL, rung="zero2", **ONE) == ds_advise.estimate(MODEL, strategy="zero2", **ONE)
-    printed = []
-    for option in ("--rung", "--strategy"):
-        assert run(["explain", MODEL, "--gpus", GPUS, option, "zero2", "--json"]) == 0
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
-    assert run(["train", "--rung", "zero9", "--model", "m", "--data", "d"]) == 2
-    assert "invalid value for '--strategy': 'zero9'" in capsys.readouterr().err
 
 
 def test_settings_change_the_plan_and_nothing_else() -> None:

@@ -54,9 +54,6 @@ def test_tools_answer_as_the_commands_and_write_only_the_file_that_is_named(
         answers += [await tool("check", {"config_files": ["out.json", "out.json"]})]
         answers += [await tool("explain", {"model": "gpt2", "gpus": "24GB", "offline": True})]
         answers += [await tool("lint", {"config_file": "none.json"}), await tool("lint", {"nonsense": 1})]
-        named = [{"model": "gpt2", "gpus": "24GB", "offline": True, name: "zero2"} for name in ("rung", "strategy")]
-        by_names = [(await tool("explain", arguments)).structured_content for arguments in named]
-        assert by_names[0] == by_names[1] is not None
         texts = [
             (await client.read_resource(f"ds-advise://{name}")).contents[0].text
             for name in ("manual/asking", "schema/explain")
