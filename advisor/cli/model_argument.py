@@ -51,11 +51,11 @@ def _is_model(word: str) -> bool:
     from ...estimators.errors import UnknownModelError
     from ...estimators.models import catalogue
 
-    path = Path(word).expanduser()
-    if path.exists():
-        return (path / "config.json").is_file()
     try:
+        path = Path(word).expanduser()
+        if path.exists():
+            return (path / "config.json").is_file()
         catalogue.find(word)
-    except UnknownModelError:
+    except (UnknownModelError, OSError, RuntimeError, ValueError):  # no path: too long, an unknown home, a null byte
         return False
     return True
