@@ -48,14 +48,18 @@ def _arguments(command: click.Command, args: Sequence[str]) -> Iterator[int]:
 
 
 def _is_model(word: str) -> bool:
-    from ...estimators.errors import UnknownModelError
-    from ...estimators.models import catalogue
-
     try:
         path = Path(word).expanduser()
         if path.exists():
             return (path / "config.json").is_file()
+    except (OSError, RuntimeError, ValueError):  # too long, the home of an unknown user, a null byte
+        return False
+    # Imported here: most words are files or strategies of a command that needs no model.
+    from ...estimators.errors import UnknownModelError
+    from ...estimators.models import catalogue
+
+    try:
         catalogue.find(word)
-    except (UnknownModelError, OSError, RuntimeError, ValueError):  # no path: too long, an unknown home, a null byte
+    except UnknownModelError:
         return False
     return True

@@ -66,11 +66,11 @@ def _engine(observer: EngineObserver, number: int, names: set[str]) -> ObservedE
     stepping = _innermost(engine.optimizer)
     settings = stepping.param_groups[0] if isinstance(stepping, torch.optim.Optimizer) else {}
     is_foreach = any(name.startswith("aten::_foreach_") for name in names)
-    recorded = observer.accumulation.get(id(engine)) or int(engine.gradient_accumulation_steps())
-    # The engine's number is 1 where a Trainer accumulates without the key. A single step may have ended with the data.
-    steps = max(recorded, int(engine.gradient_accumulation_steps())) if observer.steps == 1 else recorded
-    implementation = "fused" if settings.get("fused") else "foreach" if is_foreach and "foreach" in settings else ""
     micro, accumulation = int(engine.train_micro_batch_size_per_gpu()), int(engine.gradient_accumulation_steps())
+    recorded = observer.accumulation.get(id(engine)) or accumulation
+    # The engine's number is 1 if a Trainer accumulates without the key. A single step may have ended with the data.
+    steps = max(recorded, accumulation) if observer.steps == 1 else recorded
+    implementation = "fused" if settings.get("fused") else "foreach" if is_foreach and "foreach" in settings else ""
     # With sequence parallelism DeepSpeed knows no such size.
     replicas = engine.dp_world_size or engine.train_batch_size() // (micro * accumulation)
     return ObservedEngine(

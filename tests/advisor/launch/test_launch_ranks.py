@@ -28,6 +28,7 @@ from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.real_run.supervisor import free_abandoned_buffers
 from ds_advise.probes.run import Run
+from ds_advise.validate.checkpoint import CHECKSUMS
 from rich.console import Console
 
 from tests.helpers import launch_request
@@ -365,6 +366,21 @@ def test_a_useless_training_is_ended(
     monitor.records = _notes(request.folder, notes, notes)
     failure = monitor.abort_reason()
     assert (failure.kind if failure else None) == kind and message in (failure.message if failure else "")
+
+
+def test_every_checkpoint_that_all_ranks_saved_gets_its_checksums(tmp_path: Path) -> None:
+    """Also two within one look, as small models save them; not one that a rank has yet to save."""
+    request = _request(tmp_path, "")
+    request.folder.mkdir()
+    folders = [tmp_path / f"checkpoint-{step}" for step in (4, 8, 12)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text("{}")
+    notes = [{"checkpoint": str(folder)} for folder in folders]
+    monitor = Monitor(request, Display(Console(file=StringIO())))
+    monitor.records = _notes(request.folder, notes, notes[:2])
+    monitor.outcome(0, None, stopped=True)
+    assert [(folder / CHECKSUMS).exists() for folder in folders] == [True, True, False]
 
 
 def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
