@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
@@ -21,7 +21,7 @@ from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
 from .question.model_source import is_user_module, load_model, module_options
 from .question.options import OPTIONS, JobOptions, QuestionOptions, fill_defaults, names_in, plan_options
 from .question.question import Question
-from .question.rollouts import free_settings, rollout_assumptions
+from .question.rollouts import free_settings, rollout_assumptions, training_cluster
 from .question.workload import absent_parts, apply_model_options, build_workload, plan_settings
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_strategy, fastest_that_fits, worth_trying_first
@@ -32,6 +32,7 @@ from .search.search_space import SHAPE_FIELDS
 
 if TYPE_CHECKING:
     from .answer.comparison import ComparisonContext
+    from .question.file_question import FileQuestion
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -54,6 +55,8 @@ def build_question(
     Raises `DsAdviseError` for unknown, impossible or contradictory options.
     """
     options = fill_defaults(options)
+    given = {name: value for name, value in options.items() if value != OPTIONS[name].default}
+    asked = {"model": model, **given} if isinstance(model, str) else None
     if options["seq_len"] == "max" and options["micro_batch"] == "max":
         raise WorkloadError(
             "--seq-len max and --micro-batch max contradict each other",
@@ -117,6 +120,7 @@ def build_question(
         free_rollouts=free_settings(options),
         options=plan_options(chosen),
         risk=options["risk"],
+        asked=asked,
         **job,
     )
     if shape.quantized and question.workload.method != "qlora":
@@ -214,15 +218,26 @@ def comparison_context(
     their own, so that of the job is left out. Raises the errors of `build_question`."""
     from .answer.comparison import ComparisonContext  # imported here: it reads the facts of DeepSpeed
 
-    options = fill_defaults(options)
-    question = build_question(load_model(model, offline=options["offline"]), say=say, **options)
+    offline = options.get("offline", False)
+    question = build_question(load_model(model, offline=offline), say=say, **options)
     workload = replace(question.workload, global_batch_size=None)
-    return ComparisonContext(
-        question=replace(question, workload=workload, free_rollouts=()),
-        options={**options, "seq_len": workload.seq_len},
-        gradient_accumulation_steps=accumulation,
-        gradient_checkpointing={"on": True, "off": False}.get(str(options["gradient_checkpointing"])),
-    )
+    known = {**options, "seq_len": workload.seq_len} | ({} if accumulation is None else {"accumulation": accumulation})
+    question = replace(question, workload=workload, cluster=training_cluster(options), free_rollouts=())
+    return ComparisonContext(question=question, options=known)
+
+
+def files_context(
+    files: Sequence[FileQuestion], given: Mapping[str, Any], *, say: Callable[[str], None]
+) -> ComparisonContext | None:
+    """The context of configuration files: the question of the options that the user gave, completed by the first file
+    that records one. None if no model is known. Raises the errors of `build_question`."""
+    known = dict(given)
+    for file in files:
+        file.tell(say)
+    if asked := next((file for file in files if file.recorded is not None), None):
+        known = {**asked.asked, **known, "model": asked.model}
+    model = known.pop("model", None)
+    return None if model is None else comparison_context(model, say=say, **known)
 
 
 @gc_paused()

@@ -14,7 +14,7 @@ from ..estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..estimators.time.job import JobDuration, Price
 from .advise import build_question
 from .answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
-from .answer.what_if import gpus_argument
+from .question.cluster import gpus_argument
 from .question.job import parse_duration
 from .question.prices import Machine, PriceTable, read_prices, shipped_prices
 from .question.question import Question

@@ -12,6 +12,9 @@ from typing import Any
 
 from ..estimators.errors import ConfigFileError, DsAdviseError
 
+CONFIG_NAME = "ds_config.json"
+"""The usual name of a configuration."""
+
 _MAX_JSON_BYTES = 10_000_000
 """Maximum size of a JSON file; a configuration has kilobytes."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
@@ -14,9 +16,8 @@ from ...estimators.plan import PLANS, PlainPyTorch, Strategy
 from ...estimators.unsupported import unsupported
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
-from ..question.options import QuestionOptions
+from ..question.file_question import FileQuestion, read_file_question
 from ..question.question import Question
-from ..question.run import read_ds_config
 from ..question.workload import configured_workload
 from ..search.candidate import LEAST, Candidate, candidate_duration, predict
 from ..search.choice import best_of_strategy
@@ -31,13 +32,10 @@ class ComparisonContext:
     """The conditions under which the two configurations are compared."""
 
     question: Question
-    """Workload of a strategy, and of a file that leaves everything open. Its micro batch fills `auto`; without
-    one, the advice's micro batch does (for a strategy, the fastest)."""
-    options: QuestionOptions
-    """Precision and optimizer apply if a file leaves them open."""
-    gradient_accumulation_steps: int | None
-    gradient_checkpointing: bool | None
-    """None selects the advice's setting if the micro batch is the advice's too, and on otherwise."""
+    """Model and machines of both sides, and the workload of a strategy."""
+    options: Mapping[str, Any]
+    """The question's options, and `accumulation`, for a file without a record. The micro batch fills `auto`; without
+    one, the advice's does (for a strategy, the fastest)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +109,10 @@ class Comparison:
         return plan_figures(candidate, job=None if duration is None else job_figures(duration, self.question.price))
 
 
-def compare(first: str, second: str, context: ComparisonContext | None = None) -> Comparison:
-    """Compare two files, two strategies, or a file and a strategy.
+def compare(
+    first: str | FileQuestion, second: str | FileQuestion, context: ComparisonContext | None = None
+) -> Comparison:
+    """Compare two files, two strategies, or a file and a strategy. A text is the path of a file, or a strategy.
 
     Raises ConfigFileError for a file that cannot be read or that DeepSpeed refuses, WorkloadError for a strategy
     without context and for an unsupported combination, ClusterError for a strategy that needs a swap folder and has
@@ -150,21 +150,33 @@ def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSe
     return False
 
 
-def build_side(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts | None = None) -> Side:
+def is_strategy(name: str) -> bool:
+    """Whether a side is the name of a strategy, and not the path of a file."""
+    return name in PLANS and not Path(name).exists()
+
+
+def build_side(
+    side: str | FileQuestion, context: ComparisonContext | None, facts: DeepSpeedFacts | None = None
+) -> Side:
     """Return a file or a strategy as one side. Raises the errors of `compare`."""
     facts = facts or load_facts()
-    if name in PLANS and not Path(name).exists():
-        if context is None:
+    if isinstance(side, str):
+        if not is_strategy(side):
+            side = read_file_question(Path(side), {})
+        elif context is not None:
+            return _strategy_side(side, context, facts)  # type: ignore[arg-type]  # one of PLANS
+        else:
             raise WorkloadError(
-                f"{name} is a strategy: its settings are computed from the model and the GPUs",
+                f"{side} is a strategy: its settings are computed from the model and the GPUs",
                 fix="pass --model and --gpus, or a ds_config.json instead",
             )
-        return _strategy_side(name, context, facts)
-    config = read_ds_config(Path(name))
+    name, config = side.name, side.config
     if context is None:
         return Side(name=name, settings=ConfigSettings(config, facts))
     model, cluster = context.question.model, context.question.cluster
-    workload = configured_workload(config, context.options, model, cluster.gpu)
+    options = dict(side.options if side.recorded is not None else context.options)
+    accumulation = options.pop("accumulation", None)
+    workload = configured_workload(config, options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
         known = workload.optimizer[:40]
         raise WorkloadError(
@@ -178,9 +190,9 @@ def build_side(name: str, context: ComparisonContext | None, facts: DeepSpeedFac
             model,
             workload,
             cluster,
-            micro_batch_size=context.question.micro_batch_size,
-            gradient_accumulation_steps=context.gradient_accumulation_steps,
-            gradient_checkpointing=context.gradient_checkpointing,
+            micro_batch=options.get("micro_batch"),
+            accumulation=accumulation,
+            gradient_checkpointing=options.get("gradient_checkpointing", "auto"),
         )
         plan = filled.plan(config, model, cluster)
     except ConfigFileError as error:
@@ -201,10 +213,10 @@ def build_side(name: str, context: ComparisonContext | None, facts: DeepSpeedFac
 def _strategy_side(strategy: Strategy | PlainPyTorch, context: ComparisonContext, facts: DeepSpeedFacts) -> Side:
     """Return the strategy's best plan as the configuration that would be written for it. Plain PyTorch has none."""
     # The comparison uses the batch size alone and ignores the job.
-    off = context.gradient_checkpointing is False
-    question = replace(context.question, job=None).replace_options(gradient_checkpointing="off" if off else "on")
+    checkpointing = context.options.get("gradient_checkpointing", "on")
+    question = replace(context.question, job=None).replace_options(gradient_checkpointing=checkpointing)
     model, workload, cluster = question.model, question.workload, question.cluster
-    if (steps := context.gradient_accumulation_steps) is not None:
+    if (steps := context.options.get("accumulation")) is not None:
         micro = question.micro_batch_size or 1
         workload = replace(workload, global_batch_size=micro * steps * cluster.world_size)
         question = replace(question, workload=workload, micro_batch_size=micro)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,10 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import Framework
 from ...validate.lint import LintReport, lint, load_facts
-from ...validate.lint.config_file import correct, read_config_file
-from ..question.cluster import parse_cluster
+from ...validate.lint.config_file import correct, read_config_file, shown_name
+from ..question.file_question import file_question
 from ..question.model_source import load_model
+from ..question.rollouts import training_cluster
 from ..question.workload import apply_model_options, configured_workload
 from ..text.labels import method_title
 
@@ -26,23 +27,21 @@ def lint_settings(
     *,
     framework: Framework | None = None,
     model: str | ModelShape | None = None,
-    gpus: str | None = None,
-    ram: str | None = None,
-    gradient_checkpointing: str | None = None,
-    offline: bool = False,
-    **training: Any,
+    accumulation: int | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Return keyword arguments of `lint`.
 
     The workload is None without a model and for an unknown optimizer; memory and speed are then not checked. The advice
-    fills an `auto` batch. training: the question's options of what is trained and how. Raises DsAdviseError for invalid
-    GPUs, an unknown model, and impossible options.
+    fills an `auto` batch. options: those of a question. Raises DsAdviseError for invalid GPUs, an unknown model, and
+    impossible options.
     """
-    cluster = None if gpus is None else parse_cluster(gpus, ram=ram)
-    shape = load_model(model, offline=offline) if isinstance(model, str) else model
+    options = {name: value for name, value in options.items() if value is not None}
+    is_placed = any(name in options for name in ("gpus", "device", "ranks"))
+    cluster = training_cluster(options) if is_placed else None
+    shape = load_model(model, offline=options.get("offline", False)) if isinstance(model, str) else model
     workload = None
     if shape is not None:
-        options = {name: value for name, value in training.items() if value is not None}
         options["framework"] = framework or "hf"
         shape = apply_model_options(shape, options)
         workload = configured_workload(config, options, shape, None if cluster is None else cluster.gpu)
@@ -53,8 +52,15 @@ def lint_settings(
         from ..search.open_batch import filled_batch  # imported here: a file without a model needs no search
 
         with suppress(DsAdviseError):  # a lint rule reports it
-            checkpointing = {"on": True, "off": False}.get(gradient_checkpointing or "")
-            known["batch"] = filled_batch(config, shape, workload, cluster, gradient_checkpointing=checkpointing)
+            known["batch"] = filled_batch(
+                config,
+                shape,
+                workload,
+                cluster,
+                micro_batch=options.get("micro_batch"),
+                accumulation=accumulation,
+                gradient_checkpointing=options.get("gradient_checkpointing", "auto"),
+            )
     return known
 
 
@@ -77,12 +83,20 @@ class LintAnswer:
     """The file's optimizer if it is unknown and a model is given; memory is then not checked."""
 
 
-def lint_file(path: Path, *, fix: bool = False, **settings: Any) -> LintAnswer:
-    """Lint a configuration file; `-` reads standard input. fix: apply the corrections that cannot change the training.
-    settings: arguments of `lint_settings`. Raises DsAdviseError for a file that cannot be read or corrected, and as
-    `lint_settings`."""
+def lint_file(
+    path: Path, *, fix: bool = False, say: Callable[[str], None] = lambda _: None, **given: Any
+) -> LintAnswer:
+    """Lint a configuration file; `-` reads standard input.
+
+    fix: apply the corrections that cannot change the training.
+    given: arguments of `lint_settings`; others are those that the file records.
+
+    Raises DsAdviseError for a file that cannot be read or corrected, and as `lint_settings`.
+    """
     file = read_config_file(path)
-    known = lint_settings(file.document.value, **settings)
+    question = file_question(file.document.value, given, name=shown_name(path))
+    question.tell(say)
+    known = lint_settings(question.config, model=question.model, **question.options)
     facts = load_facts()
     report = lint(file.document, facts=facts, **known)
     old_text, copy = file.document.text, None

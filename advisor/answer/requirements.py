@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
-from ...estimators.workload import Framework
-from ...validate.lint.config_file import shown_name
-from ..answer.lint_file import lint_file
+from ...validate.lint import lint, load_facts
+from ...validate.lint.document import Document
+from ..answer.lint_file import lint_settings
 from ..question.cluster import parse_size
+from ..question.file_question import FileQuestion
 from ..question.job import parse_duration
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
@@ -76,12 +76,14 @@ def parse_limits(
 
 
 def check_file(
-    path: Path, context: ComparisonContext | None, limits: Limits, *, gpus: str | None, framework: Framework | None
+    document: Document, file: FileQuestion, context: ComparisonContext | None, limits: Limits
 ) -> Iterator[Requirement]:
     """Check that lint finds no errors; if model and GPUs are known, also that the plan fits and meets the limits.
-    Raises DsAdviseError for a file that cannot be read or does not describe a plan."""
-    name = shown_name(path)
-    report = lint_file(path, gpus=gpus, framework=framework).report
+    Raises DsAdviseError for a file that does not describe a plan."""
+    name, options = file.name, file.asked
+    framework = options.get("framework") if options.get("framework") == "deepspeed" else None
+    placed = {each: options[each] for each in ("gpus", "device", "ranks") if each in options}
+    report = lint(document, facts=load_facts(), **lint_settings(file.config, framework=framework, **placed))
     errors = [finding for finding in report.findings if finding.severity == "error"]
     found = [f"{each.code} line {each.line}, {each.what}" for each in errors]
     warnings = report.count("warning")
@@ -90,7 +92,7 @@ def check_file(
     yield Requirement(file=name, name="lint", met=not errors, detail=detail, value=len(errors), limit=0)
     if context is None or errors:  # a refused configuration has no memory or speed
         return
-    side = build_side(str(path), context)
+    side = build_side(file, context)
     candidate = side.candidate
     assert candidate is not None, "the context is known"
     fit, offered = candidate.fit, context.question.cluster.gpu.memory_bytes

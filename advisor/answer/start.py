@@ -28,11 +28,12 @@ from ...ds_configs.training_script import (
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.job import checkpoint_bytes
 from ..document.blocks import Block, Commands, Sentence
+from ..question.cluster import gpus_argument
+from ..question.file_question import record
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
 from ..text.units import gib, times
 from .recommendation import Recommendation, try_first_path
-from .what_if import gpus_argument
 
 _SERVER = "Start the generation server before the training:"
 _LAUNCHED_BY_DS_ADVISE = "Or let ds-advise check, start and watch it:"
@@ -45,6 +46,18 @@ def plan_config(answer: Recommendation, candidate: Candidate) -> dict[str, Any]:
     return ds_config(
         candidate.plan, question.model, question.workload, question.cluster, flavor=question.workload.framework
     )
+
+
+def written_config(answer: Recommendation, candidate: Candidate) -> dict[str, Any]:
+    """Return the configuration of a plan as it is written to a file: with the record of its question."""
+    figures = {
+        "device_bytes_per_gpu": candidate.device_bytes,
+        "host_bytes_per_node": candidate.memory.host_bytes_per_node,
+        "step_seconds": candidate.time.step_s,
+        "tokens_per_second": candidate.tokens_per_s,
+        "fit_probability": candidate.fit.probability,
+    }
+    return plan_config(answer, candidate) | record(answer.question, candidate.plan, figures)
 
 
 def recommended_config(answer: Recommendation) -> dict[str, Any] | None:

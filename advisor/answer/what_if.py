@@ -17,7 +17,7 @@ from ...estimators.models.lora import adapters, nameable_targets
 from ...estimators.objectives import LOSSES, offered_loss, reference_passes
 from ...estimators.optimizers import optimizer
 from ...estimators.time.collective_time import ring
-from ..question.cluster import parse_ram
+from ..question.cluster import gpus_argument, parse_ram
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep, candidate_duration
 from ..search.search import best_over_losses, fastest
@@ -224,14 +224,6 @@ def _larger_gpus(question: Question) -> Iterator[Asked]:
     large_node = replace(cluster, gpu=find_gpu(LARGER_GPUS[-1]), host_memory_bytes_per_node=usable)
     for flags, altered in _gpus(question.about_cluster(large_node)):
         yield f"{flags} --ram {LARGE_NODE_RAM}", altered
-
-
-def gpus_argument(cluster: Cluster) -> str:
-    """Return the `--gpus` value that describes this cluster."""
-    gpu = cluster.gpu
-    kind = f"{gpu.nominal_gb}GB" if gpu.assumed else gpu.name.replace(" ", "-")
-    counts = f"{cluster.gpus_per_node}x" if cluster.nodes == 1 else f"{cluster.nodes}x{cluster.gpus_per_node}x"
-    return counts + kind
 
 
 def _job_outcome(outcome: str, question: Question, altered: Question, best: Candidate) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.job import JobKind
 from ..question.options import OPTIONS
 from ..text.language import Language, language_of_environment
@@ -40,9 +41,7 @@ class _Advise(CommandWithUsersCommand, GroupedCommand):
 @click.command(cls=_Advise)
 @click.argument("model", metavar="MODEL", required=False, shell_complete=complete_model)
 @question_options(tuple(OPTIONS), searches=True)
-@click.option(
-    "-o", "--output", "destination", default="ds_config.json", metavar="FILE", help="Output file; - is stdout."
-)
+@click.option("-o", "--output", "destination", default=CONFIG_NAME, metavar="FILE", help="Output file; - is stdout.")
 @click.option("--no-write", is_flag=True, help="Do not write the configuration.")
 @click.option("--script", type=PATH, metavar="FILE.py", help="Also write a script that trains the plan.")
 @EMIT

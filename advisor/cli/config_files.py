@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,22 +40,33 @@ IMPORT_FORMATS = (
 """The formats of `advisor.importers`, in the order in which they are tried."""
 
 
-_CHECKPOINTING = {
-    "choices": ("on", "off"),
-    "default": None,
-    "default_text": "on; for lint and check the recommended value if the micro batch is",
-}
+_file_question = partial(
+    question_options,
+    only_passed=True,
+    gpus={"default": None, "default_text": "auto; for lint none"},
+    micro_batch={"help": "Value for an `auto` micro batch.", "default_text": "the recommended value"},
+    precision={"help": "Value for `auto`, and precision of strategies."},
+    optimizer={"help": "Optimizer of strategies, and of files without one."},
+    gradient_checkpointing={
+        "choices": ("on", "off", "offload"),
+        "default": None,
+        "default_text": "on, or the recommended value if the micro batch is",
+    },
+    framework={"default": None, "default_text": 'hf for a file with an "auto"'},
+)
+"""The options of a question about files. Those that are not passed come from the record of a file."""
+
+_FILE = (
+    *("gpus", "device", "ranks", "ram", "nvme", "interconnect"),
+    *(*TRAINING, *ROLLOUTS, "micro_batch", "precision", "optimizer"),
+    *("framework", "software", "offline"),
+)
+_JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 
 
 @click.command()
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
-@question_options(
-    ("gpus", "ram", *TRAINING, "framework", "software", "offline"),
-    extra=[model_option("Model, to also check memory and speed.")],
-    gpus={"default": None},
-    gradient_checkpointing=_CHECKPOINTING,
-    framework={"default": None, "default_text": 'hf for a file with an "auto"'},
-)
+@_file_question(_FILE, extra=[model_option("Model, to also check memory and speed."), ACCUMULATION])
 @click.option("--fix", is_flag=True, help="Correct everything that does not change the training; keep DS_CONFIG.bak.")
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
 @click.option("--explain", "explained", metavar="NAME", help="Explain a rule, such as DS101, or a key of the file.")
@@ -75,8 +87,7 @@ def lint(
     if explained and not explained.upper().startswith("DS"):
         from .explain import show_key
 
-        model = question.pop("model")
-        return show_key(explained, model, {name: value for name, value in question.items() if value}, output)
+        return show_key(explained, question.pop("model", None), question, output)
     if listed or explained:
         return _show_rules(explained, output)
     if config_file is None:
@@ -85,7 +96,7 @@ def lint(
     from ..render.deliver import show_document
     from ..render.lint import lint_document
 
-    answer = lint_file(Path(config_file), fix=fix, **question)
+    answer = lint_file(Path(config_file), fix=fix, say=output.say, **question)
     if answer.unknown_optimizer:
         name = repr(answer.unknown_optimizer)
         output.say(f"memory and speed are not checked: the optimizer {name} is unknown")
@@ -108,17 +119,8 @@ def _show_rules(code: str | None, output: Output) -> int:
     return 0
 
 
-_compared = question_options(
-    (
-        *("gpus", "ram", "nvme", "interconnect", *TRAINING, *ROLLOUTS, "micro_batch", "precision", "optimizer"),
-        *("framework", "software", "data", "samples", "tokens", "epochs", "packing", "eval_split", "price", "offline"),
-    ),
-    extra=[model_option("Model, to also compare memory and speed."), ACCUMULATION],
-    gpus={"default": None, "default_text": "auto"},
-    micro_batch={"help": "Value for an `auto` micro batch.", "default_text": "the recommended value"},
-    precision={"help": "Value for `auto`, and precision of strategies."},
-    optimizer={"help": "Optimizer of strategies, and of files without one."},
-    gradient_checkpointing=_CHECKPOINTING,
+_compared = _file_question(
+    (*_FILE, *_JOB), extra=[model_option("Model, to also compare memory and speed."), ACCUMULATION]
 )
 """The options of the files and strategies that are compared."""
 
@@ -144,26 +146,29 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
 
     Exit code: 0 if all are met, 1 if one is not, 2 if a file cannot be read or the question cannot be answered.
     """
-    from ..advise import comparison_context
+    from ...validate.lint.config_file import read_config_file, shown_name
+    from ..advise import files_context
     from ..answer.requirements import CheckResult, check_file, parse_limits
+    from ..question.file_question import file_question
     from ..question.job import check_job, has_amount
     from ..render.deliver import show_document
 
-    model, gpus = question.pop("model"), question.pop("gpus")
-    check_job(question)
-    if model is None and (has_amount(question) or any(value is not None for value in limits.values())):
+    documents = [(read_config_file(Path(file)).document, shown_name(Path(file))) for file in config_files]
+    files = [file_question(document.value, question, name=name) for document, name in documents]
+    asked = {name: value for file in files for name, value in file.asked.items()}
+    check_job(asked)
+    has_model = any(file.model is not None for file in files)
+    if not has_model and (has_amount(question) or any(value is not None for value in limits.values())):
         raise click.UsageError("limits of memory, speed, time and cost need --model")
-    if (limits["max_duration"] or limits["max_cost"]) and not has_amount(question):
+    if (limits["max_duration"] or limits["max_cost"]) and not has_amount(asked):
         raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
-    if limits["max_cost"] and question["price"] is None:
+    if limits["max_cost"] and asked.get("price") is None:
         raise click.UsageError("--max-cost needs --price")
-    parsed = parse_limits(**limits)
-    framework = question["framework"] if question["framework"] == "deepspeed" else None
-    known = None if model is None else comparison_context(model, gpus=gpus or "auto", say=output.say, **question)
+    parsed, known = parse_limits(**limits), files_context(files, question, say=output.say)
     found = [
         requirement
-        for file in config_files
-        for requirement in check_file(Path(file), known, parsed, gpus=gpus, framework=framework)
+        for (document, _), file in zip(documents, files, strict=True)
+        for requirement in check_file(document, file, known, parsed)
     ]
     result = CheckResult(schema_version=SCHEMA_VERSION, met=all(each.met for each in found), requirements=tuple(found))
     show_document(lambda: _check_document(result), output)
@@ -203,25 +208,29 @@ def compare(
 
     Exit code: 0, or 2 if a configuration cannot be read or cannot run.
     """
-    from ..advise import comparison_context
+    from ..advise import files_context
     from ..answer.comparison import compare as compare_sides
+    from ..answer.comparison import is_strategy
+    from ..question.file_question import FileQuestion, read_file_question
     from ..question.job import check_job, has_amount
     from ..render.comparison import comparison_document
     from ..render.deliver import show_document
 
-    model, gpus = question.pop("model"), question.pop("gpus")
-    check_job(question)
-    if model is None:
+    sides = [name if is_strategy(name) else read_file_question(Path(name), question) for name in (first, second)]
+    files = [side for side in sides if isinstance(side, FileQuestion)]
+    check_job({name: value for each in (question, *(file.asked for file in files)) for name, value in each.items()})
+    if all(file.recorded is None for file in files):
+        question.setdefault("gradient_checkpointing", "on")  # the same on both sides
+    context = files_context(files, question, say=output.say)
+    if context is None:
         for option, is_set in (
             ("the duration of a job", has_amount(question)),
-            ("--gpus", gpus is not None),
+            ("--gpus", "gpus" in question),
             ("--plot", plot is not None),
         ):
             if is_set:
                 raise click.UsageError(f"{option} needs --model")
-    question["gradient_checkpointing"] = question["gradient_checkpointing"] or "on"  # the same on both sides
-    context = None if model is None else comparison_context(model, gpus=gpus or "auto", say=output.say, **question)
-    comparison = compare_sides(first, second, context)
+    comparison = compare_sides(sides[0], sides[1], context)
     show_document(lambda: comparison_document(comparison), output, html=html, plot=plot)
     return 0
 

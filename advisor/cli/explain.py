@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from ...estimators.plan import PlainPyTorch
-from ..question.options import OPTIONS, CpuOptions, names_in
+from ..question.options import OPTIONS
 from ..text.output import Output
 from .options import MODEL_ARGUMENT, output_options, question_options
 
@@ -30,7 +31,7 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
 
 @click.command()
 @MODEL_ARGUMENT
-@question_options([name for name in OPTIONS if name not in names_in(CpuOptions)], searches=True)
+@question_options(tuple(OPTIONS), searches=True, only_passed=True)
 @click.option(
     "--strategy",
     metavar="NAME",
@@ -39,7 +40,12 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
 @click.option(
     "--set", "settings", metavar="NAME=VALUE,...", help="Settings of the plan: reduce_bucket_size=2e8,overlap_comm=no."
 )
-@click.option("--model", "costs_of", metavar="MODEL", help="If MODEL is a key: the model for which its cost is shown.")
+@click.option(
+    "--model",
+    "costs_of",
+    metavar="MODEL",
+    help="With a key: show its cost for this model. With a file: its model.",
+)
 @output_options
 def explain(
     model: str,
@@ -51,10 +57,12 @@ def explain(
 ) -> int:
     """Show how the memory and time of a plan are calculated: formulas, values and sources by component.
 
-    MODEL may also be a key of a DeepSpeed configuration: its meaning, default, scope and cost.
+    MODEL may also be a DeepSpeed configuration, whose plan is explained, or one of its keys: its meaning, default,
+    scope and cost.
 
     \b
     ds-advise explain Qwen2.5-14B --gpus 2x32GB
+    ds-advise explain ds_config.json
     ds-advise explain Qwen2.5-14B --gpus 2x32GB --strategy zero2-offload
     ds-advise explain Qwen2.5-14B --gpus 2x80GB --strategy fsdp --micro-batch 1
     ds-advise explain overlap_comm --model Qwen2.5-14B --gpus 2x80GB
@@ -62,7 +70,12 @@ def explain(
     Exit code: 0, or 2 if the question cannot be answered.
     """
     from ..answer.explained_key import is_key
+    from ..question.file_question import is_ds_config
 
+    if is_ds_config(Path(model)):
+        if strategy is not None or settings is not None:
+            raise click.UsageError("--strategy and --set change the plan of a model, not of a file")
+        return _explain_file(Path(model), question | ({"model": costs_of} if costs_of else {}), output)
     if costs_of is not None or is_key(model):
         return show_key(model, costs_of, question, output)
     from ..advise import answer as answer_question
@@ -79,5 +92,25 @@ def explain(
         explanation = explain_plan(strategy_candidate(built, strategy or "", settings))
     else:
         explanation = explain_answer(answer_question(built), strategy=strategy)
+    output.show(explanation.figures, lambda console: print_blocks(explanation_blocks(explanation), console))
+    return 0
+
+
+def _explain_file(path: Path, given: dict[str, Any], output: Output) -> int:
+    """Explain the plan of a configuration file."""
+    from ..advise import files_context
+    from ..answer.comparison import build_side
+    from ..answer.explanation import explain_plan
+    from ..document.terminal import print_blocks
+    from ..question.file_question import read_file_question
+    from ..render.explanation import explanation_blocks
+
+    file = read_file_question(path, given)
+    context = files_context([file], given, say=output.say)
+    if context is None:
+        raise click.UsageError(f"{path} records no model; name it with --model")
+    candidate = build_side(file, context).candidate
+    assert candidate is not None, "the context is known"
+    explanation = explain_plan(candidate)
     output.show(explanation.figures, lambda console: print_blocks(explanation_blocks(explanation), console))
     return 0

@@ -127,6 +127,7 @@ def question_options(
     searches: bool = False,
     declared: Mapping[str, Option] = OPTIONS,
     extra: Sequence[Decorator] = (),
+    only_passed: bool = False,
     **changes: Mapping[str, Any],
 ) -> Decorator:
     """Decorator that gives a command the declared options with these names, and passes their values as one dictionary.
@@ -134,6 +135,8 @@ def question_options(
     into: the parameter that receives the dictionary.
     declared: the declarations.
     extra: further options for the dictionary.
+    only_passed: whether the dictionary has only the options that the user passed. Others come from the record of a
+        configuration file (`question.file_question`).
     changes: fields of the declarations that differ for the command, by name.
     """
     own = [question_option(declared[name], searches=searches, **changes.get(name, {})) for name in names]
@@ -160,6 +163,9 @@ def question_options(
                 for name in shapes:
                     if not is_user_module(model):
                         warn_ignored(name, "without a module of your own, FILE.py:FUNCTION")
+            if only_passed:
+                passed = passed_options()
+                group = {name: value for name, value in group.items() if name in passed}
             return command(**{into: group}, **values)
 
         return _decorated(grouped, options)

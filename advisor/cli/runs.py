@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...ds_configs.files import CONFIG_NAME
 from ...estimators.optimizers import OPTIMIZERS
+from ..question.file_question import FileQuestion, has_record, read_file_question
 from ..question.options import (
     OPTIONS,
     CpuOptions,
@@ -68,6 +70,7 @@ def _run_options(model: Decorator, *, needs_file: bool = True) -> Decorator:
         ),
         into="run",
         extra=[file, model, ACCUMULATION],
+        only_passed=True,
         micro_batch={
             "help": "Value for an `auto` micro batch.",
             "default_text": "1; for dry-run the recommended value",
@@ -91,24 +94,38 @@ def _warn_of_set_keys(run: Run) -> None:
 _MODEL = model_option("Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module.")
 
 
-def _given_training(run: dict[str, Any]) -> tuple[str, ...]:
-    """The user's command; () for a configuration with its model."""
-    words = users_command()
-    if not words and run["config_file"] is None and run["model"] is not None:
-        model = run["model"]
-        raise click.UsageError(
-            f"missing argument DS_CONFIG; ds-advise {model} writes one, and --verify or --probe runs what it recommends"
-        )
-    if not words and run["config_file"] is None:
+def _given_file(run: dict[str, Any], words: tuple[str, ...], output: Output) -> Path | None:
+    """The configuration that the user names, else the one in this folder that records its question; None for a command
+    that names one itself."""
+    if "config_file" in run:
+        return Path(run.pop("config_file"))
+    names_one = any("deepspeed" in word or ".json" in word or "config_file" in word for word in words)
+    if names_one or not has_record(Path(CONFIG_NAME)):
+        return None
+    output.say(f"with {CONFIG_NAME} of this folder")
+    return Path(CONFIG_NAME)
+
+
+def _described_run(file: Path | None, given: dict[str, Any], output: Output) -> FileQuestion:
+    """The question of a configuration that is run with its model. given: the options that the user passed."""
+    model = given.get("model")
+    if file is None:
+        if model is not None:
+            raise click.UsageError(
+                f"missing argument DS_CONFIG; ds-advise {model} writes one, and --verify or --probe runs what it "
+                "recommends"
+            )
         raise click.UsageError("name a DS_CONFIG with its MODEL, or write -- and then your training command")
-    if not words and run["model"] is None:
+    question = read_file_question(file, given)
+    if question.model is None:
         raise click.UsageError("missing MODEL, or the training command behind --")
-    return words
+    question.tell(output.say)
+    return question
 
 
 @click.command("dry-run", cls=CommandWithUsersCommand)
 @_run_options(_MODEL, needs_file=False)
-@question_options(("gpus", "ram"), into="machine")
+@question_options(("gpus", "device", "ranks", "ram", "nvme"), into="machine", only_passed=True)
 @click.option("--rank", type=_RANK, help="Rank to simulate.  [default: the rank with the most memory]")
 @click.option(
     "--iterations",
@@ -159,15 +176,16 @@ def dry_run(
     from ..render.deliver import show_document
     from ..verification.dry_run import trace
 
-    words = _given_training(run)
+    words = users_command()
+    file = _given_file(run, words, output)
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
-    cluster = build_cluster(machine)
     document: Callable[..., Document]
     if words:
-        answer, document = _command_answer(run, words, cluster, output, **settings)
+        _refuse_described(run)
+        answer, document = _command_answer(file, words, build_cluster(_machine_of(file, machine)), output, **settings)
     else:
-        answer, document = _configuration_answer(run, cluster, output, **settings)
+        answer, document = _configuration_answer(_described_run(file, run | machine, output), output, **settings)
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
     show_document(lambda: document(answer, explain=explain), output, html=html, plot=plot)
@@ -175,7 +193,7 @@ def dry_run(
 
 
 def _command_answer(
-    run: dict[str, Any],
+    file: Path | None,
     words: tuple[str, ...],
     cluster: Cluster,
     output: Output,
@@ -183,6 +201,7 @@ def _command_answer(
     iterations: int | None,
     timeout_s: int,
     rank: int | None,
+    offline: bool = False,
     **settings: Any,
 ) -> tuple[DryRunAnswer, Callable[..., Document]]:
     """The dry run of the user's command, and the function that describes it."""
@@ -190,16 +209,15 @@ def _command_answer(
     from ..render.command import command_document
     from ..verification.command import command_answer
 
-    _refuse_described(run)
     if iterations is not None:
         settings["iterations"] = iterations
     request = CommandRequest(
         words=words,
         folder=Path.cwd(),
         cluster=cluster,
-        config_file=run["config_file"] and run["config_file"].absolute(),
+        config_file=file and file.absolute(),
         rank=rank,
-        offline=run["offline"],
+        offline=offline,
         **settings,
     )
     with output.progress("dry run") as on_progress:
@@ -208,8 +226,7 @@ def _command_answer(
 
 
 def _configuration_answer(
-    run: dict[str, Any],
-    cluster: Cluster,
+    file: FileQuestion,
     output: Output,
     *,
     iterations: int | None,
@@ -218,6 +235,7 @@ def _configuration_answer(
     **settings: Any,
 ) -> tuple[DryRunAnswer, Callable[..., Document]]:
     """The dry run of a configuration with a model, and the function that describes it."""
+    from ..question.rollouts import training_cluster
     from ..question.run import read_run
     from ..render.runs import dry_run_document
     from ..search.open_batch import filled_batch
@@ -226,17 +244,16 @@ def _configuration_answer(
     for name, value in (("longest", longest), ("rows", rows)):
         if value:
             warn_ignored(name, "without a command behind --")
-    config_file = run.pop("config_file")
-    subject = read_run(config_file, **run, cluster=cluster)
+    subject = read_run(file.config, str(file.model), training_cluster(file.options), **file.options)
     _warn_of_set_keys(subject)
-    if run["micro_batch"] is None and subject.shape is not None and subject.workload.optimizer in OPTIMIZERS:
+    if "micro_batch" not in file.batch and subject.shape is not None and subject.workload.optimizer in OPTIMIZERS:
         filled = filled_batch(
             subject.config,
             subject.shape,
             subject.workload,
             subject.cluster,
-            gradient_accumulation_steps=run["accumulation"],
-            gradient_checkpointing=subject.gradient_checkpointing,
+            accumulation=file.batch.get("accumulation"),
+            gradient_checkpointing=file.batch.get("gradient_checkpointing", "on"),
         )
         if filled.words:
             output.say(filled.words)
@@ -244,12 +261,12 @@ def _configuration_answer(
             subject = replace(subject, micro_batch_size=micro, gradient_accumulation_steps=steps)
     with output.progress("dry run") as on_progress:
         answer = compared_dry_run(subject, iterations=iterations or 4, on_progress=on_progress, **settings)
-    return answer, partial(dry_run_document, config_name=config_file.name)
+    return answer, partial(dry_run_document, config_name=Path(file.name).name)
 
 
 @click.command(cls=CommandWithUsersCommand)
 @_run_options(_MODEL, needs_file=False)
-@question_options(("gpus", *names_in(CpuOptions)), into="machine")
+@question_options(("gpus", *names_in(CpuOptions)), into="machine", only_passed=True)
 @click.option("--solo", is_flag=True, help="Run one rank of the job alone on one device; --gpus describes the job.")
 @click.option("--rank", type=_RANK, default=0, help="Rank to run with --solo.")
 @click.option("--steps", type=click.IntRange(min=4, max=1000), default=4, help="Number of optimizer steps.")
@@ -279,15 +296,20 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     from ..render.runs import probe_document
     from ..verification.probe import compared_probe
 
-    words = _given_training(run)
+    words = users_command()
+    file = _given_file(run, words, output)
     if words:
-        answer = _probed_command(run, words, machine, output, **settings)
+        _refuse_described(run)
+        machine = _machine_of(file, machine)
+        answer = _probed_command(file, words, machine, output, offline=run.get("offline", False), **settings)
         show_document(lambda: probe_document(answer, "the engine's configuration"), output, html=html)
         return 0 if answer.result.failure is None else 1
-    config_file = run.pop("config_file")
-    subject = read_run(config_file, **run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None))
+    question = _described_run(file, run | machine, output)
+    machine = _machine_options(question.asked)
+    cluster = cluster_here(machine, devices=1 if settings["solo"] else None)
+    subject = read_run(question.config, str(question.model), cluster, **question.options)
     _warn_of_set_keys(subject)
-    if run["micro_batch"] is None and subject.config.get("train_micro_batch_size_per_gpu") == "auto":
+    if "micro_batch" not in question.batch and subject.config.get("train_micro_batch_size_per_gpu") == "auto":
         output.say("`auto` filled with micro batch 1 (--micro-batch sets another)")
     answer = compared_probe(
         subject,
@@ -296,16 +318,17 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
         on_progress=output.say,
         **settings,
     )
-    show_document(lambda: probe_document(answer, config_file.name), output, html=html)
+    show_document(lambda: probe_document(answer, Path(question.name).name), output, html=html)
     return 0 if answer.result.failure is None else 1
 
 
 def _probed_command(
-    run: dict[str, Any],
+    file: Path | None,
     words: tuple[str, ...],
     machine: dict[str, Any],
     output: Output,
     *,
+    offline: bool,
     solo: bool,
     rank: int,
     steps: int,
@@ -319,7 +342,6 @@ def _probed_command(
     from ..question.cluster import memory_limit_bytes
     from ..verification.probe import compared_command_probe
 
-    _refuse_described(run)
     command = read_command(words)
     if solo and command.program is None:
         starter = command.launcher or command.words[0]
@@ -334,17 +356,17 @@ def _probed_command(
         device=machine["device"],
         steps=steps,
         memory_limit_bytes=memory_limit_bytes(machine),
-        config_file=run["config_file"] and run["config_file"].absolute(),
+        config_file=file and file.absolute(),
         solo=Solo(rank=rank, world_size=cluster.world_size, ranks_per_node=cluster.gpus_per_node) if solo else None,
     )
-    return compared_command_probe(probe, cluster, offline=run["offline"], on_progress=output.say, **settings)
+    return compared_command_probe(probe, cluster, offline=offline, on_progress=output.say, **settings)
 
 
 @click.command(cls=CommandWithUsersCommand)
 @_run_options(
     model_option("Model of the command, for --check quick and for the plans of --fallback."), needs_file=False
 )
-@question_options(("gpus", "device", "ranks"), into="machine")
+@question_options(("gpus", "device", "ranks"), into="machine", only_passed=True)
 @click.option(
     "--launcher",
     type=click.Choice(["deepspeed", "torchrun", "accelerate"]),
@@ -414,9 +436,10 @@ def launch(
         raise click.UsageError("--fallback and --master contradict each other: other nodes would keep their plan")
     if emit and (place["hostfile"] or place["master"] or dry):
         raise click.UsageError("--emit starts nothing and takes the nodes from --gpus; leave the other option out")
-    if run["model"] is None:
+    file = _given_file(run, words, output)
+    if "model" not in run:
         _refuse_described(run)
-    elif run["config_file"] is None:
+    elif file is None:
         raise click.UsageError("--model needs a DS_CONFIG, which it completes")
     from ..launch.question import launch_request
     from ..launch.session import check_session, run_session
@@ -425,7 +448,22 @@ def launch(
 
     if emit:
         place |= {"slurm": True, "launcher": "torchrun"}
-    request = launch_request(words, run, starts=not dry and not emit, **machine, **place)
+    starts = not dry and not emit
+    question = None if file is None else read_file_question(file, run | machine)
+    # The ranks of a training that starts have the GPUs of this machine, which the check is about.
+    options = _machine_options(machine if starts or question is None else question.asked)
+    place |= {name: options[name] for name in ("gpus", "device", "ranks")}
+    if question is not None and "model" not in run and not no_check and check != "quick":
+        question = replace(question, model=None)  # the check sees what the command trains
+    request = launch_request(
+        words,
+        question,
+        config_file=file,
+        is_config_given="config_file" in passed_options(),
+        offline=run.get("offline", False),
+        starts=starts,
+        **place,
+    )
     request, session = check_session(request, None if no_check else check, output)
     if session is None:
         if emit:
@@ -438,9 +476,19 @@ def launch(
     return 0 if session.finished else 1
 
 
-def _refuse_described(run: dict[str, Any]) -> None:
+def _machine_options(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that describe the machine, with defaults for those that are not known."""
+    return {name: known.get(name, OPTIONS[name].default) for name in names_in(MachineOptions, CpuOptions)}
+
+
+def _machine_of(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that describe the machine of a command: those that the user gave, else those of its file."""
+    return _machine_options(given if file is None else read_file_question(file, given).asked)
+
+
+def _refuse_described(run: Mapping[str, Any]) -> None:
     """Refuse the options that describe a training: a command describes itself."""
-    decided = sorted(passed_options() & (run.keys() - {"config_file", "offline"}))
+    decided = sorted(run.keys() - {"config_file", "offline"})
     if decided:
         option = f"--{decided[0].replace('_', '-')}"
         raise click.UsageError(f"{option} has no effect on a command; the command itself decides it")

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.read import precision_in
 from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.plan import Plan
@@ -138,7 +139,7 @@ def advise_command(
 
 def _free_name(folder: Path) -> str:
     names = [
-        "ds_config.json",
+        CONFIG_NAME,
         "ds_config_advised.json",
         *(f"ds_config_advised{number}.json" for number in range(2, 99)),
     ]

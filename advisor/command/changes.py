@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.emit import ds_config, merge_plan_into_config
-from ...ds_configs.files import config_text
+from ...ds_configs.files import CONFIG_NAME, config_text
 from ...ds_configs.launch_commands import accelerate_variables
 from ...ds_configs.read import offload_device_in
 from ...ds_configs.training_script import python_source
@@ -73,7 +73,7 @@ def changed_command(
     cluster: Cluster,
     given_config: Path | None = None,
     is_own_config: bool = True,
-    destination: str = "ds_config.json",
+    destination: str = CONFIG_NAME,
     settings: Mapping[str, Any] | None = None,
 ) -> ChangedCommand:
     """The command that trains under `plan`, from what a dry run of it has observed.

@@ -22,7 +22,7 @@ from ...estimators.workload import Workload
 from ..advise import predicted, strategy_candidate
 from ..answer.recommendation import Recommendation
 from ..answer.verdict import what_lacks
-from ..answer.what_if import gpus_argument
+from ..question.cluster import gpus_argument
 from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
 from ..question.workload import apply_model_options, configured_workload

@@ -127,7 +127,13 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
         output.say(remark)
     run = _observed_run(request.run, found)
     check_device(run, request.device)
-    check_config(request.config_path, found.arguments)
+    try:
+        check_config(request.config_path, found.arguments)
+    except ConfigFileError as error:
+        if request.is_config_given:
+            raise
+        output.say(error.what)
+        request = replace(request, config_path=None)
     request = replace(request, run=run, estimate=request.estimate or run.estimate(), dry_run=found)
     return request, memory_objections(found, output.say)
 

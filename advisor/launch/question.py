@@ -14,7 +14,8 @@ from ...estimators.hardware import Cluster
 from ...estimators.workload import Workload
 from ...probes.command.training_command import TrainingCommand, read_command
 from ...probes.run import Run, check_device
-from ..question.run import read_ds_config, read_run
+from ..question.file_question import FileQuestion
+from ..question.run import read_run
 from .check import predict_run
 from .place import command_cluster, launcher_for, resolve_place
 from .request import LaunchRequest
@@ -22,8 +23,11 @@ from .request import LaunchRequest
 
 def launch_request(
     words: tuple[str, ...],
-    options: Mapping[str, Any],
+    question: FileQuestion | None,
     *,
+    config_file: Path | None,
+    is_config_given: bool,
+    offline: bool,
     launcher: Launcher | None,
     log_dir: Path | None,
     stall_s: float | None,
@@ -31,22 +35,21 @@ def launch_request(
 ) -> LaunchRequest:
     """The launch of a command, before it is checked.
 
-    options: the arguments of `read_run` except the cluster; without a `model` only `config_file` and `offline` count.
+    question: that of the configuration file, if there is one. Without a model only the file itself counts.
+    is_config_given: whether the user named the file.
     place: the options of `resolve_place`.
 
     Raises DsAdviseError for a command or options that cannot be launched.
     """
-    command, config_file = read_command(words), options["config_file"]
-    config = read_ds_config(config_file) if config_file is not None else {}
+    command, config = read_command(words), {} if question is None else question.config
     if command.program is None:
         cluster, rendezvous = _own_processes(command, launcher, place), None
     else:
         cluster, rendezvous = resolve_place(**place)
     workload = Workload(precision="fp16" if precision_in(config) == "fp16" else "bf16")
     run, estimate = Run(config=config, model={}, cluster=cluster, workload=workload), None
-    if options["model"] is not None:
-        described = {name: value for name, value in options.items() if name != "config_file"}
-        run = read_run(config, **described, cluster=cluster)
+    if question is not None and question.model is not None:
+        run = read_run(config, question.model, cluster, **question.options)
         estimate = predict_run(run)
     check_device(run, place["device"])
     folder = (log_dir or Path("ds-advise-launch", time.strftime("%Y-%m-%dT%H-%M-%S"))).absolute()
@@ -55,12 +58,13 @@ def launch_request(
         words=words,
         run=run,
         config_path=config_file,
+        is_config_given=is_config_given,
         requested_launcher=launcher_for(rendezvous, launcher),
         folder=folder / f"node{place['node_rank']}" if several else folder,
         device=place["device"],
         rendezvous=rendezvous,
         estimate=estimate,
-        offline=options["offline"],
+        offline=offline,
         stall_s=stall_s,
     )
 

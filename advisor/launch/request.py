@@ -54,6 +54,8 @@ class LaunchRequest:
     """The run; `nodes` and `gpus_per_node` of its cluster are the ranks. An empty `model` means an unknown model."""
     config_path: Path | None
     """A DeepSpeed configuration for a command that names none."""
+    is_config_given: bool = True
+    """Whether the user named it. If not, it is that of the folder, and a command with another one is right."""
     folder: Path
     """Folder of this launch, with `rank<R>.log`, `rank<R>.jsonl` and `launcher.log`."""
     requested_launcher: Launcher | None = None

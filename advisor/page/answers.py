@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
+from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.job import JOB_KINDS
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware import gpus
@@ -34,7 +35,6 @@ from .options import OPTIONS, State, default_text, option_words, options_in, sta
 if TYPE_CHECKING:
     from ...validate.lint import LintReport
 
-CONFIG_FILE = "ds_config.json"
 
 FIRST = {"model": "Qwen2.5-14B", "gpus": "2x32GB"}
 """The question of a page that is opened without one; a build stores the intermediate results of its answer."""
@@ -109,7 +109,7 @@ def _drawn(blocks: Iterable[Block], language: Language) -> str:
 def _shown(answer: Recommendation, language: Language) -> dict[str, Any]:
     """Return the document without the sections that have a chart."""
     question, chosen = answer.question, answer.recommended
-    document = translated(answer_document(answer, CONFIG_FILE, details=True, changes=False), language)
+    document = translated(answer_document(answer, CONFIG_NAME, details=True, changes=False), language)
     (_, lead), *others = sections(document.blocks)
     texts = [section for section in others if not any(isinstance(block, Chart) for block in section[1])]
     used, figures = {"seq-len": str(question.workload.seq_len)}, ""  # options that the advice may choose
@@ -134,7 +134,7 @@ def _files(answer: Recommendation) -> Iterator[Block]:
     jobs = list[Block]()
     for kind in JOB_KINDS:
         with suppress(DsAdviseError, ImportError):  # SkyPilot has no name for some GPUs, a static page no PyYAML
-            for file in build_jobs(answer, (kind,), CONFIG_FILE):
+            for file in build_jobs(answer, (kind,), CONFIG_NAME):
                 jobs += [Sentence(f"{file.title}:"), Code(file.text.rstrip("\n").split("\n"), file.path.name)]
     yield Folded("Job files", jobs)
     form = json.dumps(to_json(build_advice(answer)), indent=2)

@@ -138,6 +138,14 @@ def parse_cluster(
     return replace(cluster, interconnect_bytes_per_s=rate)
 
 
+def gpus_argument(cluster: Cluster) -> str:
+    """Return the `--gpus` value that describes this cluster."""
+    gpu = cluster.gpu
+    kind = f"{gpu.nominal_gb}GB" if gpu.assumed else gpu.name.replace(" ", "-")
+    counts = f"{cluster.gpus_per_node}x" if cluster.nodes == 1 else f"{cluster.nodes}x{cluster.gpus_per_node}x"
+    return counts + kind
+
+
 def _assuming(cluster: Cluster, assumption: str) -> Cluster:
     return replace(cluster, assumptions=(*cluster.assumptions, assumption))
 

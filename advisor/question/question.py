@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster
@@ -86,6 +86,9 @@ class Question:
     """Counts and assumptions from the job's data, as sentences."""
     job_is_packed: bool = False
     """Whether a sample may hold several rows of the data."""
+    asked: Mapping[str, Any] | None = field(default=None, hash=False, compare=False)
+    """The name of the model as `model`, and the options that the user gave (`question.file_question`); None for a
+    question about a model without a name."""
 
     def __post_init__(self) -> None:
         workload, model = self.workload, self.model

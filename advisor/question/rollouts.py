@@ -12,6 +12,7 @@ from ...estimators.hardware import Cluster
 from ...estimators.memory.rollout_memory import cached_sequences
 from ...estimators.objectives import OBJECTIVES, reward_model, trained_model
 from ...estimators.rollouts import BATCH_SIZE, Rollouts
+from .cluster import build_cluster
 from .options import RolloutOptions, names_in
 
 if TYPE_CHECKING:
@@ -104,6 +105,14 @@ def rollout_assumptions(question: Question) -> tuple[str, ...]:
     assumed += ("completions of --max-completion-length tokens",)
     by_function = rollouts is not None and reward_model(question.model, question.workload) is None
     return assumed + (("rewards by a function that takes no time",) if by_function else ())
+
+
+def training_cluster(options: Mapping[str, Any]) -> Cluster:
+    """The machines of the training that options describe: without the GPUs of a vLLM server. Raises ClusterError."""
+    cluster, gpus = build_cluster(options), options.get("server_gpus")
+    if options.get("rollout") != "vllm-server" or gpus is None:
+        return cluster
+    return next((training for training, _ in _splits(cluster, gpus)), cluster)
 
 
 def _settings(question: Question, rollouts: Rollouts, free: tuple[str, ...]) -> Iterator[tuple[Cluster, Rollouts]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from ...ds_configs.record import without_record
 from ...estimators.errors import ModelConfigError
 from ...estimators.hardware import Cluster
 from ...estimators.plan import Plan
@@ -19,10 +20,9 @@ from .workload import apply_model_options, configured_workload
 
 
 def read_ds_config(path: Path) -> dict[str, Any]:
-    """The configuration in a file, which may have comments, parsed like DeepSpeed does. Raises ConfigFileError if it
-    cannot be read or is not an object."""
-    value: dict[str, Any] = read_config_file(path).document.value
-    return value
+    """The configuration in a file, which may have comments, parsed like DeepSpeed does, without the record of its
+    question. Raises ConfigFileError if it cannot be read or is not an object."""
+    return without_record(read_config_file(path).document.value)
 
 
 def read_run(
@@ -71,10 +71,10 @@ def read_run(
 
 
 def _default(config: Mapping[str, Any], key: str) -> int | None:
-    """1, or None if DeepSpeed derives the absent key from the file's train_batch_size."""
+    """1, or None if the file has a number, or DeepSpeed derives the absent key from its train_batch_size."""
     # An `auto` is filled with 1, an absent key by DeepSpeed: only then does train_batch_size decide.
     derived = config.get(key) is None and isinstance(config.get("train_batch_size"), int)
-    return None if derived else 1
+    return None if derived or config.get(key, "auto") not in ("auto", None) else 1
 
 
 def build_run(question: Question, plan: Plan, *, offline: bool = False) -> Run:

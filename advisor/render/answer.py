@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from ...ds_configs.files import CONFIG_NAME
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_blocks
@@ -45,7 +46,7 @@ _LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
 
 def answer_document(
     answer: Recommendation,
-    config_path: str = "ds_config.json",
+    config_path: str = CONFIG_NAME,
     *,
     details: bool = False,
     all_candidates: bool = False,

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ...ds_configs.files import config_text, write_config, write_text
+from ...ds_configs.files import CONFIG_NAME, config_text, write_config, write_text
 from ...ds_configs.job import JobKind
 from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
-from ..answer.start import plan_config, recommended_config
+from ..answer.start import written_config
 from ..text.language import SAMPLES, Language, can_encode
 from ..text.lines import encodable
 from ..text.output import Output
@@ -50,14 +50,14 @@ def deliver(
 
     If a file cannot be written, the answer is shown before the error is raised.
     """
-    path = str(destination) if isinstance(destination, Path) else "ds_config.json"
+    path = str(destination) if isinstance(destination, Path) else CONFIG_NAME
     if html is not None or plot is not None:
         _write_report(answer, path, output, html=html, plot=plot, language=language)
-    config, failure, line = recommended_config(answer), None, ""
+    failure, line = None, ""
     if isinstance(destination, Path):
         answer, line, failure = _written(answer, destination, emit, script, force=force)
-    if destination == "-" and config is not None:
-        print(config_text(config), end="")
+    if destination == "-" and answer.recommended is not None:
+        print(config_text(written_config(answer, answer.recommended)), end="")
 
     def form() -> Advice:
         from ..answer.advice import build_advice  # imported here: only JSON needs it
@@ -114,7 +114,7 @@ def _written(
     try:
         for plan, path in plans:
             if plan is not None:
-                write_config(plan_config(answer, plan), path, force=force)
+                write_config(written_config(answer, plan), path, force=force)
                 answer = replace(answer, files=(*answer.files, str(path)))
         if emit:
             from ..answer.jobs import build_jobs  # imported here: few answers write them

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.read import quantizes_collectives, unmodeled_features
 from ...probes.real_run.result import ProbeResult
 from ...probes.recording.result import TimelinePoint
@@ -67,7 +68,7 @@ _FAILURE_SENTENCES = {
 
 def dry_run_document(
     answer: DryRunAnswer,
-    config_name: str = "ds_config.json",
+    config_name: str = CONFIG_NAME,
     *,
     explain: bool = False,
     training: Sequence[doc.Block] = (),
@@ -273,7 +274,7 @@ def _sized(size_bytes: int, *words: str) -> doc.Row:
     return doc.Row([doc.Figure(gib(size_bytes), size_bytes), *words])
 
 
-def probe_document(answer: ProbeAnswer, config_name: str = "ds_config.json") -> doc.Document:
+def probe_document(answer: ProbeAnswer, config_name: str = CONFIG_NAME) -> doc.Document:
     """Return a probe: its end, measured and predicted figures, and the parts of the step."""
     result, failure = answer.result, answer.result.failure
     return doc.Document(

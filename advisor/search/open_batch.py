@@ -12,7 +12,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...validate.lint.linted_config import FilledBatch
-from ..question.options import plan_options
+from ..question.options import CheckpointingChoice, plan_options
 from ..question.question import Question
 from ..text.labels import checkpointing_label
 from .candidate import LEAST
@@ -27,38 +27,37 @@ def filled_batch(
     workload: Workload,
     cluster: Cluster,
     *,
-    micro_batch_size: int | None = None,
-    gradient_accumulation_steps: int | None = None,
-    gradient_checkpointing: bool | None = None,
+    micro_batch: int | None = None,
+    accumulation: int | None = None,
+    gradient_checkpointing: CheckpointingChoice = "auto",
 ) -> FilledBatch:
     """Return the batch of a configuration: the file's value, else the given one, else the advice's for this model and
     these GPUs. The advice's is the fastest that fits with all other settings of the file, or 1 if no plan can be
     predicted.
 
-    gradient_checkpointing: None leaves it to the advice if the micro batch is the advice's, and is on otherwise. Raises
-    ConfigFileError for a configuration that DeepSpeed refuses.
+    gradient_checkpointing: "auto" leaves it to the advice if the micro batch is the advice's, and is on otherwise.
+    Raises ConfigFileError for a configuration that DeepSpeed refuses.
     """
     auto_steps = config.get("gradient_accumulation_steps") == "auto"
-    if micro_batch_size is not None or config.get("train_micro_batch_size_per_gpu") != "auto":
-        steps = gradient_accumulation_steps or (1 if auto_steps else None)
-        return FilledBatch(micro_batch_size, steps, gradient_checkpointing is not False, "")
+    recomputes, offloads = gradient_checkpointing != "off", gradient_checkpointing == "offload"
+    if micro_batch is not None or config.get("train_micro_batch_size_per_gpu") != "auto":
+        return FilledBatch(micro_batch, accumulation or (1 if auto_steps else None), recomputes, offloads)
     total = config.get("train_batch_size")
     if type(total) is int:
         workload = replace(workload, global_batch_size=total)
     open_file = {key: value for key, value in config.items() if key != "train_batch_size"}
     plan = plan_from_ds_config(open_file, model, cluster, micro_batch_size=1, gradient_accumulation_steps=1)
-    choice = {None: "auto", True: "on", False: "off"}[gradient_checkpointing]
-    options = plan_options({"gradient_checkpointing": choice})
+    options = plan_options({"gradient_checkpointing": gradient_checkpointing})
     question = Question(model=model, workload=workload, cluster=cluster, options=options)
     chosen_here = (*SHAPE_FIELDS, "cpu_checkpointing")
     settings = {each.name: getattr(plan, each.name) for each in fields(Plan) if each.name not in chosen_here}
     candidates, _ = strategy_candidates(plan.strategy, question, settings=settings)
     best = best_of_strategy(candidates, LEAST["safe"])
     if best is None:
-        return FilledBatch(1, gradient_accumulation_steps or 1, gradient_checkpointing is not False, "")
+        return FilledBatch(1, accumulation or 1, recomputes, offloads)
     chosen = best.plan
-    steps = gradient_accumulation_steps or (chosen.gradient_accumulation_steps if auto_steps else None)
-    accumulation = f" x accumulation {steps}" if steps and steps > 1 else ""
-    words = f"`auto` filled with micro batch {chosen.micro_batch_size}{accumulation}"
+    steps = accumulation or (chosen.gradient_accumulation_steps if auto_steps else None)
+    by_steps = f" x accumulation {steps}" if steps and steps > 1 else ""
+    words = f"`auto` filled with micro batch {chosen.micro_batch_size}{by_steps}"
     words += f", checkpointing {checkpointing_label(chosen)}"
-    return FilledBatch(chosen.micro_batch_size, steps, chosen.gradient_checkpointing, words)
+    return FilledBatch(chosen.micro_batch_size, steps, chosen.gradient_checkpointing, chosen.cpu_checkpointing, words)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...ds_configs.files import read_json_object, write_config
+from ...ds_configs.files import CONFIG_NAME, read_json_object, write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import from_json
 from ...estimators.workload import Workload
@@ -47,7 +47,7 @@ class TrainingFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ds_config = path / "ds_config.json"
+        self.ds_config = path / CONFIG_NAME
         self.merged = path / "merged"
         self.state = path / "trainer_state.json"
         """The Trainer's state at the end of the training; missing until all steps are made and the model is saved."""

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 from unicodedata import east_asian_width
 
+from ...ds_configs.record import without_record
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
@@ -126,7 +127,7 @@ def lint(
     chosen: Framework = "hf" if by_trainer else "deepspeed"
     config = LintedConfig(
         document=document,
-        values=_first_candidates(_as_parsed(document.value, chosen)),
+        values=_first_candidates(_as_parsed(without_record(document.value), chosen)),
         facts=facts,
         framework=chosen,
         cluster=cluster,

@@ -41,6 +41,7 @@ class FilledBatch(NamedTuple):
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     gradient_checkpointing: bool = True
+    cpu_checkpointing: bool = False
     words: str = ""
     """The description of values that the advice filled in; "" if none."""
 
@@ -53,6 +54,7 @@ class FilledBatch(NamedTuple):
             micro_batch_size=self.micro_batch_size,
             gradient_accumulation_steps=self.gradient_accumulation_steps,
             gradient_checkpointing=self.gradient_checkpointing,
+            cpu_checkpointing=self.cpu_checkpointing,
         )
 
 
