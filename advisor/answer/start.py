@@ -132,8 +132,9 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_r
             if cluster.gpu.is_cpu or not dry_run:
                 yield from (Sentence(_LAUNCHED_BY_DS_ADVISE), Commands([launch]))
             else:
-                gpus = shlex.quote(gpus_argument(cluster))
-                simulated = f"ds-advise dry-run {shlex.quote(config_path)} --gpus {gpus} -- train.py"
+                recorded = answer.question.asked is not None  # then the file knows the GPUs
+                gpus = "" if recorded else f" --gpus {shlex.quote(gpus_argument(cluster))}"
+                simulated = f"ds-advise dry-run {shlex.quote(config_path)}{gpus} -- train.py"
                 yield from (Sentence(_OR_DRY_RUN), Commands([launch, simulated]))
     for file in answer.job_files:
         yield from (Sentence(f"Or with {file.path}:"), Commands(file.start))

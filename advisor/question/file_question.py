@@ -92,12 +92,13 @@ def _detected(question: Question) -> dict[str, Any]:
     return found
 
 
-def _is_here(recorded: Mapping[str, Any]) -> bool:
-    """Whether the recorded machine, which was detected, is this one."""
+def _is_here(gpus: str) -> bool:
+    """Whether recorded GPUs, which were detected, are those of this machine."""
     try:
-        return gpus_argument(parse_cluster("auto")) == recorded["gpus"]
+        here = gpus_argument(parse_cluster("auto"))
     except DsAdviseError:
         return False
+    return here == gpus
 
 
 def _plain(value: Any) -> Any:
@@ -201,7 +202,7 @@ def file_question(value: Mapping[str, Any], given: Mapping[str, Any], *, name: s
     if model not in (None, own_model):
         return unrecorded
     is_elsewhere = any(each in given for each in ("gpus", "device", "ranks", "memory"))
-    if value[RECORD_KEY].get("detected") and not is_elsewhere and _is_here(recorded):
+    if value[RECORD_KEY].get("detected") and not is_elsewhere and _is_here(recorded["gpus"]):
         recorded = {each: what for each, what in recorded.items() if each not in ("gpus", "ram")}
     replaced = {*(_MACHINE if is_elsewhere else ()), *(_JOB if any(each in given for each in _AMOUNTS) else ())}
     known = {each: what for each, what in recorded.items() if each not in replaced}
@@ -249,12 +250,12 @@ def _of_plan(plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
 def _parsed(block: Any) -> tuple[dict[str, Any], str | None, Plan]:
     """(options, model, plan) of a record. The code of a model in the user's file is not run for a record: such a model
     must be named by the user."""
-    options, model = dict(block["options"]), block["model"]
+    options, model, settings = dict(block["options"]), block["model"], block["plan"]
+    if not (isinstance(model, str) and isinstance(settings, Mapping)):
+        raise TypeError(block)
     for name, value in options.items():
         if name not in OPTIONS or name in _NOT_RECORDED:
             raise WorkloadError(f"{name} is no recorded option", fix="remove it")
         OPTIONS[name].check(value)
-    if not isinstance(model, str):
-        raise TypeError(model)
-    plan = Plan(**plan_settings(Plan, block["plan"], option=RECORD_KEY))
+    plan = Plan(**plan_settings(Plan, settings, option=f"{RECORD_KEY}.plan"))
     return options, None if is_user_module(model) else model, plan

@@ -199,7 +199,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return int(version[1]), int(version[3] or 0)
     elif value in choices:
         return value
-    wanted = wanted or f"one of {', '.join(choices)}"
+    wanted = wanted or f"one of {', '.join(map(str, choices))}"
     raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass {wanted}")
 
 

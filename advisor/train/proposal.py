@@ -16,6 +16,7 @@ from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.time.job import job_duration
+from ...estimators.time.step_time import assumptions
 from ...estimators.workload import Method, Workload
 from ...probes.default_script import words
 from ...probes.machine import installed_version
@@ -28,7 +29,12 @@ from ..data.prepare import DataFile, Samples, cut, prepare
 from ..data.tokenizing import load_tokenizer
 from ..importers.script_arguments import ScriptArguments
 from ..launch.request import LaunchRequest
-from ..search.candidate import Candidate
+from ..question.file_question import read_file_question
+from ..question.question import Question
+from ..question.run import read_ds_config
+from ..question.workload import configured_workload
+from ..search.candidate import LEAST, Candidate, LadderStep, predict
+from ..search.open_batch import filled_batch
 from .folder import TrainingFolder, TrainingJob
 from .settings import TrainingSettings
 
@@ -104,8 +110,9 @@ class Proposal:
 
     @property
     def run(self) -> Run:
-        question = self.answer.question
-        return Run.from_plan(self.chosen.plan, question.model, question.workload, question.cluster)
+        question, file = self.answer.question, self.settings.config_file
+        run = Run.from_plan(self.chosen.plan, question.model, question.workload, question.cluster)
+        return run if file is None else replace(run, config=read_ds_config(file))
 
 
 def propose(
@@ -172,18 +179,22 @@ def _answer(
     settings: TrainingSettings, shape: ModelShape, question: dict[str, Any], samples: Samples
 ) -> Recommendation:
     cluster = question["gpus"]
-    if question["global_batch"] is None:
+    if question["global_batch"] is None and settings.config_file is None:
         question["global_batch"] = global_batch(
             samples.train_samples, ranks=cluster.world_size, micro_batch=question["micro_batch"]
         )
-    fewer, rest = divmod(cluster.world_size, question["global_batch"])
+    fewer, rest = divmod(cluster.world_size, question["global_batch"] or cluster.world_size)
     if question["sequence_parallel_size"] is None and fewer > 1 and not rest:
         question["sequence_parallel_size"] = fewer  # AutoTP may be unable to save its split layers whole
     if settings.packing and question["attention"] != "flash":
         question["sequence_parallel_size"] = 1  # Ulysses drops the mask that keeps packed samples apart
     if question["loss"] == "auto" and find_spec("liger_kernel") is None:
         question["loss"] = "standard"  # the Trainer offers only Liger's fused loss
-    answer = answer_question(build_question(shape, **question))
+    built = build_question(shape, **question)
+    if settings.config_file is None:
+        answer = answer_question(built)
+    else:
+        answer = _answer_of_file(settings.config_file, built, question)
     if cluster.nodes > 1:
         raise ClusterError(
             "train runs on one machine",
@@ -261,3 +272,31 @@ def proposal_request(proposal: Proposal, model: str, folder: TrainingFolder | No
         ranks=run.cluster.world_size,
     )
     return build_request(run, proposal.chosen.estimate, job, folder)
+
+
+def _answer_of_file(file: Path, question: Question, options: Mapping[str, Any]) -> Recommendation:
+    """The plan of a configuration file as the recommended one, or as the closest if it does not fit. options: those of
+    the question. Raises ConfigFileError for a file that DeepSpeed refuses."""
+    if options["global_batch"] is not None:
+        raise WorkloadError(
+            f"--global-batch and {file.name} contradict each other",
+            why="the file's micro batch and accumulation decide the samples per step",
+            fix="leave one of them out",
+        )
+    given = {name: options[name] for name in ("micro_batch", "gradient_checkpointing")}
+    given = {name: value for name, value in given.items() if value not in (None, "auto")}
+    own, model, cluster = read_file_question(file, given), question.model, question.cluster
+    workload = configured_workload(own.config, options, model, cluster.gpu)
+    plan = filled_batch(own.config, model, workload, cluster, **own.batch).plan(own.config, model, cluster)
+    samples = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size
+    workload = replace(workload, global_batch_size=samples // plan.sequence_parallel_size)
+    candidate = predict(model, workload, cluster, plan)
+    strategy: Any = plan.strategy  # of DeepSpeed, like the plan of every configuration
+    step = LadderStep.from_candidate(strategy, candidate, LEAST[question.risk])
+    return Recommendation(
+        question=replace(question, workload=workload),
+        candidates=(candidate,),
+        ladder=(step,),
+        recommended=candidate if step.taken else None,
+        assumptions=model.assumptions + assumptions(cluster, candidate.time),
+    )

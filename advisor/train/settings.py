@@ -25,6 +25,8 @@ class TrainingSettings:
     model: str
     """The model's name or folder, as given by the user."""
     data: Path
+    config_file: Path | None = None
+    """A DeepSpeed configuration, whose plan is trained; None for the recommended plan."""
     device: Device = "cuda"
     eval_data: Annotated[Path | None, Option("Evaluation data; replaces --eval-split.", metavar="FILE")] = None
     eval_split: float = 0.0
@@ -61,9 +63,8 @@ class TrainingSettings:
     def from_options(cls, options: Mapping[str, Any]) -> TrainingSettings:
         """The settings among the command's options. Raises WorkloadError for impossible ones."""
         own = {field.name: options[field.name] for field in fields(cls) if field.name in options}
-        own["data"] = Path(own["data"])
-        if own["eval_data"]:
-            own["eval_data"] = Path(own["eval_data"])
+        for name in ("data", "eval_data", "config_file"):
+            own[name] = Path(own[name]) if own.get(name) else None
         own["check"] = "none" if options["no_check"] else "dry-run" if options["no_probe"] else "probe"
         return cls(**own)
 

@@ -1,0 +1,76 @@
+"""Options and words that the commands share that run a training: `dry-run`, `probe` and `launch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...ds_configs.files import CONFIG_NAME
+from ..question.options import OPTIONS, CpuOptions, MachineOptions, ModuleOptions, names_in
+from ..text.output import Output
+from .options import ACCUMULATION, PATH, ROLLOUTS, TRAINING, Decorator, question_options
+
+POSITIVE = click.IntRange(min=1)
+RANK = click.IntRange(min=0)
+
+
+def run_options(model: Decorator, *, needs_file: bool = True) -> Decorator:
+    """Decorator that gives a command the options of a run, and passes their values as `run`: the arguments of
+    `read_run` except the cluster."""
+    metavar = "DS_CONFIG" if needs_file else "[DS_CONFIG]"
+    file = click.argument("config_file", metavar=metavar, type=PATH, required=needs_file)
+    return question_options(
+        (
+            *(*TRAINING, *ROLLOUTS, "micro_batch", "precision"),
+            *(*names_in(ModuleOptions), "framework", "software", "offline"),
+        ),
+        into="run",
+        extra=[file, model, ACCUMULATION],
+        only_passed=True,
+        micro_batch={
+            "help": "Value for an `auto` micro batch.",
+            "default_text": "1; for dry-run the recommended value",
+        },
+        method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
+        precision={"help": "Value for an `auto` in bf16 or fp16."},
+        gradient_checkpointing={"choices": ("on", "off", "offload"), "default": "on"},
+    )
+
+
+def given_file(run: dict[str, Any], words: tuple[str, ...], output: Output) -> Path | None:
+    """The configuration that the user names, else the one in this folder that records its question; None for a command
+    that names one itself."""
+    from ..question.file_question import has_record  # imported here: `--help` needs none of it
+
+    if "config_file" in run:
+        return Path(run.pop("config_file"))
+    names_one = any("deepspeed" in word or ".json" in word or "config_file" in word for word in words)
+    if names_one or not has_record(Path(CONFIG_NAME)):
+        return None
+    output.say(f"with {CONFIG_NAME} of this folder")
+    return Path(CONFIG_NAME)
+
+
+def machine_options(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that describe the machine, with defaults for those that are not known."""
+    return {name: known.get(name, OPTIONS[name].default) for name in names_in(MachineOptions, CpuOptions)}
+
+
+def machine_of(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that describe the machine of a command: those that the user gave, else those of its file."""
+    if file is None:
+        return machine_options(given)
+    from ..question.file_question import read_file_question
+
+    return machine_options(read_file_question(file, given).asked)
+
+
+def refuse_described(run: Mapping[str, Any]) -> None:
+    """Refuse the options that describe a training: a command describes itself."""
+    decided = sorted(run.keys() - {"config_file", "offline"})
+    if decided:
+        option = f"--{decided[0].replace('_', '-')}"
+        raise click.UsageError(f"{option} has no effect on a command; the command itself decides it")
