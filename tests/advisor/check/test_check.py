@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.cli.main import run
+from ds_advise.ds_configs.record import without_record
 
 GOOD = {
     "zero_optimization": {"stage": 3},
@@ -96,10 +97,11 @@ def test_lint_finds_nothing_in_the_file_of_an_answer(question: str, capsys: pyte
 
 
 def test_one_file_has_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    """The advice writes `auto`; lint and check fill it with the advice's batch for the question, and say so."""
+    """Without the record of its question, lint and check fill `auto` with the advice's batch, and say so."""
     question = ["--gpus", "4x8xH100", "--offline"]
     assert run(["Llama-3.1-70B", *question, "-o", "own.json", "--no-deepspeed-estimate", "--json"]) == 0
     advice = json.loads(capsys.readouterr().out)["recommended"]
+    Path("own.json").write_text(json.dumps(without_record(json.loads(Path("own.json").read_text()))))
     assert run(["check", "own.json", "--model", "Llama-3.1-70B", *question, "--json"]) == 0
     _, fits = json.loads(capsys.readouterr().out)["requirements"]
     assert f"micro batch {advice['micro_batch_size']}, checkpointing on" in fits["detail"]
