@@ -18,7 +18,7 @@ from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
 from ..question.file_question import FileQuestion, read_file_question
 from ..question.question import Question
-from ..question.workload import configured_workload
+from ..question.workload import assumes_half_precision, configured_workload
 from ..search.candidate import LEAST, Candidate, candidate_duration, predict
 from ..search.choice import best_of_strategy
 from ..search.open_batch import filled_batch
@@ -47,7 +47,7 @@ class Side:
     settings: ConfigSettings
     candidate: Candidate | None = None
     filled: str = ""
-    """The advice's values for `auto` (`FilledBatch.words`)."""
+    """The advice's values for `auto` (`FilledBatch.words`), and an assumed precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +177,7 @@ def build_side(
     options = dict(side.options if side.recorded is not None else context.options)
     accumulation = options.pop("accumulation", None)
     workload = configured_workload(config, options, model, cluster.gpu)
+    assumed = f"{workload.precision} assumed (--precision)" if assumes_half_precision(config, options) else ""
     if workload.optimizer not in OPTIMIZERS:
         known = workload.optimizer[:40]
         raise WorkloadError(
@@ -206,7 +207,7 @@ def build_side(
         name=name,
         settings=ConfigSettings(config, facts, plan, workload, cluster),
         candidate=predict(model, workload, cluster, plan),
-        filled=filled.words,
+        filled="; ".join(filter(None, (filled.words, assumed))),
     )
 
 

@@ -42,7 +42,7 @@ def lint_settings(
     shape = load_model(model, offline=options.get("offline", False)) if isinstance(model, str) else model
     workload = None
     if shape is not None:
-        options["framework"] = framework or "hf"
+        options |= {} if framework is None else {"framework": framework}
         shape = apply_model_options(shape, options)
         workload = configured_workload(config, options, shape, None if cluster is None else cluster.gpu)
         if workload.optimizer not in OPTIMIZERS:
@@ -107,9 +107,9 @@ def lint_file(
     basis = None
     if workload is not None and batch is not None:
         basis = (
-            f"{method_title(workload)}, sequence {workload.seq_len}, {workload.loss} loss, checkpointing "
-            f"{'on' if batch.gradient_checkpointing else 'off'} (--method, --seq-len, --loss, "
-            "--gradient-checkpointing)"
+            f"{method_title(workload)} in {workload.precision}, sequence {workload.seq_len}, {workload.loss} loss, "
+            f"checkpointing {'on' if batch.gradient_checkpointing else 'off'} (--method, --precision, --seq-len, "
+            "--loss, --gradient-checkpointing)"
         )
     unchecked = known["model"] is not None and known["workload"] is None
     return LintAnswer(

@@ -58,7 +58,7 @@ _file_question = partial(
 
 _FILE = (
     *("gpus", "device", "ranks", "ram", "nvme", "interconnect"),
-    *(*TRAINING, *ROLLOUTS, "micro_batch", "precision", "optimizer"),
+    *(*TRAINING, "micro_batch", "precision", "optimizer"),
     *("framework", "software", "offline"),
 )
 _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
@@ -120,7 +120,7 @@ def _show_rules(code: str | None, output: Output) -> int:
 
 
 _compared = _file_question(
-    (*_FILE, *_JOB), extra=[model_option("Model, to also compare memory and speed."), ACCUMULATION]
+    (*_FILE, *ROLLOUTS, *_JOB), extra=[model_option("Model, to also compare memory and speed."), ACCUMULATION]
 )
 """The options of the files and strategies that are compared."""
 

@@ -46,7 +46,7 @@ def read_run(
     """
     if not isinstance(config, Mapping):
         config = read_ds_config(Path(config))
-    options = fill_defaults(options)
+    given, options = options, fill_defaults(options)
     description = model if is_user_module(model) else load_config(model, offline=options["offline"])
     shape = None
     if not isinstance(description, str):
@@ -61,7 +61,7 @@ def read_run(
         model_name=model,
         shape=shape,
         cluster=cluster,
-        workload=configured_workload(config, options, shape, cluster.gpu),
+        workload=configured_workload(config, given, shape, cluster.gpu),
         micro_batch_size=int(options["micro_batch"] or 0) or _default(config, "train_micro_batch_size_per_gpu"),
         gradient_accumulation_steps=accumulation or _default(config, "gradient_accumulation_steps"),
         gradient_checkpointing=checkpointing != "off",

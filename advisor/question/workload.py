@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from ...ds_configs.read import optimizer_in, optimizer_step_in, precision_in
+from ...ds_configs.read import has_auto, optimizer_in, optimizer_step_in, precision_in
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Gpu
 from ...estimators.memory.evaluation import EVALUATION_BATCH
@@ -91,12 +91,8 @@ def configured_workload(
     not cover every class of torch.optim."""
     precision = precision_in(config)
     requested = options.get("precision", "auto")
-    if (
-        options.get("framework") != "deepspeed"
-        and requested in ("bf16", "fp16")
-        and requested not in config
-        and precision == "fp32"
-    ):
+    is_added = options.get("framework") != "deepspeed" and requested in ("bf16", "fp16") and requested not in config
+    if assumes_half_precision(config, options) or (is_added and precision == "fp32"):
         precision = "auto"  # accelerate adds the block (1.15.0 `DeepSpeedPlugin.set_mixed_precision`)
     # The file decides, so the option must not be refused for a GPU without bf16.
     if precision != "auto":
@@ -111,6 +107,13 @@ def configured_workload(
         precision=workload.precision if precision == "auto" else precision,
         optimizer=name or workload.optimizer,
     )
+
+
+def assumes_half_precision(config: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Whether a file of the Trainer or accelerate has no block of a precision, and no option names one. Their own
+    arguments then add the block. Trainings on GPUs are in half precision, so that is assumed."""
+    by_trainer = options.get("framework") in ("hf", "trl") or ("framework" not in options and has_auto(config))
+    return by_trainer and options.get("precision", "auto") == "auto" and not {"bf16", "bfloat16", "fp16"} & {*config}
 
 
 def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:

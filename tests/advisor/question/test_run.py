@@ -35,6 +35,7 @@ def lint_workload(config: dict[str, Any], **changes: Any) -> Workload | None:
 
 PRECISIONS: dict[str, tuple[dict[str, Any], str]] = {
     "absent": ({}, "fp32"),
+    "absent, of the Trainer": ({"train_micro_batch_size_per_gpu": "auto"}, "bf16"),
     "empty": ({"bf16": {}}, "fp32"),
     "on": ({"bf16": {"enabled": True}}, "bf16"),
     "the text true": ({"fp16": {"enabled": "true"}}, "fp16"),
