@@ -141,7 +141,15 @@ def import_file(
     elif cluster is not None:
         try:
             shape = load_model(run.model, offline=offline)
-            figures = import_figures(run, shape, cluster, risk=risk, offloads_checkpoints=known.offload is not None)
+            figures = import_figures(
+                run,
+                shape,
+                cluster,
+                risk=risk,
+                offloads_checkpoints=known.offload is not None or run.leaves_batch_to_script,
+                micro_batch=overrides.get("micro_batch"),
+                checkpointing=overrides.get("gradient_checkpointing") or "auto",
+            )
         except DsAdviseError as error:
             obstacle = error
     document = None if run.deepspeed is None else _document(run.deepspeed)
