@@ -2,183 +2,181 @@
 
     python -m benchmarks.imported_files
 
-Each file sets a training, a batch as people write it (micro batch 1 with accumulation, ZeRO-3 with offload, checkpointing
-on), or leaves keys to the tool's defaults. `advise` gets the options that the file sets. A line per file has the speeds of
-both recommended plans; exit code 1 if a file's is lower by more than `MOST_DIFFERENCE`.
+Each file sets a training and, as people write it after a run that was out of memory, micro batch 1, checkpointing and
+ZeRO-3 with all offloads. `advise` gets the training and the global batch. A line per file has the speeds of both
+recommended plans. Exit code 1 if a file's plan is slower by more than `MOST_LOST`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..advisor.advise import answer, build_question
-from ..advisor.importers.answer import import_file
+from ds_advise.advisor.advise import answer, build_question
+from ds_advise.advisor.importers.answer import import_file
+from ds_advise.advisor.question.cluster import parse_cluster
 
-MOST_DIFFERENCE = 0.03
+MOST_LOST = 0.03
+RANK = 16
 
-CONFIG = {
-    "zero_optimization": {
-        "stage": 3,
-        "offload_optimizer": {"device": "cpu"},
-        "offload_param": {"device": "cpu"},
-    },
+Values = dict[str, Any]
+
+CONFIG: Values = {
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
     "bf16": {"enabled": "auto"},
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
 }
-"""ZeRO-3 with all offloads, as people write it after a run that was out of memory."""
 
-MACHINES = ("1xA100-80GB", "1xRTX4090", "2xRTX4090", "4xA100-40GB", "4xA100-80GB", "8xH100", "8xA100-80GB", "2x8xH100")
+
+class Training(NamedTuple):
+    model: str
+    gpus: str
+    length: int
+    method: str
+    steps: int
+    """Accumulation steps."""
+
+    @property
+    def ranks(self) -> int:
+        return parse_cluster(self.gpus).world_size
+
+    @property
+    def options(self) -> Values:
+        """The options of `advise`."""
+        rank = {"lora_rank": RANK} if self.method != "full" else {}
+        batch = self.steps * self.ranks
+        return {"gpus": self.gpus, "seq_len": self.length, "method": self.method, "global_batch": batch, **rank}
+
+    def adapters(self, **values: Any) -> Values:
+        """These keys, if the training has adapters."""
+        return values if self.method != "full" else {}
+
+
 TRAININGS = (
-    # model, length, method, accumulation, number of the machine
-    ("Qwen2.5-0.5B", 2048, "full", 8, 1),
-    ("Qwen2.5-7B", 2048, "full", 8, 3),
-    ("Qwen2.5-7B", 8192, "full", 8, 4),
-    ("Llama-3.1-8B", 4096, "full", 4, 5),
-    ("Qwen2.5-7B", 4096, "lora", 16, 0),
-    ("Llama-3.1-8B", 2048, "lora", 8, 2),
-    ("Qwen2.5-14B", 2048, "qlora", 16, 0),
-    ("Mistral-7B-v0.1", 4096, "qlora", 8, 1),
-    ("Qwen2.5-32B", 4096, "lora", 4, 6),
-    ("Llama-3.1-70B", 4096, "full", 2, 7),
+    Training("Qwen2.5-0.5B", "1xRTX4090", 2048, "full", 8),
+    Training("Qwen2.5-7B", "4xA100-40GB", 2048, "full", 8),
+    Training("Qwen2.5-7B", "4xA100-80GB", 8192, "full", 8),
+    Training("Llama-3.1-8B", "8xH100", 4096, "full", 4),
+    Training("Qwen2.5-7B", "1xA100-80GB", 4096, "lora", 16),
+    Training("Llama-3.1-8B", "2xRTX4090", 2048, "lora", 8),
+    Training("Qwen2.5-14B", "1xA100-80GB", 2048, "qlora", 16),
+    Training("Mistral-7B-v0.1", "1xRTX4090", 4096, "qlora", 8),
+    Training("Qwen2.5-32B", "8xA100-80GB", 4096, "lora", 4),
+    Training("Llama-3.1-70B", "2x8xH100", 4096, "full", 2),
 )
 
 
-def accelerate(length: int, method: str, steps: int, ranks: int) -> dict[str, Any]:
+def _trainer(training: Training) -> Values:
     return {
-        "distributed_type": "DEEPSPEED",
-        "mixed_precision": "bf16",
-        "num_processes": ranks,
-        "deepspeed_config": {
-            "zero_stage": 3,
-            "offload_optimizer_device": "cpu",
-            "offload_param_device": "cpu",
-            "gradient_accumulation_steps": steps,
-        },
-    }
-
-
-def _trainer(length: int, method: str, steps: int, ranks: int) -> dict[str, Any]:
-    return {
+        "model_name_or_path": training.model,
         "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": steps,
+        "gradient_accumulation_steps": training.steps,
         "gradient_checkpointing": True,
         "learning_rate": 1e-5,
         "bf16": True,
         "output_dir": "out",
         "deepspeed": "z3.json",
-        "max_length": length,
     }
 
 
-def training_arguments(length: int, method: str, steps: int, ranks: int) -> dict[str, Any]:
-    adapters = {"use_lora": True, "lora_r": 16, "q_lora": method == "qlora"} if method != "full" else {}
-    return _trainer(length, method, steps, ranks) | adapters
+def _accelerate(training: Training) -> Values:
+    block = {"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+    block["gradient_accumulation_steps"] = training.steps
+    launch = {"mixed_precision": "bf16", "num_processes": training.ranks}
+    return {"distributed_type": "DEEPSPEED", **launch, "deepspeed_config": block}
 
 
-def trl(length: int, method: str, steps: int, ranks: int) -> dict[str, Any]:
-    adapters = {"use_peft": True, "lora_r": 16, "load_in_4bit": method == "qlora"} if method != "full" else {}
-    return _trainer(length, method, steps, ranks) | {"dataset_name": "data", "packing": True} | adapters
+def _training_arguments(training: Training) -> Values:
+    adapters = training.adapters(use_lora=True, lora_r=RANK, q_lora=training.method == "qlora")
+    return {**_trainer(training), "max_length": training.length, **adapters}
 
 
-def llama_factory(length: int, method: str, steps: int, ranks: int) -> dict[str, Any]:
-    values = _trainer(length, method, steps, ranks) | {
-        "stage": "sft",
-        "do_train": True,
-        "finetuning_type": "full" if method == "full" else "lora",
-        "cutoff_len": length,
-    }
-    del values["max_length"], values["gradient_checkpointing"]
-    if method != "full":
-        values["lora_rank"] = 16
-    return values | ({"quantization_bit": 4} if method == "qlora" else {})
+def _trl(training: Training) -> Values:
+    adapters = training.adapters(use_peft=True, lora_r=RANK, load_in_4bit=training.method == "qlora")
+    return {**_trainer(training), "max_length": training.length, "packing": True, **adapters}
 
 
-def ms_swift(length: int, method: str, steps: int, ranks: int) -> dict[str, Any]:
-    values = _trainer(length, method, steps, ranks) | {"deepspeed": "zero3_offload", "torch_dtype": "bfloat16"}
-    values["tuner_type"] = "full" if method == "full" else "lora"
-    if method != "full":
-        values |= {"lora_rank": 16, "lora_dropout": 0}
-    return values | ({"quant_bits": 4, "quant_method": "bnb"} if method == "qlora" else {})
+def _llama_factory(training: Training) -> Values:
+    bits = {"quantization_bit": 4} if training.method == "qlora" else {}
+    kind = {"stage": "sft", "do_train": True, "finetuning_type": "full" if training.method == "full" else "lora"}
+    values = {**_trainer(training), **kind, **bits, "cutoff_len": training.length, **training.adapters(lora_rank=RANK)}
+    del values["gradient_checkpointing"]  # on by default
+    return values
 
 
-def axolotl(length: int, method: str, steps: int, ranks: int) -> dict[str, Any]:
-    values = {
-        "sequence_len": length,
+def _ms_swift(training: Training) -> Values:
+    values = {**_trainer(training), "model": training.model, "max_length": training.length}
+    del values["model_name_or_path"]
+    bits = {"quant_bits": 4, "quant_method": "bnb"} if training.method == "qlora" else {}
+    kind = "full" if training.method == "full" else "lora"
+    zero = {"tuner_type": kind, "torch_dtype": "bfloat16", "deepspeed": "zero3_offload"}
+    return {**values, **zero, **bits, **training.adapters(lora_rank=RANK, lora_dropout=0)}
+
+
+def _axolotl(training: Training) -> Values:
+    four_bits = training.method == "qlora"
+    adapters = {"adapter": training.method, "lora_r": RANK, "lora_target_linear": True, "load_in_4bit": four_bits}
+    return {
+        "base_model": training.model,
+        "sequence_len": training.length,
         "micro_batch_size": 1,
-        "gradient_accumulation_steps": steps,
+        "gradient_accumulation_steps": training.steps,
         "gradient_checkpointing": True,
         "bf16": True,
         "optimizer": "adamw_torch",
         "deepspeed": "z3.json",
+        **training.adapters(**adapters),
     }
-    if method != "full":
-        values |= {"adapter": method, "lora_r": 16, "lora_target_linear": True, "load_in_4bit": method == "qlora"}
-    return values
 
 
-FORMATS = {
-    "accelerate": (accelerate, ""),
-    "llama-factory": (llama_factory, "model_name_or_path"),
-    "trl": (trl, "model_name_or_path"),
-    "axolotl": (axolotl, "base_model"),
-    "training-arguments": (training_arguments, "model_name_or_path"),
-    "ms-swift": (ms_swift, "model"),
+FORMATS: Mapping[str, Callable[[Training], Values]] = {
+    "accelerate": _accelerate,
+    "llama-factory": _llama_factory,
+    "trl": _trl,
+    "axolotl": _axolotl,
+    "training-arguments": _training_arguments,
+    "ms-swift": _ms_swift,
 }
 
 
-def cases() -> list[tuple[str, dict[str, Any], Mapping[str, Any]]]:
-    """(format, file, options of `advise`) of 40 files: every training in four of the formats."""
-    found = []
-    for number, (model, length, method, steps, machine) in enumerate(TRAININGS):
-        gpus = MACHINES[machine]
-        ranks = {"2x8xH100": 16}.get(gpus) or int(gpus.split("x")[0])
+def cases() -> Iterator[tuple[str, Training]]:
+    """Every training in four of the formats."""
+    for number, training in enumerate(TRAININGS):
         for name in [*FORMATS, *FORMATS][number % 6 : number % 6 + 4]:
-            make, key = FORMATS[name]
-            values = {**({key: model} if key else {}), **make(length, method, steps, ranks)}
-            options: dict[str, Any] = {"gpus": gpus, "seq_len": length, "method": method, "global_batch": steps * ranks}
-            if method != "full":
-                options["lora_rank"] = 16
-            if name == "trl":
-                options["framework"] = "trl"
-            found.append((name, values, {"model": model, **options}))
-    return found
+            yield name, training
+
+
+def speeds(name: str, training: Training) -> tuple[float, float]:
+    """Tokens/s of the recommended plans of `from` and `advise`; 0 if nothing fits."""
+    Path("z3.json").write_text(json.dumps(CONFIG))
+    Path("file.json").write_text(json.dumps(FORMATS[name](training)))
+    options = training.options
+    by_hand = {"model": training.model, **options} if name == "accelerate" else {}  # its file has no training
+    by_hand = {key: value for key, value in by_hand.items() if key not in ("gpus", "global_batch")}
+    figures = import_file(Path("file.json"), format=name, gpus=training.gpus, offline=True, **by_hand).figures
+    assert figures is not None
+    framework = "trl" if name == "trl" else "hf"
+    advised = answer(build_question(training.model, offline=True, framework=framework, **options)).recommended
+    imported = figures.recommended
+    return imported.tokens_per_s if imported else 0.0, advised.tokens_per_s if advised else 0.0
 
 
 def main() -> int:
-    missed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        Path("z3.json").write_text(json.dumps(CONFIG))
-        for name, values, options in cases():
-            Path("file.json").write_text(json.dumps(values))
-            asked = dict(options)
-            model = asked.pop("model")
-            given = {"model": model, **{key: asked[key] for key in ("seq_len", "method", "lora_rank") if key in asked}}
-            imported = import_file(
-                Path("file.json"),
-                format=name,
-                gpus=asked["gpus"],
-                offline=True,
-                **(given if name == "accelerate" else {}),
-            )
-            assert imported.figures is not None, imported.obstacle
-            advised = answer(build_question(model, offline=True, **asked)).recommended
-            speeds = [0.0 if each is None else each.tokens_per_s for each in (imported.figures.recommended, advised)]
-            difference = speeds[0] / speeds[1] - 1 if speeds[1] else 0.0
-            missed += difference < -MOST_DIFFERENCE
-            plans = [each and each.strategy for each in (imported.figures.recommended, advised)]
-            print(
-                f"{name:<18} {model:<16} {asked['gpus']:<12} {asked['seq_len']:>5} {asked['method']:<5} "
-                f"from {speeds[0]:>8,.0f} {plans[0]!s:<20} advise {speeds[1]:>8,.0f} {plans[1]!s:<20} {difference:+.1%}"
-            )
-    print(f"{missed} of {len(cases())} files are slower by more than {MOST_DIFFERENCE:.0%}")
-    return int(missed > 0)
+    lost = 0
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        for name, training in cases():
+            by_from, by_advise = speeds(name, training)
+            difference = by_from / by_advise - 1 if by_advise else 0.0
+            lost += difference < -MOST_LOST
+            case = f"{name:<18} {training.model:<16} {training.gpus:<11} {training.length:>5} {training.method:<5}"
+            print(f"{case} from {by_from:>7,.0f}  advise {by_advise:>7,.0f}  {difference:+.1%}")
+    print(f"{lost} of {len([*cases()])} files are slower by more than {MOST_LOST:.0%}")
+    return int(lost > 0)
 
 
 if __name__ == "__main__":

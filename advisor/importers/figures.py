@@ -32,7 +32,7 @@ from ..text.units import counted_noun, times
 from .imported_run import ImportedRun
 
 _LEAST_GAIN = 1.1
-"""Least speed-up of a recommended plan. Smaller speed-ups are within the uncertainty about the host."""
+"""Least speed-up by more threads of the host, or by another training backend, that is worth a change."""
 
 _WITHOUT_CONFIG: Mapping[str, Any] = {"zero_optimization": {"stage": 0}, "bf16": {"enabled": "auto"}}
 """The configuration of a run without DeepSpeed, which leaves all settings to the run's own options."""
@@ -126,7 +126,7 @@ def import_figures(
     if splits_layers:
         remarks.append("other plans are not searched for a run with AutoTP")
     else:
-        asked = _asked(own_question, run, cluster, has_loss="loss" in options)
+        asked = _asked(own_question, run, cluster, has_loss=options.get("loss", "auto") != "auto")
         kept = replace(asked, micro_batch_size=micro_batch).replace_options(gradient_checkpointing=checkpointing)
         recommended, searched = _recommended(kept, run, offloads_checkpoints=offloads_checkpoints)
         if recommended is None and kept != asked:
@@ -135,7 +135,10 @@ def import_figures(
         lacking = None if missed is None or recommended is not None else what_lacks(question, missed)
         command = _command(run, workload, model, cluster)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
-    is_better = recommended is not None and (not fits or as_is is None or not is_as_fast(as_is, recommended))
+    is_better = recommended is not None and (not fits or as_is is None or _is_faster(recommended, as_is))
+    variables = () if recommended is None or not is_better else _variables(run, own_question, cluster, recommended.plan)
+    if not run.expandable_segments and ALLOCATOR_SETTING not in variables:
+        remarks.append(f"{ALLOCATOR_SETTING} is not set, which wastes memory")
     advised = recommended if is_better else as_is
     # For one process outside a process group DeepSpeed looks for MPI and stops (0.19.8 comm/comm.py `mpi_discovery`).
     # accelerate starts it in a group if its configuration uses DeepSpeed.
@@ -152,8 +155,16 @@ def import_figures(
         is_better=is_better,
         lacking=lacking,
         command=command,
-        variables=() if recommended is None else _variables(run, own_question, cluster, recommended.plan),
+        variables=variables,
         remarks=tuple(remarks),
+    )
+
+
+def _is_faster(recommended: Candidate, as_is: Candidate) -> bool:
+    """Whether a plan is worth the change. Another training backend must gain as much as costly features."""
+    gain = recommended.tokens_per_s / as_is.tokens_per_s
+    return not is_as_fast(as_is, recommended) and (
+        recommended.plan.sharding == as_is.plan.sharding or gain >= _LEAST_GAIN
     )
 
 

@@ -3,6 +3,7 @@ configuration that it names."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,6 +102,22 @@ def plan_files(
             )
         )
     return tuple(files)
+
+
+def changed_keys(source: Source, file: ChangedFile) -> list[str]:
+    """The changed keys of the tool's file, as `key: value`, and `no key` for a removed one."""
+    old, new = source.values, parse_source(file.new_path, file.new_text, source.kind).values
+    changed = [f"{key}: {_in_line(value)}" for key, value in new.items() if key not in old or old[key] != value]
+    return [*changed, *(f"no {key}" for key in old if key not in new)]
+
+
+def _in_line(value: Any) -> str:
+    """A value on one line; of a block that holds blocks, only what it is."""
+    if isinstance(value, Mapping) and any(isinstance(each, Mapping) for each in value.values()):
+        return "the block below"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_in_line(each)}' for key, each in value.items())}}}"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def write_files(files: tuple[ChangedFile, ...], *, force: bool) -> tuple[Path, ...]:
