@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING, unset_threads
 from ...ds_configs.presets import plan_for
@@ -172,6 +172,8 @@ def _with_loaded_weights(run: ImportedRun, workload: Workload, remarks: list[str
     """The workload with the type in which the script loads the weights that train, where no engine casts them: they
     stay in fp32 under autocast (accelerate 1.15 accelerator.py `native_amp`), always with fp16, whose gradients torch's
     scaler refuses (2.13 amp/grad_scaler.py `_unscale_grads_`)."""
+    if run.sharding == "none" and workload.method == "lora" and run.loads_fp32 and not run.assumes_fp32:
+        remarks.append(f"frozen weights are counted in 16 bits; without dtype {run.tool} loads them in fp32")
     is_cast = run.sharding != "none" or workload.method != "full" or workload.precision == "fp32"
     if is_cast or workload.software.autocast or not (run.loads_fp32 or workload.precision == "fp16"):
         return workload
@@ -186,8 +188,9 @@ def _with_loaded_weights(run: ImportedRun, workload: Workload, remarks: list[str
 def _asked(own: Question, run: ImportedRun, cluster: Cluster, *, has_loss: bool) -> Question:
     """The question as `advise` asks it about the same training: what the file leaves to defaults is free, and the
     variables of the start are set."""
-    habits = {**run.unset_software, "expandable_segments": True}
-    workload = replace(own.workload, software=replace(own.workload.software, **habits))
+    reentrant = own.workload.software.reentrant and not run.frees_reentrant
+    software = replace(own.workload.software, expandable_segments=True, reentrant=reentrant)
+    workload = replace(own.workload, software=software)
     shared = own.options["sequence_parallel_size"]
     asked = replace(own, workload=workload, cluster=cluster, free_loss=run.leaves_loss and not has_loss)
     return asked.replace_options(sequence_parallel_size=None if shared == 1 else shared)
@@ -227,7 +230,7 @@ def _best_writable(question: Question, *, offloads_checkpoints: bool) -> Recomme
     samples that GPUs share, which also needs another data loader, and may have none for checkpoints in host RAM."""
     alone = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
     losses = [alone] if alone.offered_loss_question is None else [alone, alone.offered_loss_question]
-    choices: tuple[CheckpointingChoice, ...] = (question.options["gradient_checkpointing"],)
+    choices: tuple[CheckpointingChoice, ...] = (cast(CheckpointingChoice, question.options["gradient_checkpointing"]),)
     if not offloads_checkpoints and choices[0] in ("auto", "offload"):
         choices = ("on", "off")
     found = [predicted(loss.replace_options(gradient_checkpointing=choice)) for loss in losses for choice in choices]

@@ -68,8 +68,8 @@ class ImportedRun:
     """Whether the tool sets `expandable_segments` of PyTorch's allocator."""
     leaves_loss: bool = True
     """Whether the file leaves the kernel of the loss to the tool's default."""
-    unset_software: dict[str, bool] = field(default_factory=dict)
-    """Habits of the tool's defaults that a key of the file replaces, with the faster value."""
+    frees_reentrant: bool = False
+    """Whether reentrant checkpointing is the tool's default, and a key that the file lacks turns it off."""
     loads_fp32: bool = False
     """Whether weights are loaded in fp32 also for training in 16 bits, by the tool or by the script."""
     assumes_fp32: bool = False

@@ -125,7 +125,7 @@ class ToolFormat:
             sharding="zero" if part is not None else parse_fsdp(version) if has_fsdp else "none",
             deepspeed=part,
             leaves_loss=not {*self.liger.split(), *self.loss_keys} & arguments.by_name.keys(),
-            unset_software={"reentrant": False} if self.reentrant and arguments.flag(self.reentrant) is None else {},
+            frees_reentrant=bool(self.reentrant) and arguments.flag(self.reentrant) is None,
             **self.defaults,
         )
         run.loads_fp32 = {None: self.loads_fp32, "float32": True}.get(arguments.text("dtype", "torch_dtype"), False)
@@ -209,7 +209,7 @@ class ToolFormat:
                 changed[key] = plan.gradient_checkpointing
         if workload is not None and workload.loss == "fused" and run.training.get("loss") != "fused":
             changed |= self.fused_loss(source.values) if self.fused_loss else {self.liger.split()[0]: True}
-        if workload is not None and plan.gradient_checkpointing and run.unset_software:
+        if workload is not None and plan.gradient_checkpointing and run.frees_reentrant:
             changed[self.reentrant] = workload.software.reentrant
         if self.offload is not None and plan.cpu_checkpointing != (run.gradient_checkpointing == "offload"):
             name, value = self.offload[0].format(key), self.offload[1]

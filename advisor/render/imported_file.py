@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...ds_configs.training_script import training_arguments
+from ...ds_configs.training_script import python_source, training_arguments
 from ...estimators.hardware import network_assumption
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.objectives import LOSSES
@@ -160,7 +160,8 @@ def _helpful_change(answer: ImportAnswer) -> Iterator[doc.Block]:
         names = ("micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "cpu_checkpointing")
         if is_fused or any(getattr(plan, name) != getattr(figures.plan, name) for name in names):
             arguments = training_arguments(plan, figures.question.workload, figures.question.cluster)
-            chosen = [f"{name}={arguments[name]}" for name in _IN_SCRIPT if name in arguments]
+            named = [*_IN_SCRIPT, *(["gradient_checkpointing_kwargs"] if plan.cpu_checkpointing else [])]
+            chosen = [f"{name}={python_source(arguments[name])}" for name in named if name in arguments]
             yield doc.Sentence(f"In the script, which has settings that this file lacks: {', '.join(chosen)}.", "bold")
     before = [f"export {' '.join(figures.variables)}"] if figures.variables else []
     before += [LOSSES[loss].switch] if is_fused else []
