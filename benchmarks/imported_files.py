@@ -60,7 +60,7 @@ class Training(NamedTuple):
 TRAININGS = (
     Training("Qwen2.5-0.5B", "1xRTX4090", 2048, "full", 8),
     Training("Qwen2.5-7B", "4xA100-40GB", 2048, "full", 8),
-    Training("Qwen2.5-7B", "4xA100-80GB", 8192, "full", 8),
+    Training("Qwen2.5-7B", "4xA100-40GB", 8192, "full", 8),
     Training("Llama-3.1-8B", "8xH100", 4096, "full", 4),
     Training("Qwen2.5-7B", "1xA100-80GB", 4096, "lora", 16),
     Training("Llama-3.1-8B", "2xRTX4090", 2048, "lora", 8),

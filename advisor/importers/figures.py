@@ -27,7 +27,7 @@ from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
 from ..question.workload import apply_model_options, configured_workload
 from ..search.candidate import LEAST, Candidate, predict
-from ..search.choice import is_as_fast
+from ..search.choice import is_as_fast, other_taken_plans
 from ..text.units import counted_noun, times
 from .imported_run import ImportedRun
 
@@ -214,8 +214,8 @@ def _recommended(
     best = searched.recommended
     offloads = best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints
     shares = best is not None and best.plan.ranks_per_sample > 1 and question.options["sequence_parallel_size"] is None
-    if offloads or shares:
-        searched = _best_writable(question, offloads_checkpoints=offloads_checkpoints)
+    if best is not None and (offloads or shares):
+        searched = _best_writable(question, best, offloads_checkpoints=offloads_checkpoints)
         best = searched.recommended
     if run.sharding == "zero":
         return best, searched
@@ -225,16 +225,22 @@ def _recommended(
     return own if stays else best, searched
 
 
-def _best_writable(question: Question, *, offloads_checkpoints: bool) -> Recommendation:
+def _best_writable(question: Question, advised: Candidate, *, offloads_checkpoints: bool) -> Recommendation:
     """The search of the fastest plan that the file's keys can express, with either loss: the file has no key for
-    samples that GPUs share, which also needs another data loader, and may have none for checkpoints in host RAM."""
+    samples that GPUs share, which also needs another data loader, and may have none for checkpoints in host RAM. A plan
+    with more costly features replaces a simpler one that is slower than the advised plan."""
     alone = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
     losses = [alone] if alone.offered_loss_question is None else [alone, alone.offered_loss_question]
     choices: tuple[CheckpointingChoice, ...] = (cast(CheckpointingChoice, question.options["gradient_checkpointing"]),)
     if not offloads_checkpoints and choices[0] in ("auto", "offload"):
         choices = ("on", "off")
     found = [predicted(loss.replace_options(gradient_checkpointing=choice)) for loss in losses for choice in choices]
-    return max(found, key=lambda each: each.recommended.tokens_per_s if each.recommended else 0.0)
+    best = max(found, key=lambda each: each.recommended.tokens_per_s if each.recommended else 0.0)
+    if best.recommended is None or is_as_fast(best.recommended, advised):
+        return best
+    taken = [(plan.tokens_per_s, each, plan) for each in found for plan in other_taken_plans(each.ladder, None)]
+    _, search, fastest = max(taken, key=lambda each: each[0])
+    return replace(search, recommended=fastest)
 
 
 def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: Cluster) -> str:
