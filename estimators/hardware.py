@@ -207,11 +207,15 @@ def network_bytes_per_s(cluster: Cluster) -> float:
     return (_GBIT_PER_S.get(cluster.gpu.architecture, 100) if linked else 100) * 1e9 / 8
 
 
+def network_assumption(cluster: Cluster) -> str:
+    """Return the assumed network between nodes as a phrase; "" for one node, and if the user gave it."""
+    if cluster.nodes == 1 or cluster.interconnect_bytes_per_s is not None:
+        return ""
+    return f"{network_bytes_per_s(cluster) * 8 / 1e9:g} Gb/s between nodes (--interconnect)"
+
+
 def machine_assumptions(cluster: Cluster) -> tuple[str, ...]:
-    phrases = []
-    if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
-        speed = f"{network_bytes_per_s(cluster) * 8 / 1e9:g}"
-        phrases.append(f"{speed} Gb/s between nodes (--interconnect)")
+    phrases = [network] if (network := network_assumption(cluster)) else []
     if cluster.dram_bytes_per_s_per_node is None:
         speed = f"{dram_bytes_per_s(cluster) / 1e9:g}"
         phrases.append(f"{speed} GB/s of host memory bandwidth per node")

@@ -243,7 +243,7 @@ _UNSET = {"default": None, "default_text": "from the file"}
 @question_options(
     (
         *("gpus", "ram", "nvme", "interconnect"),
-        *("method", "lora_rank", "seq_len", "micro_batch", "gradient_checkpointing", "risk", "offline"),
+        *("method", "lora_rank", "seq_len", "loss", "micro_batch", "gradient_checkpointing", "risk", "offline"),
     ),
     extra=[
         click.option("--format", type=click.Choice(IMPORT_FORMATS), help="Format of FILE.  [default: detected]"),
@@ -256,6 +256,7 @@ _UNSET = {"default": None, "default_text": "from the file"}
     method=_UNSET,
     lora_rank=_UNSET,
     seq_len=_UNSET,
+    loss=_UNSET,
     micro_batch=_UNSET,
     gradient_checkpointing={**_UNSET, "choices": ("on", "off", "offload")},
 )

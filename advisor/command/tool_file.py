@@ -136,6 +136,7 @@ def _figures(advice: CommandAdvice) -> ImportFigures:
     is_faster = recommended is not None and not is_as_fast(as_is, recommended) and (advice.speedup or 2.0) > 1.0
     return ImportFigures(
         question=question,
+        own=question,
         plan=plan,
         as_is=as_is,
         refusal="",

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
+from ...estimators.workload import Workload
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
 from .source import Source, find_file, named_part, read_source
 
@@ -78,6 +79,8 @@ class AccelerateFormat:
         return ImportedRun(
             tool="accelerate",
             leaves_batch_to_script=True,
+            loads_fp32=True,
+            assumes_fp32=True,
             launcher="accelerate",
             training={"precision": precision} if precision in ("bf16", "fp16") else {},
             gradient_accumulation_steps=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
@@ -90,7 +93,14 @@ class AccelerateFormat:
             unknown=unknown,
         )
 
-    def changes(self, source: Source, _run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[str, Value]:
+    def changes(
+        self,
+        source: Source,
+        _run: ImportedRun,
+        plan: Plan,
+        part: DeepSpeedPart | None,
+        _workload: Workload | None = None,
+    ) -> dict[str, Value]:
         """The keys that name the better DeepSpeed configuration."""
         return {} if part is None else config_named(source.values, part.name, stage=plan.zero_stage)
 

@@ -3,12 +3,14 @@ format."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.files import config_text
+from ...ds_configs.launch_commands import ALLOCATOR_SETTING
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.hardware import Cluster
 from ...validate.lint import LintReport
@@ -141,7 +143,15 @@ def import_file(
     elif cluster is not None:
         try:
             shape = load_model(run.model, offline=offline)
-            figures = import_figures(run, shape, cluster, risk=risk, offloads_checkpoints=known.offload is not None)
+            figures = import_figures(
+                run,
+                shape,
+                cluster,
+                risk=risk,
+                offloads_checkpoints=known.offload is not None or run.leaves_batch_to_script,
+                micro_batch=overrides.get("micro_batch"),
+                checkpointing=overrides.get("gradient_checkpointing") or "auto",
+            )
         except DsAdviseError as error:
             obstacle = error
     document = None if run.deepspeed is None else _document(run.deepspeed)
@@ -181,16 +191,19 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
     values = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = values.pop("micro_batch", None), values.pop("gradient_checkpointing", None)
     by_script = run.leaves_batch_to_script and not run.obstacle
+    assumed = []
     if by_script and micro is None:
-        run.remarks.append("the script sets the micro batch; 1 is assumed (--micro-batch)")
+        assumed.append("micro batch 1 (--micro-batch)")
     if by_script and checkpointing is None:
-        run.remarks.append("the script sets checkpointing; off is assumed (--gradient-checkpointing)")
-    if not run.expandable_segments and not run.obstacle:
-        run.remarks.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is not set, which wastes memory")
+        assumed.append("no checkpointing (--gradient-checkpointing)")
+    if assumed:
+        run.remarks.append(f"assumed of the script: {', '.join(assumed)}")
     if ds_config is not None:
         name = run.deepspeed.name if run.deepspeed is not None else str(ds_config)
         run.deepspeed = DeepSpeedPart(name=name, config=read_ds_config(ds_config), path=ds_config)
         run.sharding = "zero"
+    variable, setting = ALLOCATOR_SETTING.split("=")
+    run.expandable_segments = run.expandable_segments or setting in os.environ.get(variable, "")
     run.model = model or run.model
     run.training |= values
     run.micro_batch_size = micro or run.micro_batch_size

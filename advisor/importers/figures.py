@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from ...ds_configs.launch_commands import unset_threads
+from ...ds_configs.launch_commands import ALLOCATOR_SETTING, unset_threads
 from ...ds_configs.presets import plan_for
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
@@ -27,12 +27,12 @@ from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
 from ..question.workload import apply_model_options, configured_workload
 from ..search.candidate import LEAST, Candidate, predict
-from ..search.choice import is_as_fast
+from ..search.choice import is_as_fast, other_taken_plans
 from ..text.units import counted_noun, times
 from .imported_run import ImportedRun
 
 _LEAST_GAIN = 1.1
-"""Least speed-up of a recommended plan. Smaller speed-ups are within the uncertainty about the host."""
+"""Least speed-up by more threads of the host, or by another training backend, that is worth a change."""
 
 _WITHOUT_CONFIG: Mapping[str, Any] = {"zero_optimization": {"stage": 0}, "bf16": {"enabled": "auto"}}
 """The configuration of a run without DeepSpeed, which leaves all settings to the run's own options."""
@@ -43,7 +43,9 @@ class ImportFigures:
     """Figures of a run, and a better plan for it."""
 
     question: Question
-    """The same training on the same machines, with any plan."""
+    """The same training and global batch on the same machines, as `advise` asks it; with the loss of `recommended`."""
+    own: Question
+    """The run as it is: with the loss, the allocator and the threads that it has today."""
     plan: Plan
     """The run's own plan."""
     as_is: Candidate | None
@@ -58,16 +60,30 @@ class ImportFigures:
     """What the closest plan lacks, as a sentence, if a search found no plan that fits."""
     command: str = ""
     """The command that lists the changes that would help; "" without a search."""
+    variables: tuple[str, ...] = ()
+    """The environment variables that the better plan needs and the run does not have, as NAME=VALUE."""
     remarks: tuple[str, ...] = ()
 
 
 def import_figures(
-    run: ImportedRun, model: ModelShape, cluster: Cluster, *, risk: Risk, offloads_checkpoints: bool
+    run: ImportedRun,
+    model: ModelShape,
+    cluster: Cluster,
+    *,
+    risk: Risk,
+    offloads_checkpoints: bool,
+    micro_batch: int | None = None,
+    checkpointing: CheckpointingChoice = "auto",
 ) -> ImportFigures:
-    """The figures of a run on these GPUs. offloads_checkpoints: whether the file has a key that offloads the inputs of
-    checkpointed layers. Raises ConfigFileError and WorkloadError if the run contradicts itself or names something
-    unknown."""
-    part, equal_parts, remarks = run.deepspeed, cluster, list[str]()
+    """The figures of a run on these GPUs.
+
+    offloads_checkpoints: whether the file has a key that offloads the inputs of checkpointed layers.
+    micro_batch, checkpointing: the user's, which other plans keep if one fits with them; None and "auto" leave the
+        search free.
+
+    Raises ConfigFileError and WorkloadError if the run contradicts itself or names something unknown.
+    """
+    part, remarks = run.deepspeed, list[str]()
     if part is not None and part.config is None:
         raise ConfigFileError(
             f"the configuration {part.name[:80]} is not on this machine",
@@ -75,24 +91,25 @@ def import_figures(
             fix="run this on the machine that has it, or pass --ds-config FILE",
         )
     config = _WITHOUT_CONFIG if part is None or part.config is None else part.config
-    if run.launcher is not None and cluster.world_size > 1:
-        cluster = replace(cluster, threads_per_rank=unset_threads(run.launcher, cluster))
+    as_started = cluster
+    if run.launcher is not None and cluster.world_size > 1 and cluster.threads_per_rank is None:
+        as_started = replace(cluster, threads_per_rank=unset_threads(run.launcher, cluster))
     software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
     options = {**run.training, "software": software}
     if (options.get("kernels") == "liger" or options.get("loss") == "fused") and not supports(model, "liger"):
         options = {name: value for name, value in options.items() if name not in ("kernels", "loss")}
         remarks.append(f"Liger has no kernels for {model.model_type} models: counted without")
     model = apply_model_options(model, options)
-    workload = configured_workload(config, options, model, cluster.gpu)
+    workload = _with_loaded_weights(run, configured_workload(config, options, model, cluster.gpu), remarks)
     if workload.optimizer not in OPTIMIZERS:
         raise WorkloadError(f"not predicted: the optimizer {workload.optimizer[:40]}", why="its states are not known")
-    plan = _plan(run, config, model, workload, cluster)
-    refusal = unsupported(model, workload, plan, cluster) or ""
-    as_is = None if refusal else predict(model, workload, cluster, plan)
+    plan = _plan(run, config, model, workload, as_started)
+    refusal = unsupported(model, workload, plan, as_started) or ""
+    as_is = None if refusal else predict(model, workload, as_started, plan)
     if as_is is not None and as_is.plan.offload_optimizer != "none":
-        gain = as_is.time.step_s / predict(model, workload, equal_parts, plan).time.step_s
+        gain = as_is.time.step_s / predict(model, workload, cluster, plan).time.step_s
         if gain >= _LEAST_GAIN:
-            own = counted_noun(cluster.threads_per_rank or 1, "thread")
+            own = counted_noun(as_started.threads_per_rank or 1, "thread")
             remarks.append(
                 f"the optimizer runs on the host with {own} per rank: OMP_NUM_THREADS={cores_per_rank(cluster)} would "
                 f"make the run {times(gain)} as fast"
@@ -102,15 +119,26 @@ def import_figures(
     splits_layers = plan.autotp_size > 1  # the script's data loader depends on the groups
     samples = None if splits_layers else plan.samples_per_step(cluster.world_size)
     workload = replace(workload, global_batch_size=samples)
-    question = Question(model=model, workload=workload, cluster=cluster, risk=risk, options=script_constraints(plan))
-    recommended, lacking, command = None, None, ""
+    own_question = Question(
+        model=model, workload=workload, cluster=as_started, risk=risk, options=script_constraints(plan)
+    )
+    recommended, lacking, command, question = None, None, "", own_question
     if splits_layers:
         remarks.append("other plans are not searched for a run with AutoTP")
     else:
-        recommended, lacking = _best_plan(question, run, plan, offloads_checkpoints=offloads_checkpoints)
+        asked = _asked(own_question, run, cluster, has_loss=options.get("loss", "auto") != "auto")
+        kept = replace(asked, micro_batch_size=micro_batch).replace_options(gradient_checkpointing=checkpointing)
+        recommended, searched = _recommended(kept, run, offloads_checkpoints=offloads_checkpoints)
+        if recommended is None and kept != asked:
+            recommended, searched = _recommended(asked, run, offloads_checkpoints=offloads_checkpoints)
+        question, missed = searched.question, searched.closest
+        lacking = None if missed is None or recommended is not None else what_lacks(question, missed)
         command = _command(run, workload, model, cluster)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
-    is_better = recommended is not None and (not fits or as_is is None or not is_as_fast(as_is, recommended))
+    is_better = recommended is not None and (not fits or as_is is None or _is_faster(recommended, as_is))
+    variables = () if recommended is None or not is_better else _variables(run, own_question, cluster, recommended.plan)
+    if not run.expandable_segments and ALLOCATOR_SETTING not in variables:
+        remarks.append(f"{ALLOCATOR_SETTING} is not set, which wastes memory")
     advised = recommended if is_better else as_is
     # For one process outside a process group DeepSpeed looks for MPI and stops (0.19.8 comm/comm.py `mpi_discovery`).
     # accelerate starts it in a group if its configuration uses DeepSpeed.
@@ -119,6 +147,7 @@ def import_figures(
         remarks.append(f"DeepSpeed needs a launcher even for one process: start it with {run.one_process}")
     return ImportFigures(
         question=question,
+        own=own_question,
         plan=plan,
         as_is=as_is,
         refusal=refusal,
@@ -126,26 +155,54 @@ def import_figures(
         is_better=is_better,
         lacking=lacking,
         command=command,
+        variables=variables,
         remarks=tuple(remarks),
     )
 
 
-def _best_plan(
-    question: Question, run: ImportedRun, plan: Plan, *, offloads_checkpoints: bool
-) -> tuple[Candidate | None, str | None]:
-    """(the best plan, what the closest plan lacks if none fits). If the script decides batch and checkpointing, a plan
-    with the script's values is preferred."""
-    if run.leaves_batch_to_script:
-        kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
-        as_in_script = replace(question, micro_batch_size=plan.micro_batch_size).replace_options(
-            gradient_checkpointing="offload" if plan.cpu_checkpointing else kept
+def _is_faster(recommended: Candidate, as_is: Candidate) -> bool:
+    """Whether a plan is worth the change. Another training backend must gain as much as costly features."""
+    gain = recommended.tokens_per_s / as_is.tokens_per_s
+    return not is_as_fast(as_is, recommended) and (
+        recommended.plan.sharding == as_is.plan.sharding or gain >= _LEAST_GAIN
+    )
+
+
+def _with_loaded_weights(run: ImportedRun, workload: Workload, remarks: list[str]) -> Workload:
+    """The workload with the type in which the script loads the weights that train, where no engine casts them: they
+    stay in fp32 under autocast (accelerate 1.15 accelerator.py `native_amp`), always with fp16, whose gradients torch's
+    scaler refuses (2.13 amp/grad_scaler.py `_unscale_grads_`)."""
+    if run.sharding == "none" and workload.method == "lora" and run.loads_fp32 and not run.assumes_fp32:
+        remarks.append(f"frozen weights are counted in 16 bits; without dtype {run.tool} loads them in fp32")
+    is_cast = run.sharding != "none" or workload.method != "full" or workload.precision == "fp32"
+    if is_cast or workload.software.autocast or not (run.loads_fp32 or workload.precision == "fp16"):
+        return workload
+    if run.assumes_fp32 and workload.precision != "fp16":
+        remarks.append(
+            "the script is assumed to load the weights in fp32, which autocast needs; loaded in 16 bits (dtype), "
+            "weights, gradients and states take half"
         )
-        recommended, _ = _recommended(as_in_script, run, offloads_checkpoints=True)
-        if recommended is not None:
-            return recommended, None
-    recommended, searched = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
-    missed = searched.closest
-    return recommended, None if missed is None or recommended is not None else what_lacks(question, missed)
+    return replace(workload, software=replace(workload.software, autocast=True))
+
+
+def _asked(own: Question, run: ImportedRun, cluster: Cluster, *, has_loss: bool) -> Question:
+    """The question as `advise` asks it about the same training: what the file leaves to defaults is free, and the
+    variables of the start are set."""
+    reentrant = own.workload.software.reentrant and not run.frees_reentrant
+    software = replace(own.workload.software, expandable_segments=True, reentrant=reentrant)
+    workload = replace(own.workload, software=software)
+    shared = own.options["sequence_parallel_size"]
+    asked = replace(own, workload=workload, cluster=cluster, free_loss=run.leaves_loss and not has_loss)
+    return asked.replace_options(sequence_parallel_size=None if shared == 1 else shared)
+
+
+def _variables(run: ImportedRun, own: Question, cluster: Cluster, plan: Plan) -> tuple[str, ...]:
+    variables = list[str]()
+    if not run.expandable_segments and cluster.gpu.vendor == "NVIDIA":
+        variables.append(ALLOCATOR_SETTING)
+    if plan.offload_optimizer != "none" and own.cluster.threads_per_rank != cluster.threads_per_rank:
+        variables.append(f"OMP_NUM_THREADS={cores_per_rank(cluster)}")
+    return tuple(variables)
 
 
 def _recommended(
@@ -155,14 +212,35 @@ def _recommended(
     DeepSpeed if that is as fast."""
     searched = predicted(question)
     best = searched.recommended
-    if best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints:
-        searched = predicted(question.replace_options(gradient_checkpointing="on"))
+    offloads = best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints
+    shares = best is not None and best.plan.ranks_per_sample > 1 and question.options["sequence_parallel_size"] is None
+    if best is not None and (offloads or shares):
+        searched = _best_writable(question, best, offloads_checkpoints=offloads_checkpoints)
         best = searched.recommended
     if run.sharding == "zero":
         return best, searched
-    own = strategy_candidate(question, _plain_strategy(run, question.model, question.workload, question.cluster))
+    asked = searched.question
+    own = strategy_candidate(asked, _plain_strategy(run, asked.model, asked.workload, asked.cluster))
     stays = own.fit.probability >= LEAST[question.risk] and (best is None or is_as_fast(own, best))
     return own if stays else best, searched
+
+
+def _best_writable(question: Question, advised: Candidate, *, offloads_checkpoints: bool) -> Recommendation:
+    """The search of the fastest plan that the file's keys can express, with either loss: the file has no key for
+    samples that GPUs share, which also needs another data loader, and may have none for checkpoints in host RAM. A plan
+    with more costly features replaces a simpler one that is slower than the advised plan."""
+    alone = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
+    losses = [alone] if alone.offered_loss_question is None else [alone, alone.offered_loss_question]
+    choices: tuple[CheckpointingChoice, ...] = (cast(CheckpointingChoice, question.options["gradient_checkpointing"]),)
+    if not offloads_checkpoints and choices[0] in ("auto", "offload"):
+        choices = ("on", "off")
+    found = [predicted(loss.replace_options(gradient_checkpointing=choice)) for loss in losses for choice in choices]
+    best = max(found, key=lambda each: each.recommended.tokens_per_s if each.recommended else 0.0)
+    if best.recommended is None or is_as_fast(best.recommended, advised):
+        return best
+    taken = [(plan.tokens_per_s, each, plan) for each in found for plan in other_taken_plans(each.ladder, None)]
+    _, search, fastest = max(taken, key=lambda each: each[0])
+    return replace(search, recommended=fastest)
 
 
 def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: Cluster) -> str:

@@ -14,7 +14,7 @@ from ...ds_configs.launch_commands import Launcher
 from ...estimators.plan import Fsdp, Sharding
 from ...estimators.workload import NEXT_TOKEN
 
-Value = str | int | float | bool | None | Mapping[str, Any]
+Value = str | int | float | bool | None | Mapping[str, Any] | list[str]
 """The new value of a key. None removes the key."""
 
 
@@ -66,6 +66,14 @@ class ImportedRun:
     does so."""
     expandable_segments: bool = False
     """Whether the tool sets `expandable_segments` of PyTorch's allocator."""
+    leaves_loss: bool = True
+    """Whether the file leaves the kernel of the loss to the tool's default."""
+    frees_reentrant: bool = False
+    """Whether reentrant checkpointing is the tool's default, and a key that the file lacks turns it off."""
+    loads_fp32: bool = False
+    """Whether weights are loaded in fp32 also for training in 16 bits, by the tool or by the script."""
+    assumes_fp32: bool = False
+    """Whether `loads_fp32` is an assumption about the script."""
     faults: tuple[str, ...] = ()
     """Settings that the tool itself refuses or ignores, as sentences."""
     remarks: list[str] = field(default_factory=list)

@@ -3,6 +3,7 @@ configuration that it names."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,14 +58,27 @@ def changed_files(
         text = None if document is None or report is None else _corrected_text(document, report)
         if text is None:
             return ()
-    return plan_files(source, form, run, plan, text, destination=destination)
+    workload = figures.question.workload if plan is not figures.plan else None
+    return plan_files(source, form, run, plan, text, destination=destination, workload=workload)
 
 
 def plan_files(
-    source: Source, form: Format, run: ImportedRun, plan: Plan, config_text: str | None, *, destination: Path | None
+    source: Source,
+    form: Format,
+    run: ImportedRun,
+    plan: Plan,
+    config_text: str | None,
+    *,
+    destination: Path | None,
+    workload: Workload | None = None,
 ) -> tuple[ChangedFile, ...]:
-    """The files that run this plan. config_text: the DeepSpeed configuration; None for a plan without DeepSpeed. Raises
-    ConfigFileError if the file's form does not allow the change."""
+    """The files that run this plan.
+
+    config_text: the DeepSpeed configuration; None for a plan without DeepSpeed.
+    workload: the training with the loss and the kind of checkpointing to write; None keeps those of the run.
+
+    Raises ConfigFileError if the file's form does not allow the change.
+    """
     path = destination or source.path
     named = run.deepspeed.name if run.deepspeed is not None else ""
     config_path = path.with_name(f"{path.stem}.ds_config.json")
@@ -74,8 +88,8 @@ def plan_files(
     if config_text is not None:
         config = read_document(config_text.encode(), name="the new file").value
         part = DeepSpeedPart(name=str(config_path), config=config)
-    text = source.edited(form.changes(source, run, plan, part))
-    _check(source, form, text, plan, has_config=part is not None)
+    text = source.edited(form.changes(source, run, plan, part, workload))
+    _check(source, form, text, plan, workload, has_config=part is not None)
     files = [ChangedFile(old_name=str(source.path), old_text=source.text, new_path=path, new_text=text)]
     if config_text is not None and str(config_path) in text:  # else it is part of the file itself
         old = run.deepspeed.path if run.deepspeed is not None else None
@@ -88,6 +102,22 @@ def plan_files(
             )
         )
     return tuple(files)
+
+
+def changed_keys(source: Source, file: ChangedFile) -> list[str]:
+    """The changed keys of the tool's file, as `key: value`, and `no key` for a removed one."""
+    old, new = source.values, parse_source(file.new_path, file.new_text, source.kind).values
+    changed = [f"{key}: {_in_line(value)}" for key, value in new.items() if key not in old or old[key] != value]
+    return [*changed, *(f"no {key}" for key in old if key not in new)]
+
+
+def _in_line(value: Any) -> str:
+    """A value on one line; of a block that holds blocks, only what it is."""
+    if isinstance(value, Mapping) and any(isinstance(each, Mapping) for each in value.values()):
+        return "the block below"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_in_line(each)}' for key, each in value.items())}}}"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def write_files(files: tuple[ChangedFile, ...], *, force: bool) -> tuple[Path, ...]:
@@ -110,7 +140,7 @@ def better_config(run: ImportedRun, plan: Plan, question: Question, *, accelerat
         if own is not None and name not in own:  # a key that the run's file lacks stays absent
             config.pop(name, None)
     if accelerate:
-        config = _for_accelerate(config, own or {}, question.workload)
+        config = _for_accelerate(config, own or {}, question.workload, plan.gradient_accumulation_steps)
     elif "optimizer" in config and "optimizer" not in (own or {}):  # the Trainer stops where they are not its own
         config["optimizer"]["params"] |= dict.fromkeys({"betas", "eps"} & config["optimizer"]["params"].keys(), "auto")
     # The order of the user's file keeps the difference short.
@@ -129,15 +159,18 @@ def lint_part(document: Document, question: Question | None) -> LintReport:
     return replace(report, findings=tuple(each for each in report.findings if each.code not in _RULES_ON_FIGURES))
 
 
-def _for_accelerate(config: Mapping[str, Any], own: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
+def _for_accelerate(
+    config: Mapping[str, Any], own: Mapping[str, Any], workload: Workload, steps: int
+) -> dict[str, Any]:
     """The configuration including the settings that accelerate refuses in its own file, and without an added optimizer,
     because the script has one."""
     config = {name: value for name, value in config.items() if name != "optimizer" or "optimizer" in own}
     for name in ("bf16", "fp16"):
         if isinstance(config.get(name), Mapping) and config[name].get("enabled") == "auto":
             config[name] = {**config[name], "enabled": workload.precision == name}
-    accumulation = own.get("gradient_accumulation_steps", "auto")  # accelerate and the Trainer replace auto
-    return {**config, "gradient_accumulation_steps": accumulation}
+    # accelerate and the Trainer replace auto; a number must be the plan's.
+    is_number = own.get("gradient_accumulation_steps", "auto") != "auto"
+    return {**config, "gradient_accumulation_steps": steps if is_number else "auto"}
 
 
 def _corrected_text(document: Document, report: LintReport) -> str | None:
@@ -145,7 +178,7 @@ def _corrected_text(document: Document, report: LintReport) -> str | None:
     return text if made else None
 
 
-def _check(source: Source, form: Format, text: str, plan: Plan, *, has_config: bool) -> None:
+def _check(source: Source, form: Format, text: str, plan: Plan, workload: Workload | None, *, has_config: bool) -> None:
     """Read the changed text again. Raises ConfigFileError if its run is not that of the plan."""
     changed = form.read(parse_source(source.path, text, source.kind))
     accelerate = form.name == "accelerate"
@@ -154,6 +187,7 @@ def _check(source: Source, form: Format, text: str, plan: Plan, *, has_config: b
         and changed.gradient_accumulation_steps in (plan.gradient_accumulation_steps, *([1] if accelerate else []))
         and (accelerate or bool(changed.gradient_checkpointing) == plan.gradient_checkpointing)
         and (changed.deepspeed is not None) == has_config
+        and (accelerate or workload is None or workload.loss != "fused" or changed.training.get("loss") == "fused")
     )
     if not same:
         raise ConfigFileError(

@@ -13,7 +13,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import trainer_optimizer, trainer_optimizer_step
 from ...estimators.plan import Plan
-from ...estimators.workload import NEXT_TOKEN
+from ...estimators.workload import NEXT_TOKEN, Workload
 from ...validate.lint.document import read_document
 from .accelerate import SHIPPED_BY_TRL, AccelerateFormat
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
@@ -70,7 +70,17 @@ class ToolFormat:
     default_precision: str = "fp32"
     software: Mapping[str, bool] = field(default_factory=dict)
     liger: str = ""
-    """Switches of Liger's kernels and fused loss."""
+    """Switches of Liger's kernels and fused loss; a change sets the first."""
+    loss_keys: tuple[str, ...] = ()
+    """Further keys that decide the kernel of the loss."""
+    fused_loss: Callable[[Mapping[str, Any]], dict[str, Value]] | None = None
+    """The keys that turn on Liger's fused loss, by the file's; None for the first of `liger`."""
+    reentrant: str = ""
+    """The switch of reentrant checkpointing, of a tool where it is on by default."""
+    loads_fp32: bool = False
+    """Whether weights are loaded in fp32 also for training in 16 bits, if no key names their type."""
+    assumes_fp32: bool = False
+    """Whether `loads_fp32` is an assumption about the script that reads the file."""
     micro_batch: tuple[str, ...] = ("per_device_train_batch_size",)
     """Keys of the micro batch; changes are written to the first."""
     default_micro_batch: int
@@ -114,8 +124,12 @@ class ToolFormat:
             gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
             sharding="zero" if part is not None else parse_fsdp(version) if has_fsdp else "none",
             deepspeed=part,
+            leaves_loss=not {*self.liger.split(), *self.loss_keys} & arguments.by_name.keys(),
+            frees_reentrant=bool(self.reentrant) and arguments.flag(self.reentrant) is None,
             **self.defaults,
         )
+        run.loads_fp32 = {None: self.loads_fp32, "float32": True}.get(arguments.text("dtype", "torch_dtype"), False)
+        run.assumes_fp32 = self.assumes_fp32 and arguments.text("dtype", "torch_dtype") is None
         optimizer, training = arguments.text(self.optimizer), run.training
         training.update(
             optimizer=_optimizer(run, optimizer),
@@ -160,8 +174,18 @@ class ToolFormat:
         places = {"gpus": gpus_per_node, "trl": trl, "swift": swift, "file": source.path}
         return tuple(word.format(**places) for word in self.command.split())
 
-    def changes(self, source: Source, run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[str, Value]:
-        """The keys that change the run to this plan. part: its DeepSpeed configuration; None without one.
+    def changes(
+        self,
+        source: Source,
+        run: ImportedRun,
+        plan: Plan,
+        part: DeepSpeedPart | None,
+        workload: Workload | None = None,
+    ) -> dict[str, Value]:
+        """The keys that change the run to this plan.
+
+        part: its DeepSpeed configuration; None without one.
+        workload: its training, whose loss and kind of checkpointing the file gets too; None keeps those of the run.
 
         Raises ConfigFileError if the DeepSpeed configuration is in accelerate's file, which this file names.
         """
@@ -183,6 +207,10 @@ class ToolFormat:
                 changed[self.disables_checkpointing] = None if plan.gradient_checkpointing else True
             else:
                 changed[key] = plan.gradient_checkpointing
+        if workload is not None and workload.loss == "fused" and run.training.get("loss") != "fused":
+            changed |= self.fused_loss(source.values) if self.fused_loss else {self.liger.split()[0]: True}
+        if workload is not None and plan.gradient_checkpointing and run.frees_reentrant:
+            changed[self.reentrant] = workload.software.reentrant
         if self.offload is not None and plan.cpu_checkpointing != (run.gradient_checkpointing == "offload"):
             name, value = self.offload[0].format(key), self.offload[1]
             if plan.cpu_checkpointing or name in options:

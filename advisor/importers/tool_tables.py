@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.objectives import OBJECTIVES
-from .imported_run import DeepSpeedPart, ImportedRun
+from .imported_run import DeepSpeedPart, ImportedRun, Value
 from .script_arguments import ScriptArguments
 from .source import Source
 from .tool_format import ToolFormat, deepspeed_part
@@ -100,6 +100,7 @@ LLAMA_FACTORY = ToolFormat(
     default_seq_len=2048,  # hparams/data_args.py
     attention=("flash_attn",),
     liger="enable_liger_kernel",
+    reentrant="use_reentrant_gc",
     default_micro_batch=8,
     disables_checkpointing="disable_gradient_checkpointing",
     not_modelled={
@@ -243,6 +244,9 @@ MS_SWIFT = ToolFormat(
 )
 
 
+_LIGER_PLUGIN, _LIGER_LOSS = "axolotl.integrations.liger.LigerPlugin", "liger_fused_linear_cross_entropy"
+
+
 def _axolotl_details(run: ImportedRun, arguments: ScriptArguments, _: Source) -> None:
     training = run.training
     _axolotl_adapter(run, arguments)
@@ -318,7 +322,7 @@ def _axolotl_kernels(run: ImportedRun, arguments: ScriptArguments) -> None:
         and "Liger" in plugins
     ):
         training["kernels"] = "liger"
-    if arguments.flag("liger_fused_linear_cross_entropy") and "Liger" in plugins:
+    if arguments.flag(_LIGER_LOSS) and "Liger" in plugins:
         training["loss"] = "fused"
     elif "CutCrossEntropy" in plugins:
         training["loss"] = "fused"
@@ -327,6 +331,13 @@ def _axolotl_kernels(run: ImportedRun, arguments: ScriptArguments) -> None:
         training["loss"] = "in-place"
     elif arguments.flag("chunked_cross_entropy"):
         training["loss"] = "chunked"
+
+
+def _axolotl_fused_loss(values: Mapping[str, Any]) -> dict[str, Value]:
+    plugins = values.get("plugins") or []
+    plugins = [plugins] if isinstance(plugins, str) else list(plugins)
+    added = {} if _LIGER_PLUGIN in plugins else {"plugins": [*plugins, _LIGER_PLUGIN]}
+    return {**added, _LIGER_LOSS: True}
 
 
 AXOLOTL = ToolFormat(
@@ -343,6 +354,8 @@ AXOLOTL = ToolFormat(
     default_seq_len=512,
     optimizer="optimizer",
     attention=("attn_implementation",),
+    loss_keys=(_LIGER_LOSS, "cut_cross_entropy"),
+    fused_loss=_axolotl_fused_loss,
     software={"fp32-adapters": True},
     micro_batch=("micro_batch_size",),
     default_micro_batch=1,

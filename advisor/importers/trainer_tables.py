@@ -51,6 +51,8 @@ TRAINING_ARGUMENTS = ToolFormat(
     ),
     details=_training_arguments_details,
     liger="use_liger_kernel use_liger",
+    loads_fp32=True,  # `from_pretrained` before transformers 5; since then the checkpoint's type
+    assumes_fp32=True,
     micro_batch=("per_device_train_batch_size", "per_gpu_train_batch_size"),
     default_micro_batch=8,
     defaults=_ONE_PROCESS,
@@ -94,7 +96,8 @@ TRL = replace(
     matches=_is_trl,
     details=_trl_details,
     defaults={**_ONE_PROCESS, "launcher": "accelerate"},
-    # TRL 1.16 trainer/base_config.py and sft_config.py
+    # TRL 1.16 trainer/base_config.py, sft_config.py and model_config.py (dtype)
     checkpoints=True,
     default_seq_len=1024,
+    assumes_fp32=False,
 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ...ds_configs.training_script import python_source, training_arguments
+from ...estimators.hardware import network_assumption
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
+from ...estimators.objectives import LOSSES
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.verdict import answer_subject, batch_sentence, fit_tone, need_sentence, speed_sentence
 from ..command.advice import ProofFigures, TodayFigures
@@ -15,43 +18,73 @@ from ..command.tool_file import ToolRun
 from ..document import blocks as doc
 from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
+from ..importers.rewrite import changed_keys
+from ..question.question import Question
 from ..search.candidate import Candidate, fits_sentence
-from ..text.labels import plan_title
-from ..text.units import capitalised, ended, printable, times
+from ..text.labels import device_label, phase_title, plan_title
+from ..text.units import capitalised, counted_noun, ended, gib, printable, times
+from .answer import MOST_LINES
 from .command_advice import today_and_advised
 from .lint import FindingFigures, finding_blocks, finding_figures
+from .plans import memory_bar
 
 _MOST_KEYS = 12
 """Maximum number of keys listed per kind. The JSON has all."""
 
+_GIVE_WAY = ("configuration", "findings", "file")
+"""Parts that are left out, in this order, if the answer exceeds `MOST_LINES`: the difference of the DeepSpeed
+configuration, the lint findings beside their number, and the difference of the file, whose keys are listed above."""
+
+
+_IN_SCRIPT = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "use_liger_kernel",
+)
+"""TrainingArguments that a file without them leaves to the script."""
+
 
 def import_document(result: ToolRun) -> doc.Document:
-    """Return the file, the figures of its run, a better plan, errors, and the changes to the file."""
+    """Return the file, the memory and speed of its run, the change that helps, errors, and the differences: at most
+    `MOST_LINES` lines, if leaving out details suffices."""
+    from ..document.terminal import line_count  # imported here: JSON needs no terminal library
+
     answer = result.answer
     name = printable(str(answer.source.path))
     title = f"{name} is {answer.form.title}."
-    blocks = [*_run(result), doc.Gap(), *_faults(answer), *_changes(answer)]
-    return doc.Document(subject=name, verdict=title, tone=None, blocks=blocks, data=import_json(result))
+    data = import_json(result)
+    for count in range(len(_GIVE_WAY) + 1):
+        left_out = _GIVE_WAY[:count]
+        blocks = [*_run(result), *_faults(answer, left_out), *_changes(answer, left_out)]
+        document = doc.Document(subject=name, verdict=title, tone=None, blocks=blocks, data=data)
+        if line_count(document) <= MOST_LINES:
+            break
+    return document
 
 
 def _run(result: ToolRun) -> Iterator[doc.Block]:
     answer, advice = result.answer, result.advice
-    run = answer.run
+    run, figures = answer.run, answer.figures
     if advice is None:
         yield doc.Sentence(f"Read, not run: {ended(printable(result.not_run))}")
     else:
         yield doc.Sentence("Run on a simulated GPU:")
         yield doc.Commands([shlex.join(answer.command)])
-    if answer.figures is not None:
-        yield from map(doc.Sentence, answer_subject(answer.figures.question, answer.form.tool or "TRL"))
-    if advice is not None:
+    if figures is not None:
+        yield from map(doc.Sentence, answer_subject(figures.own, answer.form.tool or "TRL"))
+    if advice is not None and figures is not None:
         yield from today_and_advised(advice)
+        yield from _memory(figures)
         if advice.recommended is None:
             problem = advice.proofs[-1].problem if advice.proofs else "no plan fits with its global batch"
             yield doc.Sentence(f"No better plan was found: {ended(printable(problem))}")
-    elif answer.figures is not None:
+    elif figures is not None:
         yield doc.Gap()
-        yield from _figures(answer.figures, leaves_batch=run.leaves_batch_to_script)
+        yield from _figures(figures)
+    yield from _helpful_change(answer)
+    if figures is not None and (network := network_assumption(figures.question.cluster)):
+        yield doc.Sentence(f"Assumed: {network}.")
     for remark in answer.remarks:
         yield doc.Sentence(capitalised(ended(printable(remark))))
     if run.uncounted and not run.obstacle:
@@ -65,17 +98,15 @@ def _listed(keys: Sequence[str]) -> str:
     return f"{names} and {more} more" if more > 0 else names
 
 
-def _figures(figures: ImportFigures, *, leaves_batch: bool) -> Iterator[doc.Block]:
+def _figures(figures: ImportFigures) -> Iterator[doc.Block]:
     better = figures.recommended
     if figures.as_is is None:
         yield doc.Sentence(f"It cannot run as it is: {figures.refusal}.", "bad")
     else:
-        yield from _plan("As it is", figures.as_is, figures)
+        yield from _plan("As it is", figures.as_is, figures.own)
+        yield from _memory(figures)
     if better is not None and figures.is_better:
-        yield from _plan("Better", better, figures)
-        by_script = ("micro_batch_size", "gradient_checkpointing")
-        if leaves_batch and any(getattr(better.plan, name) != getattr(figures.plan, name) for name in by_script):
-            yield doc.Sentence("The script must set micro batch and checkpointing: they are not in this file.")
+        yield from _plan("Better", better, figures.question)
         yield doc.Sentence(_gain(figures, better))
     elif better is not None:
         yield doc.Sentence("No plan with the same training and global batch is known to be faster.")
@@ -88,6 +119,17 @@ def _figures(figures: ImportFigures, *, leaves_batch: bool) -> Iterator[doc.Bloc
         yield doc.Commands([figures.command])
 
 
+def _memory(figures: ImportFigures) -> Iterator[doc.Block]:
+    """Yield what the run's own plan holds on a GPU at its peak."""
+    if figures.as_is is None:
+        return
+    memory, device = figures.as_is.memory, device_label(figures.own.cluster)
+    need, moment = gib(memory.device_bytes_per_gpu), phase_title(memory.peak.name)
+    yield doc.Sentence(f"  Predicted memory by part: {need} GiB per {device} (peak: {moment})", hang=4)
+    bar = memory_bar(memory.components)
+    yield doc.Chart(bar)._replace(printed=bar)
+
+
 def _gain(figures: ImportFigures, better: Candidate) -> str:
     """Return the advantage of the better plan."""
     if figures.as_is is None:
@@ -98,22 +140,56 @@ def _gain(figures: ImportFigures, better: Candidate) -> str:
     return f"It is better because it fits; it is {ratio} as fast as the run would be."
 
 
-def _plan(title: str, candidate: Candidate, figures: ImportFigures) -> Iterator[doc.Block]:
+def _plan(title: str, candidate: Candidate, question: Question) -> Iterator[doc.Block]:
     verdict = fits_sentence(plan_title(candidate.plan), candidate.fit)
     yield doc.Sentence(f"{title}: {verdict}", fit_tone(candidate.fit))
     for figure in (batch_sentence, need_sentence, speed_sentence):
-        yield doc.Sentence(f"  {figure(figures.question, candidate)}", hang=4)
+        yield doc.Sentence(f"  {figure(question, candidate)}", hang=4)
 
 
-def _faults(answer: ImportAnswer) -> Iterator[doc.Block]:
+def _helpful_change(answer: ImportAnswer) -> Iterator[doc.Block]:
+    """Yield the better plan in the file's own keys, what only the script can set, and the variables of the start."""
+    figures = answer.figures
+    if figures is None or not figures.is_better or figures.recommended is None:
+        return
+    plan, loss = figures.recommended.plan, figures.question.workload.loss
+    is_fused = loss != figures.own.workload.loss
+    if answer.files and (keys := changed_keys(answer.source, answer.files[0])):
+        yield doc.Sentence(f"In {printable(str(answer.source.path))}: {_listed(keys)}.", "bold")
+    if answer.run.leaves_batch_to_script:
+        names = ("micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "cpu_checkpointing")
+        if is_fused or any(getattr(plan, name) != getattr(figures.plan, name) for name in names):
+            arguments = training_arguments(plan, figures.question.workload, figures.question.cluster)
+            named = [*_IN_SCRIPT, *(["gradient_checkpointing_kwargs"] if plan.cpu_checkpointing else [])]
+            chosen = [f"{name}={python_source(arguments[name])}" for name in named if name in arguments]
+            yield doc.Sentence(f"In the script, which has settings that this file lacks: {', '.join(chosen)}.", "bold")
+    before = [f"export {' '.join(figures.variables)}"] if figures.variables else []
+    before += [LOSSES[loss].switch] if is_fused else []
+    if before:
+        yield doc.Sentence(f"Before the start: {'; '.join(before)}.", "bold")
+
+
+def _faults(answer: ImportAnswer, left_out: Collection[str]) -> Iterator[doc.Block]:
+    """Yield what the tool refuses, and the lint findings; without "findings" only errors."""
     for fault in answer.run.faults:
         yield doc.Sentence(capitalised(ended(printable(fault))), "bad")
-    if answer.report is not None and answer.run.deepspeed is not None:
-        part = answer.run.deepspeed
-        yield from finding_blocks(printable(str(part.path or part.name)), answer.report)
+    if answer.report is None or answer.run.deepspeed is None:
+        return
+    part, report = answer.run.deepspeed, answer.report
+    name = printable(str(part.path or part.name))
+    errors = tuple(each for each in report.findings if each.severity == "error")
+    hidden = len(report.findings) - len(errors)
+    yield doc.Gap()
+    if "findings" not in left_out or not hidden:
+        yield from finding_blocks(name, report)
+        return
+    if errors:
+        yield from finding_blocks(name, replace(report, findings=errors))
+    where = f"ds-advise lint {shlex.quote(name)} shows them" if part.path is not None else "--json has them"
+    yield doc.Sentence(f"{name}: {counted_noun(hidden, 'further finding' if errors else 'finding')}; {where}.")
 
 
-def _changes(answer: ImportAnswer) -> Iterator[doc.Block]:
+def _changes(answer: ImportAnswer, left_out: Collection[str]) -> Iterator[doc.Block]:
     name = printable(str(answer.source.path))
     if answer.unwritable is not None:
         yield doc.Gap()
@@ -123,9 +199,13 @@ def _changes(answer: ImportAnswer) -> Iterator[doc.Block]:
         return
     yield doc.Gap()
     yield doc.Sentence("Written." if answer.written else "What would change:", "bold")
-    for file in answer.files:
+    for file, part in zip(answer.files, ("file", "configuration"), strict=False):
         old, new = printable(file.old_name) or "a new file", printable(str(file.new_path))
-        yield doc.Diff(old, new, file.old_text, file.new_text)
+        if part in left_out:
+            lines = counted_noun(len(file.new_text.splitlines()), "line")
+            yield doc.Sentence(f"  {new}, {lines} (--json has them)", hang=4)
+        else:
+            yield doc.Diff(old, new, file.old_text, file.new_text)
     if not answer.written:
         yield doc.Sentence(f"-o FILE writes it; replacing {name} itself also needs --force.")
 
@@ -195,6 +275,10 @@ class ImportJson:
     """The fastest plan that fits with the same training and global batch; null if none does."""
     is_better: bool
     """Whether the recommended plan fits when the run does not, or is faster."""
+    loss: str | None
+    """The kernel of the recommended plan's loss; null without figures."""
+    variables: tuple[str, ...]
+    """Environment variables of the recommended plan that the run does not have, as NAME=VALUE."""
     findings: tuple[FindingFigures, ...]
     """Lint findings in the DeepSpeed configuration."""
     changes: tuple[ChangedFileJson, ...]
@@ -229,6 +313,8 @@ def import_json(result: ToolRun) -> ImportJson:
         as_is=None if as_is is None else plan_figures(as_is),
         recommended=None if recommended is None else plan_figures(recommended),
         is_better=figures is not None and figures.is_better,
+        loss=None if figures is None else figures.question.workload.loss,
+        variables=() if figures is None else figures.variables,
         findings=tuple(finding_figures(finding) for finding in answer.report.findings) if answer.report else (),
         changes=tuple(
             ChangedFileJson(old=file.old_name, new=str(file.new_path), text=file.new_text) for file in answer.files

@@ -106,7 +106,9 @@ def test_a_folder_is_refused_as_output(capsys: pytest.CaptureFixture[str], place
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_fault_that_accelerate_refuses_is_removed_in_the_new_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_that_accelerate_refuses_is_removed_in_the_new_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("acc.yaml").write_text(
         "distributed_type: DEEPSPEED\nmixed_precision: bf16  # mine\nnum_processes: 2\n"
         "deepspeed_config:\n  deepspeed_config_file: ds_z3.json\n  zero_stage: 2\n"
@@ -114,7 +116,10 @@ def test_a_fault_that_accelerate_refuses_is_removed_in_the_new_file(capsys: pyte
     where = ("--model", "Qwen2.5-1.5B", "--gpus", "24GB")
     code, answer, _ = _imported(capsys, "acc.yaml", *where, "-o", "new.yaml")
     assert code == 1 and "zero_stage, mixed_precision" in answer["faults"][0]
-    code, again, _ = _imported(capsys, "new.yaml", *where)
+    for variable in answer["variables"]:
+        monkeypatch.setenv(*variable.split("="))
+    assert answer["loss"] == "fused"  # which the script sets
+    code, again, _ = _imported(capsys, "new.yaml", *where, "--loss", "fused")
     assert code == 0 and again["faults"] == []
     config = again["run"]["deepspeed_config"]
     assert config["bf16"] == {"enabled": True} and "optimizer" not in config
