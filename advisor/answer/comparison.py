@@ -25,6 +25,7 @@ from ..search.open_batch import filled_batch
 from ..search.search import strategy_candidates
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Setting
+from .lint_file import lint_question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +172,11 @@ def build_side(
                 fix="pass --model and --gpus, or a ds_config.json instead",
             )
     name, config = side.name, side.config
+    for finding in lint_question(side, facts).findings if context is not None else ():
+        if finding.severity == "error":
+            raise ConfigFileError(
+                f"{name}, line {finding.line}: {finding.what} ({finding.code})", why=finding.why, fix=finding.fix
+            )
     if context is None:
         return Side(name=name, settings=ConfigSettings(config, facts))
     model, cluster = context.question.model, context.question.cluster

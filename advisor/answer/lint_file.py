@@ -13,9 +13,9 @@ from ...estimators.errors import DsAdviseError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import Framework
-from ...validate.lint import LintReport, lint, load_facts
+from ...validate.lint import DeepSpeedFacts, LintReport, lint, load_facts
 from ...validate.lint.config_file import correct, read_config_file, shown_name
-from ..question.file_question import file_question
+from ..question.file_question import FileQuestion, file_question
 from ..question.model_source import load_model
 from ..question.rollouts import training_cluster
 from ..question.workload import apply_model_options, configured_workload
@@ -83,6 +83,15 @@ class LintAnswer:
     """The file's optimizer if it is unknown and a model is given; memory is then not checked."""
 
 
+def lint_question(file: FileQuestion, facts: DeepSpeedFacts) -> LintReport:
+    """Lint a configuration for its machines, without its model: what DeepSpeed, the Trainer and accelerate refuse does
+    not depend on it."""
+    options = file.asked
+    framework = options.get("framework") if options.get("framework") == "deepspeed" else None
+    placed = {name: options[name] for name in ("gpus", "device", "ranks") if name in options}
+    return lint(file.document, facts=facts, **lint_settings(file.config, framework=framework, **placed))
+
+
 def lint_file(
     path: Path, *, fix: bool = False, say: Callable[[str], None] = lambda _: None, **given: Any
 ) -> LintAnswer:
@@ -94,7 +103,7 @@ def lint_file(
     Raises DsAdviseError for a file that cannot be read or corrected, and as `lint_settings`.
     """
     file = read_config_file(path)
-    question = file_question(file.document.value, given, name=shown_name(path))
+    question = file_question(file.document, given, name=shown_name(path))
     question.tell(say)
     known = lint_settings(question.config, model=question.model, **question.options)
     facts = load_facts()

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
-from ...validate.lint import lint, load_facts
-from ...validate.lint.document import Document
-from ..answer.lint_file import lint_settings
+from ...validate.lint import load_facts
+from ..answer.lint_file import lint_question
 from ..question.cluster import parse_size
 from ..question.file_question import FileQuestion
 from ..question.job import parse_duration
@@ -75,15 +74,10 @@ def parse_limits(
     return {name: limit for name, limit in limits.items() if limit}
 
 
-def check_file(
-    document: Document, file: FileQuestion, context: ComparisonContext | None, limits: Limits
-) -> Iterator[Requirement]:
+def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Limits) -> Iterator[Requirement]:
     """Check that lint finds no errors; if model and GPUs are known, also that the plan fits and meets the limits.
     Raises DsAdviseError for a file that does not describe a plan."""
-    name, options = file.name, file.asked
-    framework = options.get("framework") if options.get("framework") == "deepspeed" else None
-    placed = {each: options[each] for each in ("gpus", "device", "ranks") if each in options}
-    report = lint(document, facts=load_facts(), **lint_settings(file.config, framework=framework, **placed))
+    name, report = file.name, lint_question(file, load_facts())
     errors = [finding for finding in report.findings if finding.severity == "error"]
     found = [f"{each.code} line {each.line}, {each.what}" for each in errors]
     warnings = report.count("warning")

@@ -146,15 +146,13 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
 
     Exit code: 0 if all are met, 1 if one is not, 2 if a file cannot be read or the question cannot be answered.
     """
-    from ...validate.lint.config_file import read_config_file, shown_name
     from ..advise import files_context
     from ..answer.requirements import CheckResult, check_file, parse_limits
-    from ..question.file_question import file_question
+    from ..question.file_question import read_file_question
     from ..question.job import check_job, has_amount
     from ..render.deliver import show_document
 
-    documents = [(read_config_file(Path(file)).document, shown_name(Path(file))) for file in config_files]
-    files = [file_question(document.value, question, name=name) for document, name in documents]
+    files = [read_file_question(Path(file), question) for file in config_files]
     asked = {name: value for file in files for name, value in file.asked.items()}
     check_job(asked)
     has_model = any(file.model is not None for file in files)
@@ -165,11 +163,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     if limits["max_cost"] and asked.get("price") is None:
         raise click.UsageError("--max-cost needs --price")
     parsed, known = parse_limits(**limits), files_context(files, question, say=output.say)
-    found = [
-        requirement
-        for (document, _), file in zip(documents, files, strict=True)
-        for requirement in check_file(document, file, known, parsed)
-    ]
+    found = [requirement for file in files for requirement in check_file(file, known, parsed)]
     result = CheckResult(schema_version=SCHEMA_VERSION, met=all(each.met for each in found), requirements=tuple(found))
     show_document(lambda: _check_document(result), output)
     return int(not result.met)

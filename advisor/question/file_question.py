@@ -18,6 +18,7 @@ from ...estimators.objectives import OBJECTIVES
 from ...estimators.plan import Plan
 from ...estimators.rollouts import Rollouts
 from ...validate.lint.config_file import read_config_file, shown_name
+from ...validate.lint.document import Document
 from .cluster import build_cluster, gpus_argument, parse_cluster
 from .model_source import is_user_module, load_model
 from .options import OPTIONS, CpuOptions, JobOptions, MachineOptions, RolloutOptions, fill_defaults, names_in
@@ -111,6 +112,7 @@ class FileQuestion:
     for the others."""
 
     name: str
+    document: Document
     config: dict[str, Any]
     """The configuration without its record."""
     model: str | None
@@ -171,10 +173,10 @@ def _text(value: Any) -> str:
 def read_file_question(path: Path, given: Mapping[str, Any]) -> FileQuestion:
     """The question of a configuration file, `-` for standard input. Raises ConfigFileError if it cannot be read, and
     like `file_question`."""
-    return file_question(read_config_file(path).document.value, given, name=shown_name(path))
+    return file_question(read_config_file(path).document, given, name=shown_name(path))
 
 
-def file_question(value: Mapping[str, Any], given: Mapping[str, Any], *, name: str) -> FileQuestion:
+def file_question(document: Document, given: Mapping[str, Any], *, name: str) -> FileQuestion:
     """The question of a configuration that was read from a file with this name.
 
     given: options of a question by name, `model` and `accumulation`, as the user gave them. They replace the recorded
@@ -183,11 +185,12 @@ def file_question(value: Mapping[str, Any], given: Mapping[str, Any], *, name: s
 
     Raises ConfigFileError for a record that is not understood.
     """
+    value = document.value
     config = without_record(value)
     given = {each: what for each, what in given.items() if what is not None}
     model = given.pop("model", None)
     batch = {each: given.pop(each) for each in _BATCH if each in given}
-    unrecorded = FileQuestion(name=name, config=config, model=model, asked=given, batch=batch)
+    unrecorded = FileQuestion(name=name, document=document, config=config, model=model, asked=given, batch=batch)
     if RECORD_KEY not in value:
         return unrecorded
     try:
@@ -208,6 +211,7 @@ def file_question(value: Mapping[str, Any], given: Mapping[str, Any], *, name: s
     known = {each: what for each, what in recorded.items() if each not in replaced}
     return FileQuestion(
         name=name,
+        document=document,
         config=config,
         model=own_model,
         asked=known | given,
