@@ -32,7 +32,7 @@ def run_options(model: Decorator, *, needs_file: bool = True) -> Decorator:
         only_passed=True,
         micro_batch={
             "help": "Value for an `auto` micro batch.",
-            "default_text": "1; for dry-run the recommended value",
+            "default_text": "the recommended value, else 1",
         },
         method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
         precision={"help": "Value for an `auto` in bf16 or fp16."},
@@ -42,13 +42,13 @@ def run_options(model: Decorator, *, needs_file: bool = True) -> Decorator:
 
 def given_file(run: dict[str, Any], words: tuple[str, ...], output: Output) -> Path | None:
     """The configuration that the user names, else the one in this folder that records its question; None for a command
-    that names one itself."""
+    that names one itself, and for a model."""
     from ..question.file_question import has_record  # imported here: `--help` needs none of it
 
     if "config_file" in run:
         return Path(run.pop("config_file"))
     names_one = any("deepspeed" in word or ".json" in word or "config_file" in word for word in words)
-    if names_one or not has_record(Path(CONFIG_NAME)):
+    if names_one or "model" in run or not has_record(Path(CONFIG_NAME)):
         return None
     output.say(f"with {CONFIG_NAME} of this folder")
     return Path(CONFIG_NAME)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ...estimators.errors import WorkloadError
 from ...estimators.optimizers import OPTIMIZERS
-from ..question.options import (
-    CpuOptions,
-    names_in,
-)
+from ..question.options import CpuOptions, MachineOptions, names_in
 from ..text.output import Output
 from .options import (
     COUNT,
@@ -35,8 +33,71 @@ if TYPE_CHECKING:
     from ...probes.run import Run
     from ..answer.dry_run_answer import DryRunAnswer
     from ..document.blocks import Document
-    from ..question.file_question import FileQuestion
     from ..verification.probe import ProbeAnswer
+
+
+_MODEL = model_option("Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module.")
+
+
+class _Described(NamedTuple):
+    """A run that is described by a configuration file or by the name of a model, and the name of its configuration."""
+
+    run: Run
+    name: str
+
+
+def _described(
+    file: Path | None, given: dict[str, Any], output: Output, place: Callable[[Mapping[str, Any]], Cluster]
+) -> _Described:
+    """The run of a configuration file with its model, or of the plan that the answer for a model recommends.
+
+    given: the options that the user passed. place: the machines that options describe.
+    """
+    if file is None:
+        return _recommended(given, output, place)
+    from ..question.file_question import read_file_question
+    from ..question.rollouts import training_cluster
+    from ..question.run import read_run
+    from ..search.open_batch import filled_batch
+
+    question = read_file_question(file, given)
+    if question.model is None:
+        raise click.UsageError("missing MODEL, or the training command behind --")
+    question.tell(output.say)
+    cluster = training_cluster(question.options, place(question.options))
+    run = read_run(question.config, question.model, cluster, **question.options)
+    _warn_of_set_keys(run)
+    if "micro_batch" not in question.batch and run.shape is not None and run.workload.optimizer in OPTIMIZERS:
+        batch = {"gradient_checkpointing": "on"} | question.batch
+        filled = filled_batch(run.config, run.shape, run.workload, cluster, **batch)
+        if filled.words:
+            output.say(filled.words)
+            micro, steps = filled.micro_batch_size, filled.gradient_accumulation_steps or 1
+            run = replace(run, micro_batch_size=micro, gradient_accumulation_steps=steps)
+    return _Described(run, Path(question.name).name)
+
+
+def _recommended(given: dict[str, Any], output: Output, place: Callable[[Mapping[str, Any]], Cluster]) -> _Described:
+    """The run of the plan that the answer for a model recommends, or of the closest one if nothing fits."""
+    from ..advise import answer, build_question
+    from ..question.run import build_run
+    from ..text.labels import checkpointing_label, plan_title
+
+    model = given.pop("model", None)
+    if model is None:
+        raise click.UsageError("name a model or a DS_CONFIG, or write -- and then your training command")
+    if "accumulation" in given:
+        raise click.UsageError("--accumulation needs a DS_CONFIG; pass --global-batch to ds-advise for the answer's")
+    described = {name: value for name, value in given.items() if name not in names_in(MachineOptions, CpuOptions)}
+    found = answer(build_question(model, **described, gpus=place(given), say=output.say))
+    if found.shown is None:
+        raise WorkloadError("no strategy can run this training", why=found.ladder[0].reason, fix="change the options")
+    plan = found.shown.plan
+    output.say(
+        f"the recommended plan: {plan_title(plan)}, micro batch {plan.micro_batch_size}, checkpointing "
+        f"{checkpointing_label(plan)}, {found.question.workload.loss} loss"
+    )
+    return _Described(build_run(found.question, plan, offline=given.get("offline", False)), "the recommended plan")
 
 
 def _warn_of_set_keys(run: Run) -> None:
@@ -47,28 +108,6 @@ def _warn_of_set_keys(run: Run) -> None:
     ):
         if (value := run.config.get(key, "auto")) != "auto":
             warn_ignored(name, f"where the file has {key} {value}")
-
-
-_MODEL = model_option("Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module.")
-
-
-def _described_run(file: Path | None, given: dict[str, Any], output: Output) -> FileQuestion:
-    """The question of a configuration that is run with its model. given: the options that the user passed."""
-    model = given.get("model")
-    if file is None:
-        if model is not None:
-            raise click.UsageError(
-                f"missing argument DS_CONFIG; ds-advise {model} writes one, and --verify or --probe runs what it "
-                "recommends"
-            )
-        raise click.UsageError("name a DS_CONFIG with its MODEL, or write -- and then your training command")
-    from ..question.file_question import read_file_question
-
-    question = read_file_question(file, given)
-    if question.model is None:
-        raise click.UsageError("missing MODEL, or the training command behind --")
-    question.tell(output.say)
-    return question
 
 
 @click.command("dry-run", cls=CommandWithUsersCommand)
@@ -106,13 +145,14 @@ def dry_run(
 ) -> int:
     """Run a training as one rank through the engine of the installed DeepSpeed, on a simulated GPU.
 
-    The training is your own command behind `--`, unmodified, or DS_CONFIG with a --model. It needs no GPU, weights or
-    download: the tensors are fake, the code is real. Shows the bytes on GPU, host and NVMe by phase, and the tensors at
-    the peak.
+    The training is your own command behind `--`, unmodified, DS_CONFIG with a --model, or the recommended plan of a
+    MODEL. It needs no GPU, weights or download: the tensors are fake, the code is real. Shows the bytes on GPU, host
+    and NVMe by phase, and the tensors at the peak.
 
     \b
     ds-advise dry-run --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --bf16
     ds-advise dry-run ds_config.json --gpus 8xA100-80GB -- accelerate launch train.py
+    ds-advise dry-run Qwen2.5-14B --gpus 2x32GB
     ds-advise dry-run ds_config.json --model Qwen2.5-14B --gpus 2x32GB
     ds-advise dry-run ds_config.json --model train.py:build_model --input-shape 3,32,32 --gpus RTX4090
 
@@ -133,7 +173,8 @@ def dry_run(
         refuse_described(run)
         answer, document = _command_answer(file, words, build_cluster(machine_of(file, machine)), output, **settings)
     else:
-        answer, document = _configuration_answer(_described_run(file, run | machine, output), output, **settings)
+        subject = _described(file, run | machine, output, build_cluster)
+        answer, document = _described_answer(subject, output, **settings)
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
     show_document(lambda: document(answer, explain=explain), output, html=html, plot=plot)
@@ -173,8 +214,8 @@ def _command_answer(
     return answer, command_document
 
 
-def _configuration_answer(
-    file: FileQuestion,
+def _described_answer(
+    subject: _Described,
     output: Output,
     *,
     iterations: int | None,
@@ -182,34 +223,16 @@ def _configuration_answer(
     rows: int | None,
     **settings: Any,
 ) -> tuple[DryRunAnswer, Callable[..., Document]]:
-    """The dry run of a configuration with a model, and the function that describes it."""
-    from ..question.rollouts import training_cluster
-    from ..question.run import read_run
+    """The dry run of a described run, and the function that describes it."""
     from ..render.runs import dry_run_document
-    from ..search.open_batch import filled_batch
     from ..verification.dry_run import compared_dry_run
 
     for name, value in (("longest", longest), ("rows", rows)):
         if value:
             warn_ignored(name, "without a command behind --")
-    subject = read_run(file.config, str(file.model), training_cluster(file.options), **file.options)
-    _warn_of_set_keys(subject)
-    if "micro_batch" not in file.batch and subject.shape is not None and subject.workload.optimizer in OPTIMIZERS:
-        filled = filled_batch(
-            subject.config,
-            subject.shape,
-            subject.workload,
-            subject.cluster,
-            accumulation=file.batch.get("accumulation"),
-            gradient_checkpointing=file.batch.get("gradient_checkpointing", "on"),
-        )
-        if filled.words:
-            output.say(filled.words)
-            micro, steps = filled.micro_batch_size, filled.gradient_accumulation_steps or 1
-            subject = replace(subject, micro_batch_size=micro, gradient_accumulation_steps=steps)
     with output.progress("dry run") as on_progress:
-        answer = compared_dry_run(subject, iterations=iterations or 4, on_progress=on_progress, **settings)
-    return answer, partial(dry_run_document, config_name=Path(file.name).name)
+        answer = compared_dry_run(subject.run, iterations=iterations or 4, on_progress=on_progress, **settings)
+    return answer, partial(dry_run_document, config_name=subject.name)
 
 
 @click.command(cls=CommandWithUsersCommand)
@@ -226,12 +249,13 @@ def _configuration_answer(
 def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, output: Output, **settings: Any) -> int:
     """Run the first optimizer steps of a training on this machine, and compare memory and time with the predictions.
 
-    The training is your own command behind `--`, unmodified, or DS_CONFIG with a --model. Of a model without weights
-    they are random. The batch of a DS_CONFIG has full sequences.
+    The training is your own command behind `--`, unmodified, DS_CONFIG with a --model, or the recommended plan of a
+    MODEL. Of a model without weights they are random. The batch of a DS_CONFIG has full sequences.
 
     \b
     ds-advise probe -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --bf16
     ds-advise probe --device cpu --ranks 2 -- train.py
+    ds-advise probe Qwen2.5-1.5B
     ds-advise probe ds_config.json --model Qwen2.5-1.5B
     ds-advise probe ds_config.json --model Qwen2.5-14B --gpus 8x8xH100 --solo
     ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2
@@ -239,7 +263,6 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     Exit code: 0 if it ran, 1 if it failed (with the reason), 2 if the probe cannot be made.
     """
     from ..question.cluster import cluster_here, memory_limit_bytes
-    from ..question.run import read_run
     from ..render.deliver import show_document
     from ..render.runs import probe_document
     from ..verification.probe import compared_probe
@@ -252,21 +275,21 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
         answer = _probed_command(file, words, machine, output, offline=run.get("offline", False), **settings)
         show_document(lambda: probe_document(answer, "the engine's configuration"), output, html=html)
         return 0 if answer.result.failure is None else 1
-    question = _described_run(file, run | machine, output)
-    machine = machine_options(question.asked)
-    cluster = cluster_here(machine, devices=1 if settings["solo"] else None)
-    subject = read_run(question.config, str(question.model), cluster, **question.options)
-    _warn_of_set_keys(subject)
-    if "micro_batch" not in question.batch and subject.config.get("train_micro_batch_size_per_gpu") == "auto":
-        output.say("`auto` filled with micro batch 1 (--micro-batch sets another)")
+    chosen: dict[str, Any] = {}
+
+    def place(options: Mapping[str, Any]) -> Cluster:
+        chosen.update(machine_options(options))
+        return cluster_here(chosen, devices=1 if settings["solo"] else None)
+
+    subject = _described(file, run | machine, output, place)
     answer = compared_probe(
-        subject,
-        device=machine["device"],
-        memory_limit_bytes=memory_limit_bytes(machine),
+        subject.run,
+        device=chosen["device"],
+        memory_limit_bytes=memory_limit_bytes(chosen),
         on_progress=output.say,
         **settings,
     )
-    show_document(lambda: probe_document(answer, Path(question.name).name), output, html=html)
+    show_document(lambda: probe_document(answer, subject.name), output, html=html)
     return 0 if answer.result.failure is None else 1
 
 

@@ -107,9 +107,10 @@ def rollout_assumptions(question: Question) -> tuple[str, ...]:
     return assumed + (("rewards by a function that takes no time",) if by_function else ())
 
 
-def training_cluster(options: Mapping[str, Any]) -> Cluster:
-    """The machines of the training that options describe: without the GPUs of a vLLM server. Raises ClusterError."""
-    cluster, gpus = build_cluster(options), options.get("server_gpus")
+def training_cluster(options: Mapping[str, Any], cluster: Cluster | None = None) -> Cluster:
+    """The machines of the training that options describe, or of these machines: without the GPUs of a vLLM server.
+    Raises ClusterError."""
+    cluster, gpus = cluster or build_cluster(options), options.get("server_gpus")
     if options.get("rollout") != "vllm-server" or gpus is None:
         return cluster
     return next((training for training, _ in _splits(cluster, gpus)), cluster)
