@@ -21,7 +21,7 @@ from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
 from .question.model_source import is_user_module, load_model, module_options
 from .question.options import OPTIONS, JobOptions, QuestionOptions, fill_defaults, names_in, plan_options
 from .question.question import Question
-from .question.rollouts import free_settings, rollout_assumptions, training_cluster
+from .question.rollouts import free_settings, is_generation_free, rollout_assumptions, training_cluster
 from .question.workload import absent_parts, apply_model_options, build_workload, plan_settings
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_strategy, fastest_that_fits, worth_trying_first
@@ -118,6 +118,7 @@ def build_question(
         free_loss=options["loss"] == "auto",
         free_precision=options["precision"] == "auto",
         free_rollouts=free_settings(options),
+        free_generation=is_generation_free(options),
         options=plan_options(chosen),
         risk=options["risk"],
         asked=asked,
@@ -261,7 +262,7 @@ def predicted(question: Question) -> Recommendation:
     if question.free_rollouts:
         decided, others = choose_rollout(question)
         found = predicted(decided)
-        return replace(found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question))
+        return replace(found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question, decided))
     offered = question.offered_loss_question
     if offered is not None:
         own = fastest(question)

@@ -43,7 +43,7 @@ def training_arguments(
         "gradient_checkpointing": plan.gradient_checkpointing,
         **evaluation_arguments(workload),
     }
-    arguments |= _rollout_arguments(workload)
+    arguments |= _rollout_arguments(workload, plan)
     if workload.framework == "trl" and workload.rollouts is None:
         arguments["max_length"] = workload.seq_len  # by default 1024
     objective = OBJECTIVES[workload.objective]
@@ -110,7 +110,7 @@ def evaluation_arguments(workload: Workload) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _rollout_arguments(workload: Workload) -> dict[str, Any]:
+def _rollout_arguments(workload: Workload, plan: Plan) -> dict[str, Any]:
     """Arguments that differ from the defaults of GRPOConfig, RLOOConfig or PPOConfig; lengths and groups are always
     included."""
     rollouts, default = workload.rollouts, OBJECTIVES[workload.objective].rollouts
@@ -122,6 +122,8 @@ def _rollout_arguments(workload: Workload) -> dict[str, Any]:
     changing.append("local_rollout_forward_batch_size")
     names = [*always, *(name for name in changing if getattr(rollouts, name) != getattr(default, name))]
     arguments: dict[str, Any] = {renamed.get(name, name): getattr(rollouts, name) for name in names}
+    if rollouts.generations_per_step > 1:
+        arguments["steps_per_generation"] = rollouts.micro_batches(plan.gradient_accumulation_steps)
     if rollouts.rollout == "generate":
         return arguments
     arguments |= {"use_vllm": True, "vllm_mode": rollouts.rollout.removeprefix("vllm-")}
