@@ -262,7 +262,9 @@ def predicted(question: Question) -> Recommendation:
     if question.free_rollouts:
         decided, others = choose_rollout(question)
         found = predicted(decided)
-        return replace(found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question, decided))
+        return replace(
+            found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question, decided)
+        )
     offered = question.offered_loss_question
     if offered is not None:
         own = fastest(question)
@@ -283,11 +285,17 @@ def predicted(question: Question) -> Recommendation:
     )
     if offered is not None and recommended is None:
         other = predicted(offered)
-        without, missed = found.closest, other.closest
-        comes_closer = not without or not missed or missed.fit.utilization < without.fit.utilization
-        if other.recommended is not None or comes_closer:
-            return replace(other, without_loss=without)
+        if other.recommended is not None or _shortage(other) < _shortage(found):
+            return replace(other, without_loss=found.closest)
     return found
+
+
+def _shortage(answer: Recommendation) -> tuple[float, float]:
+    """How far an answer is from a plan that fits, then from the speed of one with more RAM or NVMe, for comparison."""
+    missed = answer.closest
+    plans = (step.candidate for step in answer.ladder if step.candidate is not None)
+    speeds = [plan.tokens_per_s for plan in plans if plan.fit.limit != "gpu"]
+    return (0.0 if missed is None else missed.fit.utilization), -max(speeds, default=0.0)
 
 
 def checked_answer(

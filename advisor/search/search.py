@@ -98,9 +98,9 @@ def _until_memory_suffices(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]
         # The look-ahead below has already built the last stage, with its predictions.
         sweeps = last if last and number == len(stages) - 1 else stage.sweeps()
         yield sweeps
-        if any(fit.limit != "gpu" for sweep in sweeps for fit in sweep.known_fits()):
+        if any(fit.gpu_suffices for sweep in sweeps for fit in sweep.known_fits()):
             return
-        if any(fit.limit != "gpu" for sweep in sweeps for fit in sweep.smallest_fits()):
+        if any(fit.gpu_suffices for sweep in sweeps for fit in sweep.smallest_fits()):
             return
         if number == 0 and len(stages) > 1:
             last = stages[-1].sweeps()
