@@ -141,7 +141,7 @@ def rollout_assumptions(question: Question, decided: Question) -> tuple[str, ...
         batch = f"a batch of {size} completions per GPU, which are generated at once"
     size = decided.workload.global_batch_size
     if rollouts is not None and size != _assumed_batch(question, rollouts, decided.cluster):
-        batch = f"a batch of {size} completions, the largest that fits of {BATCH_SIZE}, half of it, and so on"
+        batch = f"a batch of {size} completions, halved from {BATCH_SIZE} until it fits"
     assumed: tuple[str, ...] = (batch,) if question.is_batch_free else ()
     assumed += ("completions of --max-completion-length tokens",)
     by_function = rollouts is not None and reward_model(question.model, question.workload) is None

@@ -280,8 +280,6 @@ def _refused(candidate: Candidate, reason: str) -> Candidate:
     utilization = max(candidate.fit.utilization, _JUST_TOO_LARGE)
     fit = Fit(probability=0.0, gpu_probability=0.0, reason=reason, limit="gpu", utilization=utilization)
     return replace(candidate, fit=fit)
-        candidate, fit=Fit(probability=0.0, gpu_probability=0.0, reason=reason, limit="gpu", utilization=utilization)
-    )
 
 
 def _ladder(
