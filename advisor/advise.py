@@ -268,7 +268,7 @@ def predicted(question: Question) -> Recommendation:
     offered = question.offered_loss_question
     if offered is not None:
         own = fastest(question)
-        if own is not None and best_over_losses(question, own) is not own:
+        if own is not None and best_over_losses(question, own)[1] is not own:
             # `offered` offers no further loss, so the recursion ends here.
             return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)

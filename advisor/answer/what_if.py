@@ -17,7 +17,6 @@ from ...estimators.models.lora import adapters, nameable_targets
 from ...estimators.objectives import LOSSES, offered_loss, reference_passes
 from ...estimators.optimizers import optimizer
 from ...estimators.time.collective_time import ring
-from ...estimators.workload import LossKernel
 from ..question.cluster import gpus_argument, parse_ram
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep, candidate_duration
@@ -89,7 +88,7 @@ def _grown(question: Question, chosen: Candidate | None, series: Iterable[Asked]
         if best is None or best.tokens_per_s < enough or (position > 0 and best.strategy in strategies):
             yield None
         else:
-            answer = _Answer.over_losses(altered, best)
+            answer = _Answer(*best_over_losses(altered, best))
             yield Change(flags=flags, outcome=answer.job_outcome(question, chosen))
             strategies.add(answer.best.strategy)
         is_last = best is not None if chosen is None else position == MOST_STEPS - 1
@@ -131,15 +130,6 @@ class _Answer(NamedTuple):
 
     question: Question
     best: Candidate
-    loss: LossKernel
-
-    @classmethod
-    def over_losses(cls, question: Question, best: Candidate) -> _Answer:
-        """Return the answer to a question whose `fastest` is `best`."""
-        taken, loss = best_over_losses(question, best), question.workload.loss
-        if taken is not best:
-            loss = (question.offered_loss_question or question.default_loss_question).workload.loss
-        return cls(question, taken, loss)
 
     def outcome(self, question: Question, chosen: Candidate | None, *notes: str) -> str:
         """Return the answer as text. question, chosen: the question that was altered, and its answer. notes: further
@@ -159,8 +149,8 @@ class _Answer(NamedTuple):
         need = best.fit.assumed_host_bytes
         if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
             text = f"{text}, needs {whole_gib(need):,} GiB of RAM"
-        if self.loss != question.workload.loss:
-            text = f"{text}, {self.loss} loss"
+        if (loss := self.question.workload.loss) != question.workload.loss:
+            text = f"{text}, {loss} loss"
         return ", ".join((text, *notes))
 
     def job_outcome(self, question: Question, chosen: Candidate | None, *notes: str) -> str:
@@ -217,7 +207,7 @@ def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | N
         if best is None or best.tokens_per_s < enough:
             yield None
             continue
-        answer = _Answer.over_losses(altered, best)
+        answer = _Answer(*best_over_losses(altered, best))
         is_smaller = too_small(answer.best) < too_small(chosen)
         if is_smaller or answer.best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
             ram = f"{whole_gib(answer.best.memory.host_bytes_per_node):,} GiB of RAM"
@@ -323,7 +313,7 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
             larger = _sufficient_storage(question.cluster, plan)
             asked = replace(question, cluster=larger)
             if (fitting := fastest_generation(asked).best) is not None:  # the GPU may be too small for `plan`
-                answer = _Answer.over_losses(asked, fitting)
+                answer = _Answer(*best_over_losses(asked, fitting))
                 outcome = answer.outcome(question, chosen, *_other_batch(answer.best, ladder))
                 yield Change(flags=_storage_flags(question.cluster, larger), outcome=outcome)
     if chosen is not None and chosen.fit.assumed_host_bytes:
@@ -358,7 +348,7 @@ def _less_ram(question: Question, ladder: Sequence[LadderStep], chosen: Candidat
         if best is None:
             found[""] = Change(flags=f"--ram {size}", outcome="nothing fits")
             break
-        answer = _Answer.over_losses(asked, best)
+        answer = _Answer(*best_over_losses(asked, best))
         drive = _storage_flags(cluster, _sufficient_storage(cluster, answer.best))
         outcome = answer.outcome(question, chosen, *_other_batch(answer.best, ladder))
         found[answer.best.strategy] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=outcome)
