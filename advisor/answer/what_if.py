@@ -133,7 +133,7 @@ class _Answer(NamedTuple):
 
     def outcome(self, question: Question, chosen: Candidate | None, *notes: str) -> str:
         """Return the answer as text. question, chosen: the question that was altered, and its answer. notes: further
-        differences."""
+        differences, left out if the loss differs."""
         best = self.best
         speed, unit = rate(best.tokens_per_s), question.model.unit
         text = f"{best.strategy}, {speed} {unit}/s"
@@ -150,7 +150,7 @@ class _Answer(NamedTuple):
         if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
             text = f"{text}, needs {whole_gib(need):,} GiB of RAM"
         if (loss := self.question.workload.loss) != question.workload.loss:
-            text = f"{text}, {loss} loss"
+            return f"{text}, {loss} loss"
         return ", ".join((text, *notes))
 
     def job_outcome(self, question: Question, chosen: Candidate | None, *notes: str) -> str:

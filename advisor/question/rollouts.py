@@ -119,8 +119,9 @@ def generation_choices(question: Question) -> Iterator[Question]:
     per_gpu, group = workload.global_batch_size // question.cluster.world_size, 1
     by_vllm = rollouts.rollout != "generate" and reward_model(question.model, workload) is None
     settings = [replace(rollouts, generations_per_step=1)]
-    if (most := spec.rollouts.local_rollout_forward_batch_size) is not None:
-        sizes = [most >> power for power in range(most.bit_length())]
+    at_once = spec.rollouts.local_rollout_forward_batch_size
+    if at_once is not None:
+        sizes = [at_once >> power for power in range(at_once.bit_length())]
         settings = [replace(rollouts, local_rollout_forward_batch_size=size) for size in sizes]
     elif not by_vllm and rollouts.num_iterations == 1:
         group = rollouts.group_size(question.cluster.world_size)
@@ -136,9 +137,8 @@ def rollout_assumptions(question: Question, decided: Question) -> tuple[str, ...
     """Assumptions about completions, a phrase each. decided: the question with the chosen settings and batch."""
     rollouts = question.workload.rollouts
     batch = f"a batch of about {BATCH_SIZE} completions, as in DeepSeekMath"
-    if rollouts is not None and rollouts.local_rollout_forward_batch_size:
-        size = rollouts.local_rollout_forward_batch_size
-        batch = f"a batch of {size} completions per GPU, which are generated at once"
+    if rollouts is not None and (per_gpu := rollouts.local_rollout_forward_batch_size):
+        batch = f"a batch of {per_gpu} completions per GPU"
     size = decided.workload.global_batch_size
     if rollouts is not None and size != _assumed_batch(question, rollouts, decided.cluster):
         batch = f"a batch of {size} completions, halved from {BATCH_SIZE} until it fits"
