@@ -116,14 +116,13 @@ def _rollout_arguments(workload: Workload, plan: Plan) -> dict[str, Any]:
     rollouts, default = workload.rollouts, OBJECTIVES[workload.objective].rollouts
     if rollouts is None or default is None:
         return {}
+    rollouts = rollouts.as_in_trl(plan.gradient_accumulation_steps)
     renamed = _PPO_NAMES if OBJECTIVES[workload.objective].value_model else {}
     always = ["max_completion_length"] if renamed else ["num_generations", "max_completion_length"]
     changing = ["beta", "num_iterations", "steps_per_generation", "ds3_gather_for_generation"]
     changing.append("local_rollout_forward_batch_size")
     names = [*always, *(name for name in changing if getattr(rollouts, name) != getattr(default, name))]
     arguments: dict[str, Any] = {renamed.get(name, name): getattr(rollouts, name) for name in names}
-    if rollouts.generations_per_step > 1:
-        arguments["steps_per_generation"] = rollouts.micro_batches(plan.gradient_accumulation_steps)
     if rollouts.rollout == "generate":
         return arguments
     arguments |= {"use_vllm": True, "vllm_mode": rollouts.rollout.removeprefix("vllm-")}

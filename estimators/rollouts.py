@@ -74,6 +74,13 @@ class Rollouts:
     def micro_batches(self, gradient_accumulation_steps: int) -> int:
         return self.steps_per_generation or max(1, gradient_accumulation_steps // self.generations_per_step)
 
+    def as_in_trl(self, gradient_accumulation_steps: int) -> Rollouts:
+        """Return the same settings without `generations_per_step`, which TRL takes as `steps_per_generation`."""
+        if self.generations_per_step == 1:
+            return self
+        steps = self.micro_batches(gradient_accumulation_steps)
+        return replace(self, steps_per_generation=steps, generations_per_step=1)
+
     def per_step(self, gradient_accumulation_steps: int) -> float:
         return gradient_accumulation_steps / (self.micro_batches(gradient_accumulation_steps) * self.num_iterations)
 
