@@ -21,7 +21,7 @@ from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
 from .question.model_source import is_user_module, load_model, module_options
 from .question.options import OPTIONS, JobOptions, QuestionOptions, fill_defaults, names_in, plan_options
 from .question.question import Question
-from .question.rollouts import free_settings, rollout_assumptions, training_cluster
+from .question.rollouts import free_settings, is_generation_free, rollout_assumptions, training_cluster
 from .question.workload import absent_parts, apply_model_options, build_workload, plan_settings
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_strategy, fastest_that_fits, worth_trying_first
@@ -118,6 +118,7 @@ def build_question(
         free_loss=options["loss"] == "auto",
         free_precision=options["precision"] == "auto",
         free_rollouts=free_settings(options),
+        free_generation=is_generation_free(options),
         options=plan_options(chosen),
         risk=options["risk"],
         asked=asked,
@@ -261,11 +262,13 @@ def predicted(question: Question) -> Recommendation:
     if question.free_rollouts:
         decided, others = choose_rollout(question)
         found = predicted(decided)
-        return replace(found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question))
+        return replace(
+            found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question, decided)
+        )
     offered = question.offered_loss_question
     if offered is not None:
         own = fastest(question)
-        if own is not None and best_over_losses(question, own) is not own:
+        if own is not None and best_over_losses(question, own)[1] is not own:
             # `offered` offers no further loss, so the recursion ends here.
             return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)
@@ -282,11 +285,17 @@ def predicted(question: Question) -> Recommendation:
     )
     if offered is not None and recommended is None:
         other = predicted(offered)
-        without, missed = found.closest, other.closest
-        comes_closer = not without or not missed or missed.fit.utilization < without.fit.utilization
-        if other.recommended is not None or comes_closer:
-            return replace(other, without_loss=without)
+        if other.recommended is not None or _shortage(other) < _shortage(found):
+            return replace(other, without_loss=found.closest)
     return found
+
+
+def _shortage(answer: Recommendation) -> tuple[float, float]:
+    """How far an answer is from a plan that fits, then from the speed of one with more RAM or NVMe, for comparison."""
+    missed = answer.closest
+    plans = (step.candidate for step in answer.ladder if step.candidate is not None)
+    speeds = [plan.tokens_per_s for plan in plans if plan.fit.limit != "gpu"]
+    return (0.0 if missed is None else missed.fit.utilization), -max(speeds, default=0.0)
 
 
 def checked_answer(

@@ -1,4 +1,10 @@
-"""Which machine to rent: every machine of a price table with its best plan, and the hours and the cost of the job."""
+"""Which machine to rent: every machine of a price table with its best plan, and the hours and the cost of the job.
+
+An offer is conditional if its plan needs RAM that the table does not give (`Fit.assumed_host_bytes`). A conditional
+offer is recommended only if no other meets the limits. The prediction does not tell costs apart that lie within the
+cheapest offer's interval; of these, the offer with the smallest product of cost and time is recommended: more is paid
+only for a larger relative saving of time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,8 @@ from .question.job import parse_duration
 from .question.prices import Machine, PriceTable, read_prices, shipped_prices
 from .question.question import Question
 from .search.candidate import Candidate, candidate_duration
-from .search.search import fastest
+from .search.rollouts import choose_rollout
+from .search.search import best_over_losses, fastest
 
 TOKENS = "100M"
 """Default amount of training: a small fine-tuning, long enough that the loading time is negligible."""
@@ -53,9 +60,13 @@ class OfferFigures:
     duration_s_low: float | None
     duration_s_high: float | None
     on_pareto_front: bool = False
-    """Whether no other offer is both cheaper and faster."""
+    """Whether no other offer is both cheaper and faster; a conditional offer rules out only conditional ones."""
     meets_limits: bool = False
     """Whether the job ends before the deadline and within the budget."""
+    host_memory_bytes: int | None
+    """RAM of a machine that programs can use; null if the table does not give it."""
+    is_conditional: bool
+    """Whether the plan fits only if a machine has more RAM than its GPUs have memory, which the table does not tell."""
     plan: PlanFigures
     """The fastest plan that fits."""
     job: JobFigures
@@ -85,7 +96,7 @@ class RentFigures:
     deadline_s: float | None
     budget: float | None
     recommended: OfferFigures | None
-    """The cheapest offer within deadline and budget; with a budget alone the fastest."""
+    """The best offer within deadline and budget; with a budget alone the fastest."""
     offers: tuple[OfferFigures, ...]
     """Offers by ascending cost: the Pareto front, or all with --all."""
     left_out: tuple[LeftOut, ...]
@@ -129,12 +140,22 @@ class RentAdvice:
         return min(self.offers, key=lambda offer: offer.figures.duration_s, default=None)
 
     @property
+    def cheapest_within(self) -> Offer | None:
+        """The cheapest offer within the limits, conditional or not."""
+        return next((offer for offer in self.offers if offer.figures.meets_limits), None)
+
+    @property
     def recommended(self) -> Offer | None:
-        """The cheapest offer within the limits; with a budget alone the fastest. None if no offer is within them."""
-        possible = [offer for offer in self.offers if offer.figures.meets_limits]
-        if self.deadline_s is None and self.budget is not None:
-            return min(possible, key=lambda offer: offer.figures.duration_s, default=None)
-        return next(iter(possible), None)
+        """The best offer within the limits, or with a budget alone the fastest, conditional only if all are. None if no
+        offer is within the limits."""
+        within = [offer for offer in self.offers if offer.figures.meets_limits]
+        choices = [offer for offer in within if not offer.figures.is_conditional] or within
+        if not choices or (self.deadline_s is None and self.budget is not None):
+            return min(choices, key=lambda offer: offer.figures.duration_s, default=None)
+        cheapest = choices[0].figures
+        most = cheapest.cost_high or cheapest.cost
+        equal = [offer for offer in choices if offer.figures.cost <= most]
+        return min(equal, key=lambda offer: offer.figures.cost * offer.figures.duration_s)
 
     def figures(self, *, all_offers: bool) -> RentFigures:
         """The advice as JSON. all_offers: whether to include every offer or only the Pareto front."""
@@ -194,13 +215,15 @@ def rent(
 def ranked(offers: Iterable[Offer], deadline_s: float | None, budget: float | None) -> tuple[Offer, ...]:
     """The offers by ascending cost, then by time, with `on_pareto_front` and `meets_limits` set."""
     ordered: list[Offer] = []
-    fastest_s = inf
+    fastest_s = fastest_known_s = inf
     for offer in sorted(offers, key=lambda offer: (offer.figures.cost, offer.figures.duration_s)):
         figures = offer.figures
         in_time = deadline_s is None or figures.duration_s <= deadline_s
         affordable = budget is None or figures.cost <= budget
-        on_front = figures.duration_s < fastest_s
+        on_front = figures.duration_s < (fastest_s if figures.is_conditional else fastest_known_s)
         fastest_s = min(fastest_s, figures.duration_s)
+        if not figures.is_conditional:
+            fastest_known_s = min(fastest_known_s, figures.duration_s)
         figures = replace(figures, on_pareto_front=on_front, meets_limits=in_time and affordable)
         ordered.append(offer._replace(figures=figures))
     return tuple(ordered)
@@ -245,12 +268,13 @@ def _market(question: Question, machines: Iterable[Machine], most_nodes: int) ->
 def _search(about: Question, cluster: Cluster) -> tuple[Question, Candidate, JobDuration] | str:
     """The question about a cluster, its best plan and the job under it, or the reason that there is none."""
     try:
-        question = about.about_cluster(cluster)
+        question, _ = choose_rollout(about.about_cluster(cluster))
         candidate = fastest(question)
     except (ClusterError, WorkloadError) as error:
         return error.what
     if candidate is None:
         return "nothing fits"
+    question, candidate = best_over_losses(question, candidate)
     duration = candidate_duration(question, candidate)
     assert duration is not None, "the question has a job"
     return question, candidate, duration
@@ -272,6 +296,8 @@ def _offer(machine: Machine, price: Price, question: Question, candidate: Candid
         duration_s=duration.duration_s,
         duration_s_low=low_s,
         duration_s_high=high_s,
+        host_memory_bytes=cluster.host_memory_bytes_per_node,
+        is_conditional=candidate.fit.assumed_host_bytes > 0,
         plan=plan_figures(candidate),
         job=job_figures(duration, None),
     )

@@ -43,7 +43,7 @@ def training_arguments(
         "gradient_checkpointing": plan.gradient_checkpointing,
         **evaluation_arguments(workload),
     }
-    arguments |= _rollout_arguments(workload)
+    arguments |= _rollout_arguments(workload, plan)
     if workload.framework == "trl" and workload.rollouts is None:
         arguments["max_length"] = workload.seq_len  # by default 1024
     objective = OBJECTIVES[workload.objective]
@@ -110,12 +110,13 @@ def evaluation_arguments(workload: Workload) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _rollout_arguments(workload: Workload) -> dict[str, Any]:
+def _rollout_arguments(workload: Workload, plan: Plan) -> dict[str, Any]:
     """Arguments that differ from the defaults of GRPOConfig, RLOOConfig or PPOConfig; lengths and groups are always
     included."""
     rollouts, default = workload.rollouts, OBJECTIVES[workload.objective].rollouts
     if rollouts is None or default is None:
         return {}
+    rollouts = rollouts.as_in_trl(plan.gradient_accumulation_steps)
     renamed = _PPO_NAMES if OBJECTIVES[workload.objective].value_model else {}
     always = ["max_completion_length"] if renamed else ["num_generations", "max_completion_length"]
     changing = ["beta", "num_iterations", "steps_per_generation", "ds3_gather_for_generation"]

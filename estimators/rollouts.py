@@ -8,6 +8,7 @@ trained on `num_iterations` times. A step consists of rollout, scoring and train
     training  the micro batches of the optimizer step
 
 With `num_iterations` of 1 and `steps_per_generation` at its default, the accumulation steps, each step has one rollout.
+With a k-th of the accumulation steps it has k, and the same completions, which are still those of the step's policy.
 
 Source: TRL 1.16 trainer/grpo_trainer.py `_prepare_inputs`, `_generate_and_score_completions`, grpo_config.py,
 rloo_trainer.py, generation/vllm_generation.py.
@@ -25,7 +26,8 @@ PROMPT_LEN = 512
 """Assumed tokens of a prompt: TRL's default of `max_prompt_length` until it was removed."""
 
 BATCH_SIZE = 1024
-"""Assumed approximate completions of a step: DeepSeekMath's batch (arXiv:2402.03300, 4.2)."""
+"""Assumed approximate completions of a step: DeepSeekMath's batch (arXiv:2402.03300, 4.2). If it does not fit, half of
+it, a quarter, and so on."""
 
 SERVER_MEMORY_UTILIZATION = 0.9
 """`gpu_memory_utilization` of `trl vllm-serve` (TRL 1.16 scripts/vllm_serve.py)."""
@@ -45,7 +47,9 @@ class Rollouts:
     beta: float = 0.0
     """Weight of the KL divergence from the reference model; 0 for no reference model."""
     steps_per_generation: int | None = None
-    """Micro batches of a generation; None for the gradient accumulation steps."""
+    """Micro batches of a generation; None for the gradient accumulation steps / `generations_per_step`."""
+    generations_per_step: int = 1
+    """Equal parts in which the completions of an optimizer step are generated; divides the accumulation steps."""
     num_iterations: int = 1
     """Number of times that each generation is trained on."""
     scores_policy: bool | None = None
@@ -68,7 +72,14 @@ class Rollouts:
     """Whether `generate` at stage 3 gathers the whole model once, instead of each layer for each token."""
 
     def micro_batches(self, gradient_accumulation_steps: int) -> int:
-        return self.steps_per_generation or gradient_accumulation_steps
+        return self.steps_per_generation or max(1, gradient_accumulation_steps // self.generations_per_step)
+
+    def as_in_trl(self, gradient_accumulation_steps: int) -> Rollouts:
+        """Return the same settings without `generations_per_step`, which TRL takes as `steps_per_generation`."""
+        if self.generations_per_step == 1:
+            return self
+        steps = self.micro_batches(gradient_accumulation_steps)
+        return replace(self, steps_per_generation=steps, generations_per_step=1)
 
     def per_step(self, gradient_accumulation_steps: int) -> float:
         return gradient_accumulation_steps / (self.micro_batches(gradient_accumulation_steps) * self.num_iterations)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ...estimators.errors import WorkloadError
 from ..question.question import Question
 from ..search.candidate import Candidate, predict
-from ..search.search import fastest
+from ..search.rollouts import fastest_generation
 
 _MOST_GPUS = 64
 _SHORTER, _LONGER = 2, 5
@@ -57,7 +57,7 @@ def _lengths(question: Question) -> Iterator[Pair]:
         # Too long for the model's positions, or for the GPUs that share a sample.
         with suppress(WorkloadError):
             workload = replace(question.workload, seq_len=length, document_len=None)
-            yield str(length), fastest(replace(question, workload=workload))
+            yield str(length), fastest_generation(replace(question, workload=workload)).best
 
 
 def _batches(question: Question, chosen: Candidate) -> Iterator[Pair]:
@@ -78,5 +78,5 @@ def _gpus(question: Question) -> Iterator[Pair]:
         nodes = max(1, count // per_node)
         machines = replace(cluster, nodes=nodes, gpus_per_node=count // nodes)
         with suppress(WorkloadError):  # the global batch does not divide
-            yield str(count), fastest(question.about_cluster(machines))
+            yield str(count), fastest_generation(question.about_cluster(machines)).best
         count *= 2

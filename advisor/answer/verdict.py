@@ -165,7 +165,7 @@ def _evaluation(question: Question, plan: Candidate) -> tuple[str, ...]:
 
 def _loss(answer: Recommendation) -> tuple[str, ...]:
     without, loss = answer.without_loss, answer.question.workload.loss
-    if without is None:
+    if without is None or answer.recommended is None:
         return ()
     standard = f"the standard loss reaches {rate(without.tokens_per_s)} tokens/s"
     if without.fit.probability < LEAST[answer.question.risk]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster, find_gpu
@@ -20,13 +20,16 @@ from ...estimators.time.collective_time import ring
 from ..question.cluster import gpus_argument, parse_ram
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep, candidate_duration
+from ..search.rollouts import fastest_generation
 from ..search.search import best_over_losses, fastest
 from ..text.job import hours, money
+from ..text.labels import batch_label
 from ..text.units import rate, whole_gib
 from .recommendation import Change, Changes
 
 WORTH_LISTING = 1.15
-"""Least speed-up of a change that is shown; smaller ones are within the time model's error."""
+"""Least speed-up of a change that is shown; smaller ones are within the time model's error. A change to a smaller host
+may be slower by this factor."""
 
 MOST_STEPS = 3
 """Steps of each kind of change that are tried if a plan already fits: three doublings of the GPUs."""
@@ -65,23 +68,32 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
 
 
 def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
-    yield from _storage(question, ladder, chosen)
+    storage, kinds = _storage(question, ladder, chosen), _kinds(question, chosen)
+    if chosen is not None and chosen.fit.assumed_host_bytes:
+        # The answer hangs on the RAM: plans with less of it come first.
+        yield from _smaller_hosts(question, chosen)
+        yield next(storage, None)
+        yield from _grown(question, chosen, next(kinds))
+    yield from storage
+    for series in kinds:
+        yield from _grown(question, chosen, series)
+
+
+def _grown(question: Question, chosen: Candidate | None, series: Iterable[Asked]) -> Iterator[Change | None]:
+    """Yield the answers to the growing steps of one kind of change."""
     enough = 0.0 if chosen is None else WORTH_LISTING * chosen.tokens_per_s
-    for series in _kinds(question, chosen):
-        strategies: set[str] = set() if chosen is None else {chosen.strategy}
-        for position, (flags, altered) in enumerate(series):
-            best = fastest(altered, enough=enough)
-            if best is None or best.tokens_per_s < enough or (position > 0 and best.strategy in strategies):
-                yield None
-            else:
-                best = best_over_losses(altered, best)
-                yield Change(
-                    flags=flags, outcome=_job_outcome(_outcome(question, best, chosen), question, altered, best)
-                )
-                strategies.add(best.strategy)
-            is_last = best is not None if chosen is None else position == MOST_STEPS - 1
-            if is_last:
-                break
+    strategies: set[str] = set() if chosen is None else {chosen.strategy}
+    for position, (flags, altered) in enumerate(series):
+        best = fastest_generation(altered, enough=enough).best
+        if best is None or best.tokens_per_s < enough or (position > 0 and best.strategy in strategies):
+            yield None
+        else:
+            answer = _Answer(*best_over_losses(altered, best))
+            yield Change(flags=flags, outcome=answer.job_outcome(question, chosen))
+            strategies.add(answer.best.strategy)
+        is_last = best is not None if chosen is None else position == MOST_STEPS - 1
+        if is_last:
+            break
 
 
 def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
@@ -91,6 +103,8 @@ def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[As
     )  # AutoEP supports none of these methods, losses and states
     yield ((flags + back, altered) for flags, altered in _methods(without_autoep))
     yield from ([(flags + back, altered)] for flags, altered in _without_autoep(without_autoep))
+    if chosen is None or not chosen.fit.assumed_host_bytes:
+        yield from ([asked] for asked in _smaller_states(question))
     yield from ([asked] for asked in _models(question, chosen))
     if question.cluster.gpu.is_cpu:  # no other machine to suggest
         yield _sequences(question)
@@ -111,22 +125,47 @@ def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[As
         yield _larger_gpus(question)
 
 
-def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> str:
-    speed, unit = rate(best.tokens_per_s), question.model.unit
-    text = f"{best.strategy}, {speed} {unit}/s"
-    rounds = best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states)
-    rounds |= best.plan.quantizes_collectives and (chosen is None or not chosen.plan.quantizes_collectives)
-    if rounds:
-        text = f"{text}, less exact"
-    if chosen is None:
-        text = f"fits: {text}"
-    else:
-        ratio = best.tokens_per_s / chosen.tokens_per_s
-        text = f"{text} ({ratio:.{1 if ratio >= 1 else 2}f} x)"
-    need = best.fit.assumed_host_bytes
-    if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
-        text = f"{text}, needs {whole_gib(need):,} GiB of RAM"
-    return text
+class _Answer(NamedTuple):
+    """The answer to an altered question."""
+
+    question: Question
+    best: Candidate
+
+    def outcome(self, question: Question, chosen: Candidate | None, *notes: str) -> str:
+        """Return the answer as text. question, chosen: the question that was altered, and its answer. notes: further
+        differences, left out if the loss differs."""
+        best = self.best
+        speed, unit = rate(best.tokens_per_s), question.model.unit
+        text = f"{best.strategy}, {speed} {unit}/s"
+        rounds = best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states)
+        rounds |= best.plan.quantizes_collectives and (chosen is None or not chosen.plan.quantizes_collectives)
+        if rounds:
+            text = f"{text}, less exact"
+        if chosen is None:
+            text = f"fits: {text}"
+        else:
+            ratio = best.tokens_per_s / chosen.tokens_per_s
+            text = f"{text} ({ratio:.{1 if ratio >= 1 else 2}f} x)"
+        need = best.fit.assumed_host_bytes
+        if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
+            text = f"{text}, needs {whole_gib(need):,} GiB of RAM"
+        if (loss := self.question.workload.loss) != question.workload.loss:
+            return f"{text}, {loss} loss"
+        return ", ".join((text, *notes))
+
+    def job_outcome(self, question: Question, chosen: Candidate | None, *notes: str) -> str:
+        """Return the outcome with the job's duration, and with its cost if the price still applies to these
+        machines."""
+        text, price = self.outcome(question, chosen, *notes), self.question.price
+        duration = candidate_duration(self.question, self.best)
+        if duration is None or self.question.workload.seq_len != question.workload.seq_len:
+            return text
+        was, now = question.cluster, self.question.cluster
+        text = f"{text}, job {hours(duration.duration_s)}"
+        same_node = price is not None and (price.unit == "gpu" or was.gpus_per_node == now.gpus_per_node)
+        if price is not None and same_node and was.gpu.name == now.gpu.name:
+            text = f"{text}, {money(duration.cost(price), price.currency)}"
+        return text
 
 
 def _altered(question: Question, **workload: Any) -> Question:
@@ -145,17 +184,46 @@ def _methods(question: Question) -> Iterator[Asked]:
 
 
 def _without_autoep(question: Question) -> Iterator[Asked]:
-    """Yield changes that AutoEP does not support: another loss, reference log-probabilities computed before the
-    training, and states in bf16."""
+    """Yield changes that AutoEP does not support: another loss, and reference log-probabilities computed before the
+    training."""
     workload = question.workload
     loss = offered_loss(question.model, workload)
     if loss is not None and not question.free_loss:  # a free loss has been searched already
         yield f"--loss {loss}", _altered(question, loss=loss)
     if reference_passes(workload) and not workload.rollouts:
         yield "--precompute-ref-log-probs", _altered(question, precompute_ref_log_probs=True)
-    possible = workload.precision == "bf16" and optimizer(workload.optimizer).is_adam and workload.method == "full"
-    if possible and question.options["optimizer_dtype"] == "fp32":
-        yield "--optimizer-dtype bf16", question.replace_options(optimizer_dtype="bf16")
+
+
+def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | None]:
+    """Yield optimizers with smaller states if a smaller size of `RAM_AS_SOLD` suffices, or if they are faster."""
+    sizes = [parse_ram(size)[0] for size in RAM_AS_SOLD]
+
+    def too_small(candidate: Candidate) -> int:
+        return sum(size < candidate.memory.host_bytes_per_node for size in sizes)
+
+    for flags, altered in _smaller_states(question):
+        enough = chosen.tokens_per_s / WORTH_LISTING
+        best = fastest(altered, enough=enough)
+        if best is None or best.tokens_per_s < enough:
+            yield None
+            continue
+        answer = _Answer(*best_over_losses(altered, best))
+        is_smaller = too_small(answer.best) < too_small(chosen)
+        if is_smaller or answer.best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
+            ram = f"{whole_gib(answer.best.memory.host_bytes_per_node):,} GiB of RAM"
+            yield Change(flags=flags, outcome=answer.job_outcome(question, chosen, *([ram] if is_smaller else ())))
+
+
+def _smaller_states(question: Question) -> Iterator[Asked]:
+    """Yield AdamW with states in 8 bits, and in bf16, neither of which AutoEP supports."""
+    back = "" if question.options["experts"] == "zero" else " --experts zero"
+    workload, question = question.workload, question.replace_options(experts="zero")
+    if workload.method != "full" or question.options["optimizer_dtype"] != "fp32":
+        return
+    if workload.optimizer == "adamw" and not question.cluster.gpu.is_cpu:
+        yield f"--optimizer adamw_8bit{back}", _altered(question, optimizer="adamw_8bit")
+    if workload.precision == "bf16" and optimizer(workload.optimizer).is_adam:
+        yield f"--optimizer-dtype bf16{back}", question.replace_options(optimizer_dtype="bf16")
 
 
 def _models(question: Question, chosen: Candidate | None) -> Iterator[Asked]:
@@ -226,19 +294,6 @@ def _larger_gpus(question: Question) -> Iterator[Asked]:
         yield f"{flags} --ram {LARGE_NODE_RAM}", altered
 
 
-def _job_outcome(outcome: str, question: Question, altered: Question, best: Candidate) -> str:
-    """Return the outcome with the job's duration, and with its cost if the price still applies to these machines."""
-    duration, price = candidate_duration(altered, best), altered.price
-    if duration is None or altered.workload.seq_len != question.workload.seq_len:
-        return outcome
-    was, now = question.cluster, altered.cluster
-    text = f"{outcome}, job {hours(duration.duration_s)}"
-    same_node = price is not None and (price.unit == "gpu" or was.gpus_per_node == now.gpus_per_node)
-    if price is not None and same_node and was.gpu.name == now.gpu.name:
-        text = f"{text}, {money(duration.cost(price), price.currency)}"
-    return text
-
-
 def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
     """Yield more host RAM or NVMe; for a plan that assumes an amount of RAM, the plans that a smaller amount allows."""
     blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
@@ -257,16 +312,22 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
         for plan in shown:
             larger = _sufficient_storage(question.cluster, plan)
             asked = replace(question, cluster=larger)
-            if (fitting := fastest(asked)) is not None:  # the GPU may be too small for `plan`
-                fitting = best_over_losses(asked, fitting)
-                yield Change(
-                    flags=_storage_flags(question.cluster, larger), outcome=_outcome(question, fitting, chosen)
-                )
+            if (fitting := fastest_generation(asked).best) is not None:  # the GPU may be too small for `plan`
+                answer = _Answer(*best_over_losses(asked, fitting))
+                outcome = answer.outcome(question, chosen, *_other_batch(answer.best, ladder))
+                yield Change(flags=_storage_flags(question.cluster, larger), outcome=outcome)
     if chosen is not None and chosen.fit.assumed_host_bytes:
-        yield from _less_ram(question, chosen)
+        yield from _less_ram(question, ladder, chosen)
 
 
-def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
+def _other_batch(best: Candidate, ladder: Sequence[LadderStep]) -> Iterator[str]:
+    """Yield the micro batch if the ladder shows the strategy with another."""
+    shown = (step.candidate for step in ladder if step.candidate is not None and step.strategy == best.strategy)
+    if any(batch_label(each.plan) != batch_label(best.plan) for each in shown):
+        yield f"micro batch {batch_label(best.plan)}"
+
+
+def _less_ram(question: Question, ladder: Sequence[LadderStep], chosen: Candidate) -> Iterator[Change]:
     """Yield, for each strategy, the smallest tried RAM size below the need at which that strategy is the answer, with
     an NVMe drive if necessary; and the first size at which nothing fits. The tried sizes are the plan's need without
     page-locked memory, and `RAM_AS_SOLD`."""
@@ -279,17 +340,18 @@ def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
             continue
         cluster = replace(given, host_memory_bytes_per_node=usable)
         asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
-        best = fastest(asked)
+        best = fastest_generation(asked).best
         if best is None and not drive_bytes:
             drive_bytes = LARGE_DRIVE_BYTES  # still less RAM needs the drive too
             asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
-            best = fastest(asked)
+            best = fastest_generation(asked).best
         if best is None:
             found[""] = Change(flags=f"--ram {size}", outcome="nothing fits")
             break
-        best = best_over_losses(asked, best)
-        drive = _storage_flags(cluster, _sufficient_storage(cluster, best))
-        found[best.strategy] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=_outcome(question, best, chosen))
+        answer = _Answer(*best_over_losses(asked, best))
+        drive = _storage_flags(cluster, _sufficient_storage(cluster, answer.best))
+        outcome = answer.outcome(question, chosen, *_other_batch(answer.best, ladder))
+        found[answer.best.strategy] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=outcome)
     yield from found.values()
 
 

@@ -17,7 +17,7 @@ from .options import COUNT, MODEL_ARGUMENT, NUMBER, PATH, output_options, questi
 @question_options(
     names_in(JobOptions, MethodOptions, TrainingOptions, SoftwareOptions, AnswerOptions, without=("price",))
 )
-@click.option("--deadline", metavar="TIME", help="Find the cheapest machine that finishes in this time: 24h, 90m, 3d.")
+@click.option("--deadline", metavar="TIME", help="Find the best value that finishes in this time: 24h, 90m, 3d.")
 @click.option(
     "--budget", type=NUMBER, metavar="AMOUNT", help="Find the fastest machine within this budget (prices' currency)."
 )

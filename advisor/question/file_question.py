@@ -51,7 +51,8 @@ def record(question: Question, plan: Plan, predicted: Mapping[str, Any]) -> dict
     options = {name: _plain(value) for name, value in asked.items() if name not in _NOT_RECORDED}
     options |= {name: getattr(workload, name) for name in ("seq_len", "precision", "loss", "framework")}
     if workload.rollouts is not None:
-        options |= _completions(workload.rollouts, OBJECTIVES[workload.objective].lacks)
+        rollouts = workload.rollouts.as_in_trl(plan.gradient_accumulation_steps)
+        options |= _completions(rollouts, OBJECTIVES[workload.objective].lacks)
     is_detected = "gpus" not in asked and not question.cluster.gpu.is_cpu
     if is_detected:
         options |= _detected(question)

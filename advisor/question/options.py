@@ -225,13 +225,14 @@ class RolloutOptions(TypedDict, total=False):
         ),
     ]
     steps_per_generation: Annotated[
-        int | None, Option("Micro batches of a generation.", default_text="the accumulation steps")
+        int | None, Option("Micro batches of a generation.", default_text="the accumulation steps, or fewer that fit")
     ]
     num_iterations: Annotated[
         int | None, Option("Number of training passes over a generation.", default_text="1; ppo: 4")
     ]
     local_rollout_forward_batch_size: Annotated[
-        int | None, Option("Completions per GPU that ppo generates and scores at a time.", default_text="64")
+        int | None,
+        Option("Completions per GPU that ppo generates and scores at a time.", default_text="64, or fewer that fit"),
     ]
     reward_model: Annotated[
         str | None,

@@ -76,6 +76,8 @@ class Question:
     """Whether the global batch is the job's default and follows the GPUs (`about_cluster`)."""
     free_rollouts: tuple[str, ...] = ()
     """Fields of the workload's `Rollouts` that the search chooses (`question.rollouts`)."""
+    free_generation: bool = False
+    """Whether the search may generate the completions of a step in parts (`rollouts.generation_choices`)."""
     risk: Risk = "safe"
     largest: Largest | None = None
     """The result of the option that was "max"; None if no option was."""
@@ -285,8 +287,12 @@ class Question:
         rollouts = self.workload.rollouts
         if rollouts is None:
             return shapes
-        group = rollouts.group_size(self.cluster.world_size)
-        return tuple((micro, steps) for micro, steps in shapes if micro * rollouts.micro_batches(steps) % group == 0)
+        group, parts = rollouts.group_size(self.cluster.world_size), rollouts.generations_per_step
+        return tuple(
+            (micro, steps)
+            for micro, steps in shapes
+            if steps % parts == 0 and micro * rollouts.micro_batches(steps) % group == 0
+        )
 
     def _most_tokens_per_step(self) -> float:
         if self.job is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -69,9 +70,17 @@ def free_settings(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted({"server_gpus", *(name for name in names if options[name] in (None, "auto"))}))
 
 
-def rollout_choices(question: Question) -> list[Question]:
+def is_generation_free(options: Mapping[str, Any]) -> bool:
+    """Whether the number of completions that are generated at once is left to the search."""
+    spec = OBJECTIVES[options["objective"]]
+    name = "steps_per_generation" if "steps_per_generation" not in spec.lacks else "local_rollout_forward_batch_size"
+    return spec.rollouts is not None and options[name] is None
+
+
+def rollout_choices(question: Question, completions: int = BATCH_SIZE) -> list[Question]:
     """The questions with all rollout settings decided: the generation engine, the GPUs of a server, the GPUs of an
-    engine, sleep mode. A server's GPUs are not part of the questions' clusters."""
+    engine, sleep mode. A server's GPUs are not part of the questions' clusters. completions: approximate batch, if the
+    user gives none."""
     rollouts, free = question.workload.rollouts, question.free_rollouts
     if rollouts is None or not free:
         return [question]
@@ -79,7 +88,7 @@ def rollout_choices(question: Question) -> list[Question]:
     for cluster, settings in _settings(question, rollouts, free):
         workload = replace(question.workload, rollouts=settings)
         try:
-            batch = workload.global_batch_size or _assumed_batch(question, settings, cluster)
+            batch = workload.global_batch_size or _assumed_batch(question, settings, cluster, completions)
             workload = replace(workload, global_batch_size=batch)
             found.append(replace(question, workload=workload, cluster=cluster, free_rollouts=()))
         except WorkloadError:  # a batch that this many GPUs do not divide
@@ -94,13 +103,45 @@ def rollout_choices(question: Question) -> list[Question]:
     return found
 
 
-def rollout_assumptions(question: Question) -> tuple[str, ...]:
-    """Assumptions about completions, a phrase each."""
+def generation_choices(question: Question) -> Iterator[Question]:
+    """The question with the completions of a step generated all at once, as TRL does by default, then in two parts,
+    four and so on. The smallest part is one completion on each GPU, or as many as complete a group of G.
+
+    A part of GRPO and RLOO is a generation (`steps_per_generation`), so each micro batch still trains on completions of
+    the step's policy; a generation that is used for several passes (`num_iterations`) outlives its step, and is not
+    divided. With vLLM only a reward model computes the whole part at once. A part of PPO is
+    `local_rollout_forward_batch_size`.
+    """
+    workload, rollouts, spec = question.workload, question.workload.rollouts, OBJECTIVES[question.workload.objective]
+    if rollouts is None or spec.rollouts is None or not question.free_generation or not workload.global_batch_size:
+        yield question
+        return
+    per_gpu, group = workload.global_batch_size // question.cluster.world_size, 1
+    by_vllm = rollouts.rollout != "generate" and reward_model(question.model, workload) is None
+    settings = [replace(rollouts, generations_per_step=1)]
+    at_once = spec.rollouts.local_rollout_forward_batch_size
+    if at_once is not None:
+        sizes = [at_once >> power for power in range(at_once.bit_length())]
+        settings = [replace(rollouts, local_rollout_forward_batch_size=size) for size in sizes]
+    elif not by_vllm and rollouts.num_iterations == 1:
+        group = rollouts.group_size(question.cluster.world_size)
+        for parts in range(2, per_gpu // group + 1):
+            if parts >= 2 * settings[-1].generations_per_step and per_gpu % (parts * group) == 0:
+                settings.append(replace(rollouts, generations_per_step=parts))
+    for each in settings:
+        with suppress(WorkloadError):  # a micro batch of the user that is larger than a part
+            yield replace(question, workload=replace(workload, rollouts=each))
+
+
+def rollout_assumptions(question: Question, decided: Question) -> tuple[str, ...]:
+    """Assumptions about completions, a phrase each. decided: the question with the chosen settings and batch."""
     rollouts = question.workload.rollouts
     batch = f"a batch of about {BATCH_SIZE} completions, as in DeepSeekMath"
-    if rollouts is not None and rollouts.local_rollout_forward_batch_size:
-        size = rollouts.local_rollout_forward_batch_size
-        batch = f"a batch of {size} completions per GPU, which are generated at once"
+    if rollouts is not None and (per_gpu := rollouts.local_rollout_forward_batch_size):
+        batch = f"a batch of {per_gpu} completions per GPU"
+    size = decided.workload.global_batch_size
+    if rollouts is not None and size != _assumed_batch(question, rollouts, decided.cluster):
+        batch = f"a batch of {size} completions, halved from {BATCH_SIZE} until it fits"
     assumed: tuple[str, ...] = (batch,) if question.is_batch_free else ()
     assumed += ("completions of --max-completion-length tokens",)
     by_function = rollouts is not None and reward_model(question.model, question.workload) is None
@@ -167,11 +208,13 @@ def _engines(question: Question, rollouts: Rollouts, gpus: int, *, only: bool) -
         yield rollouts
 
 
-def _assumed_batch(question: Question, rollouts: Rollouts, cluster: Cluster) -> int | None:
-    """A batch of about `BATCH_SIZE` completions in whole groups; None if the micro batch is given."""
+def _assumed_batch(
+    question: Question, rollouts: Rollouts, cluster: Cluster, completions: int = BATCH_SIZE
+) -> int | None:
+    """A batch of about this number of completions in whole groups; None if the micro batch is given."""
     if question.micro_batch_size is not None:
         return None
     ranks = cluster.world_size
-    each = rollouts.at_once(-(-BATCH_SIZE // ranks))
+    each = rollouts.at_once(-(-completions // ranks))
     multiple = lcm(rollouts.group_size(ranks), EVEN if each >= EVEN else 1)
     return ranks * (-(-each // multiple) * multiple)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import floor, log10
 
 from ..answer.verdict import training_subject
@@ -12,11 +13,7 @@ from ..document.charts import Bar, Limit, Part, StackedBars, Unit
 from ..rent import Offer, RentAdvice
 from ..text.job import figure_and_interval, hours, money
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
-from ..text.units import gib, rate
-
-_LESS_TIME, _MORE_COST = 0.6, 1.1
-"""Limits for naming a second machine next to the cheapest: at most this share of its time, for at most this multiple of
-its cost. Twice the GPUs often take half the time for slightly more."""
+from ..text.units import gib, rate, whole_gib
 
 
 def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
@@ -73,18 +70,24 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
     if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
         cost = figure_and_interval(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
         duration = figure_and_interval(duration, (hours(ends[2]), hours(ends[3])))
-    best = f"The cheapest: {_title(chosen)}."
-    if _limits(advice):
-        best = f"The cheapest that {_limits(advice)}: {_title(chosen)}."
+    limits, cheapest = _limits(advice), advice.cheapest_within
+    kind = "cheapest" if chosen is cheapest else "best value"
     if advice.budget is not None and advice.deadline_s is None:
-        best = f"The fastest that {_limits(advice)}: {_title(chosen)}."
-    yield best
+        kind, cheapest = "fastest", chosen
+    condition = f", if {_condition(chosen)}" if figures.is_conditional else ""
+    yield f"The {kind}{f' that {limits}' if limits else ''}: {_title(chosen)}{condition}."
     per_million = f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}"
     yield (
         f"{cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
         f"{rate(candidate.tokens_per_s)} tokens/s; a million tokens cost {per_million}."
     )
-    yield from _much_faster(advice, chosen)
+    if cheapest is not None and cheapest is not chosen:
+        other = cheapest.figures
+        condition = f", if {_condition(cheapest)}" if other.is_conditional else ""
+        yield (
+            f"The cheapest, {_title(cheapest)}, takes {hours(other.duration_s)} and costs "
+            f"{money(other.cost, sign)}{condition}."
+        )
     yield (
         f"Plan: {plan_title(candidate.plan)}, micro batch {batch_label(candidate.plan)}, "
         f"{checkpointing_title(candidate.plan)}; it needs {gib(candidate.device_bytes)} GiB per GPU and "
@@ -93,16 +96,10 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
     yield f"Details: ds-advise {chosen.question.model.name} --gpus {figures.gpus}, with the same options."
 
 
-def _much_faster(advice: RentAdvice, chosen: Offer) -> Iterator[str]:
-    """The cheapest machine that takes much less time at slightly higher cost."""
-    sign, own = advice.table.sign, chosen.figures
-    for offer in advice.front:
-        figures = offer.figures
-        is_cheap = figures.cost <= _MORE_COST * own.cost and figures.meets_limits
-        if is_cheap and figures.duration_s <= _LESS_TIME * own.duration_s:
-            more, time = money(figures.cost - own.cost, sign), hours(figures.duration_s)
-            yield f"For {more} more it takes {time}: {_title(offer)}."
-            return
+def _condition(offer: Offer) -> str:
+    """The RAM that the plan of a conditional offer assumes."""
+    need = gib(offer.candidate.memory.host_bytes_per_node)
+    return f"{'each' if offer.figures.nodes > 1 else 'it'} has {need} GiB of RAM"
 
 
 def _nothing(advice: RentAdvice) -> Iterator[str]:
@@ -125,7 +122,7 @@ def _limits(advice: RentAdvice) -> str | None:
 
 
 def _ram(offer: Offer) -> str:
-    have = offer.question.cluster.host_memory_bytes_per_node
+    have = offer.figures.host_memory_bytes
     needed = gib(offer.candidate.memory.host_bytes_per_node)
     several = offer.figures.nodes > 1
     if have is not None:
@@ -144,20 +141,18 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
             _title(offer),
             Figure(f"{duration_h:,.{digits}f}", job.duration_s),
             Figure(f"{job.cost:,.{2 if job.cost < 99.995 else 0}f}", job.cost),
-            Figure(_cents(job.cost_per_million_tokens), job.cost_per_million_tokens),
-            f"{job.plan.strategy}{'?' * _needs_unknown_ram(offer)}",
+            Figure(_ram_figures(offer), job.plan.host_bytes_per_node),
+            job.plan.strategy,
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
-    titles = "machines", "hours", "cost", "/M tok", "plan"
+    titles = "machines", "hours", "cost", "RAM GiB", "plan"
     return Table(titles, rows)
 
 
 def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
     hidden, table = len(advice.offers) - len(shown), advice.table
-    units = f"cost in {table.currency}; /M tok: cost of a million tokens"
+    units = f"cost in {table.currency}; RAM: the plan's need of what a machine has (?: not in the table)"
     yield f"{units}; dimmed rows miss your limits" if _limits(advice) else units
-    if any(map(_needs_unknown_ram, shown)):
-        yield "?: the plan needs RAM, and the table does not give the machine's."
     if hidden:
         yield f"{hidden} more are neither cheaper nor faster than one of these (--all)."
     if advice.left_out:
@@ -172,12 +167,15 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
 
 def _title(offer: Offer) -> str:
     """The name of an offer's machines, such as `RunPod Secure 2 x B200`."""
-    cluster = cluster_title(offer.question.cluster, speed=False)
+    cluster = cluster_title(replace(offer.machine.cluster, nodes=offer.figures.nodes), speed=False)
     return f"{offer.machine.title} {cluster}".strip().replace(" nodes of ", " x ")
 
 
-def _needs_unknown_ram(offer: Offer) -> bool:
-    return offer.question.cluster.host_memory_bytes_per_node is None and offer.candidate.plan.offloads
+def _ram_figures(offer: Offer) -> str:
+    """The need and the RAM of a machine, `197 of 225`; `16 of ?` if the table does not give it."""
+    have = offer.figures.host_memory_bytes
+    need = f"{whole_gib(offer.candidate.memory.host_bytes_per_node):,}"
+    return f"{need} of {'?' if have is None else f'{have >> 30:,}'}"
 
 
 def _cents(amount: float) -> str:

@@ -120,10 +120,11 @@ class BatchSweep:
             yield self.candidate(last).fit
 
     def acceptable(self, fit: Fit) -> bool:
-        """Whether a plan fits as surely as the question's risk requires, or lacks only host memory or NVMe that the
+        """Whether a plan fits as surely as the question's risk requires, or would with host memory or NVMe that the
         smallest batch lacks too."""
         if fit.limit in ("host", "nvme"):
-            return fit.limit == self.candidate(self.shapes[0]).fit.limit
+            smallest = self.candidate(self.shapes[0]).fit
+            return fit.limit == smallest.limit and fit.gpu_probability >= min(self.least, smallest.gpu_probability)
         return fit.probability >= self.least
 
     def rising_candidates(self) -> list[Candidate]:

@@ -40,6 +40,8 @@ class Fit(NamedTuple):
 
     probability: float
     """Probability from 0 to 1 that every bounded requirement is met."""
+    gpu_probability: float
+    """Probability that the GPU's memory suffices, regardless of host and NVMe."""
     reason: str
     """A short phrase for a table ("needs 1.2 x the memory", "likely fits, 84 %", "fits")."""
     utilization: float
@@ -56,9 +58,14 @@ class Fit(NamedTuple):
         return self.probability >= FIT_THRESHOLD
 
     @property
+    def gpu_suffices(self) -> bool:
+        """Whether the plan fits the GPU, regardless of host and NVMe."""
+        return self.gpu_probability >= FIT_THRESHOLD
+
+    @property
     def gpu_likely_suffices(self) -> bool:
         """Whether the plan likely fits the GPU, regardless of host and NVMe."""
-        return self.limit != "gpu" or self.probability >= LIKELY
+        return self.gpu_probability >= LIKELY
 
     @property
     def verdict(self) -> Verdict:
@@ -108,9 +115,10 @@ def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, clu
     """Compare the needs measured by a dry run with the cluster. transient_bytes: the part of device_bytes that is not
     held for the whole training."""
     host = _share(host_bytes, cluster.host_memory_bytes_per_node)
+    on_gpu = _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster, host)
     if host > 1:
-        return Fit(probability=0.0, reason=f"needs {times(host)} the RAM", utilization=host, limit="host")
-    return _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster, host)
+        return on_gpu._replace(probability=0.0, reason=f"needs {times(host)} the RAM", utilization=host, limit="host")
+    return on_gpu
 
 
 def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float) -> Fit:
@@ -118,11 +126,11 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float
     share = need_bytes / cluster.gpu.memory_bytes
     utilization = max(share, others)
     if probability >= FIT_THRESHOLD:
-        return Fit(probability=probability, reason="fits", utilization=utilization, limit="")
+        return Fit(probability, probability, reason="fits", utilization=utilization, limit="")
     reason = f"{fit_verdict(probability)}, {chance(probability)}"
     if probability < LIKELY and share > 1:
         reason = f"needs {times(share)} the {'limit' if cluster.gpu.is_cpu else 'memory'}"
-    return Fit(probability=probability, reason=reason, utilization=utilization, limit="gpu")
+    return Fit(probability, probability, reason=reason, utilization=utilization, limit="gpu")
 
 
 def _share(need: int, offer: int | None) -> float:

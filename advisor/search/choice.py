@@ -47,14 +47,16 @@ PlanWithSpeed = TypeVar("PlanWithSpeed", bound=Timed)
 def best_of_strategy(candidates: Sequence[Candidate], least: float) -> Candidate | None:
     """Return the simplest of the fastest candidates that fit with the probability `least`.
 
-    If there are none, candidates that likely fit are considered, then those limited by host or NVMe. If the GPU limits
-    all, the result is the one closest to fitting, with checkpointing on a tie.
+    If there are none, candidates that likely fit are considered, then those limited by host or NVMe, first those that
+    more of it would make fit as surely. If the GPU limits all, the result is the one closest to fitting, with
+    checkpointing on a tie.
     """
     if not candidates:
         return None
     possible = (
         [candidate for candidate in candidates if candidate.fit.probability >= least]
         or [candidate for candidate in candidates if candidate.fit.probability >= LIKELY]
+        or [each for each in candidates if each.fit.limit != "gpu" and each.fit.gpu_probability >= least]
         or [candidate for candidate in candidates if candidate.fit.limit != "gpu"]
     )
     if not possible:

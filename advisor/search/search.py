@@ -98,9 +98,9 @@ def _until_memory_suffices(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]
         # The look-ahead below has already built the last stage, with its predictions.
         sweeps = last if last and number == len(stages) - 1 else stage.sweeps()
         yield sweeps
-        if any(fit.limit != "gpu" for sweep in sweeps for fit in sweep.known_fits()):
+        if any(fit.gpu_suffices for sweep in sweeps for fit in sweep.known_fits()):
             return
-        if any(fit.limit != "gpu" for sweep in sweeps for fit in sweep.smallest_fits()):
+        if any(fit.gpu_suffices for sweep in sweeps for fit in sweep.smallest_fits()):
             return
         if number == 0 and len(stages) > 1:
             last = stages[-1].sweeps()
@@ -115,8 +115,9 @@ def fastest(question: Question, *, enough: float = 0.0) -> Candidate | None:
     return _BranchAndBound(question, enough).best()
 
 
-def best_over_losses(question: Question, best: Candidate) -> Candidate:
-    """Return the answer's plan if the loss is free, for a question whose `fastest` is `best`.
+def best_over_losses(question: Question, best: Candidate) -> tuple[Question, Candidate]:
+    """Return the answer's plan if the loss is free, with the question about its loss, for a question whose `fastest` is
+    `best`.
 
     The plan with the loss that one argument enables is returned if it gains `LEAST_GAIN`, else the one without.
     """
@@ -124,13 +125,13 @@ def best_over_losses(question: Question, best: Candidate) -> Candidate:
     if offered is not None:
         enough = best.tokens_per_s * (1 + LEAST_GAIN)
         other = fastest(offered, enough=enough)
-        return best if other is None or other.tokens_per_s < enough else other
+        return (question, best) if other is None or other.tokens_per_s < enough else (offered, other)
     own = question.default_loss_question
     if own is question:
-        return best
+        return question, best
     enough = best.tokens_per_s / (1 + LEAST_GAIN)
     other = fastest(own, enough=enough)
-    return best if other is None or other.tokens_per_s <= enough else other
+    return (question, best) if other is None or other.tokens_per_s <= enough else (own, other)
 
 
 class _BranchAndBound:

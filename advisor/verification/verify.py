@@ -278,7 +278,8 @@ def _fastest_that_ran(candidates: Sequence[Candidate]) -> Candidate | None:
 
 def _refused(candidate: Candidate, reason: str) -> Candidate:
     utilization = max(candidate.fit.utilization, _JUST_TOO_LARGE)
-    return replace(candidate, fit=Fit(probability=0.0, reason=reason, limit="gpu", utilization=utilization))
+    fit = Fit(probability=0.0, gpu_probability=0.0, reason=reason, limit="gpu", utilization=utilization)
+    return replace(candidate, fit=fit)
 
 
 def _ladder(

@@ -175,7 +175,8 @@ def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, 
     workload = workload.under_engine(plan.zero_stage)
     tensors, rollouts, most = tensor_set(rank_share(model, plan), workload), workload.rollouts, 2
     if rollouts is not None:  # the values that `Rollouts.breaks_traces` distinguishes
-        most = plan.gradient_accumulation_steps if rollouts.steps_per_generation else 3
+        divided = rollouts.steps_per_generation or rollouts.generations_per_step > 1
+        most = plan.gradient_accumulation_steps if divided else 3
     # On a CPU, a page of a buffer takes memory only after it is written.
     bucket = min(plan.reduce_bucket_size, tensors.trainable_numel) if cluster.gpu.is_cpu else plan.reduce_bucket_size
     batchless = plan.replace_fields(

@@ -270,7 +270,7 @@ def test_a_full_disk_and_a_small_host_are_seen_before(
 @pytest.mark.parametrize(("probability", "starts"), [(1.0, True), (0.8, True), (0.3, False)])
 def test_a_plan_that_likely_fits_is_started(folder: Path, probability: float, starts: bool) -> None:
     """A message calls it likely; what is not likely to fit is refused with its probability."""
-    fit = Fit(probability=probability, reason="", utilization=0.99, limit="")
+    fit = Fit(probability=probability, gpu_probability=probability, reason="", utilization=0.99, limit="")
     answer: Any = SimpleNamespace(
         fit=fit,
         run=_run(folder),

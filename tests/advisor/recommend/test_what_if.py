@@ -1,0 +1,61 @@
+"""What would change the answer: the same plans as in the table, and optimizers for smaller hosts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from ds_advise.advisor.advise import answer, build_question
+from ds_advise.advisor.text.units import rate, whole_gib
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("Qwen2.5-14B", {"gpus": "2x32GB", "ram": "64GB"}),
+        ("Qwen2.5-7B", {"gpus": "2xRTX4090", "ram": "64GB"}),
+        ("Llama-3.1-8B", {"gpus": "1xRTX4090", "ram": "64GB", "global_batch": 32}),
+    ],
+)
+def test_more_ram_runs_the_plan_that_the_table_shows_without_it(model: str, options: dict[str, Any]) -> None:
+    """Strategy and speed are equal; a change of loss or micro batch is said."""
+    found = answer(build_question(model, **options))
+    assert found.recommended is None
+    rows = {step.strategy: step.candidate for step in found.ladder if step.candidate is not None}
+    larger = [change for change in found.changes if re.fullmatch(r"--ram \d+GiB", change.flags)]
+    assert larger
+    for change in larger:
+        strategy, speed = re.match(r"fits: (\S+), ([\d,.]+) tokens/s", change.outcome).groups()  # type: ignore[union-attr]
+        shown = rows[strategy]
+        assert shown.fit.limit == "host" and shown.fit.gpu_suffices
+        assert speed == rate(shown.tokens_per_s) or "loss" in change.outcome or "micro batch" in change.outcome
+        need = int(re.search(r"\d+", change.flags)[0])  # type: ignore[index]
+        again = answer(build_question(model, **{**options, "ram": f"{need}GiB"})).recommended
+        assert again is not None and again.strategy == strategy and rate(again.tokens_per_s) == speed
+
+
+def test_another_loss_is_named() -> None:
+    """LoRA has room for the standard loss, which the table does not show."""
+    found = answer(build_question("Qwen2.5-7B", gpus="2xRTX4090", ram="64GB"))
+    assert found.question.workload.loss == "fused"
+    (lora,) = (change for change in found.changes if change.flags == "--method lora")
+    assert lora.outcome.endswith(", standard loss")
+
+
+def test_smaller_optimizer_states_are_offered_where_the_answer_hangs_on_the_ram() -> None:
+    """Only if a smaller size of host suffices, at nearly the same speed; a plan on the GPU alone needs none."""
+    found = answer(build_question("Qwen2.5-7B", gpus="1xH100"))
+    chosen, offered = found.recommended, {change.flags: change.outcome for change in found.changes}
+    assert chosen is not None and chosen.fit.assumed_host_bytes
+    first = [*offered][:2]
+    assert first == ["--optimizer adamw_8bit", "--optimizer-dtype bf16"]
+    for flags in first:
+        name, value = flags[2:].replace("-", "_").split(" ")
+        best = answer(build_question("Qwen2.5-7B", gpus="1xH100", **{name: value})).recommended
+        assert best is not None and best.tokens_per_s > chosen.tokens_per_s / 1.15
+        need = whole_gib(best.memory.host_bytes_per_node)
+        assert need < 128 < whole_gib(chosen.memory.host_bytes_per_node)
+        assert offered[flags].endswith(f"{need} GiB of RAM") and rate(best.tokens_per_s) in offered[flags]
+    alone = answer(build_question("Qwen2.5-7B", gpus="8xH100"))
+    assert not any("optimizer" in change.flags for change in alone.changes)
