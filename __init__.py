@@ -4,7 +4,8 @@ The root of the repository is this package, `ds_advise`; its folders are the sub
 
     >>> import ds_advise
     >>> answer = ds_advise.advise("Qwen2.5-14B", gpus="2x32GB")
-    >>> answer.recommended.estimate.plan
+    >>> answer  # prints the answer
+    >>> answer.strategy, answer.tokens_per_second, answer.ds_config
 """
 
 from __future__ import annotations
@@ -14,24 +15,28 @@ from typing import TYPE_CHECKING, Any
 from .estimators.errors import DsAdviseError
 
 if TYPE_CHECKING:
-    from .advisor.advise import estimate
-    from .advisor.answer.recommendation import Recommendation
-    from .advisor.ask import advise
+    from .advisor.ask import advise, estimate
     from .advisor.question.run import read_run
+    from .advisor.results import Answer, PlanEstimate
     from .probes.dry_run.run import dry_run
     from .probes.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["DsAdviseError", "Recommendation", "Run", "advise", "dry_run", "estimate", "read_run"]
+__all__ = ["Answer", "DsAdviseError", "PlanEstimate", "Run", "advise", "dry_run", "estimate", "read_run"]
 
 _LAZY = {
     "advise": ".advisor.ask",
-    "estimate": ".advisor.advise",
+    "estimate": ".advisor.ask",
+    "Answer": ".advisor.results",
+    "PlanEstimate": ".advisor.results",
     "read_run": ".advisor.question.run",
-    "Recommendation": ".advisor.answer.recommendation",
     "dry_run": ".probes.dry_run.run",
     "Run": ".probes.run",
 }
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""From the options of a question to a `Question` (`build_question`) and to its answer, and `estimate()`."""
+"""From the options of a question to a `Question` (`build_question`) and to its answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from ..estimators.errors import WorkloadError
-from ..estimators.estimate import Estimate
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.plan import PLANS, Plan
@@ -152,34 +151,6 @@ def documented(function: _Function) -> _Function:
     lines = [f"    {option.name}: {option.text}" for option in OPTIONS.values()]
     function.__doc__ = "\n".join([(function.__doc__ or "").rstrip(), "", "    The options:", "", *lines, "    "])
     return function
-
-
-@documented
-def estimate(
-    model: str | ModelShape | Any,
-    *,
-    strategy: str = "",
-    settings: str | Mapping[str, Any] | None = None,
-    example_inputs: Any = None,
-    loss_fn: Callable[[Any, Any], Any] | None = None,
-    **options: Unpack[QuestionOptions],
-) -> Estimate:
-    """Memory and time of one plan, whether it fits or not.
-
-    With `micro_batch` and `gradient_checkpointing` the plan has no sequence parallelism and no hpZ, unless
-    `sequence_parallel_size` or the settings ask for them. Otherwise it is the best plan of the strategy, as in the
-    advice.
-
-    model: as for `advise`.
-    strategy: one of the eight strategies, or plain PyTorch: "fsdp2" (as accelerate starts it), "fsdp" (FSDP 1 in the
-        training precision) or "torch".
-    settings: fields of `Plan` that replace the strategy's presets: {"reduce_bucket_size": 200_000_000}, or the same as
-        text, "reduce_bucket_size=2e8,overlap_comm=no".
-
-    Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
-    """
-    question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, **options)
-    return strategy_candidate(question, strategy, settings).estimate
 
 
 def strategy_candidate(question: Question, strategy: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
@@ -333,15 +304,4 @@ def checked_answer(
             offline=options["offline"],
             say=say,
         )
-    return add_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
-
-
-def add_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
-    """The answer with DeepSpeed's own estimate for the recommended plan, or for the plan closest to fitting."""
-    # Imported here: it loads torch and deepspeed.
-    from ..validate.deepspeed_estimate import deepspeed_estimate
-
-    question, shown = recommendation.question, recommendation.shown
-    if shown is None:
-        return recommendation
-    return replace(recommendation, deepspeed_estimate=deepspeed_estimate(question.model, question.cluster, shown.plan))
+    return replace(recommendation, shows_deepspeed_estimate=deepspeed_estimate)

@@ -1,17 +1,17 @@
-"""The public `advise()`: of a model, or of the user's training command."""
+"""The public functions: `advise()` for a model or for the user's training command, and `estimate()` for one plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from ..estimators.errors import WorkloadError
 from ..estimators.models.model_shape import ModelShape
-from .advise import add_deepspeed_estimate, answer, build_question, documented
-from .answer.recommendation import Recommendation
-from .command.advise import advise_command
+from .advise import answer, build_question, documented, strategy_candidate
 from .question.options import QuestionOptions
+from .results import Answer, PlanEstimate
 
 
 @documented
@@ -23,17 +23,17 @@ def advise(
     example_inputs: Any = None,
     loss_fn: Callable[[Any, Any], Any] | None = None,
     sharding: Literal["zero", "fsdp"] = "zero",
-    deepspeed_estimate: bool = True,
+    deepspeed_estimate: bool = False,
     say: Callable[[str], None] = lambda _: None,
     **options: Unpack[QuestionOptions],
-) -> Recommendation:
+) -> Answer:
     """The fastest DeepSpeed configuration that fits, with memory and time of every strategy.
 
     model: a catalogue name in any spelling, a folder or `config.json`, a hub id, "FILE.py:FUNCTION" (the file is
         executed, in a subprocess), a `torch.nn.Module` or a function that returns one, or a `ModelShape`.
     command: the words of a training command in place of a model: ["torchrun", "train.py", ...]. It is run unmodified on
         a simulated GPU in the working folder, where nothing is written; its training becomes the question, and the
-        recommended plan is proved by a dry run of the changed command. The answer is a `CommandAdvice`: also `today`
+        recommended plan is proved by a dry run of the changed command. The answer is a `AnswerForCommand`: also `today`
         (the command as it is), `changed` (words, texts of new files, lines to change) and `proofs`. Options then
         replace what the command decides; with others than the machine, the batch and the risk there is no proof.
     config_file: with a command that names no DeepSpeed configuration, its configuration.
@@ -41,7 +41,8 @@ def advise(
         tensor, a tuple or a dict by name.
     loss_fn: of such a module: the loss by output and inputs; by default the output's `loss`, or its mean.
     sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.pytorch_baseline`).
-    deepspeed_estimate: also call DeepSpeed's own estimator (imports torch and deepspeed, which takes seconds).
+    deepspeed_estimate: also show DeepSpeed's own estimate in reports and data. `Answer.deepspeed_estimate` has it
+        either way, computed when it is read (it imports torch and deepspeed, which takes seconds).
     say: receives progress and warnings, such as one about quantized weights.
 
     Raises `DsAdviseError` for a question that cannot be answered. If no plan fits, `recommended` is None.
@@ -51,7 +52,40 @@ def advise(
             "advise() takes a model or a command", fix='pass advise("Qwen2.5-14B") or advise(command=[...])'
         )
     if command is not None:
-        return advise_command(command, options, config_file=None if config_file is None else Path(config_file), say=say)
+        # Imported here: few answers are about a command.
+        from .command.advise import advise_command
+        from .command_results import AnswerForCommand
+
+        file = None if config_file is None else Path(config_file)
+        return AnswerForCommand.of(advise_command(command, options, config_file=file, say=say))
     question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, say=say, **options)
     found = answer(question, sharding=sharding)
-    return add_deepspeed_estimate(found) if deepspeed_estimate else found
+    return Answer.of(replace(found, shows_deepspeed_estimate=deepspeed_estimate))
+
+
+@documented
+def estimate(
+    model: str | ModelShape | Any,
+    *,
+    strategy: str = "",
+    settings: str | Mapping[str, Any] | None = None,
+    example_inputs: Any = None,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    **options: Unpack[QuestionOptions],
+) -> PlanEstimate:
+    """Memory and time of one plan, whether it fits or not.
+
+    With `micro_batch` and `gradient_checkpointing` the plan has no sequence parallelism and no hpZ, unless
+    `sequence_parallel_size` or the settings ask for them. Otherwise it is the best plan of the strategy, as in the
+    advice.
+
+    model: as for `advise`.
+    strategy: one of the eight strategies, or plain PyTorch: "fsdp2" (as accelerate starts it), "fsdp" (FSDP 1 in the
+        training precision) or "torch".
+    settings: fields of `Plan` that replace the strategy's presets: {"reduce_bucket_size": 200_000_000}, or the same as
+        text, "reduce_bucket_size=2e8,overlap_comm=no".
+
+    Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
+    """
+    question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, **options)
+    return PlanEstimate.of(strategy_candidate(question, strategy, settings), question)

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from .plan import Plan
+from .units import gib
 
 Evidence = Literal["analytic", "dry-run", "solo-probe", "probe", "training"]
 """Kinds of evidence for a figure, weakest first."""
@@ -78,6 +79,9 @@ class MemoryTerm(NamedTuple):
     inputs: tuple[tuple[str, float], ...] = ()
     """(symbol, value) pairs."""
 
+    def __repr__(self) -> str:
+        return f"MemoryTerm({self.name!r}, size_bytes={self.size_bytes})"
+
     @property
     def name(self) -> str:
         return self.declared.name
@@ -120,7 +124,7 @@ class Phase:
         return total_bytes(self.terms)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MemoryEstimate:
     """Memory of a plan. Three figures per GPU: allocated <= reserved <= device."""
 
@@ -141,6 +145,10 @@ class MemoryEstimate:
     """Bytes on the disks of a node."""
     cache: Callable[[MemoryEstimate], tuple[MemoryTerm, ...]] = field(default=lambda _: (), compare=False)
     """Function that computes `cache_terms` on demand, because a search does not need them."""
+
+    def __repr__(self) -> str:
+        device, host = gib(self.device_bytes_per_gpu), gib(self.host_bytes_per_node)
+        return f"<MemoryEstimate: {device} GiB per GPU, {host} GiB of host RAM per node>"
 
     @cached_property
     def peak(self) -> Phase:
@@ -225,6 +233,9 @@ class TimeTerm(NamedTuple):
     not_covered: str = ""
     """Contributions that the term omits, as a phrase."""
 
+    def __repr__(self) -> str:
+        return f"TimeTerm({self.name!r}, seconds={self.seconds!r})"
+
 
 # A quote may end a symbol (Pt'), and a dot before a word is that of a file name, not of a product.
 _SYMBOL = re.compile(r"(?<![\w'.])[A-Za-z]\w*'?(?!\w)")
@@ -242,7 +253,7 @@ class Spread(NamedTuple):
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TimeEstimate:
     """Time of one optimizer step; `terms` add up to `step_s`."""
 
@@ -250,6 +261,9 @@ class TimeEstimate:
     tokens_per_step: int
     spread: Spread | None = None
     """Spread of the speed; None if the prediction error is unknown."""
+
+    def __repr__(self) -> str:
+        return f"<TimeEstimate: {self.step_s:.4g} s per step>"
 
     @cached_property
     def step_s(self) -> float:

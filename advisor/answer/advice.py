@@ -236,7 +236,8 @@ class Advice:
 
 def build_advice(answer: Recommendation, *, all_candidates: bool = False) -> Advice:
     """Return the answer as data. `candidates` holds the best plan of each strategy, or every candidate."""
-    question, series, estimate = answer.question, answer.probe_series, answer.deepspeed_estimate
+    question, series = answer.question, answer.probe_series
+    estimate = answer.deepspeed_estimate if answer.shows_deepspeed_estimate else None
     workload, cluster = question.workload, question.cluster
     best = [step.candidate for step in answer.ladder if step.candidate is not None]
     rollouts = workload.rollouts

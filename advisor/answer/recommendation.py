@@ -95,7 +95,7 @@ class Changes:
                 index += 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Recommendation:
     """The answer to a question."""
 
@@ -117,8 +117,8 @@ class Recommendation:
     """Plain PyTorch's best plan, for comparison; it has no DeepSpeed configuration and is never recommended."""
     try_first: Candidate | None = None
     """A much faster plan that only likely fits; None if there is none."""
-    deepspeed_estimate: DeepSpeedEstimate | None = None
-    """DeepSpeed's own estimate for the same plan; None if it was not requested."""
+    shows_deepspeed_estimate: bool = False
+    """Whether `--details` and `--json` have DeepSpeed's own estimate, which takes seconds."""
     verifications: tuple[DryRunAnswer, ...] = ()
     """Dry runs; the last one was decisive."""
     past_probes: tuple[ProbedPlan, ...] = ()
@@ -129,6 +129,9 @@ class Recommendation:
     """Files that were written for the answer."""
     job_files: tuple[JobFile, ...] = ()
     """The job files among `files`."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} for {self.question.model.name}: {self.recommended or 'nothing fits'}>"
 
     @property
     def shown(self) -> Candidate | None:
@@ -143,6 +146,16 @@ class Recommendation:
     def reasons(self) -> tuple[str, ...]:
         """Reasons for the recommendation, as sentences, most decisive first; without a fitting plan, the obstacles."""
         return reasons(self.question, self.ladder, self.recommended, self.candidates)
+
+    @cached_property
+    def deepspeed_estimate(self) -> DeepSpeedEstimate | None:
+        """DeepSpeed's own estimate for the plan `shown`; None if there is no plan. The first access loads torch and
+        deepspeed."""
+        from ...validate.deepspeed_estimate import deepspeed_estimate  # imported here: it loads torch and deepspeed
+
+        if self.shown is None:
+            return None
+        return deepspeed_estimate(self.question.model, self.question.cluster, self.shown.plan)
 
     @cached_property
     def doubts(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class CommandAdviceFigures:
     remarks: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CommandAdvice(Recommendation):
     """The recommendation for the training of a command. `verifications` holds its proof."""
 

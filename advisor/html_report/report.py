@@ -23,7 +23,7 @@ from ...estimators.json_form import to_json
 from ..document import blocks as doc
 from ..text.language import translate
 from ..text.units import glued
-from .canvas import NARROW, WIDE, Markup, dark_style, element, escaped, joined, standing_alone
+from .canvas import NARROW, WIDE, Markup, dark_rules, element, escaped, joined, standing_alone
 from .charts import draw
 
 _ZOOM = 2
@@ -59,7 +59,7 @@ def render_html(document: doc.Document) -> str:
     (_, lead), *others = doc.sections(document.blocks)
     drawn = [(heading, section) for heading, blocks in others if (section := draw_section(heading, blocks))]
     data = json.dumps(to_json(document.form()), separators=(",", ":"))
-    return Template(_text("report.html")).substitute(
+    return Template(text_file("report.html")).substitute(
         **{name: escaped(translate(text, document.language)) for name, text in _WORDS.items()},
         language=document.language,
         version=__version__,
@@ -69,14 +69,20 @@ def render_html(document: doc.Document) -> str:
         lead=draw_blocks(lead),
         links=joined(*(element("a", heading.title, href=f"#{heading.name}") for heading, _ in drawn)),
         sections=joined(*(section for _, section in drawn)),
-        style=f"{_text('report.css')}\n{dark_style('screen and (prefers-color-scheme: dark)')}",
-        script=_text("copy.js") + _text("report.js"),
+        style=f"{text_file('report.css')}\n@media screen and (prefers-color-scheme: dark) {{\n{dark_sheet()}}}",
+        script=text_file("copy.js") + text_file("report.js"),
         data=data.replace("<", "\\u003c").replace("&", "\\u0026"),  # keeps browsers from parsing it as markup
     )
 
 
-def _text(name: str) -> str:
+def text_file(name: str) -> str:
+    """Return the text of a file of this folder."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def dark_sheet() -> str:
+    """Return the rules for dark screens, of the page and of its charts."""
+    return f"{text_file('dark.css')}{dark_rules()}\n"
 
 
 def draw_section(heading: doc.Heading, blocks: Iterable[doc.Block]) -> Markup:

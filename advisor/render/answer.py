@@ -266,9 +266,10 @@ def _runs(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
         yield Gap()
         yield Sentence(dry_run_sentence(run))
     yield from probe_blocks(answer)
-    if details and answer.deepspeed_estimate is not None and answer.shown is not None:
+    estimate = answer.deepspeed_estimate if details and answer.shows_deepspeed_estimate else None
+    if estimate is not None and answer.shown is not None:
         yield Gap()
-        yield Sentence(deepspeed_sentence(answer.deepspeed_estimate, answer.shown.device_bytes))
+        yield Sentence(deepspeed_sentence(estimate, answer.shown.device_bytes))
 
 
 def change_blocks(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:

@@ -14,7 +14,7 @@ from ...ds_configs.job import JobKind
 from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
 from ..answer.start import written_config
-from ..text.language import SAMPLES, Language, can_encode
+from ..text.language import SAMPLES, Language, can_encode, language_of_environment
 from ..text.lines import encodable
 from ..text.output import Output
 
@@ -88,6 +88,20 @@ def deliver(
     if failure is not None:
         raise failure
     return 0 if answer.recommended is not None else 1
+
+
+def printed_text(document: Document) -> str:
+    """Return the document as `ds-advise` prints it on this terminal, in the user's language, without colours."""
+    from rich.console import Console  # imported here: JSON needs no terminal library
+
+    from ..document.terminal import print_document
+    from ..document.translation import translated
+
+    console = Console(width=Output("human").console().width, highlight=False, color_system=None, force_jupyter=False)
+    language = language_of_environment()
+    with console.capture() as printed:
+        print_document(translated(document, language if can_encode(console, SAMPLES[language]) else "en"), console)
+    return printed.get().rstrip("\n")
 
 
 def _write_report(

@@ -18,7 +18,8 @@ from ...estimators.time.step_time import estimate_plan
 from ...estimators.workload import Workload
 from ..question.options import Risk
 from ..question.question import Question
-from ..text.units import percent, times, whole_gib
+from ..text.labels import checkpointing_label
+from ..text.units import gib, percent, times, whole_gib
 
 Verdict = Literal["fits", "likely fits", "unlikely", "does not fit"]
 
@@ -161,7 +162,7 @@ def fits_sentence(plan: str, fit: Fit) -> str:
     return f"{text}."
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Candidate:
     """One plan with its estimate and verdict."""
 
@@ -172,6 +173,9 @@ class Candidate:
     """Function called on first use of `estimate`: most plans that do not fit never need their time."""
     measured_bytes: int | None = None
     """Device memory measured by a probe; None without a probe."""
+
+    def __repr__(self) -> str:
+        return f"<Candidate: {plan_words(self.plan)}: {gib(self.device_bytes)} GiB per GPU, {self.fit.reason}>"
 
     @classmethod
     def from_estimate(cls, estimate: Estimate, fit: Fit, *, measured_bytes: int | None = None) -> Candidate:
@@ -208,6 +212,12 @@ class Candidate:
     def device_bytes(self) -> int:
         """Required device memory: measured, or else predicted."""
         return self.memory.device_bytes_per_gpu if self.measured_bytes is None else self.measured_bytes
+
+
+def plan_words(plan: Plan) -> str:
+    """Return `zero2, micro batch 4 x 8, checkpointing on`."""
+    batch = f"micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps}"
+    return f"{plan.strategy}, {batch}, checkpointing {checkpointing_label(plan)}"
 
 
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:

@@ -203,7 +203,7 @@ class ImageSize(NamedTuple):
         return self.tokens * self.merge**2
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ModelShape:
     """A model: its tensors, blocks and the dimensions outside the blocks."""
 
@@ -247,6 +247,9 @@ class ModelShape:
     """The policy, if this is a policy with its value model (`objectives.trained_model`); None otherwise."""
     quantized: str = ""
     """Quantization method of the checkpoint (gptq, awq, fp8, ...); "" for unquantized weights."""
+
+    def __repr__(self) -> str:
+        return f"<ModelShape {self.name}: {self.architecture}, {self.parameters:,} parameters>"
 
     def __hash__(self) -> int:
         # Estimators cache by model. Hashing thousands of tensors for each look-up would cost more than it saves.

@@ -1,0 +1,28 @@
+"""What `advise()` returns for a command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from .command.advice import CommandAdvice
+from .document.blocks import Document
+from .results import Answer
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AnswerForCommand(Answer, CommandAdvice):
+    """The result of `advise(command=...)`: also `today`, `changed` and `proofs`."""
+
+    def _document(self) -> Document:
+        from .render.command_advice import command_advice_document
+
+        return command_advice_document(self)
+
+    @property
+    def ds_config(self) -> dict[str, Any] | None:
+        """DeepSpeed's configuration for the changed command, the first of its new files; None without one."""
+        files = {} if self.changed is None else self.changed.files
+        text = next((text for path, text in files.items() if path.endswith(".json")), None)
+        return None if text is None else json.loads(text)  # type: ignore[no-any-return]
