@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from .estimators.errors import DsAdviseError
 
 if TYPE_CHECKING:
-    from .advisor.ask import advise, estimate
+    from .advisor.advise import estimate
+    from .advisor.ask import advise
+    from .advisor.plan_estimate import PlanEstimate
     from .advisor.question.run import read_run
-    from .advisor.results import Answer, PlanEstimate
+    from .advisor.results import Answer
     from .probes.dry_run.run import dry_run
     from .probes.run import Run
 
@@ -26,9 +28,9 @@ __all__ = ["Answer", "DsAdviseError", "PlanEstimate", "Run", "advise", "dry_run"
 
 _LAZY = {
     "advise": ".advisor.ask",
-    "estimate": ".advisor.ask",
+    "estimate": ".advisor.advise",
     "Answer": ".advisor.results",
-    "PlanEstimate": ".advisor.results",
+    "PlanEstimate": ".advisor.plan_estimate",
     "read_run": ".advisor.question.run",
     "dry_run": ".probes.dry_run.run",
     "Run": ".probes.run",

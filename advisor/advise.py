@@ -1,10 +1,12 @@
-"""From the options of a question to a `Question` (`build_question`) and to its answer."""
+"""From the options of a question to a `Question` (`build_question`) and to its answer, and `estimate()`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from ..estimators.errors import WorkloadError
@@ -16,9 +18,10 @@ from ..probes.gc_pause import gc_paused
 from ..probes.store_path import store_exists
 from .answer.recommendation import Recommendation
 from .answer.what_if import changes
+from .plan_estimate import PlanEstimate
 from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
 from .question.model_source import is_user_module, load_model, module_options
-from .question.options import OPTIONS, JobOptions, QuestionOptions, fill_defaults, names_in, plan_options
+from .question.options import OPTIONS, JobOptions, QuestionOptions, check_names, fill_defaults, names_in, plan_options
 from .question.question import Question
 from .question.rollouts import free_settings, is_generation_free, rollout_assumptions, training_cluster
 from .question.workload import absent_parts, apply_model_options, build_workload, plan_settings
@@ -54,6 +57,8 @@ def build_question(
     Raises `DsAdviseError` for unknown, impossible or contradictory options.
     """
     options = fill_defaults(options)
+    if isinstance(model, Path):
+        model = str(model)
     given = {name: value for name, value in options.items() if value != OPTIONS[name].default}
     asked = {"model": model, **given} if isinstance(model, str) else None
     if options["seq_len"] == "max" and options["micro_batch"] == "max":
@@ -138,7 +143,8 @@ def build_question(
 
 
 def documented(function: _Function) -> _Function:
-    """The function with every option in its signature and docstring in place of `**options`."""
+    """The function with every option in its signature and docstring in place of `**options`; a keyword that is not in
+    the signature is an UnknownOptionError."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     shared = [
@@ -147,10 +153,46 @@ def documented(function: _Function) -> _Function:
         )
         for name, annotation in QuestionOptions.__annotations__.items()
     ]
-    function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    parameters = [*own, *shared]
+    names = [each.name for each in parameters]
     lines = [f"    {option.name}: {option.text}" for option in OPTIONS.values()]
-    function.__doc__ = "\n".join([(function.__doc__ or "").rstrip(), "", "    The options:", "", *lines, "    "])
-    return function
+
+    @wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        check_names(given, names)
+        return function(*args, **given)
+
+    checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    checked.__doc__ = "\n".join([(function.__doc__ or "").rstrip(), "", "    The options:", "", *lines, "    "])
+    return cast(_Function, checked)
+
+
+@documented
+def estimate(
+    model: str | ModelShape | Any,
+    *,
+    strategy: str = "",
+    settings: str | Mapping[str, Any] | None = None,
+    example_inputs: Any = None,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    **options: Unpack[QuestionOptions],
+) -> PlanEstimate:
+    """Memory and time of one plan, whether it fits or not.
+
+    With `micro_batch` and `gradient_checkpointing` the plan has no sequence parallelism and no hpZ, unless
+    `sequence_parallel_size` or the settings ask for them. Otherwise it is the best plan of the strategy, as in the
+    advice.
+
+    model: as for `advise`.
+    strategy: one of the eight strategies, or plain PyTorch: "fsdp2" (as accelerate starts it), "fsdp" (FSDP 1 in the
+        training precision) or "torch".
+    settings: fields of `Plan` that replace the strategy's presets: {"reduce_bucket_size": 200_000_000}, or the same as
+        text, "reduce_bucket_size=2e8,overlap_comm=no".
+
+    Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
+    """
+    question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, **options)
+    return PlanEstimate.of(strategy_candidate(question, strategy, settings), question)
 
 
 def strategy_candidate(question: Question, strategy: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:

@@ -1,17 +1,17 @@
-"""The public functions: `advise()` for a model or for the user's training command, and `estimate()` for one plan."""
+"""The public `advise()`: of a model, or of the user's training command."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from ..estimators.errors import WorkloadError
 from ..estimators.models.model_shape import ModelShape
-from .advise import answer, build_question, documented, strategy_candidate
+from .advise import answer, build_question, documented
 from .question.options import QuestionOptions
-from .results import Answer, PlanEstimate
+from .results import Answer
 
 
 @documented
@@ -33,9 +33,9 @@ def advise(
         executed, in a subprocess), a `torch.nn.Module` or a function that returns one, or a `ModelShape`.
     command: the words of a training command in place of a model: ["torchrun", "train.py", ...]. It is run unmodified on
         a simulated GPU in the working folder, where nothing is written; its training becomes the question, and the
-        recommended plan is proved by a dry run of the changed command. The answer is a `AnswerForCommand`: also `today`
-        (the command as it is), `changed` (words, texts of new files, lines to change) and `proofs`. Options then
-        replace what the command decides; with others than the machine, the batch and the risk there is no proof.
+        recommended plan is proved by a dry run of the changed command. The answer is an `AnswerForCommand`: also
+        `today` (the command as it is), `changed` (words, texts of new files, lines to change) and `proofs`. Options
+        then replace what the command decides; with others than the machine, the batch and the risk there is no proof.
     config_file: with a command that names no DeepSpeed configuration, its configuration.
     example_inputs: of a module that is given as an object: the arguments of its `forward` with any number of samples, a
         tensor, a tuple or a dict by name.
@@ -45,7 +45,7 @@ def advise(
         either way, computed when it is read (it imports torch and deepspeed, which takes seconds).
     say: receives progress and warnings, such as one about quantized weights.
 
-    Raises `DsAdviseError` for a question that cannot be answered. If no plan fits, `recommended` is None.
+    Raises `DsAdviseError` for a question that cannot be answered. If no plan fits, `fits` is False.
     """
     if (model is None) == (command is None):
         raise WorkloadError(
@@ -61,31 +61,3 @@ def advise(
     question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, say=say, **options)
     found = answer(question, sharding=sharding)
     return Answer.of(replace(found, shows_deepspeed_estimate=deepspeed_estimate))
-
-
-@documented
-def estimate(
-    model: str | ModelShape | Any,
-    *,
-    strategy: str = "",
-    settings: str | Mapping[str, Any] | None = None,
-    example_inputs: Any = None,
-    loss_fn: Callable[[Any, Any], Any] | None = None,
-    **options: Unpack[QuestionOptions],
-) -> PlanEstimate:
-    """Memory and time of one plan, whether it fits or not.
-
-    With `micro_batch` and `gradient_checkpointing` the plan has no sequence parallelism and no hpZ, unless
-    `sequence_parallel_size` or the settings ask for them. Otherwise it is the best plan of the strategy, as in the
-    advice.
-
-    model: as for `advise`.
-    strategy: one of the eight strategies, or plain PyTorch: "fsdp2" (as accelerate starts it), "fsdp" (FSDP 1 in the
-        training precision) or "torch".
-    settings: fields of `Plan` that replace the strategy's presets: {"reduce_bucket_size": 200_000_000}, or the same as
-        text, "reduce_bucket_size=2e8,overlap_comm=no".
-
-    Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
-    """
-    question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, **options)
-    return PlanEstimate.of(strategy_candidate(question, strategy, settings), question)

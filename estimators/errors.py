@@ -50,5 +50,9 @@ class WorkloadError(DsAdviseError):
     """A training setting is impossible or contradicts another one."""
 
 
+class UnknownOptionError(DsAdviseError, TypeError):
+    """A function has no keyword argument of this name."""
+
+
 class ConfigFileError(DsAdviseError):
     """A file cannot be read, or exists and must not be overwritten."""

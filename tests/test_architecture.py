@@ -116,6 +116,13 @@ def test_no_rooms_of_a_folder_import_each_other_in_a_circle() -> None:
     assert not circles
 
 
+def test_the_answer_in_python_loads_no_slow_library_either() -> None:
+    """As little as the command, which needs rich to print; DeepSpeed's estimate is computed when it is read."""
+    asked = "import ds_advise\nanswer = ds_advise.advise('Qwen2.5-14B', gpus='2x32GB', offline=True)\n"
+    assert imports_of(f"{asked}assert answer.fits and answer.ds_config", (*SLOW, "rich")) == []
+    assert imports_of(f"{asked}assert answer.deepspeed_estimate.gpu_bytes", ("deepspeed",)) == ["deepspeed"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

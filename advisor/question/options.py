@@ -9,14 +9,14 @@ is in `Question.options`, an option of the workload is a field of the same name 
 # Without `from __future__ import annotations`: the annotations are read when this module is imported.
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
-from ...estimators.errors import WorkloadError
+from ...estimators.errors import UnknownOptionError, WorkloadError
 from ...estimators.rollouts import Rollout
 from ...estimators.workload import (
     NEXT_TOKEN,
@@ -473,18 +473,30 @@ def names_in(*groups: type, without: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(name for group in groups for name in group.__annotations__ if name not in without)
 
 
+def check_names(given: Iterable[str], known: Collection[str]) -> None:
+    """Raise UnknownOptionError for a name that is not known, with the nearest one."""
+    for name in given:
+        if name not in known:
+            from ...validate.lint.values import nearest  # imported here: difflib is slow to import
+
+            near = nearest(name, known, cutoff=0.65)
+            fix = f"did you mean {near}?" if near else "help(ds_advise.advise) lists the options"
+            raise UnknownOptionError(f"there is no option {name[:40]!r}", fix=fix)
+
+
 def fill_defaults(options: Mapping[str, Any]) -> QuestionOptions:
-    """All options, with defaults for the omitted ones. Raises TypeError for an unknown name, and WorkloadError for a
-    value that is not a choice or a number of its option, or a count outside 1 to `LARGEST_COUNT`."""
+    """All options, with defaults for the omitted ones, and numbers as text where an option is text (`ram=128`). Raises
+    UnknownOptionError for an unknown name, and WorkloadError for a value that is not a choice or a number of its
+    option, or a count outside 1 to `LARGEST_COUNT`."""
+    check_names(options, OPTIONS)
     filled: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
     for name, value in options.items():
-        if name not in OPTIONS:
-            raise TypeError(f"there is no option {name!r}")
         if name == "gradient_checkpointing" and isinstance(value, bool):
             value = "on" if value else "off"
         if value is not None:
             OPTIONS[name].check(value)
-        filled[name] = value
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        filled[name] = str(value) if is_number and OPTIONS[name].kind == "text" else value
     return filled  # type: ignore[return-value]  # its keys are those of the declarations
 
 

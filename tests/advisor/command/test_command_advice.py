@@ -11,7 +11,8 @@ import ds_advise
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
-from ds_advise.advisor.command.advice import CommandAdvice
+from ds_advise.advisor.command_results import AnswerForCommand
+from ds_advise.advisor.render.command_advice import MOST_LINES
 from ds_advise.estimators.errors import DsAdviseError
 
 from tests.helpers import SMALL_LLAMA, schema_errors
@@ -104,10 +105,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def advice(script: str, *words: str, **options: Any) -> CommandAdvice:
+def advice(script: str, *words: str, **options: Any) -> AnswerForCommand:
     Path("train.py").write_text(script)
     answer = ds_advise.advise(command=[sys.executable, "train.py", *words], gpus="2xA100-40GB", **options)
-    assert isinstance(answer, CommandAdvice)
+    assert isinstance(answer, AnswerForCommand)
     return answer
 
 
@@ -137,6 +138,11 @@ def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path) ->
         *("--gradient_checkpointing", str(chosen.plan.gradient_checkpointing).lower()),
     )
     assert json.loads(changed.files["ds_config.json"])["wall_clock_breakdown"] is True  # a key of the user's
+    assert answer.ds_config == json.loads(changed.files["ds_config.json"]) and answer.strategy == chosen.strategy
+    printed = str(answer)
+    assert printed == repr(answer) and len(printed.splitlines()) <= MOST_LINES
+    for text in (printed, answer._repr_html_()):
+        assert "advised" in text and "Evidence: dry runs of the command as it is and as advised" in text
     measured = proof.answer.result.peak.allocated_bytes_per_gpu
     assert measured == pytest.approx(chosen.memory.allocated_bytes_per_gpu, rel=0.1)
     assert sorted(path.name for path in folder.iterdir()) == ["auto.json", "model", "train.py"]

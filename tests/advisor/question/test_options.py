@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import click
@@ -60,6 +61,28 @@ def test_values_are_checked_by_their_declaration(options: dict[str, Any], words:
         fill_defaults(options)
 
 
-def test_an_unknown_option_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="no option 'frobnicate'"):
-        fill_defaults({"frobnicate": 1})
+@pytest.mark.parametrize(
+    ("function", "options", "error"),
+    [
+        (ds_advise.advise, {"gpu": "8xH100"}, "there is no option 'gpu'; did you mean gpus?"),
+        (ds_advise.advise, {"commnd": ["train.py"]}, "there is no option 'commnd'; did you mean command?"),
+        (ds_advise.estimate, {"stratgy": "zero2"}, "there is no option 'stratgy'; did you mean strategy?"),
+        (fill_defaults, {"frobnicate": 1}, "there is no option 'frobnicate'; help(ds_advise.advise) lists the options"),
+    ],
+)
+def test_an_unknown_option_is_an_error_that_names_the_nearest(
+    function: Any, options: dict[str, Any], error: str
+) -> None:
+    """Of the options and of the function's own parameters; it is both of ds-advise and a TypeError."""
+    for kind in (TypeError, ds_advise.DsAdviseError):
+        with pytest.raises(kind, match=re.escape(error)):
+            function(options) if function is fill_defaults else function("gpt2", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"ram": 128}, "write it as --ram 128GB"), ({"gpus": 8}, "it could be a count or a memory size")],
+)
+def test_a_number_in_place_of_text_is_read_as_the_command_reads_it(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ds_advise.DsAdviseError, match=error):
+        ds_advise.advise("gpt2", **{"gpus": "8xH100"} | options)

@@ -1,0 +1,129 @@
+"""Answers in Python: what the prompt and a notebook show of them, and the figures that people read."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import ds_advise
+import pytest
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.render.answer import MOST_LINES
+from ds_advise.ds_configs.record import without_record
+
+from tests.advisor.html_report.report_page import Page
+
+QUESTIONS = {
+    "fits": ("Qwen2.5-14B", "2x32GB", {}),
+    "nothing": ("Qwen2.5-72B", "1xRTX4090", {"ram": "64GB"}),
+    "bold": ("Qwen2.5-1.5B", "1x24GB", {"risk": "bold", "method": "lora"}),
+    "experts": ("Mixtral-8x7B", "8xH100", {"method": "lora"}),
+}
+FIGURES = (
+    "strategy",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "device_bytes_per_gpu",
+    "host_bytes_per_node",
+    "tokens_per_second",
+    "tokens_per_second_low",
+    "tokens_per_second_high",
+)
+
+
+@pytest.fixture(autouse=True)
+def screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LANGUAGE", "en")
+
+
+def asked(name: str) -> ds_advise.Answer:
+    model, gpus, options = QUESTIONS[name]
+    return ds_advise.advise(model, gpus=gpus, offline=True, **options)
+
+
+def typed(name: str, *words: str) -> str:
+    """What the command prints of the same question."""
+    model, gpus, options = QUESTIONS[name]
+    given = [word for option, value in options.items() for word in (f"--{option}", value)]
+    screen = StringIO()
+    with redirect_stdout(screen):
+        assert run([model, "--gpus", gpus, "--offline", *given, *words]) == (name == "nothing")
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_an_answer_prints_what_the_command_prints(name: str) -> None:
+    answer = asked(name)
+    assert f"{answer}\n" == f"{answer!r}\n" == typed(name, "--no-write")
+    assert len(str(answer).splitlines()) <= MOST_LINES
+
+
+def test_an_answer_is_in_the_language_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGUAGE", "zh_CN")
+    answer = asked("fits")
+    assert "显存" in str(answer) and "显存" in answer._repr_html_()
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_notebook_shows_the_answer_of_the_report_and_loads_nothing(name: str) -> None:
+    """Its rules act on nothing but the answer, and colour it for light and dark pages."""
+    answer = asked(name)
+    html = answer._repr_html_()
+    page = Page(html)
+    assert str(answer).splitlines()[0].strip() in re.sub(r"\s+", " ", page.text)
+    assert {"ladder", "changes", "evidence"} <= page.sections.keys() and len(page.sections["ladder"]) > 8
+    assert not {"script", "iframe", "img", "link", "meta"} & {*page.names}
+    assert not [value for name, value in page.attributes if name.startswith("on") or name in ("src", "href")]
+    style = html.partition("<style>")[2].partition("</style>")[0]
+    assert "url(" not in style and "@import" not in style and ":root" not in style
+    depth, outside = 0, ""
+    for char in style:
+        depth += (char == "{") - (char == "}")
+        outside += char if depth == 0 and char != "}" else ""
+    assert depth == 0 and outside.strip() == ".ds-advise"
+    assert style.count("  color-scheme: dark") == 2 and "prefers-color-scheme: dark" in style
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_figures_are_those_of_the_command(name: str, tmp_path: Path) -> None:
+    """By the names of `--json`; the configuration is that of the written file."""
+    answer, file = asked(name), tmp_path / "ds_config.json"
+    figures = json.loads(typed(name, "--json", "--output", str(file), "--no-deepspeed-estimate"))["recommended"]
+    assert answer.fits == (figures is not None)
+    assert {figure: getattr(answer, figure) for figure in FIGURES} == {
+        figure: figures and figures[figure] for figure in FIGURES
+    }
+    assert answer.ds_config == (json.loads(file.read_text()) if file.exists() else None)
+
+
+def test_the_estimate_of_a_plan_has_the_figures_of_the_answer() -> None:
+    answer = asked("experts")
+    assert answer.recommended is not None
+    loss, strategy = answer.question.workload.loss, answer.recommended.strategy
+    one = ds_advise.estimate("Mixtral-8x7B", gpus="8xH100", method="lora", strategy=strategy, offline=True, loss=loss)
+    assert one == answer.recommended.estimate and one.fits == answer.recommended.fit.fits
+    assert {name: getattr(one, name) for name in FIGURES} == {name: getattr(answer, name) for name in FIGURES}
+    assert one.ds_config == without_record(answer.ds_config or {})
+    plain = ds_advise.estimate("gpt2", gpus="1x24GB", strategy="torch", offline=True)
+    assert plain.ds_config is None and plain.fits and plain.strategy == "torch"
+
+
+def test_no_part_of_an_answer_prints_pages() -> None:
+    answer = asked("experts")
+    chosen = answer.recommended
+    assert chosen is not None
+    found = ds_advise.estimate("gpt2", gpus="1x24GB", strategy="zero2", offline=True)
+    for part in (chosen, chosen.estimate, chosen.memory, chosen.time, answer.question, answer.question.model, found):
+        assert len(repr(part)) < 3_000, type(part)
+    assert repr(found).startswith("<openai-community/gpt2, zero2, micro batch") and "tokens/s" in repr(found)
+    assert len(repr(answer.candidates)) < 200 * len(answer.candidates)
+
+
+def test_the_package_lists_what_it_exports() -> None:
+    assert {*dir(ds_advise)} == {*ds_advise.__all__, "__version__"}
+    assert all(getattr(ds_advise, name).__name__ == name for name in ds_advise.__all__)
