@@ -60,7 +60,8 @@ def build_question(
     if isinstance(model, Path):
         model = str(model)
     given = {name: value for name, value in options.items() if value != OPTIONS[name].default}
-    asked = {"model": model, **given} if isinstance(model, str) else None
+    can_record = isinstance(model, str) and isinstance(options["gpus"], str)  # not the objects of Python
+    asked = {"model": model, **given} if can_record else None
     if options["seq_len"] == "max" and options["micro_batch"] == "max":
         raise WorkloadError(
             "--seq-len max and --micro-batch max contradict each other",

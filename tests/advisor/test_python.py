@@ -15,6 +15,7 @@ from ds_advise.advisor.render.answer import MOST_LINES
 from ds_advise.ds_configs.record import without_record
 
 from tests.advisor.html_report.report_page import Page
+from tests.helpers import SMALL_LLAMA, h100s
 
 QUESTIONS = {
     "fits": ("Qwen2.5-14B", "2x32GB", {}),
@@ -99,6 +100,15 @@ def test_the_figures_are_those_of_the_command(name: str, tmp_path: Path) -> None
         figure: figures and figures[figure] for figure in FIGURES
     }
     assert answer.ds_config == (json.loads(file.read_text()) if file.exists() else None)
+
+
+def test_objects_of_python_are_arguments_too(tmp_path: Path) -> None:
+    """A path as a model, a cluster as GPUs; the configuration can be written."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    by_path = ds_advise.advise(tmp_path, gpus="4xH100", offline=True)
+    by_cluster = ds_advise.advise(str(tmp_path), gpus=h100s(4), offline=True)
+    assert by_path.recommended == by_cluster.recommended
+    assert without_record(json.loads(json.dumps(by_path.ds_config))) == json.loads(json.dumps(by_cluster.ds_config))
 
 
 def test_the_estimate_of_a_plan_has_the_figures_of_the_answer() -> None:
