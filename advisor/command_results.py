@@ -25,4 +25,4 @@ class AnswerForCommand(Answer, CommandAdvice):
         """DeepSpeed's configuration for the changed command, the first of its new files; None without one."""
         files = {} if self.changed is None else self.changed.files
         text = next((text for path, text in files.items() if path.endswith(".json")), None)
-        return None if text is None else json.loads(text)  # type: ignore[no-any-return]
+        return None if text is None else json.loads(text)

@@ -43,7 +43,7 @@ class Answer(Recommendation):
 
     @cached_property
     def _best(self) -> PlanEstimate | None:
-        return self.recommended and PlanEstimate.of(self.recommended, self.question)
+        return PlanEstimate.of(self.recommended, self.question) if self.recommended else None
 
     @property
     def fits(self) -> bool:
@@ -52,41 +52,41 @@ class Answer(Recommendation):
 
     @property
     def strategy(self) -> Strategy | PlainPyTorch | None:
-        return self._best and self._best.strategy
+        return self._best.strategy if self._best else None
 
     @property
     def micro_batch_size(self) -> int | None:
-        return self._best and self._best.micro_batch_size
+        return self._best.micro_batch_size if self._best else None
 
     @property
     def gradient_accumulation_steps(self) -> int | None:
-        return self._best and self._best.gradient_accumulation_steps
+        return self._best.gradient_accumulation_steps if self._best else None
 
     @property
     def gradient_checkpointing(self) -> bool | None:
-        return self._best and self._best.gradient_checkpointing
+        return self._best.gradient_checkpointing if self._best else None
 
     @property
     def device_bytes_per_gpu(self) -> int | None:
-        return self._best and self._best.device_bytes_per_gpu
+        return self._best.device_bytes_per_gpu if self._best else None
 
     @property
     def host_bytes_per_node(self) -> int | None:
-        return self._best and self._best.host_bytes_per_node
+        return self._best.host_bytes_per_node if self._best else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        return self._best and self._best.tokens_per_second
+        return self._best.tokens_per_second if self._best else None
 
     @property
     def tokens_per_second_low(self) -> float | None:
-        return self._best and self._best.tokens_per_second_low
+        return self._best.tokens_per_second_low if self._best else None
 
     @property
     def tokens_per_second_high(self) -> float | None:
-        return self._best and self._best.tokens_per_second_high
+        return self._best.tokens_per_second_high if self._best else None
 
     @property
     def ds_config(self) -> dict[str, Any] | None:
         """DeepSpeed's configuration, as the command line writes it: with the record of its question."""
-        return self.recommended and written_config(self, self.recommended)
+        return written_config(self, self.recommended) if self.recommended else None
