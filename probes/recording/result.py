@@ -9,6 +9,7 @@ from ...estimators.estimate import total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.schedule.recorded import Schedule
+from ...estimators.units import gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class Peak:
     largest: tuple[LiveTensor, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DryRunResult:
     """One rank's memory during load, initialize and a few iterations, with the parts of the peak."""
 
@@ -138,6 +139,12 @@ class DryRunResult:
     schedule: Schedule | None = None
     """The operations of the last iteration and their order, from which `estimators.schedule.simulate` computes its
     time."""
+
+    def __repr__(self) -> str:
+        peak = self.peak
+        gpu, host = gib(peak.allocated_bytes_per_gpu), gib(peak.host_bytes_per_node)
+        need = f"{gpu} GiB allocated per GPU, {host} GiB of RAM per node"
+        return f"<DryRunResult of rank {self.rank} of {self.world_size}: {need}, peak in {peak.phase}>"
 
     def phase(self, name: str, iteration: int | None = None) -> PhaseMemory:
         """The phase of that name in the given iteration (default: the last one)."""

@@ -66,6 +66,7 @@ def test_every_phase_of_every_iteration_is_reported(offloaded: DryRunResult) -> 
     assert first != second == third
     assert offloaded.parameters == offloaded.trainable_parameters == PARAMETERS
     assert {"torch", "deepspeed", "transformers"} <= set(offloaded.versions)
+    assert repr(offloaded).startswith("<DryRunResult of rank 7 of 8: ") and len(repr(offloaded)) < 200
 
 
 def test_the_parts_of_the_peak_add_up(offloaded: DryRunResult) -> None:
