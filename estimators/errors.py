@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copyreg
+from typing import Any, ClassVar
 
 
 class DsAdviseError(Exception):
@@ -19,6 +20,13 @@ class DsAdviseError(Exception):
 
     def __str__(self) -> str:
         return error_line(self.what, self.why, self.fix)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without __init__, whose keywords differ between the classes: errors come back from other processes.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 def error_line(what: str, why: str = "", fix: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from contextlib import redirect_stdout
 from io import StringIO
@@ -13,6 +14,8 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.render.answer import MOST_LINES
 from ds_advise.ds_configs.record import without_record
+from ds_advise.estimators.errors import UnknownModelError, UnknownOptionError
+from ds_advise.probes.run_errors import DryRunError
 
 from tests.advisor.html_report.report_page import Page
 from tests.helpers import SMALL_LLAMA, h100s
@@ -132,6 +135,17 @@ def test_no_part_of_an_answer_prints_pages() -> None:
         assert len(repr(part)) < 3_000, type(part)
     assert repr(found).startswith("<openai-community/gpt2, zero2, micro batch") and "tokens/s" in repr(found)
     assert len(repr(answer.candidates)) < 200 * len(answer.candidates)
+
+
+@pytest.mark.parametrize("kind", [UnknownModelError, DryRunError, UnknownOptionError])
+def test_an_error_says_all_of_it_wherever_it_is_shown(kind: type[ds_advise.DsAdviseError]) -> None:
+    """Cause and fix are in its representation, too, and it comes back from another process."""
+    further = {"phase": "load", "details": "Traceback"} if kind is DryRunError else {}
+    error = kind("no model 'x'", why="it is not known", fix="did you mean y?", **further)
+    assert str(error) == "no model 'x': it is not known; did you mean y?"
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is kind and back.__dict__ == error.__dict__
+    assert repr(back) == repr(error) == f"{kind.__name__}({str(error)!r})"
 
 
 def test_the_package_lists_what_it_exports() -> None:
