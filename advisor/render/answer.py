@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 MOST_LINES = 45
 """Largest number of lines of an answer without `details`, on a terminal of 80 columns."""
 
-_GIVE_WAY = ("time", "memory", "phases", "ladder", "dry run")
+_GIVE_WAY = ("time", "memory", "phases", "ladder", "dry run", "changes")
 """Parts that are left out, in this order, if the script needs many lines; the ladder loses the plans that do not
-fit. The dry run is the command for it."""
+fit. The dry run is the command for it. Of the changes, the first is left."""
 
 _FEW_CHANGES = 4
 """Changes that are shown without `details`."""
@@ -68,10 +68,11 @@ def answer_document(
         blocks=[Sentence(line, "unsure" if line == verdict.try_first else "") for line in verdict.sentences],
         data=partial(_advice, answer, all_candidates=all_candidates),
     )
-    change_section = [*change_blocks(answer, details=details)] if changes else []
     whole = document
     for count in range(len(_GIVE_WAY) + 1):
         left_out = _GIVE_WAY[:count]
+        most = 1 if "changes" in left_out else _FEW_CHANGES
+        change_section = [*change_blocks(answer, details=details, most=most)] if changes else []
         parts = (
             document.blocks,
             _tiles(answer),
@@ -272,9 +273,10 @@ def _runs(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
         yield Sentence(deepspeed_sentence(estimate, answer.shown.device_bytes))
 
 
-def change_blocks(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
-    """Yield the changes of the question that would change the answer, or that there are none."""
-    shown = [*islice(answer.changes, None if details else _FEW_CHANGES)]
+def change_blocks(answer: Recommendation, *, details: bool, most: int = _FEW_CHANGES) -> Iterator[doc.Block]:
+    """Yield the changes of the question that would change the answer, or that there are none. most: the number of
+    changes without `details`."""
+    shown = [*islice(answer.changes, None if details else most)]
     if not shown and answer.recommended is None:
         yield Gap()
         yield Sentence(
@@ -287,7 +289,7 @@ def change_blocks(answer: Recommendation, *, details: bool) -> Iterator[doc.Bloc
     title = "What would change the answer" if answer.recommended else "What would make it fit"
     if answer.probe_series or answer.past_probes:
         title = f"{title} (predicted, not corrected by probes)"
-    if not answer.changes.are_all_tried:
+    if not answer.changes.are_all_tried or len(shown) < len([*answer.changes]):
         title = f"{title} (--details tries more)"
     yield Heading(title, "changes")
     rows = [doc.Row([doc.Snippet(f"  {change.flags}"), change.outcome]) for change in shown]

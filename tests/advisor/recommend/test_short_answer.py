@@ -21,6 +21,7 @@ QUESTIONS = [
     "Qwen2.5-14B --gpus RTX4090 --method qlora",
     "Qwen2.5-7B --gpus 4xA100-40GB --objective grpo --method lora",
     "Qwen2.5-14B --gpus 2x32GB --micro-batch max",
+    "Qwen2.5-14B --gpus 2x32GB --seq-len max",
 ]
 
 
