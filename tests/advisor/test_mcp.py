@@ -82,6 +82,6 @@ def test_tools_answer_as_the_commands_and_write_only_the_file_that_is_named(
     assert [name for name, tool in by_name.items() if tool.annotations.read_only_hint] == [
         *("explain", "lint", "check", "doctor")
     ]
-    assert sum(len(tool.model_dump_json()) for tool in tools) < 59_000
+    assert sum(len(tool.model_dump_json()) for tool in tools) < 60_000
     assert schema_errors(explained.structured_content, json.loads(schema)) == []
     assert page.startswith("# Options") and {"ds-advise://manual/agents"} < {each.uri for each in resources}

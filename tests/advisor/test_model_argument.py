@@ -48,7 +48,8 @@ def test_the_argument_and_the_option_are_the_same(command: str, model: str, caps
         ("gpt2 --model tiny --gpus 8xH100", "two models: gpt2 and --model"),
         ("compare zero2 zero3 gpt2 tiny", "unexpected extra arguments (gpt2 tiny)"),
         ("train tiny", "--data is missing"),
-        ("dry-run gpt2", "missing argument DS_CONFIG; ds-advise gpt2 writes one"),
+        ("dry-run", "name a model or a DS_CONFIG"),
+        ("dry-run gpt2 --gpus 24GB --accumulation 2", "--accumulation needs a DS_CONFIG"),
         ("--model", "missing argument MODEL"),
     ],
 )

@@ -103,6 +103,27 @@ def test_options_take_precedence_over_defaults(ask: Ask) -> None:
     assert "a learning rate of 0.0002" in ask("--dry --method lora")[1]
 
 
+def test_a_recorded_file_is_trained_as_it_is(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Model, machine and plan are those of the file, and the figures those of its answer. A file for another kind of
+    training, or a global batch that contradicts it, is refused."""
+    monkeypatch.chdir(tmp_path)
+    assert run([str(model), "--device", "cpu", "--ranks", "2", "--seq-len", "64", "--micro-batch", "4", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)["recommended"]
+    train = ["train", "ds_config.json", "--data", str(data), "--no-check", "--dry"]
+    assert run([*train, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)["proposal"]["plan"]
+    same = answer.keys() - {"job", "model_flops_utilization"}
+    assert plan["micro_batch_size"] == 4 and {name: plan[name] for name in same} == {
+        name: answer[name] for name in same
+    }
+    assert run([*train, "--global-batch", "2"]) == 2
+    assert "--global-batch and ds_config.json contradict each other" in capsys.readouterr().err
+    assert run([str(model), "--device", "cpu", "--kernels", "liger", "--force", "--quiet"]) == 0
+    assert run(train) == 2 and "for a training with --kernels liger" in capsys.readouterr().err
+
+
 def test_a_folder_with_something_in_it_is_left_alone(ask: Ask, tmp_path: Path) -> None:
     """Without --force nothing is touched; --resume is proposed only where there is a training."""
     (tmp_path / "out").mkdir()
