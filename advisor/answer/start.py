@@ -60,11 +60,6 @@ def written_config(answer: Recommendation, candidate: Candidate) -> dict[str, An
     return plan_config(answer, candidate) | record(answer.question, candidate.plan, figures)
 
 
-def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
-    """Return the DeepSpeed configuration of the recommended plan; None if nothing fits."""
-    return None if answer.recommended is None else plan_config(answer, answer.recommended)
-
-
 def rank_variables(answer: Recommendation) -> dict[str, str]:
     """Return the variables that every rank needs under any plan."""
     gpu = answer.question.cluster.gpu

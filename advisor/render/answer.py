@@ -15,7 +15,7 @@ from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sen
 from ..answer.phases import phase_sentences
 from ..answer.reasons import time_shares
 from ..answer.recommendation import Recommendation
-from ..answer.start import next_steps, recommended_config
+from ..answer.start import next_steps, written_config
 from ..answer.verdict import answer_subject, answer_verdict
 from ..document import blocks as doc
 from ..document.blocks import Gap, Heading, Sentence
@@ -297,8 +297,8 @@ def change_blocks(answer: Recommendation, *, details: bool, most: int = _FEW_CHA
 
 
 def _evidence(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[doc.Block]:
-    config = recommended_config(answer) if details else None
-    if config is not None:
+    if details and answer.recommended is not None:
+        config = written_config(answer, answer.recommended)
         yield Heading("The configuration", "configuration", printed=False, gap=False)
         yield from configuration(config, config_path)
     yield Heading("Evidence", "evidence", printed=False)

@@ -8,7 +8,7 @@ import pytest
 from ds_advise.advisor.advise import answer, build_question
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.phases import phase_figures
-from ds_advise.advisor.answer.start import recommended_config
+from ds_advise.advisor.answer.start import plan_config
 from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.advisor.search.search import fastest
 from ds_advise.ds_configs.training_script import script_lines, server_commands, training_arguments
@@ -222,9 +222,11 @@ def test_ppo_trains_a_value_model_beside_the_policy_and_holds_two_more_models() 
 
 
 def test_ppo_is_started_by_accelerate_which_its_trainer_alone_listens_to() -> None:
-    shown = printed(answer(build_question(MODEL, gpus="8xH100", objective="ppo")))
+    found = answer(build_question(MODEL, gpus="8xH100", objective="ppo"))
+    shown = printed(found)
     assert "response_length=53" in shown and "gradient_checkpointing=" not in shown
     assert "value_model = (" in shown and "accelerate launch --use_deepspeed" in shown
     assert "--deepspeed ds_config.json" not in shown and "ds-advise launch" not in shown
-    config = recommended_config(answer(build_question(MODEL, gpus="8xH100", objective="ppo"))) or {}
+    assert found.recommended is not None
+    config = plan_config(found, found.recommended)
     assert "optimizer" not in config and "auto" not in str(config)

@@ -10,7 +10,7 @@ from ds_advise.advisor.advise import build_question as question_of
 from ds_advise.advisor.advise import estimate, strategy_candidate
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.answer.start import recommended_config
+from ds_advise.advisor.answer.start import plan_config
 from ds_advise.advisor.search.candidate import LEAST, LIKELY, Fit
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.json_form import to_json
@@ -60,8 +60,9 @@ def test_tokens_and_samples_are_those_of_the_groups() -> None:
     answer = build_question("Llama-3.1-8B", gpus="8xH100", seq_len=8192, sequence_parallel_size=2, micro_batch=1)
     chosen = answer.recommended
     assert chosen is not None and chosen.time.tokens_per_step == 4 * 8192
-    config = recommended_config(build_question("Llama-3.1-8B", **LONG, framework="deepspeed"))
-    assert config is not None
+    answer = build_question("Llama-3.1-8B", **LONG, framework="deepspeed")
+    assert answer.recommended is not None
+    config = plan_config(answer, answer.recommended)
     assert (config["train_batch_size"], config["sequence_parallel_size"]) == (1, 8)
 
 

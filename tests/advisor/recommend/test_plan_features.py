@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from ds_advise import advise, estimate
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.reasons import SENT_IN_FEWER_BITS
-from ds_advise.advisor.answer.start import recommended_config
+from ds_advise.advisor.answer.start import plan_config
 from ds_advise.advisor.cli.main import program
 from ds_advise.advisor.search.candidate import predict
 from ds_advise.advisor.search.choice import SAME_SPEED
@@ -64,7 +64,7 @@ def test_a_feature_is_chosen_and_explained_where_it_is_faster(
     without = [each for each in without if each.strategy == chosen.strategy or feature == "autoep_size"]
     assert without and max(each.tokens_per_s for each in without) < chosen.tokens_per_s * (1 + SAME_SPEED)
     asked = answer.question
-    read = plan_from_ds_config(recommended_config(answer), asked.model, asked.cluster, micro_batch_size=1)
+    read = plan_from_ds_config(plan_config(answer, answer.recommended), asked.model, asked.cluster, micro_batch_size=1)
     assert getattr(read, feature) == value
 
 
@@ -139,7 +139,7 @@ def test_a_script_of_ones_own_gives_a_group_the_same_samples() -> None:
 
 def test_autoep_needs_its_transformers_and_has_deepspeeds_block() -> None:
     answer = ask(MIXTURE, experts="autoep")
-    chosen, config = answer.recommended, recommended_config(answer)
+    chosen, config = answer.recommended, plan_config(answer, answer.recommended)
     assert chosen.plan.zero_stage == 1 and "experts spread over 8" in plan_title(chosen.plan)
     assert any("transformers 5.0 to 5.22" in doubt for doubt in answer.doubts)
     assert config is not None
@@ -196,7 +196,7 @@ def test_second_copies_take_a_nodes_share_of_the_weights() -> None:
 
 def test_quantized_collectives_are_doubted_and_reduced_in_the_type_that_the_kernel_reads() -> None:
     answer = ask(**SLOWER, zeropp=True, framework="deepspeed")
-    config, shown = recommended_config(answer), build_advice(answer).recommended
+    config, shown = plan_config(answer, answer.recommended), build_advice(answer).recommended
     assert SENT_IN_FEWER_BITS in answer.doubts
     assert config is not None and config["communication_data_type"] == "fp16"
     assert shown is not None and shown.zero_quantized_weights is shown.zero_quantized_gradients is True
@@ -248,7 +248,7 @@ def test_part_of_the_optimizer_steps_on_the_gpu(tmp_path: Path) -> None:
     quick = fastest(question)
     assert quick is not None and quick.plan == chosen.plan
     assert any("offload_optimizer.ratio" in reason for reason in answer.reasons)
-    config, path = recommended_config(answer), tmp_path / "ds_config.json"
+    config, path = plan_config(answer, answer.recommended), tmp_path / "ds_config.json"
     assert config is not None and 0 < config["zero_optimization"]["offload_optimizer"]["ratio"] < 1
     path.write_text(json.dumps(config), encoding="utf-8")
     found = CliRunner().invoke(program, ["lint", str(path)])
