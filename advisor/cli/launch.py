@@ -121,8 +121,8 @@ def launch(
     is_asked = question is not None and (not starts or question.asked.get("device") == "cpu")
     options = machine_options(question.asked if question is not None and is_asked else machine)
     place |= {name: options[name] for name in ("gpus", "device", "ranks")}
-    if question is not None and "model" not in run and not no_check and check != "quick":
-        question = replace(question, model=None)  # the check sees what the command trains
+    if question is not None and "model" not in run and (no_check or check != "quick"):
+        question = replace(question, model=None)  # a check sees what the command trains; no check must stop nothing
     request = launch_request(
         words,
         question,

@@ -12,7 +12,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.file_question import read_file_question
 from ds_advise.advisor.question.rollouts import training_cluster
 from ds_advise.advisor.question.run import read_run
-from ds_advise.ds_configs.record import RECORD_KEY
+from ds_advise.ds_configs.record import RECORD_KEY, without_record
 
 A100S = "Qwen2.5-7B --gpus 4xA100-80GB"
 
@@ -201,3 +201,19 @@ def test_a_record_has_no_auto_for_accelerate_to_fill(capsys: pytest.CaptureFixtu
         record = json.loads(Path("ds_config.json").read_text())[RECORD_KEY]
         assert '"auto"' not in json.dumps(record) and record["versions"]["ds_advise"]
     assert not capsys.readouterr().out
+
+
+def test_commands_without_a_file_find_that_of_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    """`launch -- COMMAND` takes the machine and the configuration of the folder, unless the command names one; a file
+    without a record is not found."""
+    Path("train.py").write_text("")
+    assert run(["Qwen2.5-0.5B", "--gpus", "4xH100", "--quiet"]) == 0
+    launch = ["launch", "--dry", "--no-check", "--", "train.py"]
+    assert run(launch) == 0
+    shown = capsys.readouterr()
+    assert "with ds_config.json of this folder" in shown.err and "--nproc_per_node 4" in shown.out
+    assert run([*launch, "--deepspeed", "other.json"]) == 2 and "of this folder" not in capsys.readouterr().err
+    config = json.loads(Path("ds_config.json").read_text())
+    Path("ds_config.json").write_text(json.dumps(without_record(config)))
+    assert run(launch) == 2 and run(["dry-run"]) == 2
+    assert "of this folder" not in capsys.readouterr().err
