@@ -92,27 +92,24 @@ def build_question(
     )
     micro_batch = None if options["micro_batch"] == "max" else options["micro_batch"]
     # `options` stay as the user gave them: `free_loss` and others ask what was left open.
-    chosen: dict[str, Any] = {**options}
+    batch: Any = options["global_batch"]
+    chosen: dict[str, Any] = {**options, "global_batch": None if batch == "fastest" else batch}
+    is_open = batch is None and OBJECTIVES[options["objective"]].rollouts is None
     if options["seq_len"] == "max":  # the starting length of the search for the longest
         is_limited = shape.fixed_len or shape.has_learned_positions
         chosen["seq_len"] = None if is_limited else STEP * (1 + (options["document_len"] or 0) // STEP)
     job: dict[str, Any] = {}
     if any(options[name] != OPTIONS[name].default for name in names_in(JobOptions)):  # type: ignore[literal-required]
         # Imported here: few questions are about a whole job.
-        from .data.counting import derive_batch
         from .question.job import build_job, parse_price
 
         built = build_job(options, name, shape, seq_len=chosen["seq_len"])
         job["price"] = None if options["price"] is None else parse_price(options["price"])
-        is_free = options["global_batch"] is None and OBJECTIVES[options["objective"]].rollouts is None
-        job["free_batch"] = is_free and options["micro_batch"] != "max"
         if built is not None:
             job |= {"job": built.job, "job_basis": built.basis, "job_is_packed": options["packing"]}
             chosen["seq_len"] = built.seq_len or chosen["seq_len"]
             if options["eval_logits"]:
                 chosen["eval_samples"] = options["eval_samples"] or built.job.evaluation_samples or None
-            if job["free_batch"]:
-                chosen["global_batch"] = derive_batch(built.job, ranks=cluster.world_size, micro_batch=micro_batch)
             if options["packing"] and options["attention"] != "flash":
                 chosen["sequence_parallel_size"] = 1  # Ulysses drops the mask that separates packed samples
     question = Question(
@@ -129,6 +126,8 @@ def build_question(
         asked=asked,
         **job,
     )
+    # The largest micro batch is found with one per step.
+    question = question.with_default_batch() if is_open and options["micro_batch"] != "max" else question
     if shape.quantized and question.workload.method != "qlora":
         say(
             f"the weights of {shape.name} are quantized ({shape.quantized}), and transformers trains those only with "
@@ -140,7 +139,10 @@ def build_question(
         raise WorkloadError("ZeRO++ is not possible here", why=question.obstacle_to_zeropp, fix="leave --zeropp out")
     if options["micro_batch"] == "max":
         return largest_micro_batch_question(question)
-    return longest_sequence_question(question) if options["seq_len"] == "max" else question
+    if options["seq_len"] == "max":
+        question = longest_sequence_question(question)
+        return question.with_default_batch() if question.free_batch else question
+    return question
 
 
 def documented(function: _Function) -> _Function:
@@ -229,15 +231,14 @@ def comparison_context(
     say: Callable[[str], None] = lambda _: None,
     **options: Unpack[QuestionOptions],
 ) -> ComparisonContext:
-    """The context in which configurations are compared (`answer.comparison`). Files and strategies have a batch of
-    their own, so that of the job is left out. Raises the errors of `build_question`."""
+    """The context in which configurations are compared (`answer.comparison`). Raises the errors of `build_question`."""
     from .answer.comparison import ComparisonContext  # imported here: it reads the facts of DeepSpeed
 
     offline = options.get("offline", False)
     question = build_question(load_model(model, offline=offline), say=say, **options)
-    workload = replace(question.workload, global_batch_size=None)
-    known = {**options, "seq_len": workload.seq_len} | ({} if accumulation is None else {"accumulation": accumulation})
-    question = replace(question, workload=workload, cluster=training_cluster(options), free_rollouts=())
+    known = {**options, "global_batch": None, "seq_len": question.workload.seq_len}
+    known |= ({} if accumulation is None else {"accumulation": accumulation})
+    question = replace(question, cluster=training_cluster(options), free_rollouts=())
     return ComparisonContext(question=question, options=known)
 
 

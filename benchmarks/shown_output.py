@@ -257,8 +257,9 @@ def option_table() -> str:
     for title, group in options.GROUPS.items():
         rows.append(f"| **{title}** | |")
         for option in (options.OPTIONS[name] for name in options.names_in(group)):
-            values = {"switch": "", "choice": "|".join(option.choices), "count": "N", "count or max": "N|max"}
-            flag = f"{option.flag} {option.metavar or values[option.kind]}".rstrip().replace("|", "\\|")
+            number = ["N"] if option.kind.startswith("count") else []
+            values = option.metavar or "|".join([*number, *option.choices])
+            flag = f"{option.flag} {values}".rstrip().replace("|", "\\|")
             rows.append(f"| `{flag}` | {option.text} |")
     return "\n".join(rows) + "\n"
 

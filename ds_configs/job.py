@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..estimators.hardware import Cluster
+from ..estimators.memory.fit_probability import host_bytes_to_fit
 from ..estimators.units import whole_gib
 from .launch_commands import threads_setting
 
@@ -78,8 +79,11 @@ class Job:
 
     @property
     def host_gib(self) -> int | None:
-        """The RAM of a node in whole GiB."""
-        return None if self.host_bytes_per_node is None else whole_gib(self.host_bytes_per_node)
+        """The RAM of a node in whole GiB, with room for the error of the prediction; at most what the node has."""
+        if self.host_bytes_per_node is None:
+            return None
+        needed, have = host_bytes_to_fit(self.host_bytes_per_node), self.cluster.host_memory_bytes_per_node
+        return whole_gib(needed) if have is None or needed <= have else max(1, have >> 30)
 
     @property
     def settings(self) -> list[str]:

@@ -87,6 +87,12 @@ MOST_HOST_BYTES = 2 * 2**40
 sheets)."""
 
 
+_SMALL_HOSTS = {"T4": round(12.7 * 2**30), "A10G": 16 * 2**30, "L4": 16 * 2**30}
+"""RAM per GPU of the smallest usual machine, for cards whose machines have less than the GPU: a notebook of Google
+Colab has 12.7 GiB with a T4; AWS g5.xlarge and g6.xlarge have 16 GiB (docs.aws.amazon.com, EC2 accelerated computing
+instances)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """M nodes of G GPUs of one model. Unknown figures are None; the functions below supply defaults."""
@@ -135,6 +141,13 @@ class Cluster:
     def most_host_bytes_per_node(self) -> int:
         """Largest host memory of a plan: the RAM of a node, or `MOST_HOST_BYTES` if unknown."""
         return self.host_memory_bytes_per_node or MOST_HOST_BYTES
+
+    @property
+    def usual_host_bytes_per_node(self) -> int:
+        """RAM that nearly every node with these GPUs has: as much as their memory (no machine of the price table,
+        `advisor/question/prices.csv`, has less), or that of `_SMALL_HOSTS`."""
+        memory = self.gpu.memory_bytes
+        return self.gpus_per_node * min(memory, _SMALL_HOSTS.get(self.gpu.name, memory))
 
 
 DRAM_BYTES_PER_S = 200e9
@@ -290,8 +303,9 @@ def assumes_sxm(name: str, gpu: Gpu) -> bool:
 def gpu_of_memory(gigabytes: float) -> Gpu:
     """Return a GPU for which only the memory size is known.
 
-    memory = gigabytes * 2^30 * UNMEASURED_MEMORY_SHARE. The speed is that of the reference card for the nearest size
-    (`reference_for_gb` in `data/gpus.csv`, with the reason next to it), and `assumed` is set.
+    memory = gigabytes * 2^30 * UNMEASURED_MEMORY_SHARE. The speed is that of the reference card for the nearest size,
+    and `assumed` is set. A reference card (`reference_for_gb` in `data/gpus.csv`, with the reason next to it) has that
+    size; of four or more cards it is neither in the slowest nor in the fastest quarter.
 
     Raises ClusterError for a size that no GPU has.
     """
@@ -301,9 +315,22 @@ def gpu_of_memory(gigabytes: float) -> Gpu:
             why=f"sizes from {SMALLEST_GB} to {LARGEST_GB} GB are accepted",
             fix="give the memory of one GPU, such as --gpus 2x24GB",
         )
-    size = min(_references(), key=lambda size: (abs(size - gigabytes), size))
+    size = _nearest_size(gigabytes)
     usable = int(gigabytes * _GIB * UNMEASURED_MEMORY_SHARE)
     return replace(_references()[size], memory_bytes=usable, nominal_gb=round(gigabytes), assumed=True)
+
+
+def _nearest_size(gigabytes: float) -> int:
+    return min(_references(), key=lambda size: (abs(size - gigabytes), size))
+
+
+def same_size_gpus(gpu: Gpu) -> tuple[Gpu, ...]:
+    """Return the cards that `gpu` may be if only its memory size was given (`gpu_of_memory`), with its memory; else
+    none."""
+    size = _nearest_size(gpu.nominal_gb)
+    if not gpu.assumed or gpu.name != _references()[size].name:
+        return ()
+    return tuple(replace(each, memory_bytes=gpu.memory_bytes) for each in gpus() if each.nominal_gb == size)
 
 
 @lru_cache(maxsize=1)

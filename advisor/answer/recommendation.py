@@ -67,6 +67,8 @@ class Change:
     """Arguments to add or replace (`--method lora`)."""
     outcome: str
     """The answer after the change."""
+    assumed: bool = False
+    """Whether it changes a value that the answer assumes: the network between nodes, or the global batch."""
 
 
 class Changes:

@@ -61,10 +61,12 @@ def _lengths(question: Question) -> Iterator[Pair]:
 
 
 def _batches(question: Question, chosen: Candidate) -> Iterator[Pair]:
-    if question.workload.global_batch_size is not None:
+    if question.workload.global_batch_size is not None and not question.free_batch:
         return
+    samples = chosen.plan.micro_batch_size * chosen.plan.gradient_accumulation_steps
     for size in sorted({chosen.plan.micro_batch_size, *(2**power for power in range(_MOST_BATCH.bit_length()))}):
-        plan = chosen.plan.replace_fields(micro_batch_size=size)
+        steps = max(1, samples // size)
+        plan = chosen.plan.replace_fields(micro_batch_size=size, gradient_accumulation_steps=steps)
         candidate = predict(question.model, question.workload, question.cluster, plan)
         yield str(size), candidate
         if candidate.device_bytes > question.cluster.gpu.memory_bytes:

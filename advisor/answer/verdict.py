@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from ...ds_configs.training_script import evaluation_arguments
+from ...estimators.hardware import network_bytes_per_s, same_size_gpus
 from ...estimators.objectives import LOSSES, OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
+from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
 from ..document.blocks import Tone
 from ..question.question import Largest, Question
@@ -60,7 +62,8 @@ def answer_verdict(answer: Recommendation) -> Verdict:
         split = split_sentences(question, answer.other_rollouts)
         further = (*_reference(question, chosen), *_evaluation(question, chosen))
         figures = (*split, batch_sentence(question, chosen), need_sentence(question, chosen), *further)
-        sentences = (*largest, speed_sentence(question, chosen), *doubts, *figures, *job)
+        speeds = speed_sentence(question, chosen), *_cards_of_this_size(question, chosen)
+        sentences = (*largest, *speeds, *doubts, *figures, *job)
     elif failed := _first_failure(answer):
         headline = short = "No plan ran."
         sentences = (f"The first failure: {failed}", *largest)
@@ -84,6 +87,8 @@ def answer_verdict(answer: Recommendation) -> Verdict:
 
 def _gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> str:
     need, have = gib(risky.device_bytes), gib(question.cluster.gpu.memory_bytes)
+    if risky.fit.limit == "host":
+        need, have = gib(risky.memory.host_bytes_per_node), gib(question.cluster.most_host_bytes_per_node)
     plan = f"{risky.strategy}, micro batch {risky.plan.micro_batch_size}"
     figures = f"({need} of {have} GiB, {chance(risky.fit.probability)})"
     if chosen is None:
@@ -121,7 +126,28 @@ def speed_sentence(question: Question, chosen: Candidate) -> str:
         text = f"{text}; {rate(chosen.tokens_per_s / length)} samples/s"
     if cluster.gpu.assumed:
         text = f"{text}, assuming the speed of the {cluster.gpu.name}"
+    if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
+        text = f"{text}, assuming {network_bytes_per_s(cluster) * 8 / 1e9:,g} Gb/s between nodes"
     return f"{text}."
+
+
+def _cards_of_this_size(question: Question, chosen: Candidate) -> tuple[str, ...]:
+    """Return the speeds of the plan on the slowest and the fastest card, if only a memory size was given."""
+    cluster, workload = question.cluster, question.workload
+    speeds = dict[str, float]()
+    for gpu in same_size_gpus(cluster.gpu):
+        if question.free_precision and workload.precision != "fp32":
+            workload = replace(workload, precision=gpu.half_precision)
+        if workload.precision != "bf16" or gpu.has_bf16:
+            time = estimate_time(question.model, workload, replace(cluster, gpu=gpu), chosen.plan)
+            speeds[gpu.name] = time.tokens_per_s
+    if len(speeds) < 2:
+        return ()
+    low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
+    return (
+        f"Cards of {cluster.gpu.nominal_gb} GB reach {rate(speeds[low])} ({low}) to {rate(speeds[high])} "
+        f"{question.model.unit}/s ({high}).",
+    )
 
 
 def _reference(question: Question, chosen: Candidate) -> tuple[str, ...]:
@@ -192,7 +218,7 @@ def batch_sentence(question: Question, chosen: Candidate) -> str:
     elif (rollouts := question.workload.rollouts) is not None:
         prompts = samples // rollouts.num_generations if isinstance(samples, int) else 0
         samples = f"{samples} completions of {prompts} prompts"
-    if question.is_batch_free:
+    if question.is_batch_free or question.free_batch:
         samples = f"{samples} (--global-batch)"
     return (
         f"{', '.join([text, *(words for ranks, words in groups if ranks > 1)])}, global batch {samples}; "

@@ -9,8 +9,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...estimators.errors import WorkloadError
-from ...estimators.hardware import Cluster, find_gpu
+from ...estimators.hardware import Cluster, find_gpu, network_bytes_per_s
 from ...estimators.memory.activations.loss import why_no_tiling
+from ...estimators.memory.fit_probability import host_bytes_to_fit
 from ...estimators.memory.plan_memory import node_bytes
 from ...estimators.models.families import module_experts
 from ...estimators.models.lora import adapters, nameable_targets
@@ -46,8 +47,12 @@ RAM_AS_SOLD = ("1TB", "512GB", "256GB", "128GB", "64GB", "32GB")
 LARGE_DRIVE_BYTES = 8 * 10**12
 """Size of an NVMe drive above any plan's need per node; the listed size is what the plan really takes."""
 
-ACCUMULATED = 4
-"""Micro batches over which an optimizer step on the host is amortized to show the gain."""
+BATCHES = (0.25, 4)
+"""Other global batches that are shown, as shares of the default: 8 and 128 of 32, the ends of published recipes
+(`options.GLOBAL_BATCH`)."""
+
+SLOWER_NETWORKS = (100, 10)
+"""Networks in Gb/s that are shown where a faster one is assumed: one adapter of a usual cloud node, and Ethernet."""
 
 SHORTEST_SEQUENCE = 256
 MOST_GPUS_PER_NODE = 8
@@ -68,6 +73,8 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
 
 
 def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
+    if chosen is not None:
+        yield from _other_assumptions(question, chosen)
     storage, kinds = _storage(question, ladder, chosen), _kinds(question, chosen)
     if chosen is not None and chosen.fit.assumed_host_bytes:
         # The answer hangs on the RAM: plans with less of it come first.
@@ -96,6 +103,28 @@ def _grown(question: Question, chosen: Candidate | None, series: Iterable[Asked]
             break
 
 
+def _other_assumptions(question: Question, chosen: Candidate) -> Iterator[Change | None]:
+    """Yield other values of what the answer assumes, if they change the speed by `WORTH_LISTING` in either direction: a
+    slower network, a smaller and a larger global batch."""
+    cluster, asked = question.cluster, list[Asked]()
+    if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
+        assumed = network_bytes_per_s(cluster)
+        slower = next((each for each in SLOWER_NETWORKS if each * 1e9 / 8 < assumed), SLOWER_NETWORKS[-1])
+        network = replace(cluster, interconnect_bytes_per_s=slower * 1e9 / 8)
+        asked.append((f"--interconnect {slower}Gb/s", replace(question, cluster=network)))
+    if question.free_batch and (batch := question.workload.global_batch_size) is not None:
+        others = (question.default_batch(cluster, batch * share) for share in BATCHES)
+        asked += ((f"--global-batch {each}", _altered(question, global_batch_size=each)) for each in others)
+    for flags, altered in asked:
+        best = fastest(altered)
+        ratio = 1.0 if best is None else best.tokens_per_s / chosen.tokens_per_s
+        if best is None or 1 / WORTH_LISTING < ratio < WORTH_LISTING:
+            yield None
+            continue
+        answer = _Answer(*best_over_losses(altered, best))
+        yield Change(flags=flags, outcome=answer.job_outcome(question, chosen), assumed=True)
+
+
 def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
     back = "" if question.options["experts"] == "zero" else " --experts zero"
     without_autoep = question.replace_options(
@@ -115,10 +144,6 @@ def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[As
         yield _gpus(question)
     yield _sequences(question)
     if chosen is not None:
-        if question.is_batch_free and chosen.plan.offload_optimizer != "none":  # amortizes the host's step
-            samples = ACCUMULATED * chosen.plan.micro_batch_size * question.cluster.world_size
-            samples //= chosen.plan.ranks_per_sample
-            yield [(f"--global-batch {samples}", _altered(question, global_batch_size=samples))]
         return
     yield ((flags + back, altered) for flags, altered in _tiles(without_autoep))
     if not with_server:
@@ -199,7 +224,7 @@ def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | N
     sizes = [parse_ram(size)[0] for size in RAM_AS_SOLD]
 
     def too_small(candidate: Candidate) -> int:
-        return sum(size < candidate.memory.host_bytes_per_node for size in sizes)
+        return sum(size < host_bytes_to_fit(candidate.memory.host_bytes_per_node) for size in sizes)
 
     for flags, altered in _smaller_states(question):
         enough = chosen.tokens_per_s / WORTH_LISTING
@@ -210,7 +235,8 @@ def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | N
         answer = _Answer(*best_over_losses(altered, best))
         is_smaller = too_small(answer.best) < too_small(chosen)
         if is_smaller or answer.best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
-            ram = f"{whole_gib(answer.best.memory.host_bytes_per_node):,} GiB of RAM"
+            needed = host_bytes_to_fit(answer.best.memory.host_bytes_per_node)
+            ram = f"{whole_gib(needed):,} GiB of RAM"
             yield Change(flags=flags, outcome=answer.job_outcome(question, chosen, *([ram] if is_smaller else ())))
 
 
@@ -334,9 +360,9 @@ def _less_ram(question: Question, ladder: Sequence[LadderStep], chosen: Candidat
     given, found = question.cluster, dict[str, Change]()
     drive_bytes = given.nvme_bytes_per_node
     pageable = node_bytes(question.model, question.workload, given, chosen.plan.replace_fields(pin_memory=False))
-    for size in (f"{whole_gib(pageable)}GiB", *RAM_AS_SOLD):
+    for size in (f"{whole_gib(host_bytes_to_fit(pageable))}GiB", *RAM_AS_SOLD):
         usable, _ = parse_ram(size)
-        if usable >= chosen.memory.host_bytes_per_node:
+        if usable >= host_bytes_to_fit(chosen.memory.host_bytes_per_node):
             continue
         cluster = replace(given, host_memory_bytes_per_node=usable)
         asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
@@ -357,8 +383,9 @@ def _less_ram(question: Question, ladder: Sequence[LadderStep], chosen: Candidat
 
 def _sufficient_storage(cluster: Cluster, plan: Candidate) -> Cluster:
     changes, memory = dict[str, Any](), plan.memory
-    if memory.host_bytes_per_node > cluster.most_host_bytes_per_node:
-        changes["host_memory_bytes_per_node"] = whole_gib(memory.host_bytes_per_node) * 2**30
+    needed = host_bytes_to_fit(memory.host_bytes_per_node)
+    if needed > cluster.most_host_bytes_per_node:
+        changes["host_memory_bytes_per_node"] = whole_gib(needed) * 2**30
     if memory.nvme_bytes_per_node > (cluster.nvme_bytes_per_node or 0):
         changes["nvme_bytes_per_node"] = whole_gib(memory.nvme_bytes_per_node) * 2**30
     return replace(cluster, **changes)

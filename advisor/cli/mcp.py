@@ -46,6 +46,7 @@ _WITHHELD = frozenset(
 _TYPES: Mapping[str, dict[str, Any]] = {
     "N": {"type": "integer", "minimum": 1},
     "N|max": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "max"}]},
+    "N|fastest": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "fastest"}]},
     "boolean": {"type": "boolean"},
     "float": {"type": "number"},
 }

@@ -24,19 +24,19 @@ _MOST_COMPLETIONS = 200
 
 
 class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer versions of Click
-    """Click type of an integer of at least 1 (`4096`, `4k`), or `max`. kilo: the value of `k`."""
+    """Click type of an integer of at least 1 (`4096`, `4k`), or one of `words`. kilo: the value of `k`."""
 
-    def __init__(self, *, kilo: int = 1000, has_max: bool = False) -> None:
-        self.name = "N|max" if has_max else "N"
-        self._kilo, self._has_max = kilo, has_max
+    def __init__(self, *, kilo: int = 1000, words: Sequence[str] = ()) -> None:
+        self.name = "|".join(["N", *words])
+        self._kilo, self._words = kilo, words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, int) or (self._has_max and value == "max"):
+        if isinstance(value, int) or value in self._words:
             return value
         try:
             return parse_count(str(value), kilo=self._kilo)
         except ValueError as error:
-            self.fail(f"{error.args[0]}{', or max' if self._has_max else ''}", param, ctx)
+            self.fail(f"{', or '.join([error.args[0], *self._words])}", param, ctx)
 
 
 class _Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
@@ -54,10 +54,10 @@ NUMBER = _Number()
 
 
 def _type(option: Option) -> Any:
-    if option.choices:
+    if option.kind == "choice":
         return click.Choice(option.choices)
     if option.kind.startswith("count"):
-        return _Count(kilo=option.kilo, has_max=option.kind == "count or max")
+        return _Count(kilo=option.kilo, words=option.choices)
     return NUMBER if option.kind == "number" else str
 
 
@@ -101,11 +101,12 @@ def _matching_names(names: Sequence[str], prefix: str) -> list[str]:
 def question_option(option: Option, *, searches: bool = False, **changes: Any) -> Decorator:
     """The Click option of a declared option.
 
-    searches: whether the command accepts "max".
+    searches: whether the command accepts the words of counts ("max", "fastest").
     changes: fields of the declaration that differ for the command.
     """
-    if option.kind == "count or max" and not searches:
-        option = option._replace(kind="count", help=f"{option.help.partition('; max')[0]}.")
+    if option.kind == "count or word" and not searches:
+        text = option.help.partition(f"; {option.choices[0]}:")[0]
+        option = option._replace(kind="count", choices=(), help=f"{text}.")
     option = option._replace(**changes)
     text = f"{option.help}  [default: {option.default_text}]" if option.default_text else option.help
     if option.kind == "switch":

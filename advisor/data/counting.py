@@ -30,14 +30,8 @@ token corresponds to about 4 bytes"). With small vocabularies, Chinese text and 
 EPOCHS = 3.0
 """Default number of epochs: Alpaca's, and the default of `TrainingArguments`."""
 
-GLOBAL_BATCH = 32
-"""Default samples per optimizer step: between QLoRA's 16 (appendix B) and Alpaca's 128."""
-
 SEED = 42
 """Default seed of the evaluation split and of the order of samples."""
-
-_STEPS_PER_EPOCH = 10
-"""Least optimizer steps per epoch; the default global batch is reduced to reach them."""
 
 
 class ApproxTokenizer:
@@ -162,15 +156,3 @@ def sequence_length(data: DataFile, evaluation: DataFile | None, model: ModelSha
         wanted = max(wanted, min(DEFAULT_SEQ_LEN, data.tokens))
     wanted = -(-wanted // PADDED_TO) * PADDED_TO
     return min(wanted, model.max_positions) if model.max_positions else wanted
-
-
-def global_batch(samples: int, *, ranks: int, micro_batch: int | None) -> int:
-    """The global batch: `GLOBAL_BATCH`, reduced for few samples, rounded up to a multiple of ranks x micro batch."""
-    wanted = min(GLOBAL_BATCH, max(1, samples // _STEPS_PER_EPOCH))
-    unit = ranks * (micro_batch or 1)
-    return -(-wanted // unit) * unit
-
-
-def derive_batch(job: Job, *, ranks: int, micro_batch: int | None) -> int | None:
-    """The default global batch of a job: that of `train` for samples, None (left to the search) for tokens."""
-    return None if job.samples is None else global_batch(job.samples, ranks=ranks, micro_batch=micro_batch)

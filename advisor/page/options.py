@@ -43,7 +43,7 @@ def option_words(option: Option) -> tuple[str, ...]:
     """Return the values to choose from; () for an option that takes a text or a number."""
     if option.name == "optimizer":
         return tuple(OPTIMIZERS)
-    return ("", "yes") if option.kind == "switch" else option.choices
+    return {"switch": ("", "yes"), "choice": option.choices}.get(option.kind, ())
 
 
 def default_text(option: Option) -> str:
@@ -119,7 +119,7 @@ def _value(name: str, text: str) -> Any:
     if option.kind == "switch":
         return True
     try:
-        if option.kind.startswith("count") and not (text == "max" and option.kind == "count or max"):
+        if option.kind.startswith("count") and text not in option.choices:
             return parse_count(text, kilo=option.kilo)
         return float(text) if option.kind == "number" else text
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import log2
 from typing import Any, Literal, Unpack
 
 from ...estimators.errors import WorkloadError
@@ -20,12 +21,15 @@ from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
 from ...estimators.unsupported import context_parallel_advice, unsupported, why_no_sequence_parallelism
 from ...estimators.workload import NEXT_TOKEN, Workload
-from .options import LARGEST_COUNT, PlanOptions, Risk, plan_options
+from .options import GLOBAL_BATCH, LARGEST_COUNT, PlanOptions, Risk, plan_options
 
 MAX_TOKENS_PER_STEP = 4 * 2**20
 """The largest batch that the search tries, in tokens per optimizer step: about that of the largest published
 pre-training runs (GPT-3 3.2 M, arXiv:2005.14165 table 2.1; Llama 3 405B starts with 4 M, arXiv:2407.21783 section 3.4).
 Larger batches slow convergence, which tokens per second do not reflect."""
+
+STEPS_PER_EPOCH = 10
+"""Least optimizer steps per epoch; the default global batch is reduced to reach them."""
 
 LEAST_STEPS = 100
 """The fewest optimizer steps of a job; the search does not raise the batch further."""
@@ -73,7 +77,7 @@ class Question:
     free_precision: bool = False
     """Whether the precision follows the GPUs (`about_cluster`)."""
     free_batch: bool = False
-    """Whether the global batch is the job's default and follows the GPUs (`about_cluster`)."""
+    """Whether the global batch is the default (`default_batch`) and follows the GPUs (`about_cluster`)."""
     free_rollouts: tuple[str, ...] = ()
     """Fields of the workload's `Rollouts` that the search chooses (`question.rollouts`)."""
     free_generation: bool = False
@@ -153,12 +157,30 @@ class Question:
         workload = self.workload
         if self.free_precision:
             workload = replace(workload, precision=cluster.gpu.half_precision)
-        if self.free_batch and self.job is not None:
-            from ..data.counting import derive_batch  # imported here: few questions are about a whole job
-
-            batch = derive_batch(self.job, ranks=cluster.world_size, micro_batch=self.micro_batch_size)
-            workload = replace(workload, global_batch_size=batch)
+        if self.free_batch:
+            workload = replace(workload, global_batch_size=self.default_batch(cluster))
         return replace(self, cluster=cluster, workload=workload)
+
+    def with_default_batch(self) -> Question:
+        """The question with the default global batch for its machines, length and job."""
+        batch = self.default_batch(self.cluster)
+        return replace(self, workload=replace(self.workload, global_batch_size=batch), free_batch=True)
+
+    def default_batch(self, cluster: Cluster, wanted: float = GLOBAL_BATCH) -> int:
+        """The global batch nearest to `wanted` samples, as a ratio, among N m 1, N m 2, N m 4 ...
+
+        N is the number of GPUs, or of the groups that share samples if their size is fixed, m the micro batch if it is
+        fixed, else the fewest samples that the objective needs; so every GPU has a sample, and every micro batch that
+        is a power of two divides its part. `wanted` is reduced to `MAX_TOKENS_PER_STEP`, and to an epoch of
+        `STEPS_PER_EPOCH` steps.
+        """
+        spec, job, length = OBJECTIVES[self.workload.objective], self.job, self.workload.seq_len
+        wanted = min(wanted, MAX_TOKENS_PER_STEP / (spec.sequences * length))
+        if job is not None:
+            wanted = min(wanted, (job.samples or job.samples_in_all(length)) // STEPS_PER_EPOCH)
+        replicas = cluster.world_size // (self.options["sequence_parallel_size"] or 1)
+        unit = max(1, replicas) * (self.micro_batch_size or spec.least_samples)
+        return unit << max(0, round(log2(max(1.0, wanted) / unit)))
 
     def _check_sequence_parallel_size(self, size: int) -> None:
         ranks = self.cluster.world_size

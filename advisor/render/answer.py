@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ...ds_configs.files import CONFIG_NAME
@@ -14,7 +14,7 @@ from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_blocks
 from ..answer.phases import phase_sentences
 from ..answer.reasons import time_shares
-from ..answer.recommendation import Recommendation
+from ..answer.recommendation import Change, Recommendation
 from ..answer.start import next_steps, written_config
 from ..answer.verdict import answer_subject, answer_verdict
 from ..document import blocks as doc
@@ -275,8 +275,12 @@ def _runs(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
 
 def change_blocks(answer: Recommendation, *, details: bool, most: int = _FEW_CHANGES) -> Iterator[doc.Block]:
     """Yield the changes of the question that would change the answer, or that there are none. most: the number of
-    changes without `details`."""
-    shown = [*islice(answer.changes, None if details else most)]
+    changes without `details`, besides other values of what the answer assumes."""
+    shown = list[Change]()
+    for change in answer.changes:
+        shown.append(change)
+        if not details and sum(not each.assumed for each in shown) == most:
+            break
     if not shown and answer.recommended is None:
         yield Gap()
         yield Sentence(

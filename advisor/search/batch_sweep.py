@@ -14,7 +14,7 @@ from typing import Any
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate, total_bytes
 from ...estimators.hardware import Cluster
-from ...estimators.memory.plan_memory import estimate_memory, least_bytes, resident_terms
+from ...estimators.memory.plan_memory import estimate_memory, has_room_for_pinned, least_bytes, resident_terms
 from ...estimators.memory.trainable import optimizer_group_numels, shard_plan
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
@@ -122,7 +122,7 @@ class BatchSweep:
     def acceptable(self, fit: Fit) -> bool:
         """Whether a plan fits as surely as the question's risk requires, or would with host memory or NVMe that the
         smallest batch lacks too."""
-        if fit.limit in ("host", "nvme"):
+        if fit.limit in ("host", "nvme") and fit.probability < self.least:
             smallest = self.candidate(self.shapes[0]).fit
             return fit.limit == smallest.limit and fit.gpu_probability >= min(self.least, smallest.gpu_probability)
         return fit.probability >= self.least
@@ -163,16 +163,14 @@ class BatchSweep:
         """Return candidates of doubled micro batches by rising size, those between the last acceptable one and the
         next, and the best one with a part of the offloaded optimizer on the GPU. least_speed: tokens per second below
         which micro batches in between are skipped."""
-        if not self.question.is_batch_free:
-            return list(found)
         candidates = list(found)
         acceptable = [each for each in found if self.acceptable(each.fit)]
-        if 0 < len(acceptable) < len(found):
+        if self.question.is_batch_free and 0 < len(acceptable) < len(found):
             between = self._between(acceptable[-1], found[len(acceptable)], least_speed)
             candidates += (each for each in between if each.fit.gpu_likely_suffices)
             candidates.sort(key=lambda candidate: candidate.plan.micro_batch_size)
         taken = [each for each in candidates if each.fit.probability >= self.least]
-        if taken:
+        if taken and self.question.micro_batch_size is None:
             candidates += self._optimizer_on_gpu(max(taken, key=lambda candidate: candidate.tokens_per_s))
         return candidates
 
@@ -208,7 +206,10 @@ class BatchSweep:
 
         def partly_offloaded(number: int) -> Plan:
             # The middle of the interval in which DeepSpeed's int((1 - ratio) groups) is this number.
-            return plan.replace_fields(offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
+            partly = plan.replace_fields(offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
+            # Less is offloaded, so that the RAM may hold it page-locked.
+            pinned = plan.pin_memory or has_room_for_pinned(question.model, question.workload, cluster, partly)
+            return partly.replace_fields(pin_memory=pinned)
 
         if groups == 1 or unsupported(question.model, question.workload, partly_offloaded(1), cluster) is not None:
             return

@@ -10,7 +10,12 @@ from typing import Literal, NamedTuple
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
 from ...estimators.hardware import Cluster
 from ...estimators.memory.fit_probability import FIT_THRESHOLD as FIT_THRESHOLD
-from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability
+from ...estimators.memory.fit_probability import (
+    dry_run_fit_probability,
+    fit_probability,
+    host_bytes_to_fit,
+    host_fit_probability,
+)
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import PlainPyTorch, Plan, Strategy
 from ...estimators.time.job import JobDuration, job_duration
@@ -50,9 +55,8 @@ class Fit(NamedTuple):
     limit: str
     """The first of "gpu", "host", "nvme" that is or may be exceeded; "" if the plan fits."""
     assumed_host_bytes: int = 0
-    """RAM per node that the verdict assumes: the plan's need, if the RAM is unknown and the need exceeds the memory of
-    the node's GPUs. 0 if the RAM is known or the need is no larger, since nearly
-    every host has that much."""
+    """RAM per node that the verdict assumes: the plan's need and its error (`host_bytes_to_fit`), if the RAM is unknown
+    and this exceeds `usual_host_bytes_per_node`; else 0."""
 
     @property
     def fits(self) -> bool:
@@ -83,9 +87,9 @@ def fit_verdict(probability: float) -> Verdict:
 def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     """Compare a plan's predicted needs with the cluster.
 
-    The GPU is judged on device memory (never on allocated or reserved memory). Host memory and NVMe are compared
-    without an error margin. Unknown host memory counts as `MOST_HOST_BYTES`. NVMe must be named by the user, since
-    DeepSpeed cannot be configured without its path.
+    The GPU is judged on device memory (never on allocated or reserved memory). The probability is the smaller of those
+    of GPU and host memory. Unknown host memory counts as `MOST_HOST_BYTES`. NVMe is compared without an error margin,
+    and must be named by the user, since DeepSpeed cannot be configured without its path.
     """
     known, nvme = cluster.host_memory_bytes_per_node, cluster.nvme_bytes_per_node
     host = _share(memory.host_bytes_per_node, cluster.most_host_bytes_per_node)
@@ -105,11 +109,16 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
         return refused._replace(reason="needs --nvme", limit="nvme", utilization=utilization)
     if disk > 1:
         return refused._replace(reason=f"needs {times(disk)} the NVMe", limit="nvme")
-    # Nearly every host has as much RAM as its GPUs have memory; beyond that the verdict is conditional.
-    if known is None and memory.host_bytes_per_node > cluster.gpus_per_node * cluster.gpu.memory_bytes:
-        conditional = on_gpu._replace(assumed_host_bytes=memory.host_bytes_per_node)
+    needed = host_bytes_to_fit(memory.host_bytes_per_node)
+    if known is None and needed > cluster.usual_host_bytes_per_node:
+        conditional = on_gpu._replace(assumed_host_bytes=needed)
         return conditional._replace(reason="if RAM allows") if on_gpu.fits else conditional
-    return on_gpu
+    # On the CPU, the ranks' memory is that of the host: `fit_probability` has its error.
+    if known is None or needed <= known or cluster.gpu.is_cpu:
+        return on_gpu
+    probability = min(probability, host_fit_probability(memory.host_bytes_per_node, known))
+    reason = f"{fit_verdict(probability)}, {chance(probability)}"
+    return on_gpu._replace(probability=probability, reason=reason, limit=on_gpu.limit or "host")
 
 
 def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, cluster: Cluster) -> Fit:

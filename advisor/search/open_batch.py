@@ -49,6 +49,8 @@ def filled_batch(
     plan = plan_from_ds_config(open_file, model, cluster, micro_batch_size=1, gradient_accumulation_steps=1)
     options = plan_options({"gradient_checkpointing": gradient_checkpointing})
     question = Question(model=model, workload=workload, cluster=cluster, options=options)
+    if type(total) is not int and auto_steps and accumulation is None and workload.rollouts is None:
+        question = question.with_default_batch()
     chosen_here = (*SHAPE_FIELDS, "cpu_checkpointing")
     settings = {each.name: getattr(plan, each.name) for each in fields(Plan) if each.name not in chosen_here}
     candidates, _ = strategy_candidates(plan.strategy, question, settings=settings)

@@ -183,7 +183,8 @@ class _BranchAndBound:
         """
         shapes, near = sweep.shapes, float(sweep.shapes[-1][0])
         if not sweep.doubles:
-            return sweep.time(shapes[-1]).tokens_per_s, near
+            time = sweep.time(shapes[-1])
+            return time.tokens_per_s / (1 - sweep.host_optimizer_share(time)), near
         plan, question = sweep.smallest_plan, sweep.question
         checkpointing = plan.gradient_checkpointing, plan.cpu_checkpointing
         groups = plan.sequence_parallel_size, plan.autotp_size, plan.autoep_size

@@ -24,7 +24,7 @@ from ...probes.run import Device, Run
 from ..advise import answer as answer_question
 from ..advise import build_question
 from ..answer.recommendation import Recommendation
-from ..data.counting import EPOCHS, check_causal, global_batch, samples_job, sequence_length
+from ..data.counting import EPOCHS, check_causal, samples_job, sequence_length
 from ..data.prepare import DataFile, Samples, cut, prepare
 from ..data.tokenizing import load_tokenizer
 from ..importers.script_arguments import ScriptArguments
@@ -179,10 +179,6 @@ def _answer(
     settings: TrainingSettings, shape: ModelShape, question: dict[str, Any], samples: Samples
 ) -> Recommendation:
     cluster = question["gpus"]
-    if question["global_batch"] is None and settings.config_file is None:
-        question["global_batch"] = global_batch(
-            samples.train_samples, ranks=cluster.world_size, micro_batch=question["micro_batch"]
-        )
     fewer, rest = divmod(cluster.world_size, question["global_batch"] or cluster.world_size)
     if question["sequence_parallel_size"] is None and fewer > 1 and not rest:
         question["sequence_parallel_size"] = fewer  # AutoTP may be unable to save its split layers whole
@@ -191,6 +187,8 @@ def _answer(
     if question["loss"] == "auto" and find_spec("liger_kernel") is None:
         question["loss"] = "standard"  # the Trainer offers only Liger's fused loss
     built = build_question(shape, **question)
+    if built.free_batch:  # it is smaller for few samples
+        built = replace(replace(built, job=samples_job(samples, epochs=1.0)).with_default_batch(), job=None)
     if settings.config_file is None:
         answer = answer_question(built)
     else:

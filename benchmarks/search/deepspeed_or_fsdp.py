@@ -59,7 +59,14 @@ def rows() -> Iterator[Row]:
         network = "400Gb/s" if gpus.count("x") > 1 else None
         answer = predicted(
             build_question(
-                model, gpus=gpus, seq_len=seq_len, method=method, ram=ram, interconnect=network, offline=True
+                model,
+                gpus=gpus,
+                seq_len=seq_len,
+                method=method,
+                global_batch="fastest",
+                ram=ram,
+                interconnect=network,
+                offline=True,
             )
         )
         yield Row(asked, answer.recommended, _fsdp2(answer.question))

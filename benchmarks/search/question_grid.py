@@ -69,6 +69,7 @@ def rows() -> Iterator[Row]:
             gpus=gpus + kind,
             seq_len=seq_len,
             method=method,
+            global_batch="fastest",
             attention="flash",
             loss="fused",
             ram=RAM,

@@ -8,9 +8,10 @@ heavy tails mean that no amount of free memory makes a plan certain. A, the cach
 only without expandable segments. O, the memory outside the allocator (CUDA context, NCCL), is normal around its
 prediction.
 
-The probability is below one half if the predicted need exceeds the memory.
+The probability is below one half if the predicted need exceeds the memory. That of host RAM has the same form, with
+`HOST_SPREAD` for the error (`host_fit_probability`).
 
-Not covered: other processes on the GPU, such as a desktop; host RAM and NVMe.
+Not covered: other processes on the GPU, such as a desktop, and on the host; NVMe.
 """
 
 from __future__ import annotations
@@ -52,6 +53,14 @@ half times the expected channels (NVIDIA/nccl issue 864)."""
 DRY_RUN_SPREAD = 0.01
 """Scale of a dry run's error, as a share of the bytes that are transient within a step. A dry run records all tensors,
 but not the scratch memory of kernels. Assumed."""
+
+HOST_SPREAD = 0.05
+"""Scale of the error of host memory, as a share of the prediction: the standard deviation of measured over predicted
+RAM in the four published runs with offload (`benchmarks/data/seed_runs.csv`, of one source). The tensors alone are
+within 4 % of dry runs of the engine (docs/closed-form.md)."""
+
+HOST_MARGIN = 0.115
+"""Share of a predicted need to add, rounded up, so that `host_fit_probability` reaches `FIT_THRESHOLD`."""
 
 CPU_COVERED = 0.26
 """97.5th percentile of the excess of measured over predicted memory for a rank on the CPU, as a share of the prediction
@@ -105,6 +114,17 @@ def fit_probability(memory: MemoryEstimate, cluster: Cluster, error: SourceSprea
         probability * _probability(round(free - share * transient), allocated, spread, found)
         for share, probability in fixed_segments_waste()
     )
+
+
+def host_fit_probability(need_bytes: int, ram_bytes: int) -> float:
+    """Return the probability that a node with `ram_bytes` has room for a predicted need. The tails are those of
+    `published_error`: one source says nothing about them."""
+    return published_error()._replace(location=0.0, scale=HOST_SPREAD).share_below(ram_bytes / need_bytes - 1)
+
+
+def host_bytes_to_fit(need_bytes: int) -> int:
+    """Return the RAM with which a predicted need of a node fits."""
+    return int(need_bytes * (1 + HOST_MARGIN))
 
 
 def dry_run_fit_probability(need_bytes: int, transient_bytes: int, cluster: Cluster) -> float:

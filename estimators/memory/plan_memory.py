@@ -59,6 +59,7 @@ from .activations.recording import LayerRecorder
 from .batch_independent import BatchIndependentMemory
 from .device_overhead import allocator_overhead, cache, heap_overhead, outside_allocator
 from .evaluation import evaluation_terms
+from .fit_probability import host_bytes_to_fit
 from .host_memory import checkpoint_terms, cpu_ranks_memory, kept_logits, loading_bytes, process_terms
 from .rollout_memory import constant_rollout_memory, rollout_phases
 from .torch_memory import TorchStep, estimate_torch_memory
@@ -157,9 +158,10 @@ def node_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Pl
 
 
 def has_room_for_pinned(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> bool:
-    """Return whether a node's RAM holds a plan's offload if it is page-locked. Raises as `estimate_memory`."""
-    pinned = plan.replace_fields(pin_memory=True)
-    return node_bytes(model, workload, cluster, pinned) <= cluster.most_host_bytes_per_node
+    """Return whether a plan's offload fits a node's RAM if it is page-locked. Raises as `estimate_memory`."""
+    need = node_bytes(model, workload, cluster, plan.replace_fields(pin_memory=True))
+    known = cluster.host_memory_bytes_per_node is not None and not cluster.gpu.is_cpu
+    return (host_bytes_to_fit(need) if known else need) <= cluster.most_host_bytes_per_node
 
 
 def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:

@@ -66,7 +66,7 @@ def test_a_slurm_script_asks_for_what_the_plan_needs_and_resumes() -> None:
         "ntasks-per-node": "1",
         "gpus-per-node": "8",
         "cpus-per-task": "112",
-        "mem": "301G",
+        "mem": "335G",
     }
     assert (
         "requeue" in asked and "export NCCL_DEBUG=WARN\nexport OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / 8))" in script

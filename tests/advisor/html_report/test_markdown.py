@@ -16,7 +16,7 @@ def test_the_summary_has_verdict_ladder_and_configuration(capsys: pytest.Capture
     best = json.loads(capsys.readouterr().out)["recommended"]
     assert run([*QUESTION, "--markdown"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("**ZeRO-3 with optimizer and parameters in host RAM fits if the host has 353 GiB of RAM.**")
+    assert text.startswith("**ZeRO-3 with optimizer and parameters in host RAM fits if the host has 394 GiB of RAM.**")
     ladder = text.partition("### Every strategy")[2].partition("###")[0]
     rows = [line for line in ladder.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 8 and {row.count("|") for row in rows} == {8}

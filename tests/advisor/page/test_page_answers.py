@@ -65,7 +65,7 @@ def test_a_pasted_config_is_asked_as_its_file_is(tmp_path: Any, capsys: pytest.C
 
 
 def test_charts_follow_the_answer_and_scaling_the_changes() -> None:
-    shown = parts({"model": "Qwen2.5-1.5B", "gpus": "1x24GB", "ram": "32GB"})
+    shown = parts({"model": "Qwen2.5-1.5B", "gpus": "1x24GB", "ram": "64GB"})
     found = re.findall('<section id="(.*?)">', shown["charts"]["charts"] + shown["whole"]["scaling"])
     assert found == ["memory", "ram", "time", "speed", "scaling"]
     assert "<svg" not in shown["answer"]["sections"] and "<section" in shown["answer"]["sections"]

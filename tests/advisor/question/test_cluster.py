@@ -21,7 +21,7 @@ Driver = Callable[..., None]
 @pytest.mark.parametrize(
     ("text", "nodes", "per_node", "name"),
     [
-        ("2x32GB", 1, 2, "RTX 4080 SUPER"),
+        ("2x32GB", 1, 2, "RTX 5000 Ada"),
         ("8xA100-80GB", 1, 8, "A100-SXM4-80GB"),
         ("4x8xH100", 4, 8, "H100-SXM5"),
         ("4090", 1, 1, "RTX 4090"),
@@ -86,7 +86,7 @@ def test_ram_is_read_as_it_is_sold(text: str, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "memory", "as_fast_as"),
-    [("RTX3060-8GB", 8, "RTX 3060"), ("RTX 4090 48GB", 48, "RTX 4090"), ("Z100-32GB", 32, "RTX 4080 SUPER")],
+    [("RTX3060-8GB", 8, "RTX 3060"), ("RTX 4090 48GB", 48, "RTX 4090"), ("Z100-32GB", 32, "RTX 5000 Ada")],
 )
 def test_a_memory_size_in_a_name_is_believed(kind: str, memory: int, as_fast_as: str) -> None:
     """The memory of an unknown variant of a card; its speed is assumed."""

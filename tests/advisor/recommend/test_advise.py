@@ -15,6 +15,7 @@ from ds_advise.advisor.answer.verdict import answer_verdict
 from ds_advise.advisor.search.candidate import FIT_THRESHOLD
 from ds_advise.advisor.search.choice import SAME_SPEED
 from ds_advise.estimators.errors import DsAdviseError
+from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
 from ds_advise.estimators.objectives import LOSSES
 from ds_advise.estimators.optimizers import OPTIMIZERS
 
@@ -132,8 +133,9 @@ def test_the_ram_of_the_condition_gives_the_same_plan(model: str, gpus: str) -> 
     least = -(-unknown.fit.assumed_host_bytes // 2**30)
     known, less = (build_question(model, gpus, ram=f"{gib}GiB").recommended for gib in (least, least - 1))
     assert known is not None and known.plan == unknown.plan
-    assert known.fit.utilization >= known.memory.host_bytes_per_node / (least * 2**30) > 0.9
-    assert less is not None and less.plan.strategy == unknown.strategy and not less.plan.pin_memory
+    assert known.fit.utilization >= known.memory.host_bytes_per_node / (least * 2**30) > 0.89
+    assert less is not None and less.plan.strategy == unknown.strategy
+    assert less.memory.host_bytes_per_node < known.memory.host_bytes_per_node
 
 
 def test_the_least_ram_that_helps_is_offered() -> None:
@@ -151,7 +153,7 @@ def test_the_least_ram_that_helps_is_offered() -> None:
         if step.candidate is not None and step.candidate.fit.limit == "host"
     ]
     assert len(offered) == 2 and offered[0] < offered[1]
-    assert offered[0] == -(-min(needs) // 2**30)
+    assert offered[0] == -(-host_bytes_to_fit(min(needs)) // 2**30)
 
 
 def test_a_loss_without_logits_is_offered_where_they_are_too_large() -> None:
@@ -238,7 +240,7 @@ def test_an_optimizer_may_have_its_name_in_the_trainer(name: str, key: str, step
 
 def test_plans_that_are_close_are_named() -> None:
     """All of them, equal ones too, with their speeds; nothing where no other strategy fits."""
-    faster, close = build_question("Llama-2-7b", "8xA100-80GB", seq_len=4096).doubts
+    faster, close = build_question("Llama-2-7b", "8xA100-80GB", seq_len=4096, global_batch="fastest").doubts
     assert re.fullmatch(r"zero3.*: predicted (up to )?[1-9]0? % faster, within the error; .* used\.", faster)
     assert re.fullmatch(r"zero2( and .*)? (is|are) close: [\d,]+( to [\d,]+)? tokens/s\.", close)
     assert build_question("Qwen2.5-14B", "2x32GB").doubts == ()
@@ -246,7 +248,7 @@ def test_plans_that_are_close_are_named() -> None:
 
 def test_on_one_gpu_a_stage_without_offload_is_not_called_close() -> None:
     """It shares nothing there and can only be slower."""
-    answer = build_question("Llama-3.1-8B", "1xA100-80GB", method="lora")
+    answer = build_question("Llama-3.1-8B", "1xA100-80GB", method="lora", global_batch="fastest")
     assert answer.recommended is not None and answer.recommended.strategy == "ddp"
     near = 0.95 * answer.recommended.tokens_per_s
     assert any(

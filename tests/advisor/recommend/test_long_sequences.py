@@ -57,10 +57,10 @@ def test_samples_stay_whole_where_they_fit() -> None:
 
 def test_tokens_and_samples_are_those_of_the_groups() -> None:
     """Of 8 GPUs four groups of two take a sample each."""
-    answer = build_question("Llama-3.1-8B", gpus="8xH100", seq_len=8192, sequence_parallel_size=2, micro_batch=1)
+    answer = build_question("Llama-3.1-8B", gpus="8xH100", seq_len=8192, sequence_parallel_size=2, global_batch=4)
     chosen = answer.recommended
     assert chosen is not None and chosen.time.tokens_per_step == 4 * 8192
-    answer = build_question("Llama-3.1-8B", **LONG, framework="deepspeed")
+    answer = build_question("Llama-3.1-8B", **LONG, global_batch=1, framework="deepspeed")
     assert answer.recommended is not None
     config = plan_config(answer, answer.recommended)
     assert (config["train_batch_size"], config["sequence_parallel_size"]) == (1, 8)
@@ -115,7 +115,7 @@ def test_published_longest_sequences_fit_and_twice_those_do_not(
 
 def published(model: str, gpus: str, seq_len: int, **settings: Any) -> Fit:
     """Whether a run of ALST's fits; parameters are on the host where there is one GPU."""
-    usual: dict[str, Any] = {"ram": "1900GB", "attention": "flash", "micro_batch": 1}
+    usual: dict[str, Any] = {"ram": "1900GB", "attention": "flash", "micro_batch": 1, "global_batch": "fastest"}
     asked = question_of(model, gpus=gpus, seq_len=seq_len, **{"loss": "fused", "kernels": "liger", **usual, **settings})
     return strategy_candidate(asked, "zero3-offload", f"offload_param={'cpu' if gpus == '1xH100' else 'none'}").fit
 
@@ -143,7 +143,7 @@ def test_published_longest_sequences_with_tiles(run: tuple[str, str, int, int]) 
     assert fit.fits if run not in HOST_DECIDES else fit.limit == "host"
     assert not published(model, gpus, 2 * seq_len, **settings).fits
     pageable = settings | {"software": "pinned-inputs=no"}
-    assert published(model, gpus, seq_len, **pageable).fits
+    assert published(model, gpus, seq_len, **pageable).probability >= LEAST["balanced"]
     assert not published(model, gpus, 2 * seq_len, **pageable).fits
 
 

@@ -61,7 +61,7 @@ def test_the_closest_plan_names_what_it_lacks(asked: str, lacks: str) -> None:
     lines = _answer(f"Qwen2.5-7B --gpus 2xRTX5090 {asked}")
     verdict = " ".join(line.strip() for line in lines[: lines.index("")])
     assert verdict.startswith(
-        "Nothing fits. The closest plan, zero3-nvme, needs 28.5 GiB per GPU (31.4 available) and "
+        "Nothing fits. The closest plan, zero3-nvme, needs 19.3 GiB per GPU (31.4 available) and "
     )
     assert verdict.endswith(lacks)
     assert [line for line in lines if line.startswith(">")] == [line for line in lines if " zero3-nvme  " in line]

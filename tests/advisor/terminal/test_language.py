@@ -48,7 +48,7 @@ NAMES = re.compile(
     r"|PyTorch|DeepSpeed|NF4|dropout|TrainingArguments|GRPOConfig|TRL|grpo|Ulysses|AutoTP|AutoEP|GPU|NVMe|NCCL|CUDA"
     r"|GiB|[GT]B|tokens?/s|token|flop/s|MFU|logits|log-softmax|hpZ|KV|all-to-all|json|accelerate|transformers|generate|vLLM"
     r"|engine.save.checkpoint|train.py|[Mm]icro batch|global batch|epoch|bf16|fp32|adamw|lamb|rank|chunked(-head)?"
-    r"|fused|standard|RTX|SUPER|\d (min|ms|Tflop)|\d+GiB"
+    r"|fused|standard|RTX|Ada|Gb/s|V100-\S*|P40|\d (min|ms|Tflop)|\d+GiB"
 )
 """What stays as it is in every language: names, options, keys, commands and units."""
 

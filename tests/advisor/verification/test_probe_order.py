@@ -24,7 +24,9 @@ MEMORY = 79 * 2**30
 @pytest.fixture(scope="module")
 def answer() -> Recommendation:
     """A question with plans on both sides of what fits."""
-    return advise("Qwen2.5-7B", gpus="4xA100-80GB", ram="1TB", deepspeed_estimate=False, offline=True)
+    return advise(
+        "Qwen2.5-7B", gpus="4xA100-80GB", ram="1TB", global_batch="fastest", deepspeed_estimate=False, offline=True
+    )
 
 
 class Machine:

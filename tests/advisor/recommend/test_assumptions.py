@@ -1,0 +1,171 @@
+"""What an answer assumes, and that it stands on the first screen where it decides."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ds_advise import advise, estimate
+from ds_advise.advisor.advise import build_question
+from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.answer.what_if import WORTH_LISTING
+from ds_advise.advisor.rent import rent
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD, judge_fit, predict
+from ds_advise.estimators.hardware import gpus, same_size_gpus
+from ds_advise.estimators.memory.fit_probability import HOST_MARGIN, host_bytes_to_fit, host_fit_probability
+from ds_advise.estimators.plan import Plan
+
+from tests.helpers import printed
+
+GIB = 2**30
+
+USUAL = (
+    ("Qwen2.5-14B", "2x32GB", {}),
+    ("Qwen2.5-7B", "1x24GB", {"method": "qlora"}),
+    ("Qwen2.5-0.5B", "RTX4090", {}),
+    ("Llama-3.1-8B", "4x24GB", {"method": "lora", "objective": "dpo"}),
+    ("Llama-3.1-8B", "8xA100-80GB", {}),
+    ("Qwen2.5-32B", "8xH100", {"method": "lora", "seq_len": 8192}),
+    ("Qwen2.5-32B", "8x80GB", {}),
+    ("Llama-3.1-70B", "2x8xH100", {}),
+    ("Llama-3.1-70B", "4x8xA100-80GB", {"method": "lora"}),
+    ("Mixtral-8x7B", "8xH100", {}),
+    ("Mixtral-8x7B", "4x8xA100-80GB", {}),
+    ("Qwen2.5-7B", "2x4xRTX4090", {"samples": "20000"}),
+)
+"""Common set-ups as an expert types them."""
+
+
+def ask(model: str, gpus: str, **options: Any) -> Recommendation:
+    return advise(model, gpus=gpus, offline=True, deepspeed_estimate=False, **options)
+
+
+def speed(model: str, gpus: str, **options: Any) -> float:
+    """The speed of the fastest plan that fits; 0 if there is none."""
+    answer = ask(model, gpus, **options).recommended
+    return 0.0 if answer is None else answer.tokens_per_s
+
+
+@pytest.mark.parametrize(("model", "gpus", "options"), USUAL, ids=lambda each: str(each))
+def test_no_assumption_decides_unseen(model: str, gpus: str, options: dict[str, Any]) -> None:
+    """Global batch and network stand in the verdict; a quarter and four times the batch, and 100 Gb/s, have a line with
+    the speed of the question that sets them, if it is another; so has the span of the cards if none is named."""
+    answer = ask(model, gpus, **options)
+    assert answer.recommended is not None
+    screen = " ".join(printed(answer, width=80).split())
+    batch = answer.question.workload.global_batch_size
+    assert f"global batch {batch} " in screen.replace("pairs ", "")
+    cluster, others = answer.question.cluster, dict[str, dict[str, Any]]()
+    for each in {answer.question.default_batch(cluster, batch * share) for share in (0.25, 4)} - {batch}:
+        others[f"--global-batch {each}"] = {"global_batch": each}
+    if cluster.nodes > 1:
+        known = re.search(r"assuming ([\d,]+) Gb/s between nodes\.", screen)
+        assert known is not None
+        slower = "10Gb/s" if known[1] == "100" else "100Gb/s"
+        others[f"--interconnect {slower}"] = {"interconnect": slower}
+    for flags, changed in others.items():
+        found = speed(model, gpus, **options, **changed)
+        ratio = found / answer.recommended.tokens_per_s
+        if found and not 1 / WORTH_LISTING < ratio < WORTH_LISTING:
+            line = re.search(rf"{flags} [\w-]+, ([\d,.]+) tokens/s", screen)
+            assert line is not None, (flags, ratio)
+            assert float(line[1].replace(",", "")) == pytest.approx(found, rel=0.03)
+    assert ("Cards of " in screen) == cluster.gpu.assumed
+
+
+def test_the_span_of_the_cards_is_that_of_the_plan_on_each() -> None:
+    answer = ask("Qwen2.5-7B", "2x32GB", method="lora")
+    question, chosen = answer.question, answer.recommended
+    assert chosen is not None
+    speeds = {}
+    for name in ("V100-PCIe-32GB", "RTX 5090"):
+        card = next(each for each in same_size_gpus(question.cluster.gpu) if each.name == name)
+        other = question.about_cluster(build_question("gpt2", gpus=f"2x{name}").cluster)
+        speeds[name] = predict(question.model, other.workload, other.cluster, chosen.plan).tokens_per_s
+        assert card.memory_bytes == question.cluster.gpu.memory_bytes
+    low, high = speeds.values()
+    found = re.search(r"Cards of 32 GB reach ([\d,]+) \((.*?)\) to ([\d,]+) tokens/s \((.*?)\)", printed(answer))
+    assert found is not None and (found[2], found[4]) == tuple(speeds)
+    assert [float(found[each].replace(",", "")) for each in (1, 3)] == pytest.approx([low, high], rel=0.01)
+    assert same_size_gpus(build_question("gpt2", gpus="RTX5090").cluster.gpu) == ()
+
+
+@pytest.mark.parametrize("size", sorted({gpu.nominal_gb for gpu in gpus()} - {6}))
+def test_a_card_that_is_not_named_is_from_the_middle_of_its_size(size: int) -> None:
+    """It has that size; of four or more cards it is neither in the slowest nor in the fastest quarter."""
+    question = build_question("Qwen2.5-7B", gpus=f"2x{size}GB", offline=True)
+    plan, cluster = Plan(zero_stage=3, micro_batch_size=4), question.cluster
+    speeds = {}
+    for gpu in same_size_gpus(cluster.gpu):
+        workload = replace(question.workload, precision=gpu.half_precision)
+        speeds[gpu.name] = predict(question.model, workload, replace(cluster, gpu=gpu), plan).tokens_per_s
+    place = sorted(speeds.values()).index(speeds[cluster.gpu.name])
+    assert len(speeds) < 4 or len(speeds) / 4 <= place + 0.5 <= 3 * len(speeds) / 4
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "batch"),
+    [
+        ("RTX4090", {}, 32),
+        ("8xH100", {}, 32),
+        ("3xH100", {}, 24),
+        ("6xH100", {}, 24),
+        ("8x8xH100", {}, 64),
+        ("2xH100", {"micro_batch": 5}, 40),
+        ("2xH100", {"samples": "100"}, 8),
+        ("2xH100", {"samples": "5"}, 2),
+        ("2xH100", {"tokens": "200k"}, 8),
+        ("8xH100", {"seq_len": 1_000_000}, 8),
+        ("8xH100", {"seq_len": 1_000_000, "sequence_parallel_size": 2}, 4),
+        ("2xH100", {"objective": "kto"}, 32),
+        ("2xH100", {"global_batch": 6}, 6),
+        ("2xH100", {"global_batch": "fastest"}, None),
+        ("2xH100", {"micro_batch": "max"}, None),
+    ],
+)
+def test_the_default_batch_is_rounded_to_the_gpus(gpus: str, options: dict[str, Any], batch: int | None) -> None:
+    """To a power of two for each, at least one; it follows other machines, unless the user sets it."""
+    question = build_question("Qwen2.5-0.5B", gpus=gpus, offline=True, **options)
+    assert question.workload.global_batch_size == batch
+    assert question.free_batch == ("global_batch" not in options and options.get("micro_batch") != "max")
+    if question.free_batch:
+        more = build_question("Qwen2.5-0.5B", gpus="2x16xH100", offline=True, **options)
+        assert question.about_cluster(more.cluster).workload == more.workload
+
+
+def test_machines_to_rent_have_the_default_batch(tmp_path: Any) -> None:
+    table = tmp_path / "prices.csv"
+    table.write_text("gpus,price_per_gpu\n1xA100-80GB,1.5\n8xA100-80GB,1.5\n")
+    offers = rent("Qwen2.5-0.5B", prices=table, most_nodes=1, offline=True).offers
+    batches = {offer.candidate.plan.samples_per_step(offer.figures.gpus_per_node) for offer in offers}
+    assert len(offers) == 2 and batches == {32}
+
+
+def test_host_memory_near_its_limit_is_not_certain() -> None:
+    """232.7 of 252 GiB, in which a run was killed. The margin of job files and conditions is the least that fits."""
+    assert 0.9 < host_fit_probability(round(232.7 * GIB), 252 * GIB) < FIT_THRESHOLD
+    assert host_fit_probability(GIB, host_bytes_to_fit(GIB)) >= FIT_THRESHOLD
+    assert host_fit_probability(GIB, round(GIB * (1 + HOST_MARGIN - 0.005))) < FIT_THRESHOLD
+    question = build_question("Qwen2.5-14B", gpus="2x32GB", offline=True)
+    memory = estimate("Qwen2.5-14B", gpus="2x32GB", strategy="zero3-offload", loss="fused").memory
+    need = memory.host_bytes_per_node
+    for ram, verdict, limit in (
+        (host_bytes_to_fit(need), "fits", ""),
+        (need + GIB, "likely fits", "host"),
+        (need - GIB, "does not fit", "host"),
+    ):
+        fit = judge_fit(memory, replace(question.cluster, host_memory_bytes_per_node=ram))
+        assert (fit.verdict, fit.limit) == (verdict, limit)
+
+
+@pytest.mark.parametrize(("gpus", "usual_gib"), [("T4", 12.7), ("L4", 16), ("2xA10G", 32), ("RTX3090", 23.68)])
+def test_more_than_usual_machines_have_is_a_condition(gpus: str, usual_gib: float) -> None:
+    """A T4 of Colab has 12.7 GiB of RAM, the smallest L4 and A10G of AWS 16; others at least the GPUs' memory."""
+    cluster = build_question("gpt2", gpus=gpus, offline=True).cluster
+    memory = estimate("gpt2", gpus=gpus, strategy="zero2").memory
+    for share, conditional in ((0.99, False), (1.01, True)):
+        need = round(share * usual_gib * GIB / (1 + HOST_MARGIN))
+        fit = judge_fit(replace(memory, host_loading_bytes_per_node=need), cluster)
+        assert fit.fits and (fit.assumed_host_bytes == host_bytes_to_fit(need)) == conditional
