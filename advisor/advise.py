@@ -237,7 +237,7 @@ def comparison_context(
     offline = options.get("offline", False)
     question = build_question(load_model(model, offline=offline), say=say, **options)
     known = {**options, "global_batch": None, "seq_len": question.workload.seq_len}
-    known |= ({} if accumulation is None else {"accumulation": accumulation})
+    known |= {} if accumulation is None else {"accumulation": accumulation}
     question = replace(question, cluster=training_cluster(options), free_rollouts=())
     return ComparisonContext(question=question, options=known)
 

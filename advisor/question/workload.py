@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from math import inf
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from ...ds_configs.read import has_auto, optimizer_in, optimizer_step_in, precision_in
@@ -182,7 +183,7 @@ def plan_settings(
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """The value of a text as a bool, a count (`200000000`, `2e8`), a version (`4.45`) or a Literal."""
+    """The value of a text as a bool, a count (`200000000`, `2e8`), a share, a version (`4.45`) or a Literal."""
     choices: Sequence[str] = get_args(kind)
     wanted = ""
     if kind is bool:
@@ -194,6 +195,11 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         with suppress(TypeError, ValueError):
             if 0 <= float(value) < 2**63 and float(value).is_integer():
                 return int(float(value))
+    elif kind is float:
+        wanted = "a number such as 0.5"
+        with suppress(TypeError, ValueError):
+            if 0 <= float(value) < inf:
+                return float(value)
     elif get_origin(kind) is tuple:
         wanted = "a version such as 4.45"
         text = ".".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

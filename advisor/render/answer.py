@@ -35,10 +35,10 @@ MOST_LINES = 45
 
 _GIVE_WAY = ("time", "memory", "phases", "ladder", "dry run", "changes")
 """Parts that are left out, in this order, if the script needs many lines; the ladder loses the plans that do not
-fit. The dry run is the command for it. Of the changes, the first is left."""
+fit. The dry run is the command for it. Of the changes, those of what is assumed are left, or else the first."""
 
 _FEW_CHANGES = 4
-"""Changes that are shown without `details`."""
+"""Changes that are shown without `details`, besides other values of what the answer assumes."""
 
 _LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
 """Least share of a step's time that is named without `details`, and with `details`."""
@@ -71,7 +71,7 @@ def answer_document(
     whole = document
     for count in range(len(_GIVE_WAY) + 1):
         left_out = _GIVE_WAY[:count]
-        most = 1 if "changes" in left_out else _FEW_CHANGES
+        most = 0 if "changes" in left_out else _FEW_CHANGES
         change_section = [*change_blocks(answer, details=details, most=most)] if changes else []
         parts = (
             document.blocks,
@@ -276,10 +276,12 @@ def _runs(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
 def change_blocks(answer: Recommendation, *, details: bool, most: int = _FEW_CHANGES) -> Iterator[doc.Block]:
     """Yield the changes of the question that would change the answer, or that there are none. most: the number of
     changes without `details`, besides other values of what the answer assumes."""
-    shown = list[Change]()
+    shown, others = list[Change](), 0
     for change in answer.changes:
-        shown.append(change)
-        if not details and sum(not each.assumed for each in shown) == most:
+        others += not change.assumed
+        if details or others <= most or not shown:
+            shown.append(change)
+        if not details and others >= max(1, most):
             break
     if not shown and answer.recommended is None:
         yield Gap()
