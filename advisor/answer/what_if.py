@@ -228,11 +228,14 @@ def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | N
 
     for flags, altered in _smaller_states(question):
         enough = chosen.tokens_per_s / WORTH_LISTING
-        best = fastest(altered, enough=enough)
-        if best is None or best.tokens_per_s < enough:
+        for asked in filter(None, (altered, altered.offered_loss_question)):
+            best = fastest(asked, enough=enough)
+            if best is not None and best.tokens_per_s >= enough:
+                break
+        else:
             yield None
             continue
-        answer = _Answer(*best_over_losses(altered, best))
+        answer = _Answer(*best_over_losses(asked, best))
         is_smaller = too_small(answer.best) < too_small(chosen)
         if is_smaller or answer.best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
             needed = host_bytes_to_fit(answer.best.memory.host_bytes_per_node)

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 MOST_LINES = 45
 """Largest number of lines of an answer without `details`, on a terminal of 80 columns."""
 
-_GIVE_WAY = ("time", "memory", "phases", "ladder", "dry run", "changes")
+_GIVE_WAY = ("time", "memory", "phases", "ladder", "dry run", "most changes", "changes")
 """Parts that are left out, in this order, if the script needs many lines; the ladder loses the plans that do not
-fit. The dry run is the command for it. Of the changes, those of what is assumed are left, or else the first."""
+fit. The dry run is the command for it. The changes first lose all but those of what is assumed, or all but one."""
 
 _FEW_CHANGES = 4
 """Changes that are shown without `details`, besides other values of what the answer assumes."""
@@ -71,8 +71,9 @@ def answer_document(
     whole = document
     for count in range(len(_GIVE_WAY) + 1):
         left_out = _GIVE_WAY[:count]
-        most = 0 if "changes" in left_out else _FEW_CHANGES
-        change_section = [*change_blocks(answer, details=details, most=most)] if changes else []
+        most = 0 if "most changes" in left_out else _FEW_CHANGES
+        shows_changes = changes and not (answer.recommended and "changes" in left_out)
+        change_section = [*change_blocks(answer, details=details, most=most)] if shows_changes else []
         parts = (
             document.blocks,
             _tiles(answer),
