@@ -107,7 +107,12 @@ def predicted(config: dict[str, Any], checkpointing: str) -> tuple[int, str]:
     """The closed form's peak without what only a GPU holds, and its moment."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
-        options = {"micro_batch": BATCH, "seq_len": LENGTH, "gradient_checkpointing": checkpointing}
+        options = {
+            "micro_batch": BATCH,
+            "global_batch": "fastest",
+            "seq_len": LENGTH,
+            "gradient_checkpointing": checkpointing,
+        }
         memory = estimate(folder, gpus=f"{RANKS}xH100", strategy="fsdp2", offline=True, **options).memory  # type: ignore[arg-type]
     on_gpu = sum(term.size_bytes for term in memory.peak.terms if term.name == "library_workspace")
     return memory.peak.allocated_bytes - on_gpu, memory.peak.name.replace("_", " ")

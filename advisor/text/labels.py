@@ -90,7 +90,7 @@ def device_label(cluster: Cluster) -> str:
 def cluster_title(cluster: Cluster, *, speed: bool = True) -> str:
     """Return a title of the machines. speed: name the GPU from which an assumed speed is taken.
 
-    `2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC
+    `2 GPUs of 32 GB (speed of the RTX 5000 Ada assumed)`, `4 nodes of 8 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC
     7742)`.
     """
     gpu, count = cluster.gpu, cluster.gpus_per_node

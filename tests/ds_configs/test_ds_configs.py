@@ -12,6 +12,7 @@ from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ds_advise.estimators.hardware import Cluster, find_gpu, gpu_of_memory
+from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
 from ds_advise.estimators.memory.plan_memory import node_bytes
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.model_shape import ModelShape
@@ -164,9 +165,9 @@ def test_buckets_grow_with_the_ranks_and_stay_a_share_of_the_gpu() -> None:
 
 @pytest.mark.parametrize("strategy", ["zero2-offload", "zero3-offload-param", "zero3-offload"])
 def test_memory_is_pinned_where_the_ram_suffices(strategy: Strategy) -> None:
-    """torch rounds pinned blocks up to a power of two; a byte less than that takes, and it is pageable."""
+    """torch rounds pinned blocks up to a power of two; a byte less than fits them, and it is pageable."""
     pinned = plan(strategy)
-    need = node_bytes(MODEL, Workload(), CLUSTER, pinned)
+    need = host_bytes_to_fit(node_bytes(MODEL, Workload(), CLUSTER, pinned))
     assert pinned.pin_memory
     assert plan(strategy, cluster=replace(CLUSTER, host_memory_bytes_per_node=need)) == pinned
     assert plan(strategy, cluster=replace(CLUSTER, host_memory_bytes_per_node=need - 1)) == replace(
