@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 MOST_LINES = 45
 """Largest number of lines of an answer without `details`, on a terminal of 80 columns."""
 
-_GIVE_WAY = ("time", "memory", "phases", "ladder", "dry run", "most changes", "changes")
+_GIVE_WAY = ("some changes", "time", "memory", "phases", "ladder", "dry run", "most changes", "changes")
 """Parts that are left out, in this order, if the script needs many lines; the ladder loses the plans that do not
-fit. The dry run is the command for it. The changes first lose all but those of what is assumed, or all but one."""
+fit. The dry run is the command for it. The changes first lose all but `_FEWER_CHANGES` and those of what is assumed,
+then all but those, or all but one."""
 
-_FEW_CHANGES = 4
-"""Changes that are shown without `details`, besides other values of what the answer assumes."""
+_FEW_CHANGES, _FEWER_CHANGES = 4, 2
+"""Changes that are shown without `details`, besides other values of what the answer assumes: in an answer with room for
+them, and in one whose memory would not be shown."""
 
 _LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
 """Least share of a step's time that is named without `details`, and with `details`."""
@@ -71,7 +73,7 @@ def answer_document(
     whole = document
     for count in range(len(_GIVE_WAY) + 1):
         left_out = _GIVE_WAY[:count]
-        most = 0 if "most changes" in left_out else _FEW_CHANGES
+        most = 0 if "most changes" in left_out else _FEWER_CHANGES if "some changes" in left_out else _FEW_CHANGES
         shows_changes = changes and not (answer.recommended and "changes" in left_out)
         change_section = [*change_blocks(answer, details=details, most=most)] if shows_changes else []
         parts = (

@@ -83,7 +83,8 @@ def _run(result: ToolRun) -> Iterator[doc.Block]:
         yield doc.Gap()
         yield from _figures(figures)
     yield from _helpful_change(answer)
-    if figures is not None and (network := network_assumption(figures.question.cluster)):
+    by_tool = advice is not None and figures is not None  # else the speeds name it
+    if by_tool and figures is not None and (network := network_assumption(figures.question.cluster)):
         yield doc.Sentence(f"Assumed: {network}.")
     for remark in answer.remarks:
         yield doc.Sentence(capitalised(ended(printable(remark))))

@@ -40,6 +40,7 @@ class How(NamedTuple):
 
 
 NO_GPU = How("--device cpu", code=2)
+RECORDED = "test_file_question.py, in a folder with a recorded file"
 SYNOPSIS = "test_cli.py compares the options with the help"
 GRID = "python -m benchmarks.dry_run.analytic_vs_dry_run"
 COMMANDS = {
@@ -59,7 +60,9 @@ COMMANDS = {
     ),
     "ds-advise probe ds_config.json --model Qwen2.5-1.5B": NO_GPU,
     "ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl --method lora": NO_GPU,
-    "ds-advise dry-run ds_config.json --gpus 2x32GB -- train.py": How("It does not fit", code=1, slow=True),
+    "ds-advise dry-run ds_config.json -- train.py": How(
+        "It does not fit", code=1, slow=True, as_if="ds-advise dry-run ds_config.json --gpus 2x32GB -- train.py"
+    ),
     "ds-advise train --resume --output-dir output": How("output", code=2),
     "ds-advise launch ds_config.json -- train.py --model_name_or_path ./model --output_dir out": NO_GPU,
     "ds-advise lint ds_config.json": How("ds_config.json"),
@@ -74,6 +77,13 @@ ELSEWHERE = {
     "ds-advise Qwen2.5-14B --gpus 2x32GB --plot memory.svg": "test_advice_report.py",
     "ds-advise Qwen2.5-14B --gpus 2x32GB --markdown": "test_markdown.py",
     "ds-advise launch ds_config.json -- train.py": "test_launch.py launches such scripts",
+    "ds-advise check ds_config.json": RECORDED,
+    "ds-advise explain ds_config.json": RECORDED,
+    "ds-advise compare ds_config.json zero2-offload": RECORDED,
+    "ds-advise dry-run": RECORDED,
+    "ds-advise probe": RECORDED,
+    "ds-advise launch -- train.py": RECORDED,
+    "ds-advise train ds_config.json --data chats.jsonl": "test_train_command.py",
     "ds-advise Qwen2.5-7B --gpus 8xH100 --objective ppo": "test_rollouts.py asks it",
     "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model --output_dir out": "test_job_files_run.py",  # noqa: E501
     "python3 -m venv .venv && .venv/bin/pip install --no-compile -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": "test_packaging.py",  # noqa: E501
