@@ -251,7 +251,11 @@ def files_context(
     for file in files:
         file.tell(say)
     if asked := next((file for file in files if file.recorded is not None), None):
-        known = {**asked.asked, **known, "model": asked.model}
+        # A strategy that is compared with the file has its samples per step.
+        samples = asked.samples_per_step(training_cluster(asked.asked).world_size)
+        known = {**asked.asked, "global_batch": samples, **known, "model": asked.model}
+        if asked.plan is not None and asked.plan.sequence_parallel_size > 1:  # the script's data loader shares samples
+            known.setdefault("sequence_parallel_size", asked.plan.sequence_parallel_size)
     model = known.pop("model", None)
     return None if model is None else comparison_context(model, say=say, **known)
 

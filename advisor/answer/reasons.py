@@ -93,7 +93,6 @@ _FEATURES: Mapping[str, Callable[[Plan], bool]] = {
     "A second copy of the weights in every node (hpZ)": lambda plan: plan.zero_hpz_partition_size > 1,
     "Quantization of collectives (ZeRO++)": lambda plan: plan.quantizes_collectives,
     "Storage of layer inputs in host RAM": lambda plan: plan.cpu_checkpointing,
-    "Part of the optimizer on the GPU (offload_optimizer.ratio)": lambda plan: plan.offload_optimizer_ratio < 1,
 }
 """Features of plans, each compared with the plans without it."""
 

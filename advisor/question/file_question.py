@@ -131,6 +131,14 @@ class FileQuestion:
         """All options that are known, and `accumulation`."""
         return self.asked | self.batch
 
+    def samples_per_step(self, ranks: int) -> int | None:
+        """The global batch of the file's plan on this number of GPUs; None without a record."""
+        if self.plan is None:
+            return None
+        batch = {"micro_batch": self.plan.micro_batch_size, "accumulation": self.plan.gradient_accumulation_steps}
+        batch |= {name: value for name, value in self.batch.items() if name in batch}
+        return int(batch["micro_batch"] * batch["accumulation"] * ranks // self.plan.sequence_parallel_size)
+
     @cached_property
     def changes(self) -> tuple[str, ...]:
         """What differs from the configuration of the recorded plan, a phrase each. Empty if it cannot be derived."""

@@ -7,15 +7,13 @@ smaller ones.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate, total_bytes
 from ...estimators.hardware import Cluster
-from ...estimators.memory.plan_memory import estimate_memory, has_room_for_pinned, least_bytes, resident_terms
-from ...estimators.memory.trainable import optimizer_group_numels, shard_plan
+from ...estimators.memory.plan_memory import estimate_memory, least_bytes, resident_terms
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.time.step_time import estimate_time
@@ -37,12 +35,9 @@ _time = lru_cache(maxsize=1024)(estimate_time)
 class BatchSweep:
     """The plans of one question that differ only in the batch shape (micro batch, accumulation steps)."""
 
-    def __init__(
-        self, question: Question, preset: Plan, fields: Mapping[str, Any], *, has_settings: bool = False
-    ) -> None:
-        """fields: fields of `Plan` that replace the preset's. has_settings: whether the user set some of them."""
+    def __init__(self, question: Question, preset: Plan, fields: Mapping[str, Any]) -> None:
+        """fields: fields of `Plan` that replace the preset's."""
         self.question = question
-        self.has_settings = has_settings
         ranks_per_sample = fields["sequence_parallel_size"] * fields["autotp_size"]
         self.shapes = question.batch_shapes(ranks_per_sample)
         micro, steps = self.shapes[0]
@@ -160,18 +155,14 @@ class BatchSweep:
         return [self.candidate(shape) for shape in self.shapes[first : end + 1]]
 
     def refine(self, found: Sequence[Candidate], least_speed: float) -> list[Candidate]:
-        """Return candidates of doubled micro batches by rising size, those between the last acceptable one and the
-        next, and the best one with a part of the offloaded optimizer on the GPU. least_speed: tokens per second below
-        which micro batches in between are skipped."""
+        """Return candidates of doubled micro batches by rising size, and those between the last acceptable one and the
+        next. least_speed: tokens per second below which micro batches in between are skipped."""
         candidates = list(found)
         acceptable = [each for each in found if self.acceptable(each.fit)]
         if self.question.is_batch_free and 0 < len(acceptable) < len(found):
             between = self._between(acceptable[-1], found[len(acceptable)], least_speed)
             candidates += (each for each in between if each.fit.gpu_likely_suffices)
             candidates.sort(key=lambda candidate: candidate.plan.micro_batch_size)
-        taken = [each for each in candidates if each.fit.probability >= self.least]
-        if taken and self.question.micro_batch_size is None:
-            candidates += self._optimizer_on_gpu(max(taken, key=lambda candidate: candidate.tokens_per_s))
         return candidates
 
     def _between(self, fits: Candidate, fails: Candidate, least_speed: float) -> Iterator[Candidate]:
@@ -193,45 +184,6 @@ class BatchSweep:
                 speed, enough = candidate.tokens_per_s, candidate.plan.micro_batch_size
             else:
                 too_many = candidate.plan.micro_batch_size
-
-    def _optimizer_on_gpu(self, fastest: Candidate) -> Iterator[Candidate]:
-        """Yield the plan with the most sub-groups of its offloaded optimizer on the GPU that fit
-        (`offload_optimizer.ratio`), if it is faster by more than `SAME_SPEED`."""
-        question, plan = self.question, fastest.plan
-        cluster, share = question.cluster, self.host_optimizer_share(fastest.time)
-        if share <= SAME_SPEED or cluster.gpu.is_cpu:
-            return
-        sharded = shard_plan(question.model, question.workload, cluster, plan)
-        groups = len(optimizer_group_numels(sharded, plan.sub_group_size))
-
-        def partly_offloaded(number: int) -> Plan:
-            # The middle of the interval in which DeepSpeed's int((1 - ratio) groups) is this number.
-            partly = plan.replace_fields(offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
-            # Less is offloaded, so that the RAM may hold it page-locked.
-            pinned = plan.pin_memory or has_room_for_pinned(question.model, question.workload, cluster, partly)
-            return partly.replace_fields(pin_memory=pinned)
-
-        if groups == 1 or unsupported(question.model, question.workload, partly_offloaded(1), cluster) is not None:
-            return
-        one, none = (total_bytes(resident_terms(*self._inputs, each)) for each in (partly_offloaded(1), plan))
-        most = min(groups - 1, (cluster.gpu.memory_bytes - fastest.device_bytes) // (one - none))
-        # `most` fits with probability 1/2; fewer sub-groups fit with a higher one.
-        numbers = range(1, most + 1)
-        number = bisect_left(
-            numbers, 1, key=lambda each: not self.acceptable(self._predict(partly_offloaded(each)).fit)
-        )
-        if share * number / groups > SAME_SPEED:
-            candidate = self._predict(partly_offloaded(number))
-            if candidate.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
-                yield candidate
-
-    def host_optimizer_share(self, time: TimeEstimate) -> float:
-        """Return the share of the optimizer on the host in a step's time; 0 if the optimizer cannot be moved to the
-        GPU."""
-        plan = self.smallest_plan
-        if plan.zero_stage < 3 or plan.offload_optimizer != "cpu" or self.has_settings:
-            return 0.0
-        return sum(term.seconds for term in time.terms if term.resource in ("cpu", "pcie")) / time.step_s
 
 
 def _complete_estimate(

@@ -168,23 +168,18 @@ class _BranchAndBound:
         return fastest_that_fits(self._ladder())
 
     def _may_be_useful(self, sweep: BatchSweep) -> bool:
-        """Whether a plan of the sweep would be fast enough if memory were unlimited and the optimizer on the host took
-        no time."""
-        if not self.enough:
-            return True
-        time = sweep.time(sweep.shapes[-1])
-        return time.tokens_per_s >= self.enough * (1 - sweep.host_optimizer_share(time))
+        """Whether a plan of the sweep would be fast enough if memory were unlimited."""
+        return not self.enough or sweep.time(sweep.shapes[-1]).tokens_per_s >= self.enough
 
     def _bound(self, sweep: BatchSweep) -> tuple[float, float]:
         """Return (upper bound on tokens per second of the sweep's plans, micro batch above which none fits).
 
         A batch needs the resident bytes of the GPU and, per sample, the bytes of one more sample in a large batch. The
-        bound is the speed of the smallest batch too large for that, if the optimizer on the host took no time.
+        bound is the speed of the smallest batch too large for that.
         """
         shapes, near = sweep.shapes, float(sweep.shapes[-1][0])
         if not sweep.doubles:
-            time = sweep.time(shapes[-1])
-            return time.tokens_per_s / (1 - sweep.host_optimizer_share(time)), near
+            return sweep.time(shapes[-1]).tokens_per_s, near
         plan, question = sweep.smallest_plan, sweep.question
         checkpointing = plan.gradient_checkpointing, plan.cpu_checkpointing
         groups = plan.sequence_parallel_size, plan.autotp_size, plan.autoep_size
@@ -199,8 +194,7 @@ class _BranchAndBound:
         if near < 1:
             sweep.is_hopeless = True
             return -1.0, near
-        time = sweep.time((min(shapes[-1][0], int(near) + 1), 1))
-        return time.tokens_per_s / (1 - sweep.host_optimizer_share(time)), near
+        return sweep.time((min(shapes[-1][0], int(near) + 1), 1)).tokens_per_s, near
 
     def _floor(self) -> float:
         """Return the tokens per second below which a plan can neither be taken nor keep another from being taken. A

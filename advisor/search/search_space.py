@@ -45,10 +45,7 @@ class Stage(NamedTuple):
         product: list[PlanFields] = [states]
         for dimension in DIMENSIONS:
             product = [{**chosen, **fields} for chosen in product for fields in dimension(self, chosen)]
-        return [
-            BatchSweep(self.question, self.preset, {**chosen, **self.settings}, has_settings=bool(self.settings))
-            for chosen in product
-        ]
+        return [BatchSweep(self.question, self.preset, {**chosen, **self.settings}) for chosen in product]
 
 
 def _checkpointing(stage: Stage, _: PlanFields) -> Iterator[PlanFields]:

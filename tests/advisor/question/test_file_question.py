@@ -98,7 +98,7 @@ def said(line: str, capsys: pytest.CaptureFixture[str]) -> Any:
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_file_reproduces_its_answer_without_a_further_word(question: str, capsys: pytest.CaptureFixture[str]) -> None:
     """explain, compare and check print the answer's figures; lint, and the runs of dry-run, probe and launch, have its
-    plan and figures; nothing counts as changed, and lint finds no error."""
+    plan and figures; nothing counts as changed, and lint warns of nothing."""
     answer = said(f"advise {question} --offline --no-deepspeed-estimate", capsys)["recommended"]
     explained = said("explain ds_config.json", capsys)
     assert {name: explained[name] for name in FIGURES} == {name: answer[name] for name in FIGURES}
@@ -116,7 +116,8 @@ def test_a_file_reproduces_its_answer_without_a_further_word(question: str, caps
     assert estimate.time.tokens_per_s == answer["tokens_per_second"]
     linted = lint_settings(file.config, model=file.model, **file.options)
     plan = linted["batch"].plan(file.config, linted["model"], linted["cluster"])
-    assert plan == estimate.plan and said("lint ds_config.json", capsys)["errors"] == 0
+    report = said("lint ds_config.json", capsys)
+    assert plan == estimate.plan and (report["errors"], report["warnings"]) == (0, 0)
 
 
 def test_options_given_by_hand_replace_the_recorded_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +131,15 @@ def test_options_given_by_hand_replace_the_recorded_ones(capsys: pytest.CaptureF
     assert file.batch["micro_batch"] == 1 and file.batch["accumulation"] >= 1
     other = read_file_question(Path("ds_config.json"), {"model": "Qwen2.5-3B"})
     assert other.model == "Qwen2.5-3B" and other.recorded is None and not other.asked and not other.batch
+
+
+def test_a_strategy_has_the_samples_per_step_of_the_file_that_it_is_compared_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run([*f"{A100S} --global-batch 96 --seq-len 512".split(), "--quiet"])
+    sides = said("compare ds_config.json zero2-offload", capsys)["sides"]
+    batches = [side["plan"]["micro_batch_size"] * side["plan"]["gradient_accumulation_steps"] * 4 for side in sides]
+    assert batches == [96, 96]
 
 
 def test_a_changed_file_names_its_changes_and_is_judged_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

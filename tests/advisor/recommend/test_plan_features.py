@@ -6,21 +6,15 @@ cannot do is refused.
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from ds_advise import advise, estimate
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.reasons import SENT_IN_FEWER_BITS
 from ds_advise.advisor.answer.start import plan_config
-from ds_advise.advisor.cli.main import program
-from ds_advise.advisor.search.candidate import predict
 from ds_advise.advisor.search.choice import SAME_SPEED
-from ds_advise.advisor.search.search import fastest
 from ds_advise.advisor.text.labels import plan_title
 from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.estimators.errors import WorkloadError
@@ -230,32 +224,3 @@ def test_the_dry_run_takes_shapes_from_deepspeeds_sources_and_meets_the_closed_f
     run = Run.from_plan(found.plan, shape, asked.workload, asked.cluster, description=tiny)
     tensors = dry_run(run, rank=1, iterations=3).peak.allocated_bytes_per_gpu
     assert found.memory.allocated_bytes_per_gpu == pytest.approx(tensors, rel=0.08)
-
-
-ROOMY: dict[str, Any] = {"model": "Qwen2.5-32B", "gpus": "8x40GB", "seq_len": 8192}
-"""One sample leaves a quarter of the GPU, and a second one does not fit."""
-
-
-def test_part_of_the_optimizer_steps_on_the_gpu(tmp_path: Path) -> None:
-    """Faster than the plan that offloads all of it, surely fitting, found by the quick search too, and explained; lint
-    accepts the configuration."""
-    answer = ask(**ROOMY)
-    chosen, question = answer.recommended, answer.question
-    assert chosen.fit.fits and 0 < chosen.plan.offload_optimizer_ratio < 1
-    whole = replace(chosen.plan, offload_optimizer_ratio=1.0)
-    other = predict(question.model, question.workload, question.cluster, whole)
-    assert chosen.tokens_per_s > other.tokens_per_s * (1 + SAME_SPEED)
-    quick = fastest(question)
-    assert quick is not None and quick.plan == chosen.plan
-    assert any("offload_optimizer.ratio" in reason for reason in answer.reasons)
-    config, path = plan_config(answer, answer.recommended), tmp_path / "ds_config.json"
-    assert config is not None and 0 < config["zero_optimization"]["offload_optimizer"]["ratio"] < 1
-    path.write_text(json.dumps(config), encoding="utf-8")
-    found = CliRunner().invoke(program, ["lint", str(path)])
-    assert found.exit_code == 0, found.output
-
-
-def test_a_larger_batch_is_the_better_use_of_the_room() -> None:
-    """Where samples fill the GPU there is none, and a batch that the user fixes leaves the optimizer where it is."""
-    for question in ({"model": "Qwen2.5-14B", "gpus": "2x32GB"}, {**ROOMY, "micro_batch": 1}):
-        assert ask(**question).recommended.plan.offload_optimizer_ratio == 1
