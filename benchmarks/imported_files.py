@@ -160,8 +160,8 @@ def speeds(name: str, training: Training) -> tuple[float, float]:
     by_hand = {key: value for key, value in by_hand.items() if key not in ("gpus", "global_batch")}
     figures = import_file(Path("file.json"), format=name, gpus=training.gpus, offline=True, **by_hand).figures
     assert figures is not None
-    framework = "trl" if name == "trl" else "hf"
-    advised = answer(build_question(training.model, offline=True, framework=framework, **options)).recommended
+    options = options | {"framework": "trl" if name == "trl" else "hf"}
+    advised = answer(build_question(training.model, offline=True, **options)).recommended
     imported = figures.recommended
     return imported.tokens_per_s if imported else 0.0, advised.tokens_per_s if advised else 0.0
 

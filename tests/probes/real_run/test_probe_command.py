@@ -207,5 +207,5 @@ def test_options_of_a_model_are_refused_before_a_command(capsys: pytest.CaptureF
     assert run(["probe", "--device", "cpu", "--ranks", "3", "--", "torchrun", "--nproc_per_node", "2", "train.py"]) == 2
     assert "torchrun starts 2 ranks, the options have 3" in capsys.readouterr().err
     assert run(["probe", "--device", "cpu"]) == 2
-    assert "name a DS_CONFIG with its MODEL, or write -- and then your training command" in capsys.readouterr().err
+    assert "name a model or a DS_CONFIG, or write -- and then your training command" in capsys.readouterr().err
     assert os.environ.get("RANK") is None
