@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import BinaryIO
 
 from .log_lines import TRIGGERS, LogLine, LogReader
@@ -105,6 +106,15 @@ class Scan:
     lines: int
     steps: int
     """Training steps that the log shows."""
+
+
+def frames_of(traceback: str) -> tuple[str, ...]:
+    """The frames of Python's traceback, `file:function code`, the outermost first."""
+    return tuple(
+        f"{found['file']}:{found['name']} {code.strip()}"
+        for found, code in ((_FRAME.match(line), after) for line, after in pairwise([*traceback.splitlines(), ""]))
+        if found is not None
+    )
 
 
 def scan(stream: BinaryIO) -> Scan:
