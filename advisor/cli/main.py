@@ -35,6 +35,7 @@ COMMANDS = {
     "probe": ("runs:probe", "Run a configuration for a few real steps on this machine."),
     "launch": ("launch:launch", "Launch the training with your own script, and monitor it."),
     "train": ("train:train", "Train a model on a data file: advise, check, launch and save."),
+    "why": ("why:why", "Name the cause of a failed training and its fix, by its log."),
     "doctor": ("machine:doctor", "Find causes of failing or slow DeepSpeed trainings on this machine."),
     "lint": ("config_files:lint", "Check a ds_config for refused, ignored and slow settings."),
     "compare": ("config_files:compare", "Compare two configurations: differences and their effects."),

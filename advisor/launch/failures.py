@@ -92,18 +92,24 @@ def _from_error(rank: Rank, step: int) -> TrainingFailure:
     )
 
 
+_PLAIN = ("gpu-memory", "host-memory", "killed", "disk-full")
+"""Messages that say no more than their kind."""
+
+
 def _cause(message: Message | None) -> tuple[str, ...]:
-    """The known cause of a failure that no other plan avoids, as evidence."""
-    if message is None or message.kind in ("gpu_out_of_memory", "disk_full"):
+    """The known cause of a failure, as evidence; none if it says no more than the kind."""
+    if message is None or message.id in _PLAIN:
         return ()
     cause = message.cause if message.certain else f"usual causes: {message.cause}"
     return (cause.rstrip("."),)
 
 
 def _fix(message: Message | None, phase: MemoryPhase | None) -> str:
-    """The known fix; of memory that ran out, only where no other plan helps."""
-    if message is None or message.kind not in ("gpu_out_of_memory", "host_out_of_memory"):
-        return "" if message is None or message.kind == "disk_full" else message.fix
+    """The known fix; "" if memory ran out and another plan, which is proposed, is the fix."""
+    if message is None or message.id == "disk-full":
+        return ""
+    if message.id not in _PLAIN:
+        return message.fix
     if phase is None or phase.name in _HELPED_BY_A_PLAN:
         return ""
     return phase.fix if message.kind == "gpu_out_of_memory" else phase.host_fix
