@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("log", metavar="LOG", required=False)
-@click.option("--config", type=PATH, metavar="FILE", help="The training's ds_config.json, to name the change that fits.")
+@click.option(
+    "--config", type=PATH, metavar="FILE", help="The training's ds_config.json, to name the change that fits."
+)
 @click.option("--list", "listed", is_flag=True, help="List the known messages.")
 @file_options(extra=[model_option("The training's model, if FILE does not record it."), ACCUMULATION])
 @output_options
@@ -58,7 +60,9 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
         try:
             found = diagnose(stream)
         except (OSError, EOFError, ValueError) as error:
-            raise ConfigFileError(f"{log} cannot be read", why=getattr(error, "strerror", None) or str(error)) from error
+            raise ConfigFileError(
+                f"{log} cannot be read", why=getattr(error, "strerror", None) or str(error)
+            ) from error
     name = "the input" if log == "-" else Path(log).name
     forecast = None if config is None else _forecast(config, found, question, output)
     show_document(lambda: why_document(name, found, forecast), output)
@@ -75,15 +79,15 @@ def _opened(log: str) -> Iterator[IO[bytes]]:
         path = Path(log)
         stream = cast("IO[bytes]", gzip.open(path) if path.suffix == ".gz" else path.open("rb"))
     except (OSError, ValueError) as error:
-        why = "it is a folder; name a file in it" if Path(log).is_dir() else getattr(error, "strerror", "") or str(error)
+        why = (
+            "it is a folder; name a file in it" if Path(log).is_dir() else getattr(error, "strerror", "") or str(error)
+        )
         raise ConfigFileError(f"{log[:200]} cannot be read", why=why) from error
     with stream:
         yield stream
 
 
-def _forecast(
-    config: Path, found: Diagnosis, question: dict[str, Any], output: Output
-) -> MemoryForecast | None:
+def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:
     """The prediction for the configuration of a training whose memory ran out; None for another failure."""
     if found.kind not in ("gpu_out_of_memory", "host_out_of_memory"):
         return None

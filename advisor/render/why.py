@@ -269,5 +269,3 @@ def message_list() -> Iterator[doc.Block]:
         yield doc.Sentence(message.title, "bold")
         yield doc.Sentence(f"  {'Cause' if message.certain else 'Usual causes'}: {ended(message.cause)}")
         yield doc.Sentence(f"  Fix: {ended(message.fix)}")
-
-

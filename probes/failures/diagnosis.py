@@ -117,7 +117,9 @@ def _findings(found: Scan) -> Iterator[Finding]:
     named = [Finding(error=error, message=find_message(error.text, error.around)) for error in alive]
     named.sort(key=lambda each: each.error.chain)
     chains = [_of_chain([*chain]) for _, chain in groupby(named, key=lambda each: each.error.chain)]
-    last = {each.error.process: each.error.line for each in chains if each.error.is_exception and not each.error.ignored}
+    last = {
+        each.error.process: each.error.line for each in chains if each.error.is_exception and not each.error.ignored
+    }
     for each in sorted(chains, key=lambda each: each.error.line):
         # A process ends with its last exception; without the launcher's words, processes are not told apart.
         handled = each.error.is_exception and found.ranks.get(each.error.process) is not None

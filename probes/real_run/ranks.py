@@ -4,7 +4,6 @@ first."""
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import socket
 import time
