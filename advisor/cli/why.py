@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -16,8 +16,6 @@ from .config_files import file_options
 from .options import ACCUMULATION, PATH, model_option, output_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ...probes.failures.diagnosis import Diagnosis
     from ..answer.memory_change import MemoryForecast
 
@@ -69,22 +67,16 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
     return 0 if found.message is not None else 1
 
 
-@contextmanager
-def _opened(log: str) -> Iterator[IO[bytes]]:
+def _opened(log: str) -> AbstractContextManager[IO[bytes]]:
     """Open a log. Raises ConfigFileError if it cannot be opened."""
     if log == "-":
-        yield sys.stdin.buffer
-        return
+        return nullcontext(sys.stdin.buffer)
+    path = Path(log)
     try:
-        path = Path(log)
-        stream = cast("IO[bytes]", gzip.open(path) if path.suffix == ".gz" else path.open("rb"))
+        return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
     except (OSError, ValueError) as error:
-        why = (
-            "it is a folder; name a file in it" if Path(log).is_dir() else getattr(error, "strerror", "") or str(error)
-        )
-        raise ConfigFileError(f"{log[:200]} cannot be read", why=why) from error
-    with stream:
-        yield stream
+        reason = "it is a folder; name a file in it" if path.is_dir() else getattr(error, "strerror", "") or str(error)
+        raise ConfigFileError(f"{log[:200]} cannot be read", why=reason) from error
 
 
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:

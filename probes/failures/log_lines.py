@@ -130,7 +130,7 @@ def _attributed(number: int, text: str) -> LogLine:
     """The line without what launchers put in front of it."""
     process, rank, rest = "", None, text
     for _ in range(3):
-        if found := _TIME.match(rest):
+        while found := _TIME.match(rest):
             rest = rest[found.end() :]
         match = next(filter(None, (form.match(rest) for form in _RANKS)), None)
         if match is None:
