@@ -12,7 +12,7 @@ from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.messages import ErrorKind, Phase, messages
 from ..answer.memory_change import MemoryForecast
 from ..document import blocks as doc
-from ..text.units import capitalised, ended, gib, printable, rate
+from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
 
 _LONGEST = 400
 """Characters of a message that are printed."""
@@ -181,7 +181,7 @@ def _place(report: WhyReport) -> Iterator[doc.Block]:
     error = report.error
     assert error is not None
     rank = "" if error.rank is None else f", rank {error.rank}"
-    after = f", after {report.steps} logged steps" if report.steps else ""
+    after = f", after {counted_noun(report.steps, 'logged step')}" if report.steps else ""
     yield doc.Sentence(f"Line {error.line:,} of {printable(report.log)}{rank}{after}:")
     text = " ".join(printable(error.text).split())
     yield doc.Verbatim([_short(printable(frame)) for frame in error.frames[-_FRAMES:]])
@@ -191,7 +191,7 @@ def _place(report: WhyReport) -> Iterator[doc.Block]:
 def _short(frame: str) -> str:
     """The frame with the end of its path, in one line of a terminal."""
     file, _, rest = frame.partition(":")
-    text = f"  {'/'.join(Path(file).parts[-3:])}:{rest}"
+    text = f"  {Path(*Path(file).parts[-3:])}:{rest}"
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
 
 

@@ -151,12 +151,12 @@ def _choose(findings: Sequence[Finding]) -> Finding | None:
 
 
 def _waiting(found: Scan) -> Finding | None:
-    """The message of a process that waits after its last lines."""
+    """The message of a process that waits after its last line."""
     for process, lines in found.last_lines.items():
-        last = [line for line in lines if line.strip()][-4:]
+        last = next((line for line in reversed(lines) if line.strip()), "")
         if message := waiting_message(last):
             error = LogError(
-                line=found.lines, process=process, rank=found.ranks.get(process), steps=found.steps, head=last[-1]
+                line=found.lines, process=process, rank=found.ranks.get(process), steps=found.steps, head=last
             )
             return Finding(error=error, message=message)
     return None

@@ -145,10 +145,9 @@ def may_be_known(line: str) -> bool:
     return _any_pattern().search(line) is not None
 
 
-def waiting_message(lines: Sequence[str]) -> Message | None:
-    """The message of a process that waits for ever after its last lines."""
-    text = "\n".join(lines)
-    return next((message for message in _waits() if message.pattern.search(text)), None)
+def waiting_message(line: str) -> Message | None:
+    """The message of a process that waits for ever after its last line."""
+    return next((message for message in _waits() if message.pattern.search(line)), None)
 
 
 def memory_phase(frames: Sequence[str]) -> MemoryPhase | None:
