@@ -19,6 +19,8 @@ from ..question.workload import configured_workload
 from ..search.candidate import LEAST, Candidate, predict
 from .comparison import ComparisonContext, build_side
 
+_STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
+
 MARGIN = 0.95
 """Most of the failed plan's predicted need that a change may need: the plan was predicted, and still ran out. A
 chosen figure, a little more than the closed form's mean error."""
@@ -128,7 +130,7 @@ def _changes(plan: Plan, model: ModelShape, workload: Workload) -> Iterator[tupl
         micro, steps = micro // 2, steps * 2
         smaller = replace(plan, micro_batch_size=micro, gradient_accumulation_steps=steps)
         yield f"micro batch {micro} x accumulation {steps}", smaller, workload
-    for stage in range(max(plan.zero_stage + 1, 1), 4):
+    for stage in _STAGES[plan.zero_stage :]:
         yield f"ZeRO stage {stage}", replace(plan, zero_stage=stage), workload
     if plan.zero_stage and plan.offload_optimizer == "none":
         yield "the optimizer in host RAM", replace(plan, offload_optimizer="cpu"), workload

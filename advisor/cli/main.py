@@ -47,7 +47,7 @@ COMMANDS = {
     "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),
     "page": ("machine:page", "Open the what-if page in the browser, or build it for a web server."),
     "mcp": ("mcp:mcp", "Serve these commands to a coding agent (Model Context Protocol)."),
-    "from": ("config_files:from_file", "Check a configuration of another tool, and write a better one in its format."),
+    "from": ("config_files:from_file", "Check another tool's configuration, and write a better one."),
 }
 """Command -> (module of this folder and function, summary). A module is imported when its command runs."""
 

@@ -6,7 +6,7 @@ import gzip
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
@@ -67,13 +67,13 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
     return 0 if found.message is not None else 1
 
 
-def _opened(log: str) -> AbstractContextManager[IO[bytes]]:
+def _opened(log: str) -> AbstractContextManager[BinaryIO]:
     """Open a log. Raises ConfigFileError if it cannot be opened."""
     if log == "-":
         return nullcontext(sys.stdin.buffer)
     path = Path(log)
     try:
-        return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+        return cast("BinaryIO", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
     except (OSError, ValueError) as error:
         reason = "it is a folder; name a file in it" if path.is_dir() else getattr(error, "strerror", "") or str(error)
         raise ConfigFileError(f"{log[:200]} cannot be read", why=reason) from error

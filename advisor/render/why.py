@@ -144,8 +144,9 @@ def why_document(name: str, found: Diagnosis, forecast: MemoryForecast | None) -
     report = why_report(name, found, forecast)
     message, phase = report.message, report.phase
     if message is None:
-        blocks, verdict = [*_unknown(report)], _no_cause(report)
-        return doc.Document(subject=name, verdict=verdict, tone="unsure", blocks=blocks, data=report)
+        return doc.Document(
+            subject=name, verdict=_no_cause(report), tone="unsure", blocks=[*_unknown(report)], data=report
+        )
     where = f", {phase.title}" if phase else ""
     blocks: list[doc.Block] = [*_place(report), doc.Gap()]
     told = phase if phase is not None and message.id in ("gpu-memory", "host-memory") else message

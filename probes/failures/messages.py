@@ -106,12 +106,11 @@ def _compiled(row: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: re.compile(value) if name in names else value for name, value in row.items()}
 
 
-def find_message(text: str, around: Sequence[str] = (), *, at_end: bool = False) -> Message | None:
-    """The message that a text is; None for an unknown one. around: its traceback and the lines before and after it.
-    at_end: whether the process printed nothing after it."""
+def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
+    """The message that a text is; None for an unknown one. around: its traceback and the lines before and after it."""
     nearby = "\n".join((*around, text))
     for message in messages():
-        if message.at_end and not at_end:
+        if message.at_end:
             continue
         if not message.pattern.search(text):
             continue
@@ -152,5 +151,4 @@ def waiting_message(line: str) -> Message | None:
 
 def memory_phase(frames: Sequence[str]) -> MemoryPhase | None:
     """The phase of a traceback; None if its frames do not show it."""
-    text = "\n".join(frames)
-    return next((phase for phase in memory_phases() if phase.frames.search(text)), None)
+    return next((phase for phase in memory_phases() if any(map(phase.frames.search, frames))), None)

@@ -25,6 +25,8 @@ _PROCESSES = 2_048
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$')
 _RICH_FRAME = re.compile(r"(?:^|(?P<file>\S+?):(?P<line>\d*)\s?|^\d+ )in (?P<name>[\w<>.]+)$")
+_CELL_FRAME = re.compile(r"^(?:File )?(?P<file>[~\w./<>-]+?)(?::\d+)?,? in (?:\w+\.)*(?P<name>[\w<>]+)\(")
+"""A frame of IPython's traceback."""
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::(?:\s|$)|$)")
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Timeout)(?::|$)")
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
@@ -189,11 +191,15 @@ class _Scanner:
             return
         if found := _FRAME.match(text):
             frames.append(f"{found['file']}:{found['name']}")
+        elif text.startswith("--") and frames:
+            frames[-1] = f"{frames[-1]} {text.lstrip('-> 0123456789')}"[:400]
         elif text[:1] in (" ", "\t", ""):
             if frames and text.strip() and not set(text.strip()) <= set("^~"):
                 frames[-1] = f"{frames[-1]} {text.strip()}"[:400]
             if _is_known(text):  # a compiler's error among the lines of another rank
                 self._keep(line, process, is_exception=False)
+        elif found := _CELL_FRAME.match(text):
+            frames.append(f"{found['file']}:{found['name']}")
         elif _EXCEPTION.match(text):
             self._keep(line, process, is_exception=True)
             process.frames, process.ignored = None, False
