@@ -27,6 +27,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<nam
 _RICH_FRAME = re.compile(r"(?:^|(?P<file>\S+?):(?P<line>\d*)\s?|^\d+ )in (?P<name>[\w<>.]+)$")
 _CELL_FRAME = re.compile(r"^(?:File )?(?P<file>[~\w./<>-]+?)(?::\d+)?,? in (?:\w+\.)*(?P<name>[\w<>]+)\(")
 """A frame of IPython's traceback."""
+_CELL_CODE = re.compile(r"^-+> \d+ ")
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::(?:\s|$)|$)")
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Timeout)(?::|$)")
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
@@ -191,8 +192,8 @@ class _Scanner:
             return
         if found := _FRAME.match(text):
             frames.append(f"{found['file']}:{found['name']}")
-        elif text.startswith("--") and frames:
-            frames[-1] = f"{frames[-1]} {text.lstrip('-> 0123456789')}"[:400]
+        elif frames and (found := _CELL_CODE.match(text)):
+            frames[-1] = f"{frames[-1]} {text[found.end() :].strip()}"[:400]
         elif text[:1] in (" ", "\t", ""):
             if frames and text.strip() and not set(text.strip()) <= set("^~"):
                 frames[-1] = f"{frames[-1]} {text.strip()}"[:400]

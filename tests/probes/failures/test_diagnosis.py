@@ -145,6 +145,19 @@ def test_escape_codes_and_progress_bars_do_not_hide_an_error() -> None:
     assert diagnosis.phase is not None and diagnosis.phase.name == "backward"
 
 
+def test_the_traceback_of_a_notebook_has_frames() -> None:
+    log = (
+        "OutOfMemoryError                          Traceback (most recent call last)\nCell In[2], line 1\n"
+        "----> 1 trainer.evaluate()\n\nFile /opt/transformers/trainer.py:3140, in Trainer.evaluation_loop(self)\n"
+        "-> 3140     preds_host = nested_concat(preds_host, logits)\n\n" + FULL.removeprefix("torch.")
+    )
+    diagnosis = diagnose_text(log)
+    assert diagnosis.phase is not None and diagnosis.phase.name == "evaluation"
+    assert diagnosis.first is not None and diagnosis.first.error.frames == (
+        "/opt/transformers/trainer.py:evaluation_loop preds_host = nested_concat(preds_host, logits)",
+    )
+
+
 ALLOCATOR = {
     "1.13 to 2.0": (
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 79.15 GiB total capacity; "
