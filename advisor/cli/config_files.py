@@ -19,6 +19,7 @@ from .options import (
     PATH,
     ROLLOUTS,
     TRAINING,
+    Decorator,
     model_option,
     output_options,
     question_options,
@@ -26,6 +27,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..answer.requirements import CheckResult
     from ..document.blocks import Document
 
@@ -61,6 +64,13 @@ _FILE = (
     *(*TRAINING, "micro_batch", "precision", "optimizer"),
     *("framework", "software", "offline"),
 )
+
+
+def file_options(*, extra: Sequence[Decorator] = ()) -> Decorator:
+    """The options of a question about a file, for commands of other modules."""
+    return _file_question(_FILE, extra=extra)
+
+
 _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 
 

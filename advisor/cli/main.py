@@ -35,6 +35,7 @@ COMMANDS = {
     "probe": ("runs:probe", "Run a configuration for a few real steps on this machine."),
     "launch": ("launch:launch", "Launch the training with your own script, and monitor it."),
     "train": ("train:train", "Train a model on a data file: advise, check, launch and save."),
+    "why": ("why:why", "Name the cause of a failed training and its fix, by its log."),
     "doctor": ("machine:doctor", "Find causes of failing or slow DeepSpeed trainings on this machine."),
     "lint": ("config_files:lint", "Check a ds_config for refused, ignored and slow settings."),
     "compare": ("config_files:compare", "Compare two configurations: differences and their effects."),
@@ -46,7 +47,7 @@ COMMANDS = {
     "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),
     "page": ("machine:page", "Open the what-if page in the browser, or build it for a web server."),
     "mcp": ("mcp:mcp", "Serve these commands to a coding agent (Model Context Protocol)."),
-    "from": ("config_files:from_file", "Check a configuration of another tool, and write a better one in its format."),
+    "from": ("config_files:from_file", "Check another tool's configuration, and write a better one."),
 }
 """Command -> (module of this folder and function, summary). A module is imported when its command runs."""
 

@@ -27,6 +27,7 @@ from ..render.history import History
 from ..render.imported_file import ImportJson
 from ..render.launch import LaunchReport
 from ..render.lint import LintFigures
+from ..render.why import WhyReport
 from ..rent import RentFigures
 from ..train.report import TrainingReport
 from ..verification.probe import ProbeAdditions
@@ -56,6 +57,7 @@ _FORMS: Mapping[str, tuple[type, ...]] = {
     "from": (ImportJson,),
     "lint": (LintFigures,),
     "doctor": (Checkup,),
+    "why": (WhyReport,),
 }
 """Dataclasses with the fields of each command's JSON object."""
 
@@ -68,7 +70,7 @@ NAMES = tuple(_FORMS)
 def schema(command: str) -> int:
     """Print the JSON Schema (2020-12) of what COMMAND prints with --json: advise, explain, explain-key (of a key),
     dry-run, advise-command and dry-run-command (for the user's command), probe, launch, train, checkpoint, bench,
-    history, compare, check, from, rent, lint or doctor.
+    history, compare, check, from, rent, lint, doctor or why.
 
     \b
     ds-advise schema advise

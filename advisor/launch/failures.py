@@ -4,53 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ...probes.real_run.error_kinds import is_compilers, kind_by_text, kind_of_error
+from ...probes.failures.diagnosis import diagnose_text, timed_out
+from ...probes.failures.messages import MemoryPhase, Message
+from ...probes.real_run.error_kinds import is_compilers, kind_of_error, known_error, phase_of_error
 from ...probes.real_run.ranks import Rank, first_failed
 from ..text.units import gib
 from .records import Records
 from .request import FailureKind, TrainingFailure
 
-Moment = Literal["while a checkpoint was saved", "in an evaluation"]
-
-_MOMENTS: Mapping[Moment, re.Pattern[str]] = {
-    "while a checkpoint was saved": re.compile(
-        r", in (_save_checkpoint|save_model|save_checkpoint|save_pretrained|_zero3_consolidated_16bit_state_dict)\n"
-    ),
-    "in an evaluation": re.compile(r", in (evaluation_loop|prediction_step|evaluate)\n"),
-}
-"""Frames of transformers' Trainer and of DeepSpeed's engine in a traceback."""
-
-_FIXES: Mapping[tuple[FailureKind, Moment], str] = {
-    ("gpu_out_of_memory", "in an evaluation"): "lower per_device_eval_batch_size (8 where nothing sets it); with "
-    "compute_metrics reduce the logits in preprocess_logits_for_metrics, or set eval_accumulation_steps=1",
-    ("host_out_of_memory", "in an evaluation"): "reduce the logits in preprocess_logits_for_metrics: every rank keeps "
-    "those of all samples in RAM for compute_metrics",
-    **dict.fromkeys(
-        (
-            ("gpu_out_of_memory", "while a checkpoint was saved"),
-            ("host_out_of_memory", "while a checkpoint was saved"),
-        ),
-        "set stage3_gather_16bit_weights_on_model_save to false; it gathers all weights in the RAM of rank 0; "
-        "ds-advise checkpoint --to-hf writes the model afterwards",
-    ),
-}
-
-_TIMEOUT_FIX = (
-    "look for a rank in another state: evaluating or saving alone, out of data, or in other experts; if all ranks work "
-    "and one is slow, raise the timeout: ddp_timeout=7200 (seconds, Trainer), DEEPSPEED_TIMEOUT=120 (minutes, "
-    "deepspeed.initialize)"
-)
-
-_COLLECTIVE = re.compile(r"OpType=(\w+).*?Timeout\(ms\)=(\d+)")
-"""The collective that timed out, as the watchdog reports it (torch 2.13 ProcessGroupNCCL.cpp)."""
+_HELPED_BY_A_PLAN = ("forward", "backward", "reduction", "first_step", "optimizer_step", "loss", "zero_init", "load")
+"""Phases in which another plan needs less memory; the next launch proposes it."""
 
 
 def classify_failure(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
@@ -63,9 +33,10 @@ def classify_failure(records: Records, folder: Path, exit_code: int, oom_kills: 
     where = [f"rank {number} had completed step {step}" for number, step in steps.items()]
     evidence = [*failure.evidence, *(where if len(set(steps.values())) > 1 else ())]
     logs = (tail(folder / f"rank{rank.number}.log") for rank in records.ranks)
-    if found := next(filter(None, map(_COLLECTIVE.search, (failure.message, *logs))), None):
-        evidence.append(f"{found[1]} had waited for {int(found[2]) / 60_000:g} minutes")
-    return replace(failure, evidence=tuple(evidence), fix=_TIMEOUT_FIX)
+    if found := next(filter(None, map(timed_out, (failure.message, *logs))), None):
+        _, operation, minutes = found
+        evidence.append(f"{operation} had waited for {minutes:g} minutes")
+    return replace(failure, evidence=tuple(evidence))
 
 
 def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
@@ -85,12 +56,14 @@ def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Ma
     code, who = (exit_code, "the launcher") if first is None else (first.exit_code, f"rank {first.number}")
     first = first or next(iter(silent), None)
     log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
+    shown = diagnose_text(tail(log))
     return TrainingFailure(
-        kind=kind_by_text(tail(log)) or "crash",
+        kind=shown.kind,
         rank=None if first is None else first.number,
         step=step,
         message=_last_line(log) or f"{who} ended with exit code {code}",
-        evidence=(f"exit code {code} of {who}",),
+        evidence=(f"exit code {code} of {who}", *_cause(shown.message)),
+        fix=_fix(shown.message, shown.phase),
     )
 
 
@@ -106,17 +79,40 @@ def _from_error(rank: Rank, step: int) -> TrainingFailure:
         if output_dir := rank.latest.get("trainer", {}).get("output_dir"):
             with contextlib.suppress(OSError):
                 evidence.append(f"{gib(shutil.disk_usage(output_dir).free)} GiB free in {output_dir}")
-    moment = next((name for name, frame in _MOMENTS.items() if frame.search(error["details"])), None)
-    if moment is not None:
-        evidence.append(f"it was raised {moment}")
+    known, phase = known_error(error), phase_of_error(error) if kind.endswith("out_of_memory") else None
+    if phase is not None:
+        evidence.append(f"it was raised {phase.title}")
     return TrainingFailure(
         kind=kind,
         rank=rank.number,
         step=step,
         message=message[:500],
-        evidence=tuple(evidence),
-        fix="" if moment is None else _FIXES.get((kind, moment), ""),
+        evidence=(*evidence, *_cause(known)),
+        fix=_fix(known, phase),
     )
+
+
+_PLAIN = ("gpu-memory", "host-memory", "killed", "disk-full")
+"""Messages that say no more than their kind."""
+
+
+def _cause(message: Message | None) -> tuple[str, ...]:
+    """The known cause of a failure, as evidence; none if it says no more than the kind."""
+    if message is None or message.id in _PLAIN:
+        return ()
+    cause = message.cause if message.certain else f"usual causes: {message.cause}"
+    return (cause.rstrip("."),)
+
+
+def _fix(message: Message | None, phase: MemoryPhase | None) -> str:
+    """The known fix; "" if memory ran out and another plan, which is proposed, is the fix."""
+    if message is None or message.id == "disk-full":
+        return ""
+    if message.id not in _PLAIN:
+        return message.fix
+    if phase is None or phase.name in _HELPED_BY_A_PLAN:
+        return ""
+    return phase.fix if message.kind == "gpu_out_of_memory" else phase.host_fix
 
 
 def _from_signal(
@@ -124,6 +120,7 @@ def _from_signal(
 ) -> TrainingFailure:
     who = f"rank {first.number}" if is_alone else "a rank"
     kind: FailureKind = "lost_rank"
+    fix = ""
     if killed_by == signal.SIGKILL:
         message = f"{who} was killed by SIGKILL"
         counters = [f"{file}: oom_kill rose by {count}" for file, count in oom_kills.items() if count]
@@ -134,11 +131,12 @@ def _from_signal(
         evidence = [f"exit signal {killed_by} of {who}", *cause]
     else:
         name, log = signal.Signals(killed_by).name, folder / f"rank{first.number}.log"
-        kind = kind_by_text(tail(log)) or kind
+        shown = diagnose_text(tail(log))
+        kind, fix = (shown.kind, _fix(shown.message, shown.phase)) if shown.message else (kind, "")
         message = _last_line(log) or f"{who} died of {name}"
         evidence = [f"exit signal {killed_by} ({name}) of {who}"]
     rank = first.number if is_alone else None
-    return TrainingFailure(kind=kind, rank=rank, step=step, message=message, evidence=tuple(evidence))
+    return TrainingFailure(kind=kind, rank=rank, step=step, message=message, evidence=tuple(evidence), fix=fix)
 
 
 def last_lines(records: Records, folder: Path) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ first."""
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import socket
 import time
@@ -15,14 +14,8 @@ from typing import Any
 
 import psutil
 
+from ..failures.messages import find_message
 from .events import EventLogReader
-
-_PEER_LOST = re.compile(
-    r"Connection (closed|reset) by (remote )?peer|Broken pipe|remote process (has )?(exited|terminated)|"
-    r"NCCL error: (remote|unhandled system)|Application timeout caused pair closure|recvValue failed|"
-    r"failed to recv|Connection was likely closed|socketStartConnect|ncclRemoteError"
-)
-"""Errors of the other ranks after one rank is lost."""
 
 _LAUNCHERS_SIGNAL = -signal.SIGTERM
 """Exit status of the ranks that a launcher ends after the first failure."""
@@ -100,7 +93,8 @@ class Rank:
     @property
     def lost_another(self) -> bool:
         """Whether its error is that another rank is lost."""
-        return _PEER_LOST.search(self.error_text) is not None
+        message = find_message(self.error_text)
+        return message is not None and message.id in ("remote-lost", "nccl-system-error")
 
     @property
     def exit_code(self) -> int | None:

@@ -158,19 +158,23 @@ SAVING = """  File "transformers/trainer.py", line 3369, in _save_checkpoint
     get_layer_state_dict(self.module, prefix="")
 """
 
+STEP = """  File "deepspeed/runtime/engine.py", line 2341, in step
+    self._take_model_step(lr_kwargs)
+"""
+
 
 @pytest.mark.parametrize(
     ("details", "moment", "fix"),
     [
         (EVALUATION, "it was raised in an evaluation", "per_device_eval_batch_size"),
         (SAVING, "it was raised while a checkpoint was saved", "stage3_gather_16bit_weights_on_model_save"),
-        (SAVING.replace("_save_checkpoint", "step").replace("_zero3_consolidated_16bit_state_dict", "step"), "", ""),
+        (STEP, "it was raised in the optimizer's step", ""),
     ],
 )
 def test_memory_that_ran_out_in_an_evaluation_or_at_a_checkpoint_has_its_own_fix(
     tmp_path: Path, details: str, moment: str, fix: str
 ) -> None:
-    """The frames of the traceback decide."""
+    """The frames of the traceback decide; in a step, another plan is the fix."""
     event = _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 18.55 GiB.")
     event["error"]["details"] = details
     failure = classify_failure(_notes(tmp_path, [_step(500, 1.0), event], []), tmp_path, 1, {})

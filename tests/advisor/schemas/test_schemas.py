@@ -29,6 +29,8 @@ COMMANDS = {
     "from": "from axolotl.yaml --gpus 2x24GB --offline",
     "lint": "lint a.json",
     "doctor": "doctor",
+    "why": "why a.log --config c.json --model Qwen2.5-7B --gpus 2x24GB --offline",
+    "why, not known": "why b.log",
     "history": "history",
 }
 
@@ -39,6 +41,9 @@ def test_printed_json_matches_its_schema(what: str, capsys: pytest.CaptureFixtur
     for name, stage in (("a.json", 2), ("b.json", 3)):
         Path(name).write_text(json.dumps({"zero_optimization": {"stage": stage, "typo": 1}, "bf16": {"enabled": True}}))
     Path("prices.csv").write_text("gpus,price_per_gpu\n1/2xA100-80GB,1.39\n1x4GB,0.1\n")
+    Path("a.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    Path("c.json").write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}')
+    Path("b.log").write_text("MyError: 1\n")
     Path("axolotl.yaml").write_text("base_model: Qwen2.5-1.5B\ndeepspeed: a.json\nbf16: true\n")
     assert run([*COMMANDS[what].split(), "--json"]) in (0, 1)
     form = command_schema(what.partition(",")[0])

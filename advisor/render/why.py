@@ -1,0 +1,272 @@
+"""The cause of a failure, as a document and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...estimators.json_form import SCHEMA_VERSION, from_attributes
+from ...probes.failures.diagnosis import Diagnosis
+from ...probes.failures.messages import ErrorKind, Phase, messages
+from ..answer.memory_change import MemoryForecast
+from ..document import blocks as doc
+from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
+
+_LONGEST = 400
+"""Characters of a message that are printed."""
+
+_WIDEST = 76
+"""Columns of a frame."""
+
+_FRAMES = 4
+"""Frames of a traceback that are printed: the last ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstError:
+    """The error that counts."""
+
+    line: int
+    """Number of its line in the log."""
+    rank: int | None
+    process: str
+    """What the launcher wrote in front of it; "" if nothing."""
+    text: str
+    frames: tuple[str, ...]
+    """Of its traceback, `file:function code`, the outermost first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownMessage:
+    """A message of the table."""
+
+    id: str
+    area: str
+    title: str
+    kind: ErrorKind
+    certain: bool
+    """Whether the message has one cause. If not, `cause` lists the usual ones."""
+    cause: str
+    fix: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseOfFailure:
+    """What the rank was doing when memory ran out."""
+
+    name: Phase
+    title: str
+    cause: str
+    fix: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorFigures:
+    """torch's figures when the GPU's memory ran out; null where the message has none."""
+
+    device: int | None
+    asked_bytes: int | None
+    total_bytes: int | None
+    free_bytes: int | None
+    allocated_bytes: int | None
+    """Live tensors."""
+    reserved_bytes: int | None
+    """Live tensors and the allocator's free blocks."""
+    process_bytes: int | None
+    """The process with its CUDA context."""
+    other_bytes: int | None
+    """Other processes on the GPU."""
+    is_fragmented: bool
+    """Whether the allocator's free blocks would hold the request if they were one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveFigures:
+    """The collective operation that timed out."""
+
+    sequence: int | None
+    """Its number since the start of the group."""
+    operation: str
+    minutes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyReport:
+    """The cause of a failure."""
+
+    schema_version: int
+    log: str
+    found: bool
+    """Whether the cause is known."""
+    lines: int
+    steps: int
+    """Training steps that the log shows."""
+    error: FirstError | None
+    """The first error; null if the log has none."""
+    message: KnownMessage | None
+    """Null if the error is not known."""
+    phase: PhaseOfFailure | None
+    memory: AllocatorFigures | None
+    collective: CollectiveFigures | None
+    effects: tuple[str, ...]
+    """Known messages that are not the cause."""
+    forecast: MemoryForecast | None
+    """Null without a configuration, and if memory did not run out."""
+
+
+def why_report(name: str, found: Diagnosis, forecast: MemoryForecast | None) -> WhyReport:
+    """Return the diagnosis of a log as data."""
+    first, message, phase, memory, collective = found.first, found.message, found.phase, found.memory, found.collective
+    return WhyReport(
+        schema_version=SCHEMA_VERSION,
+        log=name,
+        found=message is not None,
+        lines=found.lines,
+        steps=found.steps,
+        error=None if first is None else from_attributes(FirstError, first, first.error),
+        message=None if message is None else from_attributes(KnownMessage, message),
+        phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
+        memory=None if memory is None else from_attributes(AllocatorFigures, memory),
+        collective=None
+        if collective is None
+        else CollectiveFigures(sequence=collective[0], operation=collective[1], minutes=collective[2]),
+        effects=tuple(each.title for each in found.effects),
+        forecast=forecast,
+    )
+
+
+def why_document(name: str, found: Diagnosis, forecast: MemoryForecast | None) -> doc.Document:
+    """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit."""
+    report = why_report(name, found, forecast)
+    message, phase = report.message, report.phase
+    if message is None:
+        return doc.Document(
+            subject=name, verdict=_no_cause(report), tone="unsure", blocks=[*_unknown(report)], data=report
+        )
+    where = f", {phase.title}" if phase else ""
+    blocks: list[doc.Block] = [*_place(report), doc.Gap()]
+    told = phase if phase is not None and message.id in ("gpu-memory", "host-memory") else message
+    blocks += [
+        doc.Sentence(f"{'Cause' if message.certain else 'Usual causes'}: {ended(told.cause)}"),
+        doc.Sentence(f"Fix: {ended(told.fix)}"),
+        doc.Sentence(f"Confirmed by: {told.source}", "dim"),
+        *_figures(report),
+        *_collective(report),
+        *_effects(report),
+        *([] if forecast is None else _forecast(forecast)),
+    ]
+    verdict = ended(capitalised(f"{message.title}{where}"))
+    return doc.Document(subject=name, verdict=verdict, tone="bad", blocks=blocks, data=report)
+
+
+def _no_cause(report: WhyReport) -> str:
+    if report.error is None:
+        return f"No error was found in {report.lines:,} lines."
+    return "The cause is not known." if not report.effects else "The cause is not known: the log shows its effects."
+
+
+def _unknown(report: WhyReport) -> Iterator[doc.Block]:
+    if report.error is None:
+        yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
+        return
+    yield doc.Sentence("The first error:")
+    yield from _place(report)
+    yield from _effects(report)
+
+
+def _place(report: WhyReport) -> Iterator[doc.Block]:
+    error = report.error
+    assert error is not None
+    rank = "" if error.rank is None else f", rank {error.rank}"
+    after = f", after {counted_noun(report.steps, 'logged step')}" if report.steps else ""
+    yield doc.Sentence(f"Line {error.line:,} of {printable(report.log)}{rank}{after}:")
+    text = " ".join(printable(error.text).split())
+    yield doc.Verbatim([_short(printable(frame)) for frame in error.frames[-_FRAMES:]])
+    yield doc.Sentence(f"  {text[:_LONGEST]}{'...' if len(text) > _LONGEST else ''}")
+
+
+def _short(frame: str) -> str:
+    """The frame with the end of its path, in one line of a terminal."""
+    file, _, rest = frame.partition(":")
+    text = f"  {Path(*Path(file).parts[-3:])}:{rest}"
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+
+
+def _figures(report: WhyReport) -> Iterator[doc.Block]:
+    memory = report.memory
+    if memory is None:
+        return
+    named = (
+        ("asked", memory.asked_bytes),
+        ("free", memory.free_bytes),
+        ("tensors", memory.allocated_bytes),
+        ("reserved", memory.reserved_bytes),
+        ("other processes", memory.other_bytes),
+        ("total", memory.total_bytes),
+    )
+    figures = [f"{name} {gib(value)}" for name, value in named if value is not None]
+    yield doc.Sentence(f"GiB: {', '.join(figures)}.")
+    if report.message is not None and report.message.id == "gpu-memory" and memory.reserved_bytes is not None:
+        yield doc.Sentence("It is not fragmentation: the allocator's free blocks together do not hold the request.")
+
+
+def _collective(report: WhyReport) -> Iterator[doc.Block]:
+    if report.collective is not None:
+        number = "" if report.collective.sequence is None else f" number {report.collective.sequence}"
+        waited = f"{report.collective.minutes:g}"
+        yield doc.Sentence(f"{report.collective.operation}{number} had waited for {waited} minutes.")
+
+
+def _effects(report: WhyReport) -> Iterator[doc.Block]:
+    if report.effects:
+        yield doc.Sentence(f"Also in the log: {'; '.join(report.effects[:4])}.", "dim")
+
+
+def _forecast(forecast: MemoryForecast) -> Iterator[doc.Block]:
+    need, have = gib(forecast.device_bytes_per_gpu), gib(forecast.gpu_memory_bytes)
+    yield doc.Heading("The configuration", "forecast", printed=False)
+    yield doc.Sentence(f"{forecast.file} is predicted to need {need} of {have} GiB, most in {_words(forecast.peak)}.")
+    if forecast.fits:
+        yield doc.Sentence(
+            "That fits, so the training differs from the question: a longer sample, no checkpointing, another model."
+        )
+    if not forecast.changes:
+        yield doc.Sentence("No single change fits; ds-advise MODEL --gpus SPEC shows what does.")
+        return
+    rows = [
+        doc.Row(
+            [
+                change.what,
+                doc.make_figure(change.device_bytes_per_gpu, gib),
+                doc.make_figure(change.host_bytes_per_node, gib),
+                doc.Figure(f"{rate(change.tokens_per_second)} ({change.speed:.2f} x)", change.tokens_per_second),
+            ]
+        )
+        for change in forecast.changes
+    ]
+    yield doc.Sentence("One change that fits, the fastest first:")
+    yield doc.Table(["change", "GPU GiB", "RAM GiB", "tokens/s"], rows)
+    first = forecast.changes[0]
+    yield doc.Sentence(f"To paste, for {first.what}:")
+    lines = [f"{name}={value}" for name, value in first.arguments.items()]
+    yield doc.Code([*lines, *(json.dumps(first.file, indent=1).splitlines() if first.file else ())])
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def message_list() -> Iterator[doc.Block]:
+    """Yield the table of messages by area."""
+    area = ""
+    for message in messages():
+        if message.area != area:
+            area = message.area
+            yield doc.Heading(area, area)
+        yield doc.Sentence(message.title, "bold")
+        yield doc.Sentence(f"  {'Cause' if message.certain else 'Usual causes'}: {ended(message.cause)}")
+        yield doc.Sentence(f"  Fix: {ended(message.fix)}")

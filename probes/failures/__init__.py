@@ -1,0 +1,1 @@
+"""Known failures of DeepSpeed trainings: a table of messages, and the search for the first one in a log."""

@@ -1,0 +1,162 @@
+"""The cause of a failed training, by its log: the first error of the process that failed first."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import BinaryIO, Literal
+
+from .messages import ErrorKind, MemoryPhase, Message, find_message, memory_phase, waiting_message
+from .out_of_memory import MemoryFigures, memory_figures
+from .scan import LogError, Scan, scan
+
+_SURVIVED = 3
+"""Training steps after an error that show that the training survived it. The other ranks may report a step that was
+complete."""
+
+_RANK = re.compile(r"\b[Rr]ank[ :]+(\d+)")
+_COLLECTIVE = re.compile(r"SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)|OpType=(\w+), Timeout\(ms\)=(\d+)")
+
+Collective = tuple[int | None, str, float]
+"""Sequence number, operation and minutes of a collective operation that timed out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An error of the log, and the known message that it is."""
+
+    error: LogError
+    message: Message | None
+    """None for an exception that is not known."""
+
+    @property
+    def role(self) -> Literal["cause", "late", "effect", "unknown"]:
+        if self.error.ignored:
+            return "effect"
+        return "unknown" if self.message is None else self.message.role
+
+    @property
+    def rank(self) -> int | None:
+        """The rank: by what the launcher wrote in front of the line, or by the message."""
+        found = _RANK.search(self.error.head)
+        return self.error.rank if self.error.rank is not None or found is None else int(found[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The cause of a failure. `first` is None for a log without any error."""
+
+    first: Finding | None
+    effects: tuple[Message, ...]
+    """Known messages of the log that are not the cause, each once."""
+    lines: int
+    steps: int
+    """Training steps that the log shows."""
+
+    @property
+    def message(self) -> Message | None:
+        """The known cause; None for an unknown one, and for a log that shows only effects."""
+        return None if self.first is None or self.first.role == "effect" else self.first.message
+
+    @property
+    def kind(self) -> ErrorKind:
+        return self.message.kind if self.message else "crash"
+
+    @property
+    def memory(self) -> MemoryFigures | None:
+        """The figures of memory that ran out."""
+        return memory_figures(self.first.error.text) if self.first and self.kind == "gpu_out_of_memory" else None
+
+    @property
+    def phase(self) -> MemoryPhase | None:
+        """What the rank was doing when memory ran out."""
+        ran_out = self.kind in ("gpu_out_of_memory", "host_out_of_memory")
+        return memory_phase(self.first.error.frames) if self.first and ran_out else None
+
+    @property
+    def collective(self) -> Collective | None:
+        """The collective operation that timed out."""
+        return None if self.first is None else timed_out(self.first.error.text)
+
+
+def timed_out(text: str) -> Collective | None:
+    """The collective operation that NCCL's watchdog names (torch 2.13 ProcessGroupNCCL.cpp); None for none."""
+    found = _COLLECTIVE.search(text)
+    if found is None:
+        return None
+    return int(found[1]) if found[1] else None, found[2] or found[4], int(found[3] or found[5]) / 60_000
+
+
+def diagnose_text(text: str) -> Diagnosis:
+    """The cause in a piece of a log."""
+    return diagnose(io.BytesIO(text.encode()))
+
+
+def diagnose(stream: BinaryIO) -> Diagnosis:
+    """The cause of the failure that a log shows.
+
+    - Of a chain of exceptions, each raised while the one before was handled, the first known one counts.
+    - An exception in a process that then trains on, or that raises another one, has been handled.
+    - Python ignores exceptions of destructors; launchers and the other ranks repeat that something failed.
+    - Among what remains, the first cause counts. A lost process or a timeout counts if no exception came before it.
+    """
+    found = scan(stream)
+    findings = [*_findings(found)]
+    chosen = _choose(findings) or _waiting(found)
+    others = (each.message for each in findings if each.message and (chosen is None or each.message != chosen.message))
+    return Diagnosis(first=chosen, effects=tuple(dict.fromkeys(others)), lines=found.lines, steps=found.steps)
+
+
+def _findings(found: Scan) -> Iterator[Finding]:
+    """One finding per chain of exceptions that the training did not survive."""
+    alive = [error for error in found.errors if found.steps - error.steps < _SURVIVED]
+    named = [Finding(error=error, message=find_message(error.text, error.around)) for error in alive]
+    named.sort(key=lambda each: each.error.chain)
+    chains = [_of_chain([*chain]) for _, chain in groupby(named, key=lambda each: each.error.chain)]
+    last = {
+        each.error.process: each.error.line for each in chains if each.error.is_exception and not each.error.ignored
+    }
+    for each in sorted(chains, key=lambda each: each.error.line):
+        # A process ends with its last exception; without the launcher's words, processes are not told apart.
+        handled = each.error.is_exception and found.ranks.get(each.error.process) is not None
+        if not (handled and each.error.line < last.get(each.error.process, 0)):
+            yield each
+
+
+def _of_chain(chain: Sequence[Finding]) -> Finding:
+    for role in ("cause", "late"):
+        if known := next((each for each in chain if each.role == role), None):
+            return known
+    return next((each for each in chain if each.role == "unknown"), chain[0])
+
+
+def _choose(findings: Sequence[Finding]) -> Finding | None:
+    first = {
+        role: next((each for each in findings if each.role == role), None)
+        for role in ("cause", "unknown", "late", "effect")
+    }
+    cause, unknown, late = first["cause"], first["unknown"], first["late"]
+    if cause is not None:
+        # An unknown exception of another process that came first is the cause, and this one its effect.
+        is_later = unknown is not None and unknown.error.line < cause.error.line
+        is_elsewhere = is_later and unknown is not None and unknown.error.process != cause.error.process
+        return unknown if is_elsewhere else cause
+    if unknown is not None and late is not None:
+        return min(unknown, late, key=attrgetter("error.line"))
+    return unknown or late or first["effect"]
+
+
+def _waiting(found: Scan) -> Finding | None:
+    """The message of a process that waits after its last line."""
+    for process, lines in found.last_lines.items():
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        if message := waiting_message(last):
+            error = LogError(
+                line=found.lines, process=process, rank=found.ranks.get(process), steps=found.steps, head=last
+            )
+            return Finding(error=error, message=message)
+    return None

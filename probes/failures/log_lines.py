@@ -1,0 +1,142 @@
+"""The lines of a log of any launcher and size: without escape codes and progress bars, with the process of each."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+_CHUNK = 1 << 18
+"""Bytes that are read, and skipped if they hold no trigger, at once."""
+
+_LONGEST = 4_000
+"""Longest part of a line that is kept; messages of errors are shorter."""
+
+_TAIL, _KEPT = 4_096, 32
+"""Bytes of a skipped chunk, and lines, that are kept as the lines before an error."""
+
+TRIGGERS = tuple(
+    word.encode()
+    for word in (
+        *("rror", "xception", "raceback", "illed", "oom-kill", "Watchdog", "ailed", "return code", "xitcode", "denied"),
+        *("annot", "Duplicate GPU", "ssertion", "not found", "': nan", "terminate", "NCCL WARN", "NET/IB : Got"),
+        *("Segmentation", "Interrupt", "Xid ("),
+    )
+)
+"""Every message of the table has one of them (tests), so that lines without any are not searched."""
+
+_STEPS = (b"'loss'", b"lm loss")
+"""Parts of the lines of a training that goes on: the Trainer's and Megatron's."""
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?: (?:stdout|stderr) [FP])?[ :\t]\s?"
+    r"(?:\[(?:INFO|WARNING|ERROR)\] (?:\[\w+\] )?)?"
+)
+"""The time that docker, Kubernetes and CI systems put in front of a line."""
+
+_RANKS = (
+    re.compile(r"\[rank ?(?P<rank>\d+)\]: ?"),  # torch 2.3 and later
+    re.compile(r"\[default(?P<rank>\d+)\]: ?"),  # torchrun --tee
+    re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>: ?"),  # mpirun --tag-output
+    re.compile(r"\s{0,4}(?P<rank>\d{1,4}): (?=\S|  )"),  # srun --label
+    re.compile(r"\((?P<name>[\w.:-]+(?: |, )?pid=\d+(?:, ip=[\w.:]+)?)\) ?"),  # Ray, SkyPilot
+    re.compile(r"(?P<name>(?=[\w.-]*[\d-])(?![\w.]*(?:Error|Exception|Warning):)[A-Za-z0-9][\w.-]{1,60}): (?=\S| {2})"),
+)
+"""What launchers put in front of a line of a process; the last one is pdsh's name of the node."""
+
+
+class LogLine(NamedTuple):
+    """A line of a log."""
+
+    number: int
+    """From 1."""
+    process: str
+    """What the launcher wrote in front of it; "" for a log of one process, or of several that are not told apart."""
+    rank: int | None
+    text: str
+
+
+class LogReader:
+    """Reads a log once, in bounded memory. Lines without a trigger are skipped unless `wants_all`, except the last ones
+    before a line with one, and the last ones of the log."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._skipped: deque[tuple[int, bytes]] = deque(maxlen=_KEPT)
+        self.lines = 0
+        """Lines that were seen."""
+        self.steps = 0
+        """Lines that show that a training step was done."""
+        self.wants_all = False
+
+    def __iter__(self) -> Iterator[LogLine]:
+        rest = b""
+        while chunk := self._stream.read(_CHUNK):
+            chunk = rest + chunk
+            cut = chunk.rfind(b"\n") + 1
+            if not cut and len(chunk) < 8 * _CHUNK:
+                rest = chunk
+                continue
+            cut = cut or len(chunk)
+            rest, chunk = chunk[cut:], chunk[:cut]
+            if self.wants_all or any(word in chunk for word in TRIGGERS):
+                yield from self._read(chunk)
+            else:
+                self._skip(chunk)
+        yield from self._read(rest)
+        yield from self._unskip()
+
+    def _skip(self, chunk: bytes) -> None:
+        last = chunk[-_TAIL:].split(b"\n")[1:-1]
+        self.lines += chunk.count(b"\n")
+        self.steps += _count_steps(chunk)
+        self._skipped += [(self.lines - len(last) + place, line) for place, line in enumerate(last, 1)]
+
+    def _unskip(self) -> Iterator[LogLine]:
+        while self._skipped:
+            yield from _cleaned(*self._skipped.popleft())
+
+    def _read(self, chunk: bytes) -> Iterator[LogLine]:
+        lines = chunk.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        for line in lines:
+            self.lines += 1
+            self.steps += _count_steps(line)
+            if self.wants_all or any(word in line for word in TRIGGERS):
+                yield from self._unskip()
+                yield from _cleaned(self.lines, line)
+            else:
+                self._skipped.append((self.lines, line))
+
+
+def _cleaned(number: int, line: bytes) -> Iterator[LogLine]:
+    """The parts of a line between carriage returns: the last states of a progress bar, and what follows it."""
+    for part in line.split(b"\r")[-4:]:
+        text = part[:_LONGEST].decode("utf-8", "replace")
+        text = _ESCAPE.sub("", text).rstrip() if "\x1b" in text else text.rstrip()
+        if text or not line:
+            yield _attributed(number, text)
+
+
+def _count_steps(text: bytes) -> int:
+    return max(text.count(word) for word in _STEPS)
+
+
+def _attributed(number: int, text: str) -> LogLine:
+    """The line without what launchers put in front of it."""
+    process, rank, rest = "", None, text
+    for _ in range(3):
+        while found := _TIME.match(rest):
+            rest = rest[found.end() :]
+        match = next(filter(None, (form.match(rest) for form in _RANKS)), None)
+        if match is None:
+            break
+        found_rank = match.groupdict().get("rank")
+        rank = rank if found_rank is None else int(found_rank)
+        process += match.group().strip()
+        rest = rest[match.end() :]
+    return LogLine(number, process, rank, rest)

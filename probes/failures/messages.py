@@ -1,0 +1,154 @@
+"""The table of known failure messages (`messages.toml`), and the message that a piece of a log is."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from .out_of_memory import memory_figures
+
+ErrorKind = Literal["gpu_out_of_memory", "host_out_of_memory", "communication_timeout", "disk_full", "crash"]
+
+Role = Literal["cause", "late", "effect"]
+"""What else of the log may be the cause of a message: cause: nothing that came later; late: any error that came before
+it (a timeout, a lost process); effect: every other error, since the message only repeats that something failed."""
+
+Phase = Literal[
+    "load",
+    "zero_init",
+    "forward",
+    "loss",
+    "backward",
+    "reduction",
+    "first_step",
+    "optimizer_step",
+    "evaluation",
+    "generation",
+    "checkpoint",
+    "saving",
+]
+"""What a rank was doing when its GPU's memory ran out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One known message."""
+
+    id: str
+    area: str
+    """The section of the manual that lists it."""
+    title: str
+    """The message as it is printed, shortened."""
+    pattern: re.Pattern[str]
+    """Found in the message. The lines of a message are joined by single spaces."""
+    near: re.Pattern[str] | None = None
+    """Found in the traceback or the lines around the message; None if the message alone decides."""
+    not_near: re.Pattern[str] | None = None
+    """Not found there."""
+    figures: Literal["", "shared", "fragmented"] = ""
+    """What the allocator's figures in the message show; "" if they do not matter."""
+    at_end: bool = False
+    """Whether it counts only among the last lines of a process, which waits there."""
+    role: Role = "cause"
+    kind: ErrorKind = "crash"
+    certain: bool = True
+    """Whether the message has one cause. If not, `cause` lists the usual ones, the most frequent first."""
+    cause: str
+    fix: str
+    source: str
+    """What confirmed cause and fix: an issue, or a file of the engine."""
+    example: str
+    """Lines of a log with the message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPhase:
+    """One phase in which a GPU's memory runs out."""
+
+    name: Phase
+    frames: re.Pattern[str]
+    """Found in a frame of the traceback, written as `file:function code`."""
+    title: str
+    cause: str
+    fix: str
+    source: str
+    host_fix: str = field(default="")
+    """The fix if the host's memory ran out."""
+
+
+@cache
+def messages() -> tuple[Message, ...]:
+    """The table in its order; the first message that matches counts."""
+    return tuple(
+        Message(**_compiled(row, "pattern", "near", "not_near"), area=area["title"])
+        for area in _document()["area"]
+        for row in area["message"]
+    )
+
+
+@cache
+def memory_phases() -> tuple[MemoryPhase, ...]:
+    """The phases in the order in which they are tried: outer functions before those that they call."""
+    return tuple(MemoryPhase(**_compiled(row, "frames")) for row in _document()["phase"])
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("messages.toml").read_text(encoding="utf-8"))
+
+
+def _compiled(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: re.compile(value) if name in names else value for name, value in row.items()}
+
+
+def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
+    """The message that a text is; None for an unknown one. around: its traceback and the lines before and after it."""
+    nearby = "\n".join((*around, text))
+    for message in messages():
+        if message.at_end:
+            continue
+        if not message.pattern.search(text):
+            continue
+        if message.near is not None and not message.near.search(nearby):
+            continue
+        if message.not_near is not None and message.not_near.search(nearby):
+            continue
+        if message.figures and not _shows(text, message.figures):
+            continue
+        return message
+    return None
+
+
+def _shows(text: str, what: str) -> bool:
+    found = memory_figures(text)
+    return found is not None and (found.is_shared if what == "shared" else found.is_fragmented)
+
+
+@cache
+def _any_pattern() -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{message.pattern.pattern})" for message in messages() if not message.at_end))
+
+
+@cache
+def _waits() -> tuple[Message, ...]:
+    return tuple(message for message in messages() if message.at_end)
+
+
+def may_be_known(line: str) -> bool:
+    """Whether a line has the pattern of a message, regardless of what is around it."""
+    return _any_pattern().search(line) is not None
+
+
+def waiting_message(line: str) -> Message | None:
+    """The message of a process that waits for ever after its last line."""
+    return next((message for message in _waits() if message.pattern.search(line)), None)
+
+
+def memory_phase(frames: Sequence[str]) -> MemoryPhase | None:
+    """The phase of a traceback; None if its frames do not show it."""
+    return next((phase for phase in memory_phases() if any(map(phase.frames.search, frames))), None)

@@ -1,0 +1,238 @@
+"""The errors of a log, each with its traceback and the lines around it, in one pass of bounded memory."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import BinaryIO
+
+from .log_lines import TRIGGERS, LogLine, LogReader
+from .messages import may_be_known
+
+_BEFORE, _AFTER, _FRAMES = 30, 14, 80
+"""Lines before an error, lines after it, and frames of its traceback that are kept."""
+
+_FIRST, _LAST = 300, 100
+"""Errors that are kept: the first and the last ones of a log with more."""
+
+_PROCESSES = 2_048
+"""Processes whose last lines are kept."""
+
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$')
+_RICH_FRAME = re.compile(r"(?:^|(?P<file>\S+?):(?P<line>\d*)\s?|^\d+ )in (?P<name>[\w<>.]+)$")
+_CELL_FRAME = re.compile(r"^(?:File )?(?P<file>[~\w./<>-]+?)(?::\d+)?,? in (?:\w+\.)*(?P<name>[\w<>]+)\(")
+"""A frame of IPython's traceback."""
+_CELL_CODE = re.compile(r"^-+> \d+ ")
+_EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::(?:\s|$)|$)")
+_BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Timeout)(?::|$)")
+_CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
+_IGNORED = re.compile(r"^Exception ignored in")
+_ENDS = re.compile(
+    r"^(?:\s*$|Traceback|During handling|The above exception|Exception ignored|\[\d{4}-|"
+    r"\[?(?:INFO|WARNING|ERROR|rank)\b|Exception raised from|E\d{4} |W\d{4} |={8}|-{8}|wandb:|\s*\d+%\||[╭╰│])"
+)
+"""What a line after an error begins with if it no longer belongs to the message."""
+
+_WORDS = tuple(word.decode() for word in TRIGGERS)
+
+_NOISE = re.compile(r"\d{3,}|0x[0-9a-fA-F]+")
+
+
+@dataclass(slots=True, kw_only=True)
+class LogError:
+    """One error of a log."""
+
+    line: int
+    """Number of its line."""
+    process: str
+    rank: int | None
+    steps: int
+    """Training steps that the log shows before it."""
+    head: str
+    """The line of the message."""
+    is_exception: bool = False
+    frames: tuple[str, ...] = ()
+    """Of its traceback, `file:function code`, the outermost first."""
+    before: tuple[str, ...] = ()
+    after: list[str] = field(default_factory=list)
+    chain: int = 0
+    """Number of its chain: exceptions raised while another one was handled."""
+    ignored: bool = False
+    """Whether Python ignored it (a destructor)."""
+
+    @property
+    def text(self) -> str:
+        """The message in one line."""
+        lines = [self.head]
+        for line in self.after:
+            if _ENDS.match(line):
+                break
+            lines.append(line.strip())
+        return " ".join(lines)
+
+    @property
+    def around(self) -> tuple[str, ...]:
+        """The traceback and the lines before and after it."""
+        return (*self.frames, *self.before, *self.after)
+
+
+@dataclass(slots=True)
+class _Process:
+    """The state of a process while its lines are read."""
+
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=_BEFORE))
+    frames: deque[str] | None = None
+    """The frames of an open traceback."""
+    is_rich: bool = False
+    open: list[LogError] = field(default_factory=list)
+    """Errors whose following lines are collected."""
+    chain: int = 0
+    continues: bool = False
+    """Whether the next traceback belongs to the chain of the last one."""
+    ignored: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Scan:
+    """The errors of a log."""
+
+    errors: Sequence[LogError]
+    """In the order of their lines."""
+    last_lines: dict[str, tuple[str, ...]]
+    """The last lines of each process."""
+    ranks: dict[str, int | None]
+    lines: int
+    steps: int
+    """Training steps that the log shows."""
+
+
+def frames_of(traceback: str) -> tuple[str, ...]:
+    """The frames of Python's traceback, `file:function code`, the outermost first."""
+    return tuple(
+        f"{found['file']}:{found['name']} {code.strip()}"
+        for found, code in ((_FRAME.match(line), after) for line, after in pairwise([*traceback.splitlines(), ""]))
+        if found is not None
+    )
+
+
+def scan(stream: BinaryIO) -> Scan:
+    """Read a log to its end."""
+    return _Scanner(LogReader(stream)).run()
+
+
+class _Scanner:
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._processes: OrderedDict[str, _Process] = OrderedDict()
+        self._ranks: dict[str, int | None] = {}
+        self._first: list[LogError] = []
+        self._last: deque[LogError] = deque(maxlen=_LAST)
+        self._chains = 0
+        self._recent: deque[str] = deque(maxlen=_BEFORE)
+
+    def run(self) -> Scan:
+        for line in self._reader:
+            process = self._process(line)
+            self._read(line, process)
+            process.last.append(line.text)
+            self._recent.append(line.text)
+            self._reader.wants_all = process.frames is not None or bool(process.open)
+        return Scan(
+            errors=[*self._first, *self._last],
+            last_lines={name: tuple(process.last) for name, process in self._processes.items()},
+            ranks=self._ranks,
+            lines=self._reader.lines,
+            steps=self._reader.steps,
+        )
+
+    def _process(self, line: LogLine) -> _Process:
+        found = self._processes.pop(line.process, None) or _Process()
+        self._processes[line.process] = found
+        if line.rank is not None:
+            self._ranks[line.process] = line.rank
+        if len(self._processes) > _PROCESSES:
+            self._processes.popitem(last=False)
+        return found
+
+    def _read(self, line: LogLine, process: _Process) -> None:
+        text = line.text
+        for error in process.open:
+            error.after.append(text)
+        process.open = [error for error in process.open if len(error.after) < _AFTER]
+        if _CHAINED.match(text):
+            process.continues = True
+        elif _IGNORED.match(text):
+            process.ignored = True
+        elif _TRACEBACK.search(text):
+            process.frames, process.is_rich = deque(maxlen=_FRAMES), "╭" in text
+            if not process.continues:
+                self._chains += 1
+                process.chain = self._chains
+            process.continues = False
+        elif process.frames is not None:
+            self._in_traceback(line, process, process.frames)
+        elif _BARE.match(text) or _is_known(text):
+            self._keep(line, process, is_exception=bool(_BARE.match(text)))
+
+    def _in_traceback(self, line: LogLine, process: _Process, frames: deque[str]) -> None:
+        text = line.text
+        if process.is_rich:
+            inner = text.strip().strip("│").strip()
+            if found := _RICH_FRAME.search(inner):
+                frames.append(f"{found['file'] or ''}:{found['name']}")
+            elif inner.startswith("❱") and frames:
+                frames[-1] = f"{frames[-1]} {inner.lstrip('❱ 0123456789│')}"
+            if text.lstrip().startswith("╰"):
+                process.is_rich = False
+            return
+        if found := _FRAME.match(text):
+            frames.append(f"{found['file']}:{found['name']}")
+        elif frames and (found := _CELL_CODE.match(text)):
+            frames[-1] = f"{frames[-1]} {text[found.end() :].strip()}"[:400]
+        elif text[:1] in (" ", "\t", ""):
+            if frames and text.strip() and not set(text.strip()) <= set("^~"):
+                frames[-1] = f"{frames[-1]} {text.strip()}"[:400]
+            if _is_known(text):  # a compiler's error among the lines of another rank
+                self._keep(line, process, is_exception=False)
+        elif found := _CELL_FRAME.match(text):
+            frames.append(f"{found['file']}:{found['name']}")
+        elif _EXCEPTION.match(text):
+            self._keep(line, process, is_exception=True)
+            process.frames, process.ignored = None, False
+        elif _is_known(text):
+            self._keep(line, process, is_exception=False)
+
+    def _keep(self, line: LogLine, process: _Process, *, is_exception: bool) -> None:
+        chain = process.chain
+        if not is_exception or process.frames is None:  # not of a traceback
+            self._chains += 1
+            chain = self._chains
+        error = LogError(
+            line=line.number,
+            process=line.process,
+            rank=line.rank,
+            steps=self._reader.steps,
+            head=line.text,
+            is_exception=is_exception,
+            frames=tuple(process.frames or ()),
+            before=tuple(self._recent) + tuple(process.last if line.process else ()),
+            chain=chain,
+            ignored=process.ignored,
+        )
+        process.open.append(error)
+        (self._first if len(self._first) < _FIRST else self._last).append(error)
+
+
+def _is_known(text: str) -> bool:
+    return any(word in text for word in _WORDS) and _is_known_form(_NOISE.sub("999", text))
+
+
+@lru_cache(maxsize=8_192)
+def _is_known_form(text: str) -> bool:
+    """Whether a line is a known message; lines that differ in long numbers only are searched once."""
+    return may_be_known(text)

@@ -1,0 +1,128 @@
+"""`ds-advise why` on logs: what it prints, its exit codes, and the change that fits a configuration."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli.main import run
+
+from tests.probes.failures.test_diagnosis import FRAMES, FULL
+
+CONFIG = {
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+    "train_micro_batch_size_per_gpu": 8,
+    "gradient_accumulation_steps": 1,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+}
+QUESTION = ["--model", "Qwen2.5-7B", "--gpus", "8x48GB", "--seq-len", "2048", "--offline"]
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A training of 8 ranks that ran out of memory in the backward pass."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [f"[rank5]: {line}\n" for line in (FRAMES + FULL).splitlines()]
+    path = tmp_path / "train.log"
+    path.write_text("{'loss': 1.25, 'epoch': 0.1}\n" + "".join(lines))
+    Path("ds.json").write_text(json.dumps(CONFIG))
+    return path
+
+
+def _why(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = run(["why", *words])
+    out, error = capsys.readouterr()
+    return code, out if code < 2 else error
+
+
+def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = _why(capsys, "train.log")
+    words = " ".join(text.split())
+    assert code == 0 and max(map(len, text.splitlines())) <= 80
+    assert "CUDA out of memory, in the backward pass." in words
+    assert "rank 5, after 1 logged step:" in words and "backward _engine_run_backward(" in words
+    assert "GiB: asked 3.0, free 1.2, tensors 75.0, reserved 76.9, other processes 0.05, total 79.2." in words
+    assert "Fix: A smaller micro batch" in words and "It is not fragmentation" in words
+
+
+def test_an_unknown_error_is_shown_and_not_explained(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first exception with its frames; nothing that could be taken for its cause."""
+    log.write_text(FRAMES + "my_project.BadSample: row 7\n" + FRAMES + "my_project.Other: row 8\n")
+    code, text = _why(capsys, "train.log")
+    assert code == 1 and "The cause is not known." in text and "my_project.BadSample: row 7" in text
+    assert "trainer.py:training_step" in text and "Other" not in text
+    assert not re.search(r"Cause:|causes:|Fix:|Confirmed", text)
+    for empty in ("", "{'loss': 1.25}\n", "usage: train.py [--ddp_timeout N]\n"):
+        log.write_text(empty)
+        code, text = _why(capsys, "train.log")
+        assert code == 1 and "No error was found" in text
+
+
+def test_a_log_is_read_from_a_pipe_and_compressed(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("train.log.gz").write_bytes(gzip.compress(log.read_bytes()))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log.read_bytes())))
+    answers = [_why(capsys, name) for name in ("train.log", "train.log.gz", "-")]
+    assert [code for code, _ in answers] == [0, 0, 0]
+    assert len({text.partition(", rank 5")[2] for _, text in answers}) == 1 and ", rank 5" in answers[0][1]
+
+
+def test_what_cannot_be_read_is_one_sentence(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2."""
+    Path("bad.gz").write_bytes(b"no gzip")
+    Path("cut.gz").write_bytes(gzip.compress(log.read_bytes() * 50)[:-20])
+    for words in (["missing.log"], ["."], ["bad.gz"], ["cut.gz"], [], ["train.log", "--model", "Qwen2.5-7B"]):
+        code, text = _why(capsys, *words)
+        assert code == 2 and text and "Traceback" not in text, words
+    code, text = _why(capsys, "train.log", "--config", "ds.json", "--offline")
+    assert code == 2 and "does not say for which model" in text
+
+
+def test_a_configuration_gets_the_changes_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each fits with a margin, the fastest first, and the first one is printed to paste. It stays one page."""
+    code, text = _why(capsys, "train.log", "--config", "ds.json", *QUESTION)
+    assert code == 0 and len(text.splitlines()) <= 45 and max(map(len, text.splitlines())) <= 80
+    assert text.rstrip().endswith("To paste, for a loss that does not store the logits:\n   use_liger_kernel=True")
+    _, printed = _why(capsys, "train.log", "--config", "ds.json", *QUESTION, "--json")
+    report: dict[str, Any] = json.loads(printed)
+    forecast = report["forecast"]
+    assert report["found"] and report["message"]["id"] == "gpu-memory" and report["phase"]["name"] == "backward"
+    assert (forecast["plan"], forecast["peak"], forecast["fits"]) == ("zero2", "loss_peak", False)
+    needed = [change["device_bytes_per_gpu"] for change in forecast["changes"]]
+    assert forecast["gpu_memory_bytes"] < forecast["device_bytes_per_gpu"]
+    assert needed and max(needed) < min(forecast["gpu_memory_bytes"], 0.95 * forecast["device_bytes_per_gpu"])
+    speeds = [change["tokens_per_second"] for change in forecast["changes"]]
+    assert speeds == sorted(speeds, reverse=True)
+    assert all(change["file"] or change["arguments"] for change in forecast["changes"])
+
+
+def test_a_pasted_change_is_predicted_as_it_was_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    """The file with the change merged into it needs what the list said, and is predicted to fit."""
+    _, printed = _why(capsys, "train.log", "--config", "ds.json", *QUESTION, "--json")
+    change = next(each for each in json.loads(printed)["forecast"]["changes"] if each["file"])
+    merged = CONFIG | {name: {**CONFIG.get(name, {}), **part} for name, part in change["file"].items()}
+    Path("ds.json").write_text(json.dumps(merged))
+    _, printed = _why(capsys, "train.log", "--config", "ds.json", *QUESTION, "--json")
+    forecast = json.loads(printed)["forecast"]
+    assert forecast["fits"] and forecast["device_bytes_per_gpu"] == change["device_bytes_per_gpu"]
+
+
+def test_another_failure_has_no_forecast(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text("OSError: [Errno 28] No space left on device\n")
+    code, printed = _why(capsys, "train.log", "--config", "ds.json", *QUESTION, "--json")
+    report = json.loads(printed)
+    assert code == 0 and report["message"]["id"] == "disk-full" and report["forecast"] is None
+
+
+def test_the_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = _why(capsys, "--list")
+    assert code == 0 and text.count(" Fix: ") >= 80 and "Usual causes: " in text

@@ -1,0 +1,278 @@
+"""Which error of a log is the cause: ranks mixed, chains, survived errors, lines that are no errors, large logs."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from ds_advise.probes.failures.diagnosis import Diagnosis, diagnose, diagnose_text
+from ds_advise.probes.failures.out_of_memory import memory_figures
+
+GiB = 2**30
+MiB = 2**20
+
+FRAMES = """Traceback (most recent call last):
+  File "/data/train.py", line 88, in <module>
+    trainer.train()
+  File "/opt/venv/lib/python3.11/site-packages/transformers/trainer.py", line 3736, in training_step
+    self.accelerator.backward(loss, **kwargs)
+  File "/opt/venv/lib/python3.11/site-packages/torch/autograd/__init__.py", line 347, in backward
+    _engine_run_backward(
+"""
+FULL = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 1 has a total capacity of 79.15 GiB "
+    "of which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.90 GiB memory in use. Of the "
+    "allocated memory 75.00 GiB is allocated by PyTorch, and 1.90 GiB is reserved by PyTorch but unallocated. If "
+    "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+    "fragmentation.\n"
+)
+WATCHDOG = (
+    "[rank0]:[E1129 10:11:12.131415 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=8841, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800029 milliseconds "
+    "before timing out.\n"
+)
+LOSS = "{'loss': 1.2, 'grad_norm': 0.8, 'learning_rate': 1e-05, 'epoch': 0.1}\n"
+
+
+def with_prefix(text: str, prefix: str) -> list[str]:
+    return [f"{prefix}{line}\n" for line in text.splitlines()]
+
+
+def mixed(*parts: list[str]) -> str:
+    """Lines of several ranks by turns."""
+    longest = max(map(len, parts))
+    return "".join(part[row] for row in range(longest) for part in parts if row < len(part))
+
+
+def found(text: str) -> str:
+    message = diagnose_text(text).message
+    return "" if message is None else message.id
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[rank{}]: ",
+        "[default{}]:",
+        "{}: ",
+        "[1,{}]<stderr>:",
+        "(Worker pid=1{}) ",
+        "2026-01-02T03:04:05.678Z [rank{}]: ",
+    ],
+)
+def test_tracebacks_of_two_ranks_are_told_apart(prefix: str) -> None:
+    """Rank 1 ran out of memory; rank 0's KeyError began later."""
+    other = FRAMES.replace("train.py", "other.py") + "KeyError: 'labels'\n"
+    log = mixed(with_prefix(FRAMES + FULL, prefix.format(1)), [LOSS, LOSS, *with_prefix(other, prefix.format(0))])
+    first = diagnose_text(log).first
+    assert first is not None and first.message is not None and first.message.id == "gpu-memory"
+    assert first.rank in ((None,) if "pid" in prefix else (1,))
+    assert first.error.frames[0].startswith("/data/train.py:<module>") and len(first.error.frames) == 3
+
+
+def test_the_first_error_of_the_first_rank_wins() -> None:
+    """A timeout of the others is its effect, whether it is printed before or after it; alone it is the cause."""
+    failure = "".join(with_prefix(FRAMES + FULL, "[rank3]: "))
+    assert found(failure + WATCHDOG) == found(WATCHDOG + failure) == "gpu-memory"
+    diagnosis = diagnose_text(WATCHDOG)
+    assert found(WATCHDOG) == "timeout" and diagnosis.collective == (8841, "ALLREDUCE", 30.0)
+    assert diagnosis.first is not None and diagnosis.first.rank == 0
+    launcher = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED\n"
+    assert found(launcher + failure) == "gpu-memory"
+    only = diagnose_text(launcher)
+    assert only.message is None and only.first is not None and only.first.role == "effect"
+
+
+def test_an_unknown_exception_that_came_first_is_not_replaced_by_its_effect() -> None:
+    unknown = with_prefix(FRAMES + "my_project.BadSample: row 7\n", "[rank2]: ")
+    effect = with_prefix(FRAMES + FULL, "[rank0]: ")
+    first = diagnose_text("".join(unknown + effect)).first
+    assert first is not None and first.message is None and first.rank == 2
+    assert first.error.text == "my_project.BadSample: row 7"
+
+
+def test_a_chain_is_decided_by_its_first_known_exception() -> None:
+    """Both tracebacks belong to one failure, in either order."""
+    then = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    unknown = FRAMES + "ValueError: something else\n"
+    for first, second in ((FRAMES + FULL, unknown), (unknown, FRAMES + FULL)):
+        assert found(first + then + second) == "gpu-memory"
+
+
+def test_an_error_that_the_training_survived_is_no_cause() -> None:
+    """Steps were logged after it; the error at the end counts."""
+    survived = FRAMES + FULL + LOSS * 5
+    assert found(survived) == ""
+    assert diagnose_text(survived).first is None
+    assert (
+        found(survived + FRAMES + "FileNotFoundError: [Errno 2] No such file or directory: 'dev.json'\n")
+        != "gpu-memory"
+    )
+
+
+def test_an_ignored_exception_of_a_destructor_is_an_effect() -> None:
+    ignored = (
+        "Exception ignored in: <function Engine.__del__ at 0x7f>\n" + FRAMES + "AttributeError: 'NoneType' object\n"
+    )
+    assert found(FRAMES + FULL + ignored) == "gpu-memory"
+    assert diagnose_text(ignored).message is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.",
+        "usage: train.py [-h] [--ddp_timeout DDP_TIMEOUT] [--fp16_backend {auto,cuda_amp}]",
+        "node1:7:8 [0] NCCL INFO NCCL_ASYNC_ERROR_HANDLING set by environment to 1.",
+        "[WARNING] If reserved memory is >> allocated memory try setting max_split_size_mb to avoid fragmentation.",
+        "Found cached dataset. timeout=1800, on_error=raise",
+        "Loading extension module fused_adam... Time to load fused_adam op: 0.1 seconds",
+        "  0%|          | 0/100 [00:00<?, ?it/s]\r  1%|          | 1/100 [00:09<14:51,  9.00s/it]",
+    ],
+)
+def test_a_line_that_informs_is_no_error(line: str) -> None:
+    assert diagnose_text(f"{line}\n{LOSS}{line}\n").first is None
+    assert found(f"{line}\n{FRAMES}{FULL}{line}\n") == "gpu-memory"
+
+
+def test_escape_codes_and_progress_bars_do_not_hide_an_error() -> None:
+    colored = FULL.replace("torch.OutOfMemoryError", "\x1b[1;31mtorch.OutOfMemoryError\x1b[0m")
+    bar = "".join(f"\r{step:3}%|#####     | {step}/100" for step in range(50))
+    diagnosis = diagnose_text(f"{bar}{FRAMES}{bar}\r{colored}".replace("\n", "\r\n"))
+    assert diagnosis.message is not None and diagnosis.message.id == "gpu-memory"
+    assert diagnosis.phase is not None and diagnosis.phase.name == "backward"
+
+
+def test_the_traceback_of_a_notebook_has_frames() -> None:
+    log = (
+        "OutOfMemoryError                          Traceback (most recent call last)\nCell In[2], line 1\n"
+        "----> 1 trainer.evaluate()\n\nFile /opt/transformers/trainer.py:3140, in Trainer.evaluation_loop(self)\n"
+        "-> 3140     preds_host = nested_concat(preds_host, logits)\n\n" + FULL.removeprefix("torch.")
+    )
+    diagnosis = diagnose_text(log)
+    assert diagnosis.phase is not None and diagnosis.phase.name == "evaluation"
+    assert diagnosis.first is not None and diagnosis.first.error.frames == (
+        "/opt/transformers/trainer.py:evaluation_loop preds_host = nested_concat(preds_host, logits)",
+    )
+
+
+ALLOCATOR = {
+    "1.13 to 2.0": (
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 79.15 GiB total capacity; "
+        "70.00 GiB already allocated; 1.00 GiB free; 77.00 GiB reserved in total by PyTorch) If reserved memory is >> "
+        "allocated memory try setting max_split_size_mb to avoid fragmentation."
+    ),
+    "1.12": (
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 79.15 GiB total capacity; "
+        "70.00 GiB already allocated; 1.00 GiB free; 77.00 GiB reserved in total by PyTorch)"
+    ),
+    "2.1": (
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacty of "
+        "79.15 GiB of which 1.00 GiB is free. Process 99 has 78.10 GiB memory in use. Of the allocated memory 70.00 "
+        "GiB is allocated by PyTorch, and 7.00 GiB is reserved by PyTorch but unallocated."
+    ),
+    "2.2 and later": (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.15 "
+        "GiB of which 1.00 GiB is free. Including non-PyTorch memory, this process has 78.10 GiB memory in use. Of the "
+        "allocated memory 70.00 GiB is allocated by PyTorch, and 7.00 GiB is reserved by PyTorch but unallocated."
+    ),
+}
+
+
+@pytest.mark.parametrize("torch", ALLOCATOR)
+def test_the_allocators_figures_are_read_in_every_wording(torch: str) -> None:
+    """7 GiB are free inside the allocator, and 2 GiB were asked: fragmentation."""
+    figures = memory_figures(ALLOCATOR[torch])
+    assert figures is not None and figures.device == 3
+    assert (figures.asked_bytes, figures.free_bytes) == (2 * GiB, GiB)
+    assert (figures.allocated_bytes, figures.reserved_bytes) == (70 * GiB, 77 * GiB)
+    assert figures.total_bytes == round(79.15 * GiB)
+    assert figures.is_fragmented and not figures.is_shared
+    assert found(FRAMES + ALLOCATOR[torch]) == "gpu-fragmented"
+
+
+def test_figures_of_the_async_allocator() -> None:
+    """Its message has a line per figure."""
+    text = (
+        "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)\n"
+        "Currently allocated     : 70.00 GiB\nRequested               : 512.00 MiB\n"
+        "Device limit            : 79.15 GiB\nFree (according to CUDA): 20.00 MiB\n"
+        "PyTorch limit (set by user-supplied memory fraction)\n                        : 17179869184.00 GiB\n"
+    )
+    figures = diagnose_text(FRAMES + text).memory
+    assert figures is not None and figures.device == 0
+    assert (figures.asked_bytes, figures.free_bytes, figures.allocated_bytes) == (512 * MiB, 20 * MiB, 70 * GiB)
+    assert not figures.is_fragmented
+
+
+def test_memory_of_another_process_is_seen_in_the_figures() -> None:
+    """79.15 - 1.2 - 40 = 37.95 GiB belong to others."""
+    diagnosis = diagnose_text(FRAMES + FULL.replace("77.90", "40.00").replace("75.00", "38.00"))
+    assert diagnosis.message is not None and diagnosis.message.id == "gpu-shared"
+    assert diagnosis.memory is not None and diagnosis.memory.other_bytes == pytest.approx(37.95 * GiB, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "message"),
+    [
+        ("RuntimeError: CUDA error: out of memory", "host_out_of_memory", "pinned-memory"),
+        ("ray.exceptions.OutOfMemoryError: Task was killed", "host_out_of_memory", "ray-host-memory"),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0.", "host_out_of_memory", "kernel-oom-killer"),
+        ("RuntimeError: The server socket has failed to listen: Address already in use", "crash", "port-in-use"),
+    ],
+)
+def test_memory_of_the_host_is_not_taken_for_the_gpus(line: str, kind: str, message: str) -> None:
+    """Page-locked memory is told from the GPU's by the frame that asked for it."""
+    frames = FRAMES + '  File "/opt/deepspeed/runtime/zero/stage3.py", line 9, in _create\n    t.pin_memory()\n'
+    diagnosis = diagnose_text(frames + line)
+    assert diagnosis.message is not None and (diagnosis.message.id, diagnosis.kind) == (message, kind)
+
+
+def test_a_log_that_ends_while_it_waits_for_a_lock() -> None:
+    """Only if nothing follows."""
+    waits = "Using /root/.cache/torch_extensions/py311_cu124 as PyTorch extensions root...\n"
+    assert found(LOSS + waits) == "extension-lock"
+    assert diagnose_text(LOSS + waits + "Loading extension module cpu_adam...\n" + LOSS).first is None
+
+
+class _Stream(io.RawIOBase):
+    """A log of many parts that is never in memory as a whole."""
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        self._parts = parts
+
+    def read(self, _size: int = -1) -> bytes:
+        return next(self._parts, b"")
+
+
+def _diagnosed(parts: Iterator[bytes]) -> tuple[Diagnosis, int]:
+    tracemalloc.start()
+    try:
+        return diagnose(_Stream(parts)), tracemalloc.get_traced_memory()[1]  # type: ignore[arg-type]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "filler", [LOSS.encode() * 3_000, b"WARNING: 7 rows failed, error 12345\n" * 300, b"." * (1 << 18)]
+)
+def test_a_large_log_is_read_in_bounded_memory(filler: bytes) -> None:
+    """An error in front of 64 parts and one behind them: the first counts if the training did not go on."""
+
+    def parts() -> Iterator[bytes]:
+        yield b"\n".join([b"start", *with_bytes("[rank1]: ", FRAMES + FULL)])
+        for _ in range(64):
+            yield filler
+        yield b"\nlast line\n"
+
+    diagnosis, peak = _diagnosed(parts())
+    assert peak < 24 * MiB
+    survived = b"loss" in filler
+    assert (diagnosis.first is None) == survived
+    assert survived or (diagnosis.first is not None and diagnosis.first.error.line == 9)
+
+
+def with_bytes(prefix: str, text: str) -> list[bytes]:
+    return [line.encode() for line in (*(line.rstrip("\n") for line in with_prefix(text, prefix)), "")]

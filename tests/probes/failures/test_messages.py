@@ -1,0 +1,38 @@
+"""The table of known messages: every entry is found by its own example, and has a cause, a fix and a source."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from ds_advise.probes.failures.diagnosis import diagnose_text
+from ds_advise.probes.failures.messages import Message, memory_phases, messages
+
+MESSAGES = messages()
+
+
+def test_the_table_is_large_and_every_entry_has_its_own_id() -> None:
+    assert len(MESSAGES) >= 80
+    assert len({message.id for message in MESSAGES}) == len(MESSAGES)
+    assert len({phase.name for phase in memory_phases()}) == len(memory_phases()) == 12
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.id)
+def test_an_example_is_found_and_alone_decides(message: Message) -> None:
+    """Also behind a rank's prefix with colors, as the last line of a traceback of another rank's log."""
+    found = diagnose_text(message.example)
+    assert found.first is not None and found.first.message == message
+    prefixed = "".join(f"\x1b[36m[rank3]:\x1b[0m {line}\n" for line in message.example.splitlines())
+    again = diagnose_text(f"some output\n[rank0]: loading\n{prefixed}")
+    assert again.first is not None and again.first.message == message
+    assert message.cause and message.fix and message.source
+    is_thread = re.fullmatch(r"https://[\w./~#?=&%-]+", message.source)
+    is_code = re.match(
+        r"(?:deepspeed|torch|transformers|accelerate|peft|trl|bitsandbytes|vllm|triton|datasets)\b", message.source
+    )
+    assert is_thread or is_code, message.source
+
+
+@pytest.mark.parametrize("phase", memory_phases(), ids=lambda phase: phase.name)
+def test_a_phase_has_a_cause_and_a_fix(phase: object) -> None:
+    assert all(getattr(phase, name) for name in ("title", "cause", "fix", "source", "frames"))
