@@ -278,7 +278,9 @@ def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, worklo
         strategy = _plain_strategy(run, model, workload, cluster)
         return replace(plan_for(strategy, model, workload, cluster, **batch), cpu_checkpointing=offloads)
     try:
-        return plan_from_ds_config(config, model, cluster, cpu_checkpointing=offloads, **batch)
+        return plan_from_ds_config(
+            config, model, cluster, cpu_checkpointing=offloads, software=workload.software, **batch
+        )
     except ConfigFileError as error:
         name = run.deepspeed.name if run.deepspeed is not None else ""
         raise ConfigFileError(f"{name[:80]}: {error.what}", why=error.why, fix=error.fix) from error

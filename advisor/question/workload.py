@@ -203,9 +203,10 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     elif get_origin(kind) is tuple:
         wanted = "a version such as 4.45"
         text = ".".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-        version = re.fullmatch(r"(\d{1,3})(\.(\d{1,3})(\..*)?)?", text)
+        version = re.fullmatch(r"(\d{1,3})(?:\.(\d{1,3})(?:\.(\d{1,3})?.*)?)?", text)
         if version is not None:
-            return int(version[1]), int(version[3] or 0)
+            major, minor, patch = version.groups(default="0")
+            return (int(major), int(minor), int(patch))[: 3 if ... in choices else 2]
     elif value in choices:
         return value
     wanted = wanted or f"one of {', '.join(map(str, choices))}"

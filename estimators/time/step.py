@@ -62,6 +62,9 @@ SYMBOLS: Mapping[str, str] = {
     "more": "forward passes of a micro batch without gradients",
     "forward": "seconds of a step's forward passes, with their communication",
     "PCIe": "bytes per second between a GPU and the host",
+    "pageable": "bytes per second of a copy from or to pageable memory of the host",
+    "new": "bytes per second that the host's kernel maps as new memory for a rank",
+    "check": "seconds to check a gradient on the host for infinities, in memory that is mapped",
     "host": "bytes per second that the optimizer's step on the host moves, with the threads that each rank has",
     "hosted": "share of an offloaded optimizer that is stepped on the host",
     "kept": "parameters of one rank that an offloaded optimizer steps on the GPU",
@@ -193,7 +196,6 @@ class Step:
             "reductions": self.reductions,
             "R": product_rate(cluster.gpu, self.workload.matmul_precision),
             "W": memory_rate(cluster.gpu),
-            "PCIe": 1 / offload.host_link_s(cluster, 1, pinned=plan.pin_memory),
             "read": nvme_read_bytes_per_s(cluster),
             "write": nvme_write_bytes_per_s(cluster),
             "t": self.ring.call_s,
@@ -236,9 +238,12 @@ class Step:
         values = {"N": ring.ranks, "link": link, "calls": times * calls, "t": ring.call_s, **values}
         return self.term(name, ring.resource, seconds, text, **values)
 
-    def host_link_term(self, name: str, size_bytes: float, formula: str, **values: float) -> TimeTerm:
-        seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)
-        return self.term(name, "pcie", seconds, formula, **values)
+    def host_link_term(
+        self, name: str, formula: str, *, down_bytes: float = 0.0, up_bytes: float = 0.0, **values: float
+    ) -> TimeTerm:
+        pinned, size = self.plan.pin_memory, down_bytes + up_bytes
+        seconds = offload.host_link_s(self.cluster, down_bytes=down_bytes, up_bytes=up_bytes, pinned=pinned)
+        return self.term(name, "pcie", seconds, formula, PCIe=size / seconds if seconds else 0.0, **values)
 
 
 @lru_cache(maxsize=256)

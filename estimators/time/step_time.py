@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -80,6 +81,17 @@ def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, 
     return _forward_s(passes, _forward_links(step, passes))
 
 
+def gain_of_bf16(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> float:
+    """Return the speedup of bf16 over the workload's precision if the host checks that one's gradients for infinities;
+    0 if it does not, or if the GPU has no bf16."""
+    if workload.precision == "bf16" or not cluster.gpu.has_bf16:
+        return 0.0
+    if not offload.checks_overflow_on_host(workload, plan):
+        return 0.0
+    in_bf16 = replace(workload, precision="bf16")
+    return estimate_time(model, workload, cluster, plan).step_s / estimate_time(model, in_bf16, cluster, plan).step_s
+
+
 def _step(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Step:
     """Return the step of one rank's part of model and workload."""
     plan = in_sequences(plan, workload)
@@ -119,7 +131,7 @@ _INPUTS_TO_HOST = "layer inputs to host"
 def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
     """Return the transfers during forward passes, and exchanges between layers in all passes."""
     transfers = Transfers()
-    transfers.exposed += [*exchanges(step), *split_layers(step), *layer_inputs(step, _INPUTS_TO_HOST)]
+    transfers.exposed += [*exchanges(step), *split_layers(step), *layer_inputs(step, _INPUTS_TO_HOST, up=False)]
     if step.plan.zero_stage == 3:
         gather_forward(step, transfers)
     return transfers.terms(passes.forward_s, hidden_share=step.hidden_share, idle_s=passes.forward_idle_s)
@@ -128,7 +140,7 @@ def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
 def _backward_links(step: Step, passes: Passes) -> list[TimeTerm]:
     stage, last = step.plan.zero_stage, last_reduction_share(step)
     transfers = Transfers(fill_share=0.0 if stage == 3 else 1 / step.reduce_calls.shared)
-    transfers.exposed += layer_inputs(step, "layer inputs to GPU")
+    transfers.exposed += layer_inputs(step, "layer inputs to GPU", up=True)
     if stage == 3:
         gather_backward(step, transfers)
     if step.ring.ranks > 1:
@@ -169,7 +181,7 @@ def optimizer_terms(step: Step, passes: Passes) -> list[TimeTerm]:
         on_gpu = _gpu_update(step)
         launches = _launches(step, passes, on_gpu.seconds * (1 - _stepped_share(step)))
         return [on_gpu, launches, *_weights_moved(step), *_collectives(step)]
-    stepped = [*_host_update(step), *_weights_to_gpu(step), *_kept_on_gpu(step)]
+    stepped = [*_overflow_check(step), *_host_update(step), *_weights_to_gpu(step), *_kept_on_gpu(step)]
     return [*stepped, _launches(step, passes, 0.0), *_weights_moved(step), *_collectives(step)]
 
 
@@ -214,6 +226,16 @@ def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
     return term._replace(hidden_s=hidden)
 
 
+def _overflow_check(step: Step) -> list[TimeTerm]:
+    """Return the term of the check of the gradients on the host."""
+    if not offload.checks_overflow_on_host(step.workload, step.plan):
+        return []
+    seconds = step.trained_per_rank * offload.overflow_check_s(step.cluster)
+    inputs = {"check": offload.OVERFLOW_CHECK_S, "new": offload.new_memory_bytes_per_s(step.cluster)}
+    formula = f"Pr (check + {offload.OVERFLOW_CHECK_BYTES} / new)"
+    return [step.term("overflow check on the host", "cpu", seconds, formula, **inputs)]
+
+
 def _host_update(step: Step) -> list[TimeTerm]:
     """Return the terms of the step on the host, including reads and writes of states on NVMe."""
     cluster, node = step.cluster, step.trained_per_node
@@ -221,8 +243,11 @@ def _host_update(step: Step) -> list[TimeTerm]:
         return []
     states = optimizer(step.workload.optimizer, bf16_states=step.plan.bf16_optimizer_states).cpu_state_bytes or 0.0
     rate = offload.cpu_step_bytes_per_s(cluster)
-    seconds = offload.cpu_step_bytes(states, step.plan.master_bytes) * node * step.host_share / rate
-    formula = "hosted (6 m + 2 + 2 states) Pn / host" if step.gpu_stepped else "(6 m + 2 + 2 states) Pn / host"
+    casts = offload.way_of_weights(step.workload, step.plan) != "uncast"
+    moved = offload.cpu_step_bytes(states, step.plan.master_bytes, casts=casts)
+    seconds = moved * node * step.host_share / rate
+    text = "(6 m + 2 + 2 states)" if casts else "(5 m + 2 states)"
+    formula = f"{'hosted ' if step.gpu_stepped else ''}{text} Pn / host"
     inputs = {"states": states, "host": rate, "hosted": step.host_share}
     terms = [step.term("optimizer on the host", "cpu", seconds, formula, **inputs)]
     if step.plan.offload_optimizer == "nvme":
@@ -237,9 +262,17 @@ def _host_update(step: Step) -> list[TimeTerm]:
 def _weights_to_gpu(step: Step) -> list[TimeTerm]:
     if step.plan.offload_param != "none":
         return []
-    size = step.element_bytes * step.trained_per_rank * step.host_share
-    formula = "w hosted Pr / PCIe" if step.gpu_stepped else "w Pr / PCIe"
-    return [step.host_link_term("updated weights to GPU", size, formula, hosted=step.host_share)]
+    stepped, way = step.trained_per_rank * step.host_share, offload.way_of_weights(step.workload, step.plan)
+    name, hosted = "updated weights to GPU", "hosted " if step.gpu_stepped else ""
+    if way == "new memory" and step.element_bytes != step.plan.master_bytes:
+        size, new = step.element_bytes * stepped, offload.new_memory_bytes_per_s(step.cluster)
+        copied_s = offload.host_link_s(step.cluster, up_bytes=size, pinned=False)
+        inputs = {"hosted": step.host_share, "pageable": size / copied_s if size else 0.0, "new": new}
+        formula = f"w {hosted}Pr (1 / pageable + 1 / new)"
+        return [step.term(name, "pcie", copied_s + size / new, formula, **inputs)]
+    symbol, width = ("m", step.plan.master_bytes) if way == "uncast" else ("w", step.element_bytes)
+    formula = f"{symbol} {hosted}Pr / PCIe"
+    return [step.host_link_term(name, formula, up_bytes=width * stepped, hosted=step.host_share)]
 
 
 def _kept_on_gpu(step: Step) -> list[TimeTerm]:
@@ -253,7 +286,9 @@ def _kept_on_gpu(step: Step) -> list[TimeTerm]:
     terms = [step.term("optimizer", "gpu memory", seconds, formula, kept=kept)]
     if step.plan.offload_param != "none":
         terms.append(
-            step.host_link_term("updated weights to host", step.element_bytes * kept, "w kept / PCIe", kept=kept)
+            step.host_link_term(
+                "updated weights to host", "w kept / PCIe", down_bytes=step.element_bytes * kept, kept=kept
+            )
         )
     return terms
 
@@ -262,7 +297,7 @@ def _weights_moved(step: Step) -> list[TimeTerm]:
     plan, terms = step.plan, list[TimeTerm]()
     if plan.offload_param != "none" and plan.offload_optimizer == "none":
         size = step.element_bytes * step.trained_per_rank
-        terms.append(step.host_link_term("updated weights to host", size, "w Pr / PCIe"))
+        terms.append(step.host_link_term("updated weights to host", "w Pr / PCIe", down_bytes=size))
     if collective.weights_on_nvme(step.tensors, plan, step.replicas) and step.workload.method == "full":
         seconds = step.element_bytes * step.trained_per_node / step.values["write"]
         terms.append(step.term("updated weights to NVMe", "nvme", seconds, "w Pn / write"))
