@@ -259,9 +259,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
         mapped_s = operation.unmapped_bytes / new_memory_bytes_per_s(cluster)
         return size * cluster.gpus_per_node / cpu_step_bytes_per_s(cluster) + mapped_s
     if kind in ("to host", "to device"):
-        down, up = (size, 0) if kind == "to host" else (0, size)
-        alone = 1.0 if operation.serialized else 0.0
-        return host_link_s(cluster, down_bytes=down, up_bytes=up, pinned=operation.pinned, alone=alone)
+        return host_link_s(cluster, size, pinned=operation.pinned, alone=1.0 if operation.serialized else 0.0)
     if kind == "collective":
         link = _ring(operation, cluster)
         return (link.all_reduce_s if "allreduce" in operation.name else link.gather_s)(size, 1)

@@ -23,7 +23,7 @@ reduces the next bucket, so all other ranks wait (`reduce_ipg_grads`). The ranks
     elements copied in turn = Pt min(1, Pr / b)            Pt trained, Pr those of one rank, b at most Pt
 
 Pinned copies take PINNED_SHARE of the PCIe link. Pageable copies are made by a CPU thread of the rank, at most at
-PAGEABLE_DOWN_BYTES_PER_S and PAGEABLE_UP_BYTES_PER_S. In new memory, the kernel maps every page first.
+PAGEABLE_BYTES_PER_S. In new memory, the kernel maps every page first.
 
 Before the step, stage 3 checks all gradients on the host for infinities (stage3.py `has_overflow`): in fp16 from 0.9.4
 on, in every type from 0.9.4 to 0.11.1 (#4561). `isinf` and `isnan` write 4 bytes per element of a rank into new memory.
@@ -62,9 +62,10 @@ from .collective_time import PCIE3_BYTES_PER_S
 PINNED_SHARE = 0.85
 """Share of the PCIe link's theoretical rate: 55 of 63 GB/s measured from pinned memory on an H200's link."""
 
-PAGEABLE_DOWN_BYTES_PER_S, PAGEABLE_UP_BYTES_PER_S = 6e9, 8e9
-"""Highest rates of a rank's copies to and from pageable host memory. Fitted by hand on one run, Llama-3.1-8B on one
-H100 with everything offloaded (arXiv:2506.13996, 26 s a step)."""
+PAGEABLE_BYTES_PER_S = 7.7e9
+"""Highest rate of a rank's copies from or to pageable host memory, which one core makes: what a core streams (see
+CORE_BYTES_PER_S). With it, Llama-3.1-8B on one H100 with everything offloaded takes 24 s for 26 measured
+(arXiv:2506.13996)."""
 
 NEW_MEMORY_BYTES_PER_S = 2.7e9
 """Rate at which the kernel maps new memory for a rank in pages of 4 KiB, if not measured: an AMD EPYC (virtual
@@ -87,8 +88,8 @@ about 0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186)."""
 CORE_BYTES_PER_S = 10e9
 """Bytes that one core streams through the step while the cores of other ranks do the same. Fitted. With one thread for
 each of a node's eight ranks: 7 GB/s (starcoder, stage 1, A800, torchrun, seed 002), and as much as DRAM_SHARE allows,
-9.5 (Llama-3-70B, stage 3, H100, `accelerate launch`, DeepSpeed blogs/deepcompile). A Xeon core at 2.5 GHz (AVX-512, virtual machine) does 7.7 alone in
-scaling, DeepSpeedCPUAdam and the cast to bf16."""
+9.5 (Llama-3-70B, stage 3, H100, `accelerate launch`, DeepSpeed blogs/deepcompile). A Xeon core at 2.5 GHz (AVX-512,
+virtual machine) does 7.7 alone in scaling, DeepSpeedCPUAdam and the cast to bf16."""
 
 CONTENTION_EXPONENT = 0.51
 """Exponent of the step's slowdown by threads per core. Fitted on two ranks on all cores each, 1.2 to 1.5 times slower
@@ -100,19 +101,15 @@ ADAM_BYTES = 12 + 2 * 8
 converts the measured parameter rate to a memory rate."""
 
 
-def host_link_s(
-    cluster: Cluster, *, down_bytes: float = 0.0, up_bytes: float = 0.0, pinned: bool, alone: float = 0.0
-) -> float:
-    """Return the seconds of a GPU's copies to (down) and from (up) the host while its neighbours copy too. alone: share
-    of the bytes that it copies while they wait."""
-    link_s = (down_bytes + up_bytes) / ((cluster.gpu.pcie_bytes_per_s or PCIE3_BYTES_PER_S) * PINNED_SHARE)
+def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool, alone: float = 0.0) -> float:
+    """Return the seconds of a GPU's copy to or from the host while its neighbours copy too. alone: share of the bytes
+    that it copies while they wait."""
+    link_s = size_bytes / ((cluster.gpu.pcie_bytes_per_s or PCIE3_BYTES_PER_S) * PINNED_SHARE)
     if cluster.gpu.is_cpu:  # a copy within host memory, whose bandwidth the ranks share
         return link_s * (1 - alone + alone / cluster.gpus_per_node)
     sharing = 2 if cluster.gpus_per_node > GPUS_PER_UPLINK else 1
     link_s *= alone + (1 - alone) * sharing
-    if pinned:
-        return link_s
-    return max(link_s, down_bytes / PAGEABLE_DOWN_BYTES_PER_S + up_bytes / PAGEABLE_UP_BYTES_PER_S)
+    return link_s if pinned else max(link_s, size_bytes / PAGEABLE_BYTES_PER_S)
 
 
 def new_memory_bytes_per_s(cluster: Cluster) -> float:

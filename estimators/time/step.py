@@ -196,6 +196,7 @@ class Step:
             "reductions": self.reductions,
             "R": product_rate(cluster.gpu, self.workload.matmul_precision),
             "W": memory_rate(cluster.gpu),
+            "PCIe": 1 / offload.host_link_s(cluster, 1, pinned=plan.pin_memory),
             "read": nvme_read_bytes_per_s(cluster),
             "write": nvme_write_bytes_per_s(cluster),
             "t": self.ring.call_s,
@@ -238,12 +239,16 @@ class Step:
         values = {"N": ring.ranks, "link": link, "calls": times * calls, "t": ring.call_s, **values}
         return self.term(name, ring.resource, seconds, text, **values)
 
-    def host_link_term(
-        self, name: str, formula: str, *, down_bytes: float = 0.0, up_bytes: float = 0.0, **values: float
-    ) -> TimeTerm:
-        pinned, size = self.plan.pin_memory, down_bytes + up_bytes
-        seconds = offload.host_link_s(self.cluster, down_bytes=down_bytes, up_bytes=up_bytes, pinned=pinned)
-        return self.term(name, "pcie", seconds, formula, PCIe=size / seconds if seconds else 0.0, **values)
+    def host_link_term(self, name: str, size_bytes: float, formula: str, **values: float) -> TimeTerm:
+        seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)
+        return self.term(name, "pcie", seconds, formula, **values)
+
+    def new_memory_copy(self, width: int) -> tuple[float, dict[str, float]]:
+        """Return the seconds of a copy between the GPU and new pageable memory of `width` bytes for each parameter that
+        a rank steps on the host, and the values of its formula's symbols."""
+        size, new = width * self.trained_per_rank * self.host_share, offload.new_memory_bytes_per_s(self.cluster)
+        one_s = offload.host_link_s(self.cluster, 1, pinned=False)
+        return size * (one_s + 1 / new), {"pageable": 1 / one_s, "new": new, "hosted": self.host_share}
 
 
 @lru_cache(maxsize=256)

@@ -131,7 +131,7 @@ _INPUTS_TO_HOST = "layer inputs to host"
 def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
     """Return the transfers during forward passes, and exchanges between layers in all passes."""
     transfers = Transfers()
-    transfers.exposed += [*exchanges(step), *split_layers(step), *layer_inputs(step, _INPUTS_TO_HOST, up=False)]
+    transfers.exposed += [*exchanges(step), *split_layers(step), *layer_inputs(step, _INPUTS_TO_HOST)]
     if step.plan.zero_stage == 3:
         gather_forward(step, transfers)
     return transfers.terms(passes.forward_s, hidden_share=step.hidden_share, idle_s=passes.forward_idle_s)
@@ -140,7 +140,7 @@ def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
 def _backward_links(step: Step, passes: Passes) -> list[TimeTerm]:
     stage, last = step.plan.zero_stage, last_reduction_share(step)
     transfers = Transfers(fill_share=0.0 if stage == 3 else 1 / step.reduce_calls.shared)
-    transfers.exposed += layer_inputs(step, "layer inputs to GPU", up=True)
+    transfers.exposed += layer_inputs(step, "layer inputs to GPU")
     if stage == 3:
         gather_backward(step, transfers)
     if step.ring.ranks > 1:
@@ -262,17 +262,14 @@ def _host_update(step: Step) -> list[TimeTerm]:
 def _weights_to_gpu(step: Step) -> list[TimeTerm]:
     if step.plan.offload_param != "none":
         return []
-    stepped, way = step.trained_per_rank * step.host_share, offload.way_of_weights(step.workload, step.plan)
-    name, hosted = "updated weights to GPU", "hosted " if step.gpu_stepped else ""
+    name, way = "updated weights to GPU", offload.way_of_weights(step.workload, step.plan)
+    hosted = "hosted " if step.gpu_stepped else ""
     if way == "new memory" and step.element_bytes != step.plan.master_bytes:
-        size, new = step.element_bytes * stepped, offload.new_memory_bytes_per_s(step.cluster)
-        copied_s = offload.host_link_s(step.cluster, up_bytes=size, pinned=False)
-        inputs = {"hosted": step.host_share, "pageable": size / copied_s if size else 0.0, "new": new}
-        formula = f"w {hosted}Pr (1 / pageable + 1 / new)"
-        return [step.term(name, "pcie", copied_s + size / new, formula, **inputs)]
+        seconds, inputs = step.new_memory_copy(step.element_bytes)
+        return [step.term(name, "pcie", seconds, f"w {hosted}Pr (1 / pageable + 1 / new)", **inputs)]
     symbol, width = ("m", step.plan.master_bytes) if way == "uncast" else ("w", step.element_bytes)
-    formula = f"{symbol} {hosted}Pr / PCIe"
-    return [step.host_link_term(name, formula, up_bytes=width * stepped, hosted=step.host_share)]
+    size = width * step.trained_per_rank * step.host_share
+    return [step.host_link_term(name, size, f"{symbol} {hosted}Pr / PCIe", hosted=step.host_share)]
 
 
 def _kept_on_gpu(step: Step) -> list[TimeTerm]:
@@ -286,9 +283,7 @@ def _kept_on_gpu(step: Step) -> list[TimeTerm]:
     terms = [step.term("optimizer", "gpu memory", seconds, formula, kept=kept)]
     if step.plan.offload_param != "none":
         terms.append(
-            step.host_link_term(
-                "updated weights to host", "w kept / PCIe", down_bytes=step.element_bytes * kept, kept=kept
-            )
+            step.host_link_term("updated weights to host", step.element_bytes * kept, "w kept / PCIe", kept=kept)
         )
     return terms
 
@@ -297,7 +292,7 @@ def _weights_moved(step: Step) -> list[TimeTerm]:
     plan, terms = step.plan, list[TimeTerm]()
     if plan.offload_param != "none" and plan.offload_optimizer == "none":
         size = step.element_bytes * step.trained_per_rank
-        terms.append(step.host_link_term("updated weights to host", "w Pr / PCIe", down_bytes=size))
+        terms.append(step.host_link_term("updated weights to host", size, "w Pr / PCIe"))
     if collective.weights_on_nvme(step.tensors, plan, step.replicas) and step.workload.method == "full":
         seconds = step.element_bytes * step.trained_per_node / step.values["write"]
         terms.append(step.term("updated weights to NVMe", "nvme", seconds, "w Pn / write"))

@@ -142,34 +142,24 @@ def gradients_to_host(step: Step) -> TimeTerm:
     bucket = min(plan.reduce_bucket_size, step.trained)
     alone = min(1.0, step.trained_per_rank / bucket)
     in_turn = per_parameter * step.trained * alone
-    seconds = offload.host_link_s(step.cluster, down_bytes=in_turn, pinned=plan.pin_memory, alone=alone)
+    seconds = offload.host_link_s(step.cluster, in_turn, pinned=plan.pin_memory, alone=alone)
     return step.term("gradients to host", "pcie", seconds, formula, PCIe=in_turn / seconds, bucket=bucket)
 
 
 def _gradient_shards_to_host(step: Step) -> TimeTerm:
     """Return the term of stage 3, whose ranks copy their shards at the same time."""
     plan, n, w, master = step.plan, step.micro_batches, step.element_bytes, step.plan.master_bytes
-    stepped = step.host_share * step.trained_per_rank
-    name, accumulated = "gradients to host", w * n * step.trained_per_rank
+    name, accumulated = "gradients to host", 2 * w * n * step.trained_per_rank
     hosted = " hosted" if step.gpu_stepped else ""
     if not offload.casts_gradients_on_host(step.workload, plan) or w == master:
-        down = accumulated + master * stepped
-        formula = f"(m{hosted} + 2 w n) Pr / PCIe"
-        return step.host_link_term(name, formula, down_bytes=down, up_bytes=accumulated, hosted=step.host_share)
-    term = step.host_link_term(
-        name,
-        f"2 w n Pr / PCIe + w{hosted} Pr (1 / pageable + 1 / new) + (w + m){hosted} Pn / host",
-        down_bytes=accumulated,
-        up_bytes=accumulated,
-        hosted=step.host_share,
-        pageable=1 / offload.host_link_s(step.cluster, down_bytes=1, pinned=False),
-        new=offload.new_memory_bytes_per_s(step.cluster),
-        host=(rate := offload.cpu_step_bytes_per_s(step.cluster)),
-    )
-    moved_s = offload.host_link_s(step.cluster, down_bytes=w * stepped, pinned=False)
-    mapped_s = w * stepped / offload.new_memory_bytes_per_s(step.cluster)
+        size = accumulated + master * step.host_share * step.trained_per_rank
+        return step.host_link_term(name, size, f"(m{hosted} + 2 w n) Pr / PCIe", hosted=step.host_share)
+    copied_s, inputs = step.new_memory_copy(w)
+    rate = offload.cpu_step_bytes_per_s(step.cluster)
     cast_s = (w + master) * step.host_share * step.trained_per_node / rate
-    return term._replace(seconds=term.seconds + moved_s + mapped_s + cast_s)
+    formula = f"2 w n Pr / PCIe + w{hosted} Pr (1 / pageable + 1 / new) + (w + m){hosted} Pn / host"
+    term = step.host_link_term(name, accumulated, formula, host=rate, **inputs)
+    return term._replace(seconds=term.seconds + copied_s + cast_s)
 
 
 def exchanges(step: Step) -> list[TimeTerm]:
@@ -241,9 +231,8 @@ def split_layers(step: Step) -> list[TimeTerm]:
     return terms
 
 
-def layer_inputs(step: Step, name: str, *, up: bool) -> list[TimeTerm]:
-    """Return the terms of copying checkpointed layer inputs, in the stream that computes (transformers, `offload`). up:
-    whether they return to the GPU."""
+def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
+    """Return the terms of copying checkpointed layer inputs, in the stream that computes (transformers, `offload`)."""
     if not step.plan.cpu_checkpointing:
         return []
     n, model = step.micro_batches, step.model
@@ -252,9 +241,7 @@ def layer_inputs(step: Step, name: str, *, up: bool) -> list[TimeTerm]:
         for block in model.blocks
     )
     kept = step.element_bytes * step.plan.micro_batch_size * elements
-    down, returned = (0.0, n * kept) if up else (n * kept, 0.0)
-    pinned = step.workload.software.pinned_inputs
-    seconds = offload.host_link_s(step.cluster, down_bytes=down, up_bytes=returned, pinned=pinned)
+    seconds = offload.host_link_s(step.cluster, n * kept, pinned=step.workload.software.pinned_inputs)
     return [step.term(name, "pcie", seconds, "n inputs / PCIe", inputs=kept, PCIe=n * kept / seconds)]
 
 
@@ -334,7 +321,7 @@ def _gather(
         inputs = {"passes": passes, "weights": size, "N": ranks}
         # DeepSpeed's host waits for each copy before it launches concurrent work (`_all_gather_dtype`); FSDP's does
         # not (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
-        from_host = step.host_link_term("weights from host", formula, up_bytes=per_rank, **inputs)
+        from_host = step.host_link_term("weights from host", per_rank, formula, **inputs)
         (transfers.exposed if step.zero3 else overlappable).append(from_host)
     # Nothing computes while the first bucket is gathered.
     transfers.add_overlappable(overlappable, max(first, 1 / calls))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...estimators.memory.plan_memory import has_room_for_pinned
-from ...estimators.time.offload_time import PAGEABLE_DOWN_BYTES_PER_S
+from ...estimators.time.offload_time import PAGEABLE_BYTES_PER_S
 from ...estimators.time.step_time import gain_of_bf16
 from ...estimators.units import gib
 from . import rule_conditions as when
@@ -348,7 +348,7 @@ _may_use_bf16 = that(lambda config: config.cluster is None or config.cluster.gpu
 
 
 def _pageable_copies(config: LintedConfig, path: str) -> str:
-    what = f"{path.split('.')[1]} is not pinned: at most {PAGEABLE_DOWN_BYTES_PER_S / 1e9:g} GB/s to the host"
+    what = f"{path.split('.')[1]} is not pinned: copies at most {PAGEABLE_BYTES_PER_S / 1e9:g} GB/s"
     known = config.situation
     gain = known.gain(known.plan.replace_fields(pin_memory=True)) if known is not None else 0.0
     return what + (f"; pinned it is predicted {gain:.1f} x as fast" if gain else "")

@@ -72,7 +72,7 @@ def test_the_estimators_reach_what_was_measured(driver: Driver) -> None:
     )
     assert product_rate(cluster.gpu, "fp16") / product_rate(cluster.gpu, "bf16") == pytest.approx(72 / 70)
     assert memory_rate(cluster.gpu) == pytest.approx(800e9 / STREAM_SHARE * MEMORY_SHARE)
-    assert host_link_s(cluster, down_bytes=20e9, pinned=True) == pytest.approx(1.0)
+    assert host_link_s(cluster, 20e9, pinned=True) == pytest.approx(1.0)
     assert ring(cluster).bytes_per_s == pytest.approx(11e9)
     assert ring(cluster).all_reduce_s(9e9, 0) == pytest.approx(1.0)
     assert ring(cluster).call_s == 30e-6
