@@ -23,7 +23,7 @@ from ...estimators.optimizers import OptimizerSpec, deepspeed_optimizer
 from ...estimators.plan import Plan
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
-from ...estimators.workload import Framework, Software, Workload
+from ...estimators.workload import DEFAULT, Framework, Software, Workload
 from .. import parse_version
 from .document import Document
 from .facts import DeepSpeedFacts
@@ -46,7 +46,9 @@ class FilledBatch(NamedTuple):
     words: str = ""
     """The description of values that the advice filled in; "" if none."""
 
-    def plan(self, config: Mapping[str, Any], model: ModelShape, cluster: Cluster, software: Software) -> Plan:
+    def plan(
+        self, config: Mapping[str, Any], model: ModelShape, cluster: Cluster, software: Software = DEFAULT
+    ) -> Plan:
         """The plan of a configuration with these values. Raises like `plan_from_ds_config`."""
         return plan_from_ds_config(
             config,
