@@ -194,8 +194,9 @@ def dram_bytes_per_s(cluster: Cluster) -> float:
 
 def is_desktop(cluster: Cluster) -> bool:
     """Return whether the host is assumed to be a desktop."""
-    gpu = cluster.gpu
-    return cluster.gpus_per_node <= DESKTOP_GPUS and (gpu.is_geforce or gpu.name.startswith("TITAN"))
+    gpu, cores = cluster.gpu, cluster.cpu_cores_per_node or 0
+    is_small = cluster.gpus_per_node <= DESKTOP_GPUS and cores <= 2 * DESKTOP_CORES
+    return is_small and (gpu.is_geforce or gpu.name.startswith("TITAN"))
 
 
 def cpu_cores(cluster: Cluster) -> int:
