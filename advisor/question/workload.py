@@ -205,8 +205,9 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         text = ".".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
         version = re.fullmatch(r"(\d{1,3})(?:\.(\d{1,3})(?:\.(\d{1,3})?.*)?)?", text)
         if version is not None:
-            major, minor, patch = version.groups(default="0")
-            return (int(major), int(minor), int(patch))[: 3 if ... in choices else 2]
+            major, minor, patch = version.groups()
+            with_patch = (patch,) if patch is not None and ... in choices else ()
+            return tuple(map(int, (major, minor or 0, *with_patch)))
     elif value in choices:
         return value
     wanted = wanted or f"one of {', '.join(map(str, choices))}"
